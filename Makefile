@@ -1,0 +1,53 @@
+# Every target does its own set-up; only Python is needed beforehand.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# A plain newer torch brings gigabytes of GPU libraries.
+TORCH := torch==2.13.0
+
+.DEFAULT_GOAL := help
+.PHONY: help demo chat serve test test-slow lint format proto clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+demo: $(STAMP) ## answer over a slow link, lose the network, go on, reconnect
+	$(BIN)/python -m moa_bench.demo
+
+chat: $(STAMP) ## chat in the terminal with a verifier started on this machine
+	$(BIN)/moa-chat --terminal --local
+
+serve: $(STAMP) ## the verifier on 127.0.0.1:8765
+	$(BIN)/moa-serve
+
+test: $(STAMP) ## all tests but the slow ones
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: $(STAMP) ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+lint: $(STAMP) ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## rewrite in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: ## generate the wire code from runtime/proto
+	# Its own environment: code from an older protoc loads under more protobuf versions.
+	test -x .venv-proto/bin/python || $(PYTHON) -m venv .venv-proto
+	.venv-proto/bin/pip install --quiet --disable-pip-version-check grpcio-tools==1.76.0
+	.venv-proto/bin/python -m grpc_tools.protoc -I runtime/proto --python_out=runtime/moa_runtime/wire \
+	  --pyi_out=runtime/moa_runtime/wire runtime/proto/moa/v1/session.proto
+
+clean: ## remove what make created
+	rm -rf $(VENV) .venv-proto build .pytest_cache .hypothesis .ruff_cache .mypy_cache

@@ -1,0 +1,298 @@
+"""A slow, far, unreliable link in userland: a TCP proxy between a client and a verifier.
+
+    async with Link(get_profile("lte"), "127.0.0.1", 8765) as link:
+        ...  # connect to 127.0.0.1:link.port instead of the verifier
+
+It shapes bytes, not messages. Each direction has one rate, shared by all connections, and its own delay: a chunk that
+arrives at `t` is on the wire until `end = max(t, end of the chunk before) + bits / rate` and is handed over at
+`end + delay`. A queue that is full is not read from, so the sender feels it as it would feel a full modem.
+
+An outage stops the link's clock: nothing is handed over, sockets hang without a reset, and everything due waits; when
+the clock runs again, each byte goes on with the time it had left.
+
+What it does not do: TCP's own handshake, slow start and back-off after an outage happen on loopback, so a real network
+adds a round trip to each new connection and some time after a long outage. Rates count payload, not packet headers.
+It needs a free event loop: give it a thread or a process of its own where the client's loop is busy for milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import struct
+from types import TracebackType
+
+from moa_bench.link_profiles import PROFILES, LinkProfile, get_profile, random_outages, with_round_trip
+from moa_runtime.errors import MoaError
+
+__all__ = ["PROFILES", "Link", "LinkProfile", "get_profile", "random_outages", "with_round_trip"]
+
+READ_BYTES = 16 * 1024
+PACKET_BYTES = 1500
+CHUNK_S = 0.002  # wire time of a chunk at most, unless that is less than a packet
+WAITING_BYTES = 64 * 1024  # what may wait for the wire, per connection and direction
+UNLIMITED_QUEUE_BYTES = 1024 * 1024
+SOCKET_BYTES = 128 * 1024  # fixed, or the kernel lets its buffers grow to megabytes and hides the back-pressure
+
+
+class _LinkClock:
+    """The event loop's time in seconds, without the time spent in outages."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._lost = 0.0
+        self._stopped_at: float | None = None
+        self._running = asyncio.Event()
+        self._running.set()
+
+    def now(self) -> float:
+        return (self._loop.time() if self._stopped_at is None else self._stopped_at) - self._lost
+
+    def stop(self) -> None:
+        if self._stopped_at is None:
+            self._stopped_at = self._loop.time()
+            self._running.clear()
+
+    def start(self) -> None:
+        if self._stopped_at is not None:
+            self._lost += self._loop.time() - self._stopped_at
+            self._stopped_at = None
+            self._running.set()
+
+    async def sleep_until(self, when: float) -> None:
+        """Return once the clock runs and shows `when` or later."""
+        while True:
+            await self._running.wait()
+            left = when - self.now()
+            if left <= 0:
+                return
+            await asyncio.sleep(left)
+
+
+class _Direction:
+    """The wire one way: its rate and delay, and what has come out of it, over all connections."""
+
+    def __init__(self, clock: _LinkClock, bits_per_s: float | None, delay_s: float, jitter_s: float, seed: str) -> None:
+        self.clock = clock
+        self.delivered_bytes = 0
+        self._bits_per_s = bits_per_s
+        self._delay_s = delay_s
+        self._jitter_s = jitter_s
+        self._random = random.Random(seed)
+        self._free_at = 0.0
+        if bits_per_s is None:
+            self.chunk_bytes = READ_BYTES
+            self.queue_bytes = UNLIMITED_QUEUE_BYTES
+        else:
+            self.chunk_bytes = min(READ_BYTES, max(PACKET_BYTES, int(bits_per_s * CHUNK_S / 8)))
+            # What is under way does not wait: without room for it, a long delay would lower the rate.
+            self.queue_bytes = WAITING_BYTES + int(bits_per_s * (delay_s + jitter_s) / 8)
+
+    def due(self, size: int) -> float:
+        """Put `size` bytes on the wire; the link time (s) at which the last of them comes out."""
+        self._free_at = max(self._free_at, self.clock.now())
+        if self._bits_per_s is not None:
+            self._free_at += size * 8 / self._bits_per_s
+        jitter = self._random.uniform(-self._jitter_s, self._jitter_s) if self._jitter_s else 0.0
+        return self._free_at + max(0.0, self._delay_s + jitter)
+
+
+class _Flow:
+    """One direction of one connection: reads at once, hands over when due, in order, with a bounded queue."""
+
+    def __init__(self, direction: _Direction, reader: asyncio.StreamReader) -> None:
+        self.ended = False
+        self._direction = direction
+        self._reader = reader
+        # (link time due, bytes); b"" is the end of the stream, None a connection that broke.
+        self._queue: asyncio.Queue[tuple[float, bytes | None]] = asyncio.Queue()
+        self._queued_bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        data: bytes | None = b"start"
+        while data:
+            await self._room.wait()
+            try:
+                data = await self._reader.read(self._direction.chunk_bytes)
+            except OSError:
+                data = None
+            size = len(data or b"")
+            self._queued_bytes += size
+            if self._queued_bytes >= self._direction.queue_bytes:
+                self._room.clear()
+            self._queue.put_nowait((self._direction.due(size), data))
+        self.ended = True
+
+    async def deliver(self, writer: asyncio.StreamWriter) -> None:
+        """Hand everything over to `writer`, up to and including the end of the stream, or until `writer` breaks."""
+        with contextlib.suppress(OSError):
+            while True:
+                due, data = await self._queue.get()
+                await self._direction.clock.sleep_until(due)
+                if not data:
+                    break
+                writer.write(data)
+                self._direction.delivered_bytes += len(data)
+                await writer.drain()
+                self._queued_bytes -= len(data)
+                if self._queued_bytes < self._direction.queue_bytes:
+                    self._room.set()
+            if data is None:
+                _reset(writer)
+            else:
+                writer.write_eof()
+
+    def close(self) -> None:
+        self._reading.cancel()
+
+
+class Link:
+    """A TCP proxy that makes the way to `target_host:target_port` as slow as `profile` says.
+
+    Args:
+        profile: the connection to imitate.
+        target_host, target_port: the verifier.
+        host, port: where to listen; port 0 takes a free one.
+        seed: of the jitter.
+
+    Raises:
+        MoaError: on entering, if the port cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        profile: LinkProfile,
+        target_host: str,
+        target_port: int,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        seed: int = 0,
+    ) -> None:
+        self.profile = profile
+        self.port = port
+        self._target = (target_host, target_port)
+        self._host = host
+        self._seed = seed
+        self._cut = False
+        self._in_outage = False
+        self._connections: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._outages: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Link:
+        profile = self.profile
+        self._clock = _LinkClock()
+        delay, jitter = profile.round_trip_ms / 2000, profile.jitter_ms / 1000
+        self._up = _Direction(self._clock, profile.up_bits_per_s, delay, jitter, f"up {self._seed}")
+        self._down = _Direction(self._clock, profile.down_bits_per_s, delay, jitter, f"down {self._seed}")
+        try:
+            self._server = await asyncio.start_server(self._accept, self._host, self.port, limit=READ_BYTES)
+        except (OSError, OverflowError) as error:
+            raise MoaError(f"The link emulator cannot listen on {self._host}:{self.port}: {error}.") from error
+        for sock in self._server.sockets:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        tasks = [*self._connections, *([self._outages] if self._outages else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes handed over to the verifier so far, over all connections."""
+        return self._up.delivered_bytes
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes handed over to clients so far, over all connections."""
+        return self._down.delivered_bytes
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether nothing passes now, by `cut` or by an outage of the profile."""
+        return self._cut or self._in_outage
+
+    def cut(self) -> None:
+        """Enter a dead zone: connections stay open and hang, new ones are accepted and hang too."""
+        self._cut = True
+        self._clock.stop()
+
+    def restore(self) -> None:
+        """Leave the dead zone: what was queued goes on, and new connections pass. An outage of the profile stays."""
+        self._cut = False
+        if not self.is_cut:
+            self._clock.start()
+
+    def reset(self) -> None:
+        """Break all connections now, on both sides, as a middlebox does that has lost its state."""
+        for writer in self._writers:
+            _reset(writer)
+        for task in self._connections:
+            task.cancel()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._outages is None and self.profile.outages:
+            self._outages = asyncio.create_task(self._run_outages())
+        task = asyncio.create_task(self._connect(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, from its acceptance until both directions have ended or one side is gone."""
+        up = _Flow(self._up, reader)
+        with contextlib.ExitStack() as stack:
+            stack.callback(up.close)
+            stack.callback(self._drop, writer)
+            self._writers.add(writer)
+            await self._clock.sleep_until(0.0)  # not in an outage
+            if up.ended:
+                return  # it gave up in a dead zone: its first packet never got through
+            try:
+                target_reader, target_writer = await asyncio.open_connection(*self._target, limit=READ_BYTES)
+            except OSError:
+                _reset(writer)
+                return
+            stack.callback(self._drop, target_writer)
+            self._writers.add(target_writer)
+            target_writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
+            down = _Flow(self._down, target_reader)
+            stack.callback(down.close)
+            await asyncio.gather(up.deliver(target_writer), down.deliver(writer))
+
+    def _drop(self, writer: asyncio.StreamWriter) -> None:
+        self._writers.discard(writer)
+        writer.close()
+
+    async def _run_outages(self) -> None:
+        loop = asyncio.get_running_loop()
+        opened = loop.time()
+        for start, duration in self.profile.outages:
+            await asyncio.sleep(opened + start - loop.time())
+            self._in_outage = True
+            self._clock.stop()
+            await asyncio.sleep(opened + start + duration - loop.time())
+            self._in_outage = False
+            if not self.is_cut:
+                self._clock.start()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Close with RST: the other side sees a broken connection, not an orderly end."""
+    if not writer.transport.is_closing():
+        linger = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.transport.abort()

@@ -1,0 +1,114 @@
+"""Named connections for the link emulator: how fast, how far and how reliable each one is.
+
+Sources. `fios`, `cable`, `lte`, `4g`, `3g-fast` and `3g` are WebPageTest's published connectivity list (the menu of
+webpagetest.org; most of it also in `www/settings/connectivity.ini.sample` of github.com/catchpoint/WebPageTest).
+`lan` is that list's "Native" (no shaping). `5g` is not in it: its figures are the medians over 5G of one operator
+(T-Mobile US, January to June 2024) in Ookla's Speedtest Connectivity Report, as told by rcrwireless.com and
+broadbandbreakfast.com on 17 July 2024. `tunnel` and `flaky` are this project's own: `lte` with outages.
+
+Times in the list are round trips; half of one is added in each direction.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, replace
+
+from moa_runtime.errors import MoaError
+
+MBIT = 1_000_000
+
+
+@dataclass(frozen=True)
+class LinkProfile:
+    """One connection, as its user would describe it.
+
+    Args:
+        name: what reports call it.
+        down_bits_per_s: rate towards the client, bit/s of TCP payload; None for no limit.
+        up_bits_per_s: rate towards the verifier, likewise.
+        round_trip_ms: added delay, ms, half of it each way.
+        jitter_ms: each one-way delay is drawn evenly from `round_trip_ms / 2 +- jitter_ms`, ms, never below 0.
+        outages: `(start, duration)` in seconds after the first connection, in order and apart: nothing passes.
+
+    Raises:
+        MoaError: a rate that is not above 0, a negative time, outages that overlap or are out of order.
+    """
+
+    name: str
+    down_bits_per_s: float | None
+    up_bits_per_s: float | None
+    round_trip_ms: float
+    jitter_ms: float = 0.0
+    outages: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        for rate in (self.down_bits_per_s, self.up_bits_per_s):
+            if rate is not None and not (0 < rate < math.inf):
+                raise MoaError(f"Link profile {self.name!r} has a rate of {rate} bit/s; it must be above 0, or None.")
+        for ms in (self.round_trip_ms, self.jitter_ms):
+            if not 0 <= ms < math.inf:
+                raise MoaError(f"Link profile {self.name!r} has a time of {ms} ms; it must be 0 or more.")
+        end = 0.0
+        for start, duration in self.outages:
+            if not (end <= start < math.inf and 0 < duration < math.inf):
+                raise MoaError(
+                    f"Link profile {self.name!r} has an outage at {start} s for {duration} s; outages must be in "
+                    "order, must not overlap, and must last longer than 0 s."
+                )
+            end = start + duration
+
+
+def random_outages(
+    seed: int, mean_up_s: float, mean_down_s: float, until_s: float = 3600.0
+) -> tuple[tuple[float, float], ...]:
+    """Outages that come and go by chance: exponential times, in seconds, the same for the same seed."""
+    rng = random.Random(seed)
+    outages: list[tuple[float, float]] = []
+    at = rng.expovariate(1 / mean_up_s)
+    while at < until_s:
+        duration = rng.expovariate(1 / mean_down_s)
+        outages.append((at, duration))
+        at += duration + rng.expovariate(1 / mean_up_s)
+    return tuple(outages)
+
+
+def with_round_trip(ms: float) -> LinkProfile:
+    """A connection of unlimited rate with `ms` added to each round trip.
+
+    Raises:
+        MoaError: a negative time.
+    """
+    return LinkProfile(f"{ms:g}ms", None, None, ms)
+
+
+_LTE = LinkProfile("lte", 12 * MBIT, 12 * MBIT, 70)
+
+PROFILES: dict[str, LinkProfile] = {
+    profile.name: profile
+    for profile in (
+        LinkProfile("lan", None, None, 0),
+        LinkProfile("fios", 20 * MBIT, 5 * MBIT, 4),
+        LinkProfile("cable", 5 * MBIT, 1 * MBIT, 28),
+        LinkProfile("5g", 265.8 * MBIT, 14.56 * MBIT, 47),
+        _LTE,
+        LinkProfile("4g", 9 * MBIT, 9 * MBIT, 170),
+        LinkProfile("3g-fast", 1.6 * MBIT, 0.768 * MBIT, 150),
+        LinkProfile("3g", 1.6 * MBIT, 0.768 * MBIT, 300),
+        replace(_LTE, name="tunnel", outages=((5.0, 20.0),)),
+        replace(_LTE, name="flaky", outages=random_outages(seed=1, mean_up_s=10.0, mean_down_s=2.0)),
+    )
+}
+
+
+def get_profile(name: str) -> LinkProfile:
+    """The profile called `name`.
+
+    Raises:
+        MoaError: no such profile; the message lists those there are.
+    """
+    try:
+        return PROFILES[name]
+    except KeyError:
+        raise MoaError(f"Unknown link profile {name!r}; choose one of {', '.join(PROFILES)}.") from None

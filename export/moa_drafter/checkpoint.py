@@ -1,0 +1,76 @@
+"""Drafter checkpoints: ``config.json`` and ``model.safetensors`` in one folder."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from moa_drafter.config import ConfigError, DrafterConfig
+from moa_drafter.model import MoADrafter
+from moa_runtime.errors import MoaError
+
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+
+
+class CheckpointError(MoaError):
+    """A drafter checkpoint that cannot be loaded; the message names the file or tensor."""
+
+
+def shipped_checkpoint() -> Path:
+    """The folder of the trained drafter for the default target, inside this package."""
+    return Path(__file__).parent / "weights"
+
+
+def save_checkpoint(drafter: MoADrafter, folder: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write configuration and weights, the weights in ``dtype``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {
+        name: (tensor.to(dtype) if tensor.is_floating_point() else tensor.to(torch.int32)).contiguous().cpu()
+        for name, tensor in drafter.state_dict().items()
+    }
+    scratch = folder / f".{WEIGHTS_FILE}.tmp"
+    save_file(state, scratch, metadata={"format": "pt"})
+    scratch.replace(folder / WEIGHTS_FILE)
+    (folder / CONFIG_FILE).write_text(drafter.config.to_json())
+
+
+def load_checkpoint(folder: Path) -> MoADrafter:
+    """Load a drafter in float32; :meth:`MoADrafter.bind_target` must follow before it can draft.
+
+    Raises:
+        CheckpointError: a missing file or tensor, a wrong shape, or a truncated file.
+    """
+    try:
+        config = DrafterConfig.read(folder / CONFIG_FILE)
+        state = load_file(folder / WEIGHTS_FILE)
+    except ConfigError as error:
+        raise CheckpointError(f"{error}; expected a folder written by moa-train") from error
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read {WEIGHTS_FILE} in {folder}: {error}; it may be truncated") from error
+    drafter = MoADrafter(config)
+    expected = drafter.state_dict()
+    for name, tensor in expected.items():
+        if name not in state:
+            raise CheckpointError(f"{folder / WEIGHTS_FILE} lacks the tensor {name!r}")
+        if state[name].shape != tensor.shape:
+            raise CheckpointError(
+                f"{folder / WEIGHTS_FILE}: {name!r} has shape {list(state[name].shape)}, "
+                f"config.json asks for {list(tensor.shape)}"
+            )
+    unknown = sorted(state.keys() - expected.keys())
+    if unknown:
+        raise CheckpointError(f"{folder / WEIGHTS_FILE} has tensors this drafter does not know: {unknown[:3]}")
+    drafter.load_state_dict(state)
+    return drafter.eval()
+
+
+def drafter_fingerprint(folder: Path) -> str:
+    """Identity of a checkpoint: SHA-256 over its configuration and weights."""
+    digest = hashlib.sha256()
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        digest.update((folder / name).read_bytes())
+    return digest.hexdigest()[:32]

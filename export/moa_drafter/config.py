@@ -1,0 +1,162 @@
+"""The drafter's dimensions, stored as ``config.json`` beside its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A drafter configuration that cannot be built; the message names the field."""
+
+
+@dataclass(frozen=True)
+class LayerDims:
+    """Dimensions of one Llama decoder layer: RMSNorm, grouped-query attention, SwiGLU MLP."""
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{field.name} must be a positive integer, not {value!r}")
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim must be even for rotary positions, not {self.head_dim}")
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """Everything that fixes the drafter's tensor shapes.
+
+    ``decoder`` serves both the self-attention and the cross-attention layer. The layer
+    self-attention's width is the target's key-value vector, ``target_kv_size``. It sees the target
+    layers named in ``lsa_layers``; the published drafter sees all of them.
+    """
+
+    target_num_layers: int
+    target_kv_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    decoder: LayerDims
+    layer_attention: LayerDims
+    lsa_layers: tuple[int, ...]
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-5
+    max_position_embeddings: int = 8192
+    final_norm: bool = True
+    target_fingerprint: str = ""
+    architecture: str = "moa"
+
+    def __post_init__(self) -> None:
+        if self.layer_attention.hidden_size != self.target_kv_size:
+            raise ConfigError(
+                f"layer_attention.hidden_size ({self.layer_attention.hidden_size}) must equal "
+                f"target_kv_size ({self.target_kv_size})"
+            )
+        if not self.lsa_layers or not all(0 <= i < self.target_num_layers for i in self.lsa_layers):
+            raise ConfigError(
+                f"lsa_layers must name layers 0..{self.target_num_layers - 1}, not {list(self.lsa_layers)}"
+            )
+        if not 0 < self.draft_vocab_size <= self.vocab_size:
+            raise ConfigError(f"draft_vocab_size must lie in 1..{self.vocab_size}, not {self.draft_vocab_size}")
+        if self.architecture != "moa":
+            raise ConfigError(f"architecture must be 'moa', not {self.architecture!r}")
+
+    @property
+    def memory_row_size(self) -> int:
+        """Numbers in one memory row: the cross-attention key and value of one token."""
+        return 2 * self.decoder.num_kv_heads * self.decoder.head_dim
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> DrafterConfig:
+        """Parse what :meth:`to_json` wrote.
+
+        Raises:
+            ConfigError: not JSON, an unknown or missing field, or a value out of range.
+        """
+        try:
+            raw: dict[str, Any] = json.loads(text)
+            return cls(
+                **{
+                    **raw,
+                    "decoder": LayerDims(**raw["decoder"]),
+                    "layer_attention": LayerDims(**raw["layer_attention"]),
+                    "lsa_layers": tuple(raw["lsa_layers"]),
+                }
+            )
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ConfigError(f"not a drafter configuration: {error}") from error
+
+    @classmethod
+    def read(cls, path: Path) -> DrafterConfig:
+        try:
+            return cls.from_json(path.read_text())
+        except (OSError, ConfigError) as error:
+            raise ConfigError(f"cannot read the drafter's {path.name} in {path.parent}: {error}") from error
+
+
+def config_for_target(
+    target: Any,
+    *,
+    draft_vocab_size: int,
+    lsa_layers: int = 6,
+    target_fingerprint: str = "",
+) -> DrafterConfig:
+    """Default drafter dimensions for a Llama-like target.
+
+    Self- and cross-attention take the shape of one target layer, so they can start from its weights.
+
+    Args:
+        target: the target's transformers configuration.
+        draft_vocab_size: rows of the draft head, at most the target's vocabulary.
+        lsa_layers: how many target layers, evenly spaced and ending with the last, are seen.
+        target_fingerprint: see :func:`moa_drafter.target.target_fingerprint`.
+    """
+    head_dim = getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads
+    kv_size = 2 * target.num_key_value_heads * head_dim
+    layers = target.num_hidden_layers
+    seen = min(lsa_layers, layers)
+    return DrafterConfig(
+        target_num_layers=layers,
+        target_kv_size=kv_size,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=min(draft_vocab_size, target.vocab_size),
+        decoder=LayerDims(
+            hidden_size=target.hidden_size,
+            num_heads=target.num_attention_heads,
+            num_kv_heads=target.num_key_value_heads,
+            head_dim=head_dim,
+            intermediate_size=target.intermediate_size,
+        ),
+        layer_attention=LayerDims(
+            hidden_size=kv_size,
+            num_heads=2 * target.num_key_value_heads,
+            num_kv_heads=target.num_key_value_heads,
+            head_dim=head_dim,
+            intermediate_size=2 * kv_size,
+        ),
+        lsa_layers=tuple(layers - 1 - (i * layers) // seen for i in range(seen))[::-1],
+        rope_theta=rope_theta_of(target),
+        rms_norm_eps=target.rms_norm_eps,
+        max_position_embeddings=target.max_position_embeddings,
+        target_fingerprint=target_fingerprint,
+    )
+
+
+def rope_theta_of(target: Any) -> float:
+    """The rotary base of a transformers configuration, where versions 4 and 5 keep it."""
+    parameters = getattr(target, "rope_parameters", None) or {}
+    return float(parameters.get("rope_theta") or getattr(target, "rope_theta", None) or 10000.0)

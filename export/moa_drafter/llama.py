@@ -1,0 +1,132 @@
+"""The Llama building blocks that all of the drafter's layers share.
+
+Parameter names follow the published checkpoint (``self_attn.q_proj.weight`` and so on). Attention is
+written as plain matrix products, so that one definition trains, drafts and exports.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from moa_drafter.config import LayerDims
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last axis, computed in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+def rotary_angles(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary embedding.
+
+    Args:
+        positions: absolute positions, integer, ``[T]``.
+
+    Returns:
+        two float32 tensors ``[T, 1, head_dim]``, to be broadcast over heads.
+    """
+    steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
+    angles = positions.float()[:, None] / theta ** (steps / head_dim)
+    angles = torch.cat((angles, angles), dim=-1)[:, None, :]
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply rotary positions to ``x [..., T, heads, head_dim]`` (Llama's half-split layout)."""
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return x * cos.to(x.dtype) + turned * sin.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention whose queries and keys may come from different sequences."""
+
+    def __init__(self, dims: LayerDims) -> None:
+        super().__init__()
+        self.dims = dims
+        q_size, kv_size = dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
+        self.q_proj = nn.Linear(dims.hidden_size, q_size, bias=False)
+        self.k_proj = nn.Linear(dims.hidden_size, kv_size, bias=False)
+        self.v_proj = nn.Linear(dims.hidden_size, kv_size, bias=False)
+        self.o_proj = nn.Linear(q_size, dims.hidden_size, bias=False)
+
+    def queries(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+        """``x [..., T, hidden]`` -> rotated queries ``[..., T, num_heads, head_dim]``."""
+        q = self.q_proj(x).unflatten(-1, (self.dims.num_heads, self.dims.head_dim))
+        return rotate(q, *angles)
+
+    def keys_values(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """``x [..., S, hidden]`` -> rotated keys and plain values, each ``[..., S, num_kv_heads, head_dim]``."""
+        shape = (self.dims.num_kv_heads, self.dims.head_dim)
+        k = self.k_proj(x).unflatten(-1, shape)
+        return rotate(k, *angles), self.v_proj(x).unflatten(-1, shape)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Softmax attention and the output projection.
+
+        Args:
+            q: ``[..., T, num_heads, head_dim]``.
+            k: ``[..., S, num_kv_heads, head_dim]``; ``v`` likewise.
+            mask: boolean ``[T, S]``, true where a query may look; each query needs one true entry.
+
+        Returns:
+            ``[..., T, hidden]``.
+        """
+        groups = self.dims.num_heads // self.dims.num_kv_heads
+        # Heads of one group become extra query rows, so keys and values are never repeated.
+        grouped = q.unflatten(-2, (self.dims.num_kv_heads, groups)).movedim(-4, -2)  # [.., KV, G, T, D]
+        keys = k.movedim(-3, -1).unsqueeze(-3)  # [.., KV, 1, D, S]
+        values = v.movedim(-3, -2).unsqueeze(-3)  # [.., KV, 1, S, D]
+        scores = grouped @ keys / math.sqrt(self.dims.head_dim)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        mixed = scores.float().softmax(dim=-1).to(q.dtype) @ values
+        return self.o_proj(mixed.movedim(-2, -4).flatten(-3))
+
+
+class MLP(nn.Module):
+    """SwiGLU feed-forward network."""
+
+    def __init__(self, dims: LayerDims) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(dims.hidden_size, dims.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(dims.hidden_size, dims.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(dims.intermediate_size, dims.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderLayer(nn.Module):
+    """One Llama decoder layer; callers supply keys and values, so caches stay outside."""
+
+    def __init__(self, dims: LayerDims, eps: float) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(dims.hidden_size, eps)
+        self.self_attn = Attention(dims)
+        self.post_attention_layernorm = RMSNorm(dims.hidden_size, eps)
+        self.mlp = MLP(dims)
+
+    def keys_values(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keys and values of ``x [..., S, hidden]`` behind the input norm."""
+        return self.self_attn.keys_values(self.input_layernorm(x), angles)
+
+    def forward(
+        self, x: Tensor, k: Tensor, v: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None = None
+    ) -> Tensor:
+        """``x [..., T, hidden]`` attending to ``k, v`` -> ``[..., T, hidden]``; ``angles`` are the queries'."""
+        q = self.self_attn.queries(self.input_layernorm(x), angles)
+        x = x + self.self_attn.attend(q, k, v, mask)
+        return x + self.mlp(self.post_attention_layernorm(x))

@@ -1,0 +1,1 @@
+"""Training the drafter on answers that the target wrote itself."""

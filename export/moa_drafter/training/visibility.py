@@ -1,0 +1,73 @@
+"""Which memory rows a position may see in training, and the curriculum over it.
+
+A drafted token only sees rows of tokens the target has processed. Training imitates that: an answer is
+cut into segments of random *future length* F; within a segment every position sees the rows up to the
+token before the segment, so the k-th position stands at depth k (arXiv 2410.03804, section 3.4).
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class FutureLengths:
+    """Distribution of future lengths: uniform on ``low..high``, or with probability ``long_share``
+    log-uniform on ``high..longest``."""
+
+    low: int
+    high: int
+    long_share: float = 0.0
+    longest: int = 128
+
+    def draw(self, rng: random.Random) -> int:
+        if self.long_share and rng.random() < self.long_share:
+            return round(self.high * (self.longest / self.high) ** rng.random())
+        return rng.randint(self.low, self.high)
+
+
+#: Every position sees its own row: the easiest task, which teaches the drafter to use memory at all.
+OWN_ROW = FutureLengths(0, 0)
+CURRICULUM = (
+    (0.06, OWN_ROW),
+    (0.15, FutureLengths(1, 4)),
+    (1.0, FutureLengths(1, 9, long_share=0.12)),
+)
+
+
+def future_lengths_at(progress: float) -> FutureLengths:
+    """The curriculum's stage at ``progress`` in 0..1 of the run."""
+    return next(stage for until, stage in CURRICULUM if progress <= until)
+
+
+def row_limits(prompt: int, total: int, lengths: FutureLengths, rng: random.Random) -> list[int]:
+    """The last visible row of every position of one conversation.
+
+    Example: ``prompt=3, total=8`` and lengths drawn 2, 3 give ``[0, 1, 2, 2, 2, 4, 4, 4]``: answer
+    positions 3 and 4 see rows 0..2, positions 5 to 7 see rows 0..4.
+    """
+    limits = list(range(prompt))
+    while len(limits) < total:
+        length = lengths.draw(rng)
+        start = len(limits)
+        limits += [start] if length == 0 else [start - 1] * min(length, total - start)
+    return limits
+
+
+def packed_masks(totals: list[int], limits: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Positions ``[T]`` and boolean masks ``[T, T]`` (self, memory) of conversations packed end to end.
+
+    Args:
+        totals: tokens of each conversation.
+        limits: :func:`row_limits` of all conversations, joined, each counted from its own start.
+    """
+    document = torch.repeat_interleave(torch.arange(len(totals)), torch.tensor(totals))
+    positions = torch.cat([torch.arange(total) for total in totals])
+    same = document[:, None] == document[None, :]
+    self_mask = same & (positions[:, None] >= positions[None, :])
+    memory_mask = same & (torch.tensor(limits)[:, None] >= positions[None, :])
+    return positions, self_mask, memory_mask

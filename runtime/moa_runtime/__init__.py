@@ -1,0 +1,1 @@
+"""The on-device runtime of moa-edge: everything that ships to a device, without torch."""

@@ -1,0 +1,1 @@
+"""Engines that run the device half of the drafter."""

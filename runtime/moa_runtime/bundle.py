@@ -1,0 +1,247 @@
+"""The bundle: the folder that ``moa-export`` writes and the runtime loads, described by ``manifest.json``.
+
+The manifest's format is defined here once; exporter, runtime and server share it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from moa_runtime.errors import MoaError
+
+SCHEMA_VERSION = 1
+MANIFEST_FILE = "manifest.json"
+TOKENIZER_FILE = "tokenizer.json"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+
+
+class BundleError(MoaError):
+    """A folder that is no bundle, or one that is damaged or too new; the message names the file."""
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """Identities that client and server compare before they talk; hexadecimal strings."""
+
+    target: str
+    tokenizer: str
+    drafter: str
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output of the graph; a size that varies is named by a symbol such as ``"T"``."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class TargetEntry:
+    """What was made for one export target.
+
+    Attributes:
+        file: the graph, relative to the bundle.
+        bytes: its size.
+        quantisation: what is quantised and how, in plain values.
+        parity: how far it is from the float32 device half, in plain values.
+    """
+
+    file: str
+    bytes: int
+    quantisation: Mapping[str, Any]
+    parity: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """Digest (SHA-256, hexadecimal) and size of one file."""
+
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything a reader of the bundle needs to know before it opens another file.
+
+    Attributes:
+        target: the target's name, for messages; ``fingerprints.target`` is its identity.
+        inputs, outputs: signature of the device half, the same for every graph in the bundle.
+        kv_heads, head_dim: shape of one cache entry and of a memory row's key and value.
+        stop_tokens: ids that end the assistant's turn.
+        special_tokens: the texts a chat template may name, such as ``{"eos_token": "<|im_end|>"}``.
+        targets: the graphs, by export target (``"onnx"``).
+        files: every file of the bundle but the manifest, by path relative to it.
+    """
+
+    fingerprints: Fingerprints
+    target: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    kv_heads: int
+    head_dim: int
+    top_k: int
+    vocab_size: int
+    draft_vocab_size: int
+    max_context: int
+    stop_tokens: tuple[int, ...]
+    special_tokens: Mapping[str, str]
+    targets: Mapping[str, TargetEntry]
+    files: Mapping[str, FileEntry]
+    schema_version: int = SCHEMA_VERSION
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """Parse what :meth:`to_json` wrote.
+
+        Raises:
+            BundleError: not a manifest, another schema version, or a field that is missing or malformed.
+        """
+        try:
+            raw = json.loads(text)
+            version = raw["schema_version"]
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise BundleError(f"{MANIFEST_FILE} is no bundle manifest: {error!r}") from error
+        if version != SCHEMA_VERSION:
+            raise BundleError(
+                f"the bundle has schema version {version!r}, this moa-edge reads version {SCHEMA_VERSION}: "
+                "upgrade moa-edge, or export the bundle again"
+            )
+        try:
+            return cls(
+                fingerprints=Fingerprints(**raw["fingerprints"]),
+                target=str(raw["target"]),
+                inputs=tuple(_tensor(spec) for spec in raw["inputs"]),
+                outputs=tuple(_tensor(spec) for spec in raw["outputs"]),
+                stop_tokens=tuple(int(token) for token in raw["stop_tokens"]),
+                special_tokens={str(k): str(v) for k, v in raw["special_tokens"].items()},
+                targets={name: TargetEntry(**entry) for name, entry in raw["targets"].items()},
+                files={_checked_name(name): FileEntry(**entry) for name, entry in raw["files"].items()},
+                **{name: int(raw[name]) for name in _INTEGER_FIELDS},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BundleError(f"{MANIFEST_FILE} is malformed: {error!r}; export the bundle again") from error
+
+
+_INTEGER_FIELDS = ("kv_heads", "head_dim", "top_k", "vocab_size", "draft_vocab_size", "max_context")
+
+
+def _tensor(raw: dict[str, Any]) -> TensorSpec:
+    return TensorSpec(raw["name"], raw["dtype"], tuple(raw["shape"]))
+
+
+def _checked_name(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name or name in ("", MANIFEST_FILE):
+        raise ValueError(f"file name {name!r} leaves the bundle")
+    return name
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle on disk whose files are known to be whole."""
+
+    folder: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, folder: Path | str) -> Bundle:
+        """Read the manifest and check every file's SHA-256.
+
+        Raises:
+            BundleError: no bundle, a newer schema version, or a file that is missing or changed.
+        """
+        folder = Path(folder).expanduser()
+        manifest = read_manifest(folder)
+        for name, entry in manifest.files.items():
+            path = folder / name
+            if not path.is_file():
+                raise BundleError(f"the bundle {folder} lacks its file {name}: export or copy it again")
+            if path.stat().st_size != entry.bytes or sha256_of(path) != entry.sha256:
+                raise BundleError(
+                    f"{name} in the bundle {folder} was changed: its SHA-256 is not the one in {MANIFEST_FILE}; "
+                    "export or copy the bundle again"
+                )
+        return cls(folder, manifest)
+
+    @property
+    def tokenizer_path(self) -> Path:
+        return self.folder / TOKENIZER_FILE
+
+    @property
+    def chat_template_path(self) -> Path:
+        return self.folder / CHAT_TEMPLATE_FILE
+
+    def graph_path(self, target: str) -> Path:
+        """The graph made for an export target.
+
+        Raises:
+            BundleError: the bundle has none; the message says which it has.
+        """
+        if target not in self.manifest.targets:
+            held = ", ".join(sorted(self.manifest.targets)) or "none"
+            raise BundleError(f"the bundle {self.folder} has no graph for {target!r}; it has: {held}")
+        return self.folder / self.manifest.targets[target].file
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a bundle whose files are not checked.
+
+    Raises:
+        BundleError: no folder, no manifest, or one that cannot be read.
+    """
+    try:
+        text = (folder / MANIFEST_FILE).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = f"it has no {MANIFEST_FILE}" if folder.is_dir() else "there is no such folder"
+        if isinstance(error, (PermissionError, UnicodeDecodeError)):
+            reason = f"its {MANIFEST_FILE} cannot be read"
+        raise BundleError(f"{folder} is no bundle: {reason}; make one with moa-export") from error
+    return Manifest.from_json(text)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
+    """Write ``manifest.json``, its ``files`` filled in from what lies in ``folder``.
+
+    Returns:
+        the manifest as written.
+    """
+    files = {
+        path.relative_to(folder).as_posix(): FileEntry(sha256_of(path), path.stat().st_size)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path != folder / MANIFEST_FILE
+    }
+    manifest = dataclasses.replace(manifest, files=files)
+    (folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+    return manifest
+
+
+def tokenizer_fingerprint(path: Path) -> str:
+    """Identity of a tokenizer: the first 32 hexadecimal digits of its ``tokenizer.json``'s SHA-256.
+
+    Raises:
+        BundleError: the file is not there.
+    """
+    if not path.is_file():
+        raise BundleError(f"there is no tokenizer file {path}: expected a tokenizer.json of the tokenizers library")
+    return sha256_of(path)[:32]
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal, read in blocks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,114 @@
+"""What a client session tells the application."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moa_runtime.session.server import Sampling
+
+__all__ = [
+    "Committed",
+    "Event",
+    "Faulted",
+    "FinishReason",
+    "Finished",
+    "Origin",
+    "Policy",
+    "Resumed",
+    "RolledBack",
+    "RowsReceived",
+    "Sampling",
+    "Welcomed",
+]
+
+
+class Origin(enum.Enum):
+    """Where a token of an answer came from."""
+
+    DRAFTED = "drafted"  # written by the device while online, confirmed by the target
+    OFFLINE = "offline"  # written by the device without the target
+    CORRECTED = "corrected"  # chosen by the target itself: a correction or a bonus token
+    KEPT = "kept"  # written offline, and kept by the user's policy without asking the target
+
+
+class Policy(enum.Enum):
+    """What becomes of tokens written offline when the target comes back."""
+
+    ROLLBACK = "rollback"  # they stay up to the first disagreement with the target
+    KEEP = "keep"  # they stay, whatever the target would have written
+
+
+class FinishReason(enum.Enum):
+    """Why an answer ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CONTEXT = "context"
+
+
+@dataclass(frozen=True)
+class Welcomed:
+    """The link is up; ``resumed`` when the server still knew the conversation."""
+
+    resumed: bool
+
+
+@dataclass(frozen=True)
+class RowsReceived:
+    """New memory rows for the drafter: ``keys, values [n, kv_heads, head_dim]`` from position ``start``."""
+
+    start: int
+    keys: NDArray[np.float32]
+    values: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Committed:
+    """Answer tokens that became final, in order, from absolute position ``start``."""
+
+    start: int
+    tokens: tuple[int, ...]
+    origins: tuple[Origin, ...]
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    """Tentative tokens that were dropped, from absolute position ``start`` on."""
+
+    start: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The answer ended."""
+
+    reason: FinishReason
+
+
+@dataclass(frozen=True)
+class Faulted:
+    """The server refused something, or sent what cannot be understood.
+
+    Attributes:
+        code: name of a ``FaultCode`` without its prefix, such as ``"CONTEXT_FULL"``.
+        retry_after_ms: when trying again may help; 0 for never.
+    """
+
+    code: str
+    text: str
+    retry_after_ms: int
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The server lost tokens of the conversation and is given them again: ``replayed`` of them."""
+
+    replayed: int
+
+
+Event = Welcomed | RowsReceived | Committed | RolledBack | Finished | Faulted | Resumed

@@ -1,0 +1,69 @@
+"""Memory rows on the wire: int8 with one scale per token and head, or float16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+
+Float32 = NDArray[np.float32]
+
+
+class RowsError(ValueError):
+    """A MemoryRows message whose sizes do not fit together."""
+
+
+def encode_rows(start: int, keys: Float32, values: Float32, encoding: int) -> wire.MemoryRows:
+    """Pack rows for the wire.
+
+    Args:
+        start: absolute position of the first row.
+        keys, values: float32 ``[n, kv_heads, head_dim]``.
+        encoding: ``ROW_ENCODING_INT8`` or ``ROW_ENCODING_FLOAT16``.
+
+    Example: one int8 row of one head, ``keys [[[0.0, 127.0]]]``, is the bytes ``00 7f`` with scale 1.0.
+    """
+    both = np.stack((keys, values))
+    count, kv_heads, head_dim = keys.shape
+    rows = wire.MemoryRows(start=start, count=count, kv_heads=kv_heads, head_dim=head_dim)
+    if encoding == wire.ROW_ENCODING_FLOAT16:
+        rows.encoding = wire.ROW_ENCODING_FLOAT16
+        rows.data = both.astype("<f2").tobytes()
+        return rows
+    # The scale is rounded to float16 first, so that what is divided by is what will be multiplied with.
+    peak = np.abs(both).max(axis=-1) / 127
+    scales = np.maximum(peak, np.finfo(np.float16).tiny).astype("<f2")
+    rows.encoding = wire.ROW_ENCODING_INT8
+    rows.data = np.clip(np.rint(both / scales[..., None].astype(np.float32)), -127, 127).astype(np.int8).tobytes()
+    rows.scales = scales.tobytes()
+    return rows
+
+
+def decode_rows(rows: wire.MemoryRows) -> tuple[Float32, Float32]:
+    """Unpack to float32 keys and values, each ``[count, kv_heads, head_dim]``.
+
+    Raises:
+        RowsError: an unknown encoding or sizes that disagree.
+    """
+    shape = (2, rows.count, rows.kv_heads, rows.head_dim)
+    numbers = 2 * rows.count * rows.kv_heads * rows.head_dim
+    both: NDArray[Any]
+    if rows.encoding == wire.ROW_ENCODING_FLOAT16:
+        if len(rows.data) != 2 * numbers:
+            raise RowsError(f"float16 rows of shape {shape} take {2 * numbers} bytes, not {len(rows.data)}")
+        both = np.frombuffer(rows.data, "<f2").astype(np.float32).reshape(shape)
+    elif rows.encoding == wire.ROW_ENCODING_INT8:
+        scale_bytes = 4 * rows.count * rows.kv_heads
+        if len(rows.data) != numbers or len(rows.scales) != scale_bytes:
+            raise RowsError(
+                f"int8 rows of shape {shape} take {numbers} bytes and {scale_bytes} of scales, "
+                f"not {len(rows.data)} and {len(rows.scales)}"
+            )
+        scales = np.frombuffer(rows.scales, "<f2").astype(np.float32).reshape(*shape[:3], 1)
+        both = np.frombuffer(rows.data, np.int8).astype(np.float32).reshape(shape) * scales
+    else:
+        raise RowsError(f"unknown row encoding {rows.encoding}")
+    return both[0], both[1]

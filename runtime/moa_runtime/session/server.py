@@ -1,0 +1,249 @@
+"""The verifier's end of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits, fault
+from moa_runtime.session.tree import TreeError, accepted_path, check_parents
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the target chooses: ``temperature`` 0 is greedy; ``seed`` keys the generator with the position."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Work for the engine: run the target over ``draft``, a tree of ``parents`` after ``prefix``.
+
+    ``prefix`` is the whole committed conversation; ``rows_from`` the first memory row the client lacks.
+    """
+
+    prefix: tuple[int, ...]
+    draft: tuple[int, ...]
+    parents: tuple[int, ...]
+    sampling: Sampling
+    rows_from: int
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What :meth:`ServerSession.decide` made of the target's choices.
+
+    ``path`` are indices into the draft of the tokens that stay; ``rows`` the range of positions whose
+    memory rows belong into the verdict.
+    """
+
+    verdict: wire.Verdict
+    path: tuple[int, ...]
+    rows: range
+
+
+def parse_client_message(data: bytes) -> wire.ClientMessage | wire.ServerMessage:
+    """A frame from a client, or the fault that answers one that is no message."""
+    try:
+        message = wire.ClientMessage.FromString(data)
+    except DecodeError:
+        return fault(wire.FAULT_CODE_PROTOCOL, "the frame is no ClientMessage")
+    if message.WhichOneof("event") is None:
+        return fault(wire.FAULT_CODE_PROTOCOL, "the ClientMessage holds no event this version knows")
+    return message
+
+
+class ServerSession:
+    """One conversation at the verifier. It outlives connections; nothing in it knows of them.
+
+    The client names absolute positions, and the target's choice at a position is a function of the
+    tokens before it (greedily, or by a generator keyed with the position). So a frame that names an
+    earlier position than the server has reached just truncates: what was lost is decided again, alike.
+
+    =============  =========================================  ==========================================
+    frame          is taken when                              and then
+    =============  =========================================  ==========================================
+    Prompt         epoch not older, base_len <= committed,    truncate, append, Verify
+                   not behind what this epoch confirmed
+    Draft          the same, and an answer runs there         truncate, Verify
+    Cancel         epoch not older                            truncate, end the answer
+    =============  =========================================  ==========================================
+
+    Older frames are dropped; a position that was never reached is the fault OUT_OF_SYNC.
+    """
+
+    def __init__(self, limits: Limits, vocab_size: int, stop_tokens: Sequence[int]) -> None:
+        self.limits = limits
+        self.committed: list[int] = []
+        self._vocab_size = vocab_size
+        self._stop_tokens = frozenset(stop_tokens)
+        self._epoch = 0
+        self._confirmed = 0  # the highest base_len seen in this epoch
+        self._answer_start: int | None = None  # committed length right after the last Prompt
+        self._finished_at: int | None = None
+        self._max_length = 0
+        self._sampling = Sampling()
+
+    def welcome(self, resume_token: str) -> wire.ServerMessage:
+        return wire.ServerMessage(
+            welcome=wire.Welcome(
+                protocol_version=PROTOCOL_VERSION,
+                resume_token=resume_token,
+                limits=wire.Limits(
+                    max_context=self.limits.max_context,
+                    max_draft_tokens=self.limits.max_draft_tokens,
+                    max_frame_bytes=self.limits.max_frame_bytes,
+                    idle_seconds=self.limits.idle_seconds,
+                ),
+                committed_length=len(self.committed),
+            )
+        )
+
+    def receive(self, message: wire.ClientMessage) -> Verify | wire.ServerMessage | None:
+        """Take a Prompt, Draft or Cancel.
+
+        Returns:
+            work for the engine (answer it with :meth:`decide` before the next frame), a fault to send,
+            or None where nothing is to be done.
+        """
+        event = message.WhichOneof("event")
+        if event == "prompt":
+            return self._prompt(message.prompt)
+        if event == "draft":
+            return self._draft(message.draft)
+        if event == "cancel":
+            return self._cancel(message.cancel)
+        return fault(wire.FAULT_CODE_PROTOCOL, f"a {event or 'empty'} event cannot follow the Hello of a connection")
+
+    def decide(self, work: Verify, choices: Sequence[int], compute_us: int = 0) -> Decision:
+        """Commit what the target chose.
+
+        Args:
+            work: what :meth:`receive` asked for.
+            choices: the target's choice after the prefix and after each draft token, ``len(draft) + 1``.
+            compute_us: time the target took, microseconds; for the verdict.
+        """
+        base_len = len(work.prefix)
+        path = accepted_path(work.draft, work.parents, choices)
+        bonus = choices[path[-1] + 1] if path else choices[0]
+        tokens = [work.draft[i] for i in path] + [bonus]
+        finish = wire.FINISH_UNSPECIFIED
+        for count, token in enumerate(tokens, 1):
+            if token in self._stop_tokens:
+                finish = wire.FINISH_STOP
+            elif self._max_length and base_len + count >= self._max_length:
+                finish = wire.FINISH_LENGTH
+            elif base_len + count >= self.limits.max_context:
+                finish = wire.FINISH_CONTEXT
+            if finish != wire.FINISH_UNSPECIFIED:
+                tokens = tokens[:count]
+                break
+        path = path[: len(tokens)]
+        self.committed = [*work.prefix, *tokens]
+        if finish != wire.FINISH_UNSPECIFIED:
+            self._finished_at = len(self.committed)
+        verdict = wire.Verdict(
+            epoch=self._epoch,
+            base_len=base_len,
+            tokens=tokens,
+            accepted=len(path),
+            finish=wire.Finish.Name(finish),
+            compute_us=compute_us,
+        )
+        # A bonus token has no row yet: the target has not processed it.
+        processed = base_len + len(path)
+        return Decision(verdict, tuple(path), range(min(work.rows_from, processed), processed))
+
+    def _prompt(self, prompt: wire.Prompt) -> Verify | wire.ServerMessage | None:
+        end = prompt.base_len + len(prompt.tokens)
+        # A Prompt of this epoch behind a later Draft is a copy that was delayed on its way.
+        if prompt.epoch < self._epoch or (prompt.epoch == self._epoch and end < self._confirmed):
+            return None
+        problem = self._unreached(prompt.base_len) or self._bad_tokens(prompt.tokens)
+        if problem is None and end >= self.limits.max_context:
+            problem = fault(
+                wire.FAULT_CODE_CONTEXT_FULL,
+                f"the conversation would have {end} tokens, "
+                f"the target's context holds {self.limits.max_context}; shorten it or begin a new chat",
+            )
+        if problem is None and not prompt.tokens:
+            problem = fault(wire.FAULT_CODE_PROTOCOL, "a Prompt without tokens")
+        if problem is not None:
+            return problem
+        self._enter(prompt.epoch)
+        self.committed = self.committed[: prompt.base_len] + list(prompt.tokens)
+        self._answer_start = self._confirmed = len(self.committed)
+        self._finished_at = None
+        self._max_length = prompt.max_length
+        sampling = prompt.sampling
+        self._sampling = Sampling(sampling.temperature, sampling.top_p or 1.0, sampling.seed)
+        return Verify(tuple(self.committed), (), (), self._sampling, prompt.rows_from)
+
+    def _draft(self, draft: wire.Draft) -> Verify | wire.ServerMessage | None:
+        if draft.epoch < self._epoch:
+            return None
+        if draft.epoch == self._epoch and draft.base_len < self._confirmed:
+            return None
+        problem = self._unreached(draft.base_len) or self._bad_tokens(draft.tokens)
+        if problem is None and len(draft.tokens) > self.limits.max_draft_tokens:
+            problem = fault(
+                wire.FAULT_CODE_TOO_LARGE,
+                f"a draft of {len(draft.tokens)} tokens; this verifier takes {self.limits.max_draft_tokens}",
+            )
+        if problem is not None:
+            return problem
+        if self._answer_start is None or draft.base_len < self._answer_start:
+            return fault(
+                wire.FAULT_CODE_OUT_OF_SYNC,
+                f"no answer runs at position {draft.base_len}",
+                committed_length=min(len(self.committed), draft.base_len),
+            )
+        try:
+            parents = check_parents(draft.parents, len(draft.tokens))
+        except TreeError as error:
+            return fault(wire.FAULT_CODE_PROTOCOL, str(error))
+        if self._finished_at is not None and draft.base_len >= self._finished_at:
+            return None
+        self._enter(draft.epoch)
+        self._confirmed = draft.base_len
+        self._finished_at = None
+        self.committed = self.committed[: draft.base_len]
+        room = self.limits.max_context - draft.base_len
+        kept = len(draft.tokens) if len(draft.tokens) < room else room
+        return Verify(
+            tuple(self.committed), tuple(draft.tokens[:kept]), tuple(parents[:kept]), self._sampling, draft.rows_from
+        )
+
+    def _cancel(self, cancel: wire.Cancel) -> wire.ServerMessage | None:
+        if cancel.epoch < self._epoch:
+            return None
+        self._enter(cancel.epoch)
+        self.committed = self.committed[: cancel.base_len]
+        self._answer_start = self._finished_at = None
+        return None
+
+    def _enter(self, epoch: int) -> None:
+        if epoch > self._epoch:
+            self._epoch = epoch
+            self._confirmed = 0
+
+    def _unreached(self, base_len: int) -> wire.ServerMessage | None:
+        if base_len <= len(self.committed):
+            return None
+        return fault(
+            wire.FAULT_CODE_OUT_OF_SYNC,
+            f"position {base_len} was named, this conversation has {len(self.committed)} tokens",
+            committed_length=len(self.committed),
+        )
+
+    def _bad_tokens(self, tokens: Sequence[int]) -> wire.ServerMessage | None:
+        worst = max(tokens, default=0)
+        if worst < self._vocab_size:
+            return None
+        return fault(wire.FAULT_CODE_PROTOCOL, f"token {worst} is outside the vocabulary of {self._vocab_size}")

@@ -1,0 +1,63 @@
+"""Draft trees: parent indices, depths, and the path that a verdict accepts.
+
+Parents count as on the wire: 0 is the last committed token, ``i`` the i-th drafted token. The tree
+``a(b, c(d))`` is ``tokens=[a, b, c, d]``, ``parents=[0, 1, 1, 3]``; a chain of three is ``[0, 1, 2]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class TreeError(ValueError):
+    """Parents that do not describe a tree in topological order."""
+
+
+def chain(length: int) -> list[int]:
+    """Parents of a chain of ``length`` tokens."""
+    return list(range(length))
+
+
+def check_parents(parents: Sequence[int], length: int) -> list[int]:
+    """The parents of ``length`` tokens; an empty list means a chain.
+
+    Raises:
+        TreeError: the wrong number of parents, or one that is not an earlier token.
+    """
+    if not parents:
+        return chain(length)
+    if len(parents) != length:
+        raise TreeError(f"{length} draft tokens need {length} parents, not {len(parents)}")
+    for index, parent in enumerate(parents):
+        if not 0 <= parent <= index:
+            raise TreeError(f"parent {parent} of draft token {index + 1} is no earlier token")
+    return list(parents)
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """Depth of each token: 1 for children of the last committed token. ``[0, 1, 1, 3]`` -> ``[1, 2, 2, 3]``."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(1 if parent == 0 else found[parent - 1] + 1)
+    return found
+
+
+def accepted_path(tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int]) -> list[int]:
+    """Walk the tree as the target would.
+
+    Args:
+        choices: the target's choice after the last committed token and after each drafted token,
+            ``len(tokens) + 1`` in all.
+
+    Returns:
+        indices into ``tokens`` of the accepted path. With ``tokens=[5, 6, 7]`` as a chain and
+        ``choices=[5, 6, 9, 1]`` it is ``[0, 1]``; the bonus token is then ``choices[2] == 9``.
+    """
+    path: list[int] = []
+    node = 0
+    while True:
+        step = next((i for i, token in enumerate(tokens) if parents[i] == node and token == choices[node]), None)
+        if step is None:
+            return path
+        path.append(step)
+        node = step + 1

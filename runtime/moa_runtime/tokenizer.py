@@ -1,0 +1,209 @@
+"""Text and tokens on the device: the bundle's tokenizer and its chat template, without transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError as JinjaError
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from moa_runtime.bundle import Bundle
+from moa_runtime.errors import MoaError
+
+Message = Mapping[str, str]
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_UTF8_MAX_BYTES = 4
+
+
+class ChatTemplateError(MoaError):
+    """A chat template that cannot be read, or that refuses a conversation."""
+
+
+class _GenerationBlock(Extension):
+    """``{% generation %}`` marks the assistant's text for training; here it only lets its content through."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTokenizer:
+    """A tokenizer with its chat template.
+
+    Args:
+        tokenizer_file: a ``tokenizer.json`` of the tokenizers library.
+        template: the chat template's source (Jinja, as transformers keeps it).
+        special_tokens: names the template may use, such as ``{"bos_token": "<s>"}``.
+        stop_tokens: ids that end the assistant's turn.
+
+    Raises:
+        MoaError: the tokenizer file or the template cannot be read.
+    """
+
+    def __init__(
+        self,
+        tokenizer_file: Path,
+        template: str,
+        special_tokens: Mapping[str, str],
+        stop_tokens: Collection[int],
+    ) -> None:
+        try:
+            self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        except Exception as error:  # the library raises bare Exception
+            raise MoaError(f"cannot read the tokenizer {tokenizer_file}: {error}") from error
+        # The same settings as transformers, so that a template renders to the same text. The sandbox
+        # matters: a template is code that came with a download.
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        try:
+            self._template = environment.from_string(template)
+        except JinjaError as error:
+            raise ChatTemplateError(f"the chat template cannot be read: {error}") from error
+        self._special_tokens = dict(special_tokens)
+        self.stop_tokens = frozenset(stop_tokens)
+
+    @classmethod
+    def from_bundle(cls, bundle: Bundle) -> ChatTokenizer:
+        manifest = bundle.manifest
+        template = bundle.chat_template_path.read_text(encoding="utf-8")
+        return cls(bundle.tokenizer_path, template, manifest.special_tokens, manifest.stop_tokens)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return int(self._tokenizer.get_vocab_size())
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of ``tokens``; bytes that are no UTF-8 become replacement characters."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+
+    def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """The conversation as the text the target was trained on.
+
+        Args:
+            messages: ``{"role": ..., "content": ...}`` each.
+
+        Raises:
+            ChatTemplateError: the template refuses these messages, or fails.
+        """
+        try:
+            return self._template.render(
+                messages=[dict(message) for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
+            )
+        except (JinjaError, TypeError, KeyError, ValueError) as error:
+            raise ChatTemplateError(f"the chat template refuses this conversation: {error}") from error
+
+    def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
+        """Tokens of a conversation, equal to transformers' ``apply_chat_template``."""
+        return self.encode(self.render_chat(messages, add_generation_prompt))
+
+    def encode_turn(self, history: Sequence[Message], new_user_message: str) -> list[int]:
+        """The tokens that continue a committed conversation by one user turn, generation prompt included.
+
+        The committed tokens end with the end-of-turn token of the last answer; they stay as they are,
+        even where encoding the answer's text anew would give other tokens.
+
+        Example (ChatML): after ``...<|im_end|>`` comes ``\\n<|im_start|>user\\n...<|im_end|>\\n<|im_start|>assistant\\n``.
+
+        Args:
+            history: the messages so far; the last one is the assistant's.
+
+        Raises:
+            ChatTemplateError: the template writes earlier messages differently once a new one follows
+                (some drop reasoning), so that the conversation cannot be continued token by token.
+        """
+        before = self.render_chat(history, add_generation_prompt=False)
+        after = self.render_chat([*history, {"role": "user", "content": new_user_message}])
+        end_text, cut = self._last_stop(before)
+        if not after.startswith(before[:cut]):
+            raise ChatTemplateError(
+                "the chat template changes earlier messages when a new one follows; start a new conversation"
+            )
+        # Encoded behind the end-of-turn token, because some tokenizers treat the start of a text specially.
+        lead = len(self.encode(end_text))
+        return self.encode(end_text + after[cut:])[lead:]
+
+    def _last_stop(self, text: str) -> tuple[str, int]:
+        """The last end-of-turn token in ``text`` and the offset behind it; the end of the text when none."""
+        best = ("", len(text))
+        start = -1
+        for token in self.stop_tokens:
+            piece = self._tokenizer.id_to_token(token)
+            at = text.rfind(piece) if piece else -1
+            if at > start:
+                start, best = at, (piece, at + len(piece))
+        return best
+
+
+class TextStream:
+    """Turns a growing list of tokens into text, piece by piece, without ever emitting a broken character.
+
+    Example: a character whose UTF-8 bytes are spread over two tokens comes out with the second:
+
+    >>> stream = TextStream(tokenizer)          # doctest: +SKIP
+    >>> [stream.push(t) for t in tokens]        # doctest: +SKIP
+    ['Caf', '', 'é']
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        self._window = 0  # decoding starts here, so that a long answer does not cost quadratic time
+        self._shown = 0  # tokens before this index have been emitted
+
+    def push(self, token: int) -> str:
+        """Add one token; returns the text that is certain now, perhaps none."""
+        self._tokens.append(token)
+        text = self._pending()
+        # An unfinished character ends in at most three replacement characters; more are the model's own noise.
+        if text.endswith(_REPLACEMENT) and len(self._tokens) - self._shown < _UTF8_MAX_BYTES:
+            return ""
+        return self._emit(text)
+
+    def finish(self) -> str:
+        """The text held back; a character that never became whole is a replacement character."""
+        return self._emit(self._pending())
+
+    def _pending(self) -> str:
+        # Decoded with the tokens before, because decoders treat the first token's leading space specially.
+        known = self._tokenizer.decode(self._tokens[self._window : self._shown])
+        return self._tokenizer.decode(self._tokens[self._window :])[len(known) :]
+
+    def _emit(self, text: str) -> str:
+        self._window, self._shown = self._shown, len(self._tokens)
+        return text
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> NoReturn:
+    """``raise_exception`` of transformers' templates."""
+    raise JinjaError(message)

@@ -1,0 +1,152 @@
+"""The system's main test: whatever the link does, both ends agree, and on the target's own text."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from session.wired import LIMITS, STOP, Pair, decode
+
+from moa_runtime.session.client import LinkState
+from moa_runtime.session.events import Faulted, Origin, RowsReceived, Sampling
+
+#: Enough of each index for any queue the machine builds; taken modulo its length.
+PLACE = st.integers(0, 7)
+
+
+class LossyLink(RuleBasedStateMachine):
+    @initialize(max_new_tokens=st.sampled_from([0, 5, 20, 40]), prompt=st.lists(st.integers(1, 12), min_size=1, max_size=6))
+    def begin(self, max_new_tokens: int, prompt: list[int]) -> None:
+        self.pair = Pair()
+        self.expected: list[int] = []
+        self.mark = 0
+        self.pair.connect()
+        self._ask(prompt, max_new_tokens)
+
+    def _ask(self, prompt: list[int], max_new_tokens: int) -> None:
+        start = [*self.pair.client.committed, *prompt]
+        self.prompt_end = len(start)
+        limit = min(LIMITS.max_context, len(start) + max_new_tokens) if max_new_tokens else LIMITS.max_context
+        self.expected = decode(start, limit)
+        self.pair.client.prompt(prompt, Sampling(), max_new_tokens)
+        self.pair.flush()
+
+    @rule(count=st.integers(1, 12), right=st.booleans(), online=st.booleans())
+    @precondition(lambda self: self.pair.client.answering)
+    def draft(self, count: int, right: bool, online: bool) -> None:
+        self.pair.write(count, right, Origin.DRAFTED if online else Origin.OFFLINE)
+
+    @rule(most=st.integers(0, 16))
+    def propose(self, most: int) -> None:
+        self.pair.client.propose(most)
+        self.pair.flush()
+
+    @rule()
+    def resend(self) -> None:
+        self.pair.client.resend()
+        self.pair.flush()
+
+    @rule(place=PLACE, upward=st.booleans())
+    def deliver(self, place: int, upward: bool) -> None:
+        """In order mostly; out of order when the place drawn is not the first."""
+        queue = self.pair.up if upward else self.pair.down
+        if queue:
+            (self.pair.deliver_up if upward else self.pair.deliver_down)(place % len(queue))
+
+    @rule(place=PLACE, upward=st.booleans())
+    def drop(self, place: int, upward: bool) -> None:
+        queue = self.pair.up if upward else self.pair.down
+        if queue:
+            del queue[place % len(queue)]
+
+    @rule(place=PLACE, upward=st.booleans())
+    def duplicate(self, place: int, upward: bool) -> None:
+        queue = self.pair.up if upward else self.pair.down
+        if queue:
+            queue.append(queue[place % len(queue)])
+
+    @rule(place=PLACE, cut=st.integers(1, 30), upward=st.booleans())
+    def split(self, place: int, cut: int, upward: bool) -> None:
+        queue = self.pair.up if upward else self.pair.down
+        if queue:
+            at = place % len(queue)
+            frame = queue[at]
+            queue[at : at + 1] = [frame[:cut], frame[cut:]]
+
+    @rule(noise=st.binary(max_size=40), upward=st.booleans())
+    def inject_noise(self, noise: bytes, upward: bool) -> None:
+        # A leading group-end tag makes it no protobuf message: noise, not a forged frame.
+        (self.pair.up if upward else self.pair.down).append(b"\x0c" + noise)
+
+    @rule()
+    def cut_link(self) -> None:
+        self.pair.cut()
+
+    @rule()
+    @precondition(lambda self: self.pair.client.link is LinkState.DOWN)
+    def reconnect(self) -> None:
+        self.pair.connect()
+
+    @rule()
+    def server_loses_everything(self) -> None:
+        self.pair.cut()
+        self.pair.server.restart()
+
+    @rule(prompt=st.lists(st.integers(1, 12), min_size=1, max_size=4))
+    def finish_and_ask_again(self, prompt: list[int]) -> None:
+        self.complete()
+        if len(self.pair.client.committed) + len(prompt) < LIMITS.max_context - 1:
+            self._ask(prompt, 10)
+
+    @rule(prompt=st.lists(st.integers(1, 12), min_size=1, max_size=4))
+    def cancel_and_ask_again(self, prompt: list[int]) -> None:
+        self.pair.client.cancel()
+        self.pair.flush()
+        if len(self.pair.client.committed) + len(prompt) < LIMITS.max_context - 1:
+            self._ask(prompt, 10)
+        else:
+            self.expected = list(self.pair.client.committed)
+
+    @rule()
+    def complete(self) -> None:
+        """Heal the link: the answer ends, and is the target's own."""
+        client = self.pair.client
+        if not client.answering:
+            return
+        self.pair.finish()
+        assert client.committed == self.expected
+        self.pair.settle()
+        assert self.pair.server.session.committed == self.expected
+
+    @invariant()
+    def committed_is_what_the_target_writes(self) -> None:
+        committed = self.pair.client.committed
+        assert committed == self.expected[: len(committed)]
+
+    @invariant()
+    def rows_are_never_ahead_of_the_target(self) -> None:
+        client = self.pair.client
+        assert client.rows <= len(client.committed)
+
+    @invariant()
+    def rows_arrive_whole(self) -> None:
+        for event in self.pair.events[self.mark :]:
+            if isinstance(event, RowsReceived):
+                assert [float(k) for k in event.keys[:, 0, 0]] == [
+                    float((event.start + i) % 100) for i in range(len(event.keys))
+                ]
+        self.mark = len(self.pair.events)
+
+    def teardown(self) -> None:
+        if hasattr(self, "pair"):
+            self.complete()
+            faults = {e.code for e in self.pair.events if isinstance(e, Faulted)}
+            assert faults <= {"PROTOCOL"}, faults
+
+
+LossyLink.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLossyLink = LossyLink.TestCase
+
+
+def test_the_toy_target_ends_turns() -> None:
+    assert decode([3, 4], 400)[-1] == STOP
