@@ -5,19 +5,36 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from moa_drafter.config import DrafterConfig
 from moa_drafter.model import MoADrafter
+from moa_runtime.bundle import TensorSpec
 
-INPUT_NAMES = (
-    "tokens",
-    "positions",
-    "queries",
-    "self_keys",
-    "self_values",
-    "self_mask",
-    "memory_keys",
-    "memory_values",
-)
-OUTPUT_NAMES = ("top_tokens", "top_logprobs", "keys", "values")
+
+
+def signature(config: DrafterConfig, top_k: int) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Inputs and outputs of the device half, in order.
+
+    Sizes that vary: ``T`` tokens, ``Q`` queries, ``S`` cached tokens, ``M`` memory rows.
+    """
+    kv = (config.decoder.num_kv_heads, config.decoder.head_dim)
+    top_k = min(top_k, config.draft_vocab_size)
+    inputs = (
+        TensorSpec("tokens", "int64", ("T",)),
+        TensorSpec("positions", "int64", ("T",)),
+        TensorSpec("queries", "int64", ("Q",)),
+        TensorSpec("self_keys", "float32", ("S", *kv)),
+        TensorSpec("self_values", "float32", ("S", *kv)),
+        TensorSpec("self_mask", "bool", ("T", "S+T")),
+        TensorSpec("memory_keys", "float32", ("M", *kv)),
+        TensorSpec("memory_values", "float32", ("M", *kv)),
+    )
+    outputs = (
+        TensorSpec("top_tokens", "int64", ("Q", top_k)),
+        TensorSpec("top_logprobs", "float32", ("Q", top_k)),
+        TensorSpec("keys", "float32", ("T", *kv)),
+        TensorSpec("values", "float32", ("T", *kv)),
+    )
+    return inputs, outputs
 
 
 class QuantisedEmbedding(nn.Module):
@@ -73,7 +90,8 @@ class DeviceHalf(nn.Module):
             ``top_tokens`` int64 ``[Q, K]`` and ``top_logprobs`` float32 ``[Q, K]``, best first;
             ``keys`` and ``values`` float32 ``[T, kv_heads, head_dim]``.
         """
-        # The exporter cannot express "cached + new" as one symbolic size by itself.
+        # Tells the exporter how the sizes depend on each other; it cannot guess "cached + new".
+        torch._check(self_mask.shape[0] == tokens.shape[0])
         torch._check(self_mask.shape[1] == self_keys.shape[0] + tokens.shape[0])
         x = self.embed(tokens)
         cos, sin = self.drafter.angles(positions)

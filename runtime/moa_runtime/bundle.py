@@ -27,11 +27,14 @@ class BundleError(MoaError):
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """Identities that client and server compare before they talk; hexadecimal strings."""
+    """Identities that client and server compare before they talk; hexadecimal strings.
+
+    ``drafter`` is empty where no memory rows are used.
+    """
 
     target: str
     tokenizer: str
-    drafter: str
+    drafter: str = ""
 
 
 @dataclass(frozen=True)

@@ -19,3 +19,8 @@ def cache_dir() -> Path:
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "moa-edge"
+
+
+def default_bundle() -> Path:
+    """The bundle used when none is named: where ``moa-export`` writes and ``moa-chat`` looks."""
+    return Path(os.environ.get("MOA_EDGE_BUNDLE") or cache_dir() / "bundles" / "default").expanduser()

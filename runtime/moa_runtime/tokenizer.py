@@ -21,7 +21,8 @@ from moa_runtime.errors import MoaError
 Message = Mapping[str, str]
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_UTF8_MAX_BYTES = 4
+#: Longer runs of replacement characters are the model's own noise, not a character still to come.
+_NOISE = 8
 
 
 class ChatTemplateError(MoaError):
@@ -123,7 +124,7 @@ class ChatTokenizer:
         The committed tokens end with the end-of-turn token of the last answer; they stay as they are,
         even where encoding the answer's text anew would give other tokens.
 
-        Example (ChatML): after ``...<|im_end|>`` comes ``\\n<|im_start|>user\\n...<|im_end|>\\n<|im_start|>assistant\\n``.
+        Example (ChatML): after ``...<|im_end|>`` comes a newline, then ``<|im_start|>user`` and so on.
 
         Args:
             history: the messages so far; the last one is the assistant's.
@@ -148,7 +149,7 @@ class ChatTokenizer:
         best = ("", len(text))
         start = -1
         for token in self.stop_tokens:
-            piece = self._tokenizer.id_to_token(token)
+            piece = str(self._tokenizer.id_to_token(token) or "")
             at = text.rfind(piece) if piece else -1
             if at > start:
                 start, best = at, (piece, at + len(piece))
@@ -156,42 +157,44 @@ class ChatTokenizer:
 
 
 class TextStream:
-    """Turns a growing list of tokens into text, piece by piece, without ever emitting a broken character.
+    """Turns a growing list of tokens into text, piece by piece, without ever emitting half a character.
 
-    Example: a character whose UTF-8 bytes are spread over two tokens comes out with the second:
-
-    >>> stream = TextStream(tokenizer)          # doctest: +SKIP
-    >>> [stream.push(t) for t in tokens]        # doctest: +SKIP
-    ['Caf', '', 'é']
+    Example: a character whose UTF-8 bytes are spread over two tokens comes out with the second: the
+    tokens ``Caf``, ``0xC3``, ``0xA9`` give ``"Caf"``, ``""``, ``"é"``.
     """
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
         self._tokens: list[int] = []
-        self._window = 0  # decoding starts here, so that a long answer does not cost quadratic time
-        self._shown = 0  # tokens before this index have been emitted
+        # The text up to token `_anchor` is out. Decoding starts at `_window` before it, because decoders
+        # treat the first token's leading space specially, and not at 0, which would cost quadratic time.
+        self._window = 0
+        self._anchor = 0
+        self._emitted = 0  # characters behind the anchor that are out already
 
     def push(self, token: int) -> str:
         """Add one token; returns the text that is certain now, perhaps none."""
         self._tokens.append(token)
-        text = self._pending()
-        # An unfinished character ends in at most three replacement characters; more are the model's own noise.
-        if text.endswith(_REPLACEMENT) and len(self._tokens) - self._shown < _UTF8_MAX_BYTES:
-            return ""
-        return self._emit(text)
+        pending = self._pending()
+        whole = pending.rstrip(_REPLACEMENT)
+        if 0 < len(pending) - len(whole) <= _NOISE:
+            piece = whole[self._emitted :]
+            self._emitted += len(piece)
+            return piece
+        return self._release(pending)
 
     def finish(self) -> str:
         """The text held back; a character that never became whole is a replacement character."""
-        return self._emit(self._pending())
+        return self._release(self._pending())
 
     def _pending(self) -> str:
-        # Decoded with the tokens before, because decoders treat the first token's leading space specially.
-        known = self._tokenizer.decode(self._tokens[self._window : self._shown])
+        known = self._tokenizer.decode(self._tokens[self._window : self._anchor])
         return self._tokenizer.decode(self._tokens[self._window :])[len(known) :]
 
-    def _emit(self, text: str) -> str:
-        self._window, self._shown = self._shown, len(self._tokens)
-        return text
+    def _release(self, pending: str) -> str:
+        piece = pending[self._emitted :]
+        self._window, self._anchor, self._emitted = self._anchor, len(self._tokens), 0
+        return piece
 
 
 def _to_json(

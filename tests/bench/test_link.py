@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
+
 from moa_bench.link import PROFILES, Link, LinkProfile, get_profile, random_outages, with_round_trip
 from moa_runtime.errors import MoaError
 
@@ -310,6 +311,8 @@ def test_an_end_and_a_break_reach_the_other_side() -> None:
 def test_reset_breaks_both_sides_and_new_connections_pass() -> None:
     async def main() -> None:
         async with connected(with_round_trip(20)) as ends:
+            ends.client.write(b"x")
+            await asyncio.wait_for(ends.server_reader.readexactly(1), 5)
             ends.link.reset()
             for reader in (ends.client_reader, ends.server_reader):
                 with pytest.raises(ConnectionResetError):

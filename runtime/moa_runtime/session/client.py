@@ -44,6 +44,7 @@ class _InFlight:
     frame: bytes
     verdict_at: int
     drafted: int
+    is_prompt: bool
 
 
 _FINISH = {
@@ -69,7 +70,6 @@ class ClientSession:
     ``extend``                  an answer runs         tentative grows
     ``propose``                 always                 Draft, if the link is UP and nothing is in flight
     ``cancel``                  always                 supplied and tentative dropped; Cancel
-    ``truncate``                no answer runs         committed prefix cut, for editing and regenerating
     ==========================  =====================  ====================================================
     """
 
@@ -115,8 +115,19 @@ class ClientSession:
         return [*self.committed, *self._supplied, *self._tentative]
 
     @property
+    def unconfirmed(self) -> tuple[tuple[int, Origin], ...]:
+        """Answer tokens behind the committed prefix with their origins: kept ones, then tentative ones."""
+        kept = self._supplied[len(self._supplied) - self._kept :]
+        return (*((token, Origin.KEPT) for token in kept), *zip(self._tentative, self._origins, strict=True))
+
+    @property
     def awaiting_verdict(self) -> bool:
         return self._in_flight is not None
+
+    @property
+    def awaiting_prefill(self) -> bool:
+        """Whether the verdict awaited is a Prompt's, which takes the target longer."""
+        return self._in_flight is not None and self._in_flight.is_prompt
 
     @property
     def in_flight_drafted(self) -> int:
@@ -233,18 +244,6 @@ class ClientSession:
             self._send(wire.ClientMessage(cancel=wire.Cancel(epoch=self._epoch, base_len=len(self.committed))))
             self._server_length = min(self._server_length, len(self.committed))
         return events
-
-    def truncate(self, length: int) -> None:
-        """Forget committed tokens from ``length`` on; the next prompt tells the server.
-
-        Raises:
-            LocalProtocolError: an answer still runs.
-        """
-        if self.answering:
-            raise LocalProtocolError("can't truncate while an answer runs; cancel it first")
-        del self.committed[length:]
-        self.rows = min(self.rows, length)
-        self._server_length = min(self._server_length, length)
 
     # -- frames from the server ----------------------------------------------------------------
 
@@ -386,7 +385,9 @@ class ClientSession:
         self._launch(wire.ClientMessage(prompt=prompt), base_len + len(tokens), 0)
 
     def _launch(self, message: wire.ClientMessage, verdict_at: int, drafted: int) -> None:
-        self._in_flight = _InFlight(message.SerializeToString(), verdict_at, drafted)
+        self._in_flight = _InFlight(
+            message.SerializeToString(), verdict_at, drafted, is_prompt=message.HasField("prompt")
+        )
         self._outbox.append(self._in_flight.frame)
 
     def _send(self, message: wire.ClientMessage) -> None:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moa_runtime.bundle import Fingerprints
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
+__all__ = ["PROTOCOL_VERSION", "Fingerprints", "Limits", "check_hello", "fault"]
+
 PROTOCOL_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Fingerprints:
-    """Identities of target, tokenizer and drafter; ``drafter`` is empty where no memory rows are used."""
-
-    target: str
-    tokenizer: str
-    drafter: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Benchmarks of what users feel, and the link emulator they run over."""

@@ -1,0 +1,1 @@
+"""Chat programs on top of the runtime."""

@@ -1,0 +1,137 @@
+"""What a chat tells its application while an answer is written."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from moa_runtime.session.events import FinishReason, Origin
+
+__all__ = [
+    "AnswerFinished",
+    "AnswerUpdate",
+    "ChatEvent",
+    "FinishReason",
+    "LinkChanged",
+    "LinkStatus",
+    "Origin",
+    "Statistics",
+    "TokenOrigin",
+]
+
+
+class LinkStatus(enum.Enum):
+    """The link as a user should see it."""
+
+    ONLINE = "online"
+    RECONNECTING = "reconnecting"  # a connection is being made
+    OFFLINE = "offline"  # no connection, or a verdict is late
+
+
+@dataclass(frozen=True)
+class TokenOrigin:
+    """One token of the answer, where it came from, and whether the target has confirmed it."""
+
+    token: int
+    origin: Origin
+    committed: bool
+
+
+@dataclass
+class Statistics:
+    """Figures of one answer. Times in seconds, sizes in bytes.
+
+    Attributes:
+        rounds: verdicts received.
+        drafted, accepted: tokens sent to be verified, and those of them the target accepted.
+        offline: committed tokens that were written while the verifier was away.
+        kept: those of them that stayed by the user's policy, without asking the target.
+        rolled_back: tentative tokens dropped.
+        draft_seconds, wait_seconds: time spent drafting, and from sending to the verdict.
+        first_token_seconds: from the question to the first committed token.
+    """
+
+    rounds: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    offline: int = 0
+    kept: int = 0
+    rolled_back: int = 0
+    reconnects: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    first_token_seconds: float | None = None
+    draft_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    round_trips: list[float] = field(default_factory=list)
+
+    @property
+    def tau(self) -> float:
+        """Tokens committed by verdicts per round, bonus included."""
+        return (self.tokens - self.kept) / self.rounds if self.rounds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        """Plain figures for JSON."""
+        trips = sorted(self.round_trips)
+        return {
+            "tokens": self.tokens,
+            "rounds": self.rounds,
+            "tau": round(self.tau, 3),
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "offline": self.offline,
+            "kept": self.kept,
+            "rolled_back": self.rolled_back,
+            "reconnects": self.reconnects,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "seconds": round(self.seconds, 3),
+            "tokens_per_second": round(self.tokens_per_second, 2),
+            "first_token_seconds": None if self.first_token_seconds is None else round(self.first_token_seconds, 3),
+            "draft_seconds": round(self.draft_seconds, 3),
+            "wait_seconds": round(self.wait_seconds, 3),
+            "round_trip_ms": round(1000 * trips[len(trips) // 2], 1) if trips else None,
+        }
+
+
+@dataclass(frozen=True)
+class AnswerUpdate:
+    """The answer as it stands.
+
+    Attributes:
+        committed: text the target has confirmed.
+        tentative: text after it that may still change.
+        tokens: all of its tokens, the tentative ones last.
+    """
+
+    committed: str
+    tentative: str
+    tokens: tuple[TokenOrigin, ...]
+    statistics: Statistics
+
+
+@dataclass(frozen=True)
+class LinkChanged:
+    """The link's status changed; ``detail`` is a sentence for the user, perhaps empty."""
+
+    status: LinkStatus
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class AnswerFinished:
+    """The last event of an answer. ``text`` is all of it."""
+
+    text: str
+    tokens: tuple[TokenOrigin, ...]
+    reason: FinishReason
+    statistics: Statistics
+
+
+ChatEvent = AnswerUpdate | LinkChanged | AnswerFinished

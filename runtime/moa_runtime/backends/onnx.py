@@ -1,0 +1,78 @@
+"""The device half on onnxruntime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from moa_runtime.backends.base import Float32, Int64, StepResult
+from moa_runtime.errors import MoaError
+
+_OUTPUTS = ["top_tokens", "top_logprobs", "keys", "values"]
+
+
+class OnnxBackend:
+    """Runs a graph written by ``moa-export --target onnx`` on the CPU.
+
+    onnxruntime reads contiguous arrays where they lie, so a slice of a preallocated cache costs no copy.
+
+    Args:
+        graph: the ``.onnx`` file.
+        threads: processor threads for one step; two serve a model this small best.
+
+    Raises:
+        MoaError: the file is no graph of the device half, or ``threads`` is less than 1.
+    """
+
+    def __init__(self, graph: Path, *, threads: int = 2) -> None:
+        if threads < 1:
+            raise MoaError(f"threads must be at least 1, not {threads}")
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        # Between two steps the device waits for the network; spinning threads would drain its battery.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            self._session = ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+            inputs = {tensor.name: tensor.shape for tensor in self._session.get_inputs()}
+            outputs = {tensor.name: tensor.shape for tensor in self._session.get_outputs()}
+            _, self._kv_heads, self._head_dim = inputs["self_keys"]
+            self._top_k = outputs["top_tokens"][1]
+        except Exception as error:  # onnxruntime's errors share no public base class
+            raise MoaError(f"onnxruntime cannot load {graph} as a device half: {error}") from error
+
+    @property
+    def top_k(self) -> int:
+        return int(self._top_k)
+
+    @property
+    def kv_shape(self) -> tuple[int, int]:
+        return int(self._kv_heads), int(self._head_dim)
+
+    def step(
+        self,
+        tokens: Int64,
+        positions: Int64,
+        queries: Int64,
+        self_keys: Float32,
+        self_values: Float32,
+        self_mask: NDArray[np.bool_],
+        memory_keys: Float32,
+        memory_values: Float32,
+    ) -> StepResult:
+        """See :meth:`moa_runtime.backends.base.Backend.step`."""
+        feed = {
+            "tokens": tokens,
+            "positions": positions,
+            "queries": queries,
+            "self_keys": self_keys,
+            "self_values": self_values,
+            "self_mask": self_mask,
+            "memory_keys": memory_keys,
+            "memory_values": memory_values,
+        }
+        return StepResult(*self._session.run(_OUTPUTS, feed))

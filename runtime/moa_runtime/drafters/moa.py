@@ -1,0 +1,149 @@
+"""The Mixture of Attentions drafter on a device: a backend, its caches, and a greedy loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from moa_runtime.backends.base import Backend, StepResult
+from moa_runtime.drafters.base import DraftToken, Float32
+from moa_runtime.sequences import common_length
+
+CATCH_UP_TOKENS = 512
+_FIRST_CAPACITY = 256
+
+
+class GrowingRows:
+    """Keys and values of positions ``0..length-1`` in arrays that double when full.
+
+    The valid part is a prefix of each array, so it is contiguous and reaches the backend without a copy.
+
+    Args:
+        kv_shape: ``(kv_heads, head_dim)``.
+    """
+
+    def __init__(self, kv_shape: tuple[int, int]) -> None:
+        self.length = 0
+        self._keys = np.zeros((_FIRST_CAPACITY, *kv_shape), np.float32)
+        self._values = np.zeros((_FIRST_CAPACITY, *kv_shape), np.float32)
+
+    def write(self, start: int, keys: Float32, values: Float32) -> None:
+        """Put rows at ``start``; what was held from there on is replaced.
+
+        Raises:
+            ValueError: a gap before ``start``, or another shape than ``[n, kv_heads, head_dim]``.
+        """
+        expected = (len(keys), *self._keys.shape[1:])
+        if keys.shape != expected or values.shape != expected:
+            raise ValueError(f"rows have shapes {keys.shape} and {values.shape}, expected {expected}")
+        if not 0 <= start <= self.length:
+            raise ValueError(f"rows start at position {start}, but only {self.length} are held: a gap")
+        stop = start + len(keys)
+        if stop > len(self._keys):
+            capacity = max(stop, 2 * len(self._keys))
+            self._keys = _grown(self._keys, self.length, capacity)
+            self._values = _grown(self._values, self.length, capacity)
+        self._keys[start:stop] = keys
+        self._values[start:stop] = values
+        self.length = stop
+
+    def truncate(self, length: int) -> None:
+        """Forget positions ``length`` and above."""
+        self.length = max(0, min(self.length, length))
+
+    def first(self, count: int) -> tuple[Float32, Float32]:
+        """Views of the first ``count`` keys and values, ``[count, kv_heads, head_dim]`` each."""
+        return self._keys[:count], self._values[:count]
+
+
+def _grown(array: Float32, used: int, capacity: int) -> Float32:
+    larger = np.zeros((capacity, *array.shape[1:]), np.float32)
+    larger[:used] = array[:used]
+    return larger
+
+
+class MoaDrafter:
+    """Drafts greedily with the device half. Implements :class:`moa_runtime.drafters.base.Drafter`.
+
+    The self-attention cache remembers which tokens it holds. Its entries depend on the tokens alone, not on
+    the memory rows, so new rows never invalidate it.
+
+    Args:
+        backend: the device half.
+        max_context: positions the target can hold; no token is drafted beyond.
+    """
+
+    def __init__(self, backend: Backend, *, max_context: int) -> None:
+        self._backend = backend
+        self._max_context = max_context
+        self._cached: list[int] = []
+        self._cache = GrowingRows(backend.kv_shape)
+        self._memory = GrowingRows(backend.kv_shape)
+
+    @property
+    def rows(self) -> int:
+        """Memory rows held, for positions ``0..rows-1``."""
+        return self._memory.length
+
+    def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
+        """See :meth:`moa_runtime.drafters.base.Drafter.add_rows`."""
+        self._memory.write(start, keys, values)
+
+    def truncate_rows(self, length: int) -> None:
+        """Forget the memory rows of positions ``length`` and above."""
+        self._memory.truncate(length)
+
+    def draft(self, prefix: Sequence[int], count: int) -> list[DraftToken]:
+        """Continue ``prefix`` greedily by ``count`` tokens, fewer when the context is full.
+
+        Raises:
+            ValueError: an empty prefix.
+        """
+        if not prefix:
+            raise ValueError("cannot draft from an empty prefix")
+        count = min(count, self._max_context - len(prefix))
+        if count < 1:
+            return []
+        # The last token is fed again even when cached: its query is what predicts the next one.
+        keep = min(common_length(self._cached, prefix), len(prefix) - 1)
+        self._forget_from(keep)
+        # Rows beyond the prefix belong to tokens that this draft would be predicting.
+        memory = self._memory_of(len(prefix))
+        for start in range(keep, len(prefix), CATCH_UP_TOKENS):
+            result = self._feed(prefix[start : start + CATCH_UP_TOKENS], memory)
+        drafted = [_best(result)]
+        while len(drafted) < count:
+            drafted.append(_best(self._feed([drafted[-1].token], memory)))
+        return drafted
+
+    def _feed(self, tokens: Sequence[int], memory: tuple[Float32, Float32]) -> StepResult:
+        """One step over tokens that follow the cached ones, with a query at the last; extends the cache."""
+        held, new = len(self._cached), len(tokens)
+        result = self._backend.step(
+            np.array(tokens, np.int64),
+            np.arange(held, held + new, dtype=np.int64),
+            np.array([new - 1], np.int64),
+            *self._cache.first(held),
+            np.tri(new, held + new, held, dtype=np.bool_),
+            *memory,
+        )
+        self._cache.write(held, result.keys, result.values)
+        self._cached += tokens
+        return result
+
+    def _memory_of(self, positions: int) -> tuple[Float32, Float32]:
+        held = min(self._memory.length, positions)
+        if held == 0:
+            # A softmax needs one row. A zero row has a zero value, so it adds nothing to the residual.
+            zero = np.zeros((1, *self._backend.kv_shape), np.float32)
+            return zero, zero
+        return self._memory.first(held)
+
+    def _forget_from(self, length: int) -> None:
+        del self._cached[length:]
+        self._cache.truncate(length)
+
+
+def _best(result: StepResult) -> DraftToken:
+    return DraftToken(int(result.top_tokens[0, 0]), float(result.top_logprobs[0, 0]))

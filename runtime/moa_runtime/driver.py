@@ -1,0 +1,263 @@
+"""The drafting loop: one task that owns session and drafter and does whatever is due next."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from moa_runtime.answer import LinkStatus, Statistics
+from moa_runtime.control import Controller
+from moa_runtime.drafters.base import Drafter
+from moa_runtime.errors import MoaError
+from moa_runtime.session.client import ClientSession, LinkState
+from moa_runtime.session.events import Committed, Event, Faulted, Origin, RolledBack, RowsReceived, Welcomed
+from moa_runtime.transport import ConnectError, Endpoint, Timing, Transport, TransportHandlers
+
+#: Faults after which connecting again would only repeat them.
+_REFUSALS = {"VERSION_MISMATCH", "FINGERPRINT_MISMATCH", "REPLACED"}
+
+
+@dataclass(frozen=True)
+class DriverSettings:
+    """Limits of the drafting loop.
+
+    Attributes:
+        offline_limit: tentative tokens written at most without the target.
+        late_after_s: a draft's verdict that takes longer counts as a lost link: the device goes on alone.
+        prefill_late_after_s: the same for a prompt's verdict.
+    """
+
+    offline_limit: int = 256
+    late_after_s: float = 1.0
+    prefill_late_after_s: float = 6.0
+    timing: Timing = Timing()  # noqa: RUF009 (frozen)
+
+
+class Driver:
+    """Runs a :class:`ClientSession` over a :class:`Transport` with a drafter.
+
+    Everything happens in one task, in this order: handle what came in, send what is due, draft one
+    token, or wait. Drafting runs in a thread, so that frames, and the application, are never blocked.
+
+    Args:
+        on_event: called with each session event.
+        on_tentative: called when tentative tokens were added.
+        on_status: called when the link's status changes, with a sentence.
+        on_problem: called with what went wrong, and whether waiting cannot mend it.
+    """
+
+    def __init__(
+        self,
+        session: ClientSession,
+        drafter: Drafter | None,
+        controller: Controller,
+        endpoint: Endpoint,
+        settings: DriverSettings,
+        *,
+        on_event: Callable[[Event], None],
+        on_tentative: Callable[[], None],
+        on_status: Callable[[LinkStatus, str], None],
+        on_problem: Callable[[MoaError, bool], None],
+    ) -> None:
+        self.session = session
+        self.statistics = Statistics()
+        self.status = LinkStatus.OFFLINE
+        self._drafter, self._controller, self._settings = drafter, controller, settings
+        self._on_event, self._on_tentative = on_event, on_tentative
+        self._on_status, self._on_problem = on_status, on_problem
+        self._endpoint = endpoint
+        self._inbox: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="moa-drafter")
+        self._transport = self._new_transport()
+        self._link_task: asyncio.Task[None] | None = None
+        self._launched: float | None = None  # when the frame in flight was sent
+        self._late = False
+        self._drafter_full = False
+
+    # -- called by the chat, in the loop's thread ------------------------------------------------
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Run ``action`` in the driver's task, between two steps."""
+        self._inbox.put_nowait(action)
+
+    def go_online(self) -> None:
+        """Begin to connect, and reconnect for as long as the driver runs."""
+        if self._link_task is None or self._link_task.done():
+            self._link_task = asyncio.create_task(self._transport.run())
+
+    async def go_offline(self) -> None:
+        """Close the connection and make no other until :meth:`go_online`."""
+        if self._link_task is not None:
+            self._link_task.cancel()
+            await asyncio.gather(self._link_task, return_exceptions=True)
+            self._link_task = None
+            self._inbox.put_nowait(lambda: self._disconnected("working offline"))
+
+    async def close(self) -> None:
+        await self.go_offline()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def bytes_moved(self) -> tuple[int, int]:
+        """Payload bytes sent and received so far."""
+        return self._transport.bytes_up, self._transport.bytes_down
+
+    async def run(self) -> None:
+        """The loop; runs until cancelled."""
+        while True:
+            while not self._inbox.empty():
+                self._inbox.get_nowait()()
+            self._check_late()
+            self._propose_if_due()
+            self._send_frames()
+            if self._may_draft():
+                await self._draft_one()
+            else:
+                await self._wait()
+
+    # -- the steps -----------------------------------------------------------------------------
+
+    @property
+    def _alone(self) -> bool:
+        """Whether the device has to go on without the target."""
+        return self.session.link is not LinkState.UP or self._late
+
+    def _seconds_until_late(self) -> float | None:
+        """None while no verdict is awaited, or once it is known to be late."""
+        if self._launched is None or self._late or not self.session.awaiting_verdict:
+            return None
+        settings = self._settings
+        patience = settings.prefill_late_after_s if self.session.awaiting_prefill else settings.late_after_s
+        return self._launched + patience - time.monotonic()
+
+    def _check_late(self) -> None:
+        left = self._seconds_until_late()
+        if left is not None and left <= 0:
+            self._late = True
+            self._set_status(LinkStatus.OFFLINE, "the verdict is late; the device writes on")
+
+    def _propose_if_due(self) -> None:
+        if self.session.awaiting_verdict or not self.session.answering:
+            return
+        if not self._may_draft():
+            self.session.propose()
+
+    def _target_length(self) -> int:
+        """How long the tentative suffix should be now."""
+        if self._alone:
+            return self._settings.offline_limit
+        if self.session.awaiting_verdict:
+            return self.session.in_flight_drafted + self._controller.ahead()
+        return self._controller.draft_length()
+
+    def _may_draft(self) -> bool:
+        session = self.session
+        if self._drafter is None or not session.answering or session.tentatively_finished:
+            return False
+        # Before the first memory rows there is nothing to draft from.
+        return session.rows > 0 and not self._drafter_full and len(session.tentative) < self._target_length()
+
+    async def _draft_one(self) -> None:
+        assert self._drafter is not None
+        prefix = self.session.tokens
+        origin = Origin.OFFLINE if self._alone else Origin.DRAFTED
+        began = time.monotonic()
+        drafted = await asyncio.get_running_loop().run_in_executor(self._thread, self._drafter.draft, prefix, 1)
+        self.statistics.draft_seconds += time.monotonic() - began
+        if not drafted:  # the drafter's context is full: only the target can go on
+            self._drafter_full = True
+            return
+        # Nothing else changes the session while the thread drafts: this task handles the inbox.
+        self.session.extend([drafted[0].token], origin)
+        self._on_tentative()
+
+    async def _wait(self) -> None:
+        left = self._seconds_until_late()
+        try:
+            action = await asyncio.wait_for(self._inbox.get(), None if left is None else max(left, 0.0) + 0.01)
+        except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
+            return
+        action()
+
+    def _send_frames(self) -> None:
+        for frame in self.session.frames_to_send():
+            if self.session.awaiting_verdict:
+                self._launched = time.monotonic()
+            self._transport.send(frame)
+
+    # -- what the transport says ---------------------------------------------------------------
+
+    def _new_transport(self) -> Transport:
+        post = self._inbox.put_nowait
+        handlers = TransportHandlers(
+            connecting=lambda: post(lambda: self._set_status(LinkStatus.RECONNECTING, "")),
+            opened=lambda: post(self.session.connect),
+            frame=lambda data: post(lambda: self._received(data)),
+            closed=lambda problem: post(lambda: self._closed(problem)),
+        )
+        return Transport(self._endpoint, handlers, self._settings.timing)
+
+    def _received(self, data: bytes) -> None:
+        drafted = self.session.in_flight_drafted
+        awaited = self.session.awaiting_verdict
+        events = self.session.receive(data)
+        for event in events:
+            if isinstance(event, RowsReceived) and self._drafter is not None:
+                self._drafter.add_rows(event.start, event.keys, event.values)
+            elif isinstance(event, RolledBack):
+                self.statistics.rolled_back += len(event.tokens)
+            elif isinstance(event, Welcomed):
+                self._set_status(LinkStatus.ONLINE, "")
+        if awaited and any(isinstance(event, Committed) for event in events):
+            self._count_round(drafted, events)
+        for event in events:
+            if isinstance(event, Faulted):
+                self._faulted(event)
+            self._on_event(event)
+
+    def _count_round(self, drafted: int, events: list[Event]) -> None:
+        statistics = self.statistics
+        committed = [event for event in events if isinstance(event, Committed)]
+        origins = [origin for event in committed for origin in event.origins]
+        kept = sum(origin is Origin.KEPT for origin in origins)
+        accepted = sum(origin in (Origin.DRAFTED, Origin.OFFLINE) for origin in origins)
+        statistics.rounds += 1
+        statistics.tokens += len(origins)
+        statistics.kept += kept
+        statistics.drafted += drafted
+        # An optimistic token that equals the bonus token was not part of this round's draft.
+        statistics.accepted += min(accepted, drafted)
+        statistics.offline += kept + sum(origin is Origin.OFFLINE for origin in origins)
+        if self._launched is not None:
+            trip = time.monotonic() - self._launched
+            statistics.round_trips.append(trip)
+            statistics.wait_seconds += trip
+            self._controller.observe(drafted, min(accepted, drafted), trip)
+        self._launched = None
+        if self._late:
+            self._late = False
+            self._set_status(LinkStatus.ONLINE, "")
+
+    def _faulted(self, fault: Faulted) -> None:
+        if fault.code in _REFUSALS and self._link_task is not None:
+            self._link_task.cancel()
+        self._on_problem(MoaError(fault.text), not fault.retry_after_ms)
+
+    def _closed(self, problem: ConnectError) -> None:
+        if self.session.link is not LinkState.DOWN:
+            self.statistics.reconnects += 1
+        self._disconnected(str(problem))
+        self._on_problem(problem, problem.final)
+
+    def _disconnected(self, why: str) -> None:
+        self.session.disconnected()
+        self._launched = None
+        self._late = False
+        self._set_status(LinkStatus.OFFLINE, why)
+
+    def _set_status(self, status: LinkStatus, detail: str) -> None:
+        if status is not self.status:
+            self.status = status
+            self._on_status(status, detail)

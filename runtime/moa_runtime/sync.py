@@ -1,0 +1,87 @@
+"""The chat without asyncio: the same calls, blocking, with the event loop on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any, TypeVar
+
+from moa_runtime.answer import ChatEvent, LinkStatus
+from moa_runtime.bundle import Bundle
+from moa_runtime.chat import Chat
+from moa_runtime.session.events import Sampling
+from moa_runtime.transport import Endpoint
+
+T = TypeVar("T")
+
+
+class SyncChat:
+    """Blocking wrapper around :class:`moa_runtime.chat.Chat`; usable from one thread at a time.
+
+    >>> with SyncChat(bundle, Endpoint("ws://127.0.0.1:8765")) as chat:   # doctest: +SKIP
+    ...     for event in chat.send("Name three primary colours."):
+    ...         ...
+
+    Args:
+        options: as for :meth:`moa_runtime.chat.Chat.connect`, which also says what is raised.
+    """
+
+    def __init__(self, bundle: Bundle, endpoint: Endpoint, **options: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="moa-chat", daemon=True)
+        self._thread.start()
+        try:
+            self.chat = self._run(Chat.connect(bundle, endpoint, **options))
+        except BaseException:
+            self._stop_loop()
+            raise
+
+    def __enter__(self) -> SyncChat:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def status(self) -> LinkStatus:
+        return self.chat.status
+
+    def send(self, text: str, *, max_new_tokens: int = 512, sampling: Sampling | None = None) -> Iterator[ChatEvent]:
+        """See :meth:`moa_runtime.chat.Chat.send`. Leaving the loop early stops the answer."""
+        events = self.chat.send(text, max_new_tokens=max_new_tokens, sampling=sampling)
+        try:
+            while True:
+                event = self._run(_next(events))
+                if event is None:
+                    return
+                yield event
+        finally:
+            self._run(events.aclose())
+
+    def work_offline(self, offline: bool) -> None:
+        """See :meth:`moa_runtime.chat.Chat.work_offline`."""
+        self._run(self.chat.work_offline(offline))
+
+    def close(self) -> None:
+        """Close the chat and end its thread."""
+        self._run(self.chat.close())
+        self._stop_loop()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            # Ctrl-C in the waiting thread must also end the work that it waited for.
+            future.cancel()
+            raise
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _next(events: AsyncIterator[ChatEvent]) -> ChatEvent | None:
+    return await anext(events, None)

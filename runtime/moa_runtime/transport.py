@@ -1,0 +1,167 @@
+"""The WebSocket to the verifier: connects, reconnects, and moves whole frames both ways."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+
+from moa_runtime.errors import MoaError
+
+SESSION_PATH = "/v1/session"
+
+
+class ConnectError(MoaError):
+    """The verifier cannot be reached or refuses the connection."""
+
+    def __init__(self, text: str, *, final: bool) -> None:
+        super().__init__(text)
+        self.final = final  # trying again with the same settings cannot help
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the verifier is. ``token`` is the bearer token; ``tls`` is used for ``wss`` addresses."""
+
+    url: str
+    token: str = ""
+    tls: ssl.SSLContext | None = None
+
+    @property
+    def address(self) -> str:
+        """The WebSocket's address: a bare server address gets the session's path.
+
+        Raises:
+            ConnectError: not a ws, wss, http or https address.
+        """
+        parts = urlsplit(self.url if "://" in self.url else f"ws://{self.url}")
+        scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
+        if scheme not in {"ws", "wss"} or not parts.hostname:
+            raise ConnectError(f"{self.url!r} is no verifier address: expected ws://HOST:PORT", final=True)
+        path = parts.path if parts.path not in {"", "/"} else SESSION_PATH
+        return f"{scheme}://{parts.netloc}{path}"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds. A link is given up after ``ping_interval + ping_timeout`` without an answer."""
+
+    open_timeout: float = 5.0
+    ping_interval: float = 4.0
+    ping_timeout: float = 4.0
+    first_backoff: float = 0.25
+    longest_backoff: float = 4.0
+
+
+@dataclass(frozen=True)
+class TransportHandlers:
+    """Called in the event loop's thread, in the order of what happens on the link."""
+
+    connecting: Callable[[], None]
+    opened: Callable[[], None]
+    frame: Callable[[bytes], None]
+    closed: Callable[[ConnectError], None]
+
+
+class Transport:
+    """One connection after the other, while :meth:`run` runs. Sending never blocks the caller."""
+
+    def __init__(self, endpoint: Endpoint, handlers: TransportHandlers, timing: Timing | None = None) -> None:
+        self._endpoint, self._handlers, self._timing = endpoint, handlers, timing or Timing()
+        self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
+        self.bytes_up = 0
+        self.bytes_down = 0
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame for the open connection; frames still queued when it closes are dropped."""
+        self._outgoing.put_nowait(frame)
+
+    async def run(self) -> None:
+        """Keep a connection open until cancelled. Returns only after a refusal that trying again cannot mend."""
+        backoff = self._timing.first_backoff
+        while True:
+            self._handlers.connecting()
+            try:
+                async with await self._connect() as socket:
+                    backoff = self._timing.first_backoff
+                    await self._pump(socket)
+                problem = ConnectError("the connection was closed", final=False)
+            except ConnectError as error:
+                problem = error
+            self._handlers.closed(problem)
+            if problem.final:
+                return
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, self._timing.longest_backoff)
+
+    async def _connect(self) -> ClientConnection:
+        address, timing = self._endpoint.address, self._timing
+        headers = {"Authorization": f"Bearer {self._endpoint.token}"} if self._endpoint.token else None
+        try:
+            return await connect(
+                address,
+                additional_headers=headers,
+                ssl=self._endpoint.tls,
+                compression=None,  # memory rows do not compress, and phones pay for trying
+                max_size=None,
+                open_timeout=timing.open_timeout,
+                ping_interval=timing.ping_interval,
+                ping_timeout=timing.ping_timeout,
+                close_timeout=1.0,
+            )
+        except InvalidStatus as error:
+            status = error.response.status_code
+            if status in (401, 403):
+                raise ConnectError(f"the verifier at {address} refused the token; check --token", final=True) from error
+            final = 400 <= status < 500 and status not in (408, 429)
+            raise ConnectError(f"{address} answered HTTP {status}: is it a moa-edge verifier?", final=final) from error
+        except InvalidURI as error:
+            raise ConnectError(f"{address} is no verifier address: expected ws://HOST:PORT", final=True) from error
+        except ssl.SSLCertVerificationError as error:
+            text = f"the certificate of {address} is not trusted ({error.verify_message})"
+            raise ConnectError(f"{text}; pass its certificate authority with --tls-ca", final=True) from error
+        except InvalidHandshake as error:
+            raise ConnectError(f"{address} does not speak WebSocket: is it a moa-edge verifier?", final=True) from error
+        except TimeoutError as error:
+            raise ConnectError(
+                f"no verifier answers at {address} within {timing.open_timeout:g} s", final=False
+            ) from error
+        except (OSError, EOFError) as error:
+            raise ConnectError(f"no verifier answers at {address}; start one with moa-serve", final=False) from error
+
+    async def _pump(self, socket: ClientConnection) -> None:
+        """Move frames until the connection closes."""
+        while not self._outgoing.empty():
+            self._outgoing.get_nowait()
+        self._handlers.opened()
+        writer = asyncio.create_task(self._write(socket))
+        reader = asyncio.create_task(self._read(socket))
+        try:
+            await asyncio.wait({writer, reader}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            writer.cancel()
+            reader.cancel()
+            await asyncio.gather(writer, reader, return_exceptions=True)
+
+    async def _write(self, socket: ClientConnection) -> None:
+        try:
+            while True:
+                frame = await self._outgoing.get()
+                self.bytes_up += len(frame)
+                await socket.send(frame)
+        except ConnectionClosed:
+            return
+
+    async def _read(self, socket: ClientConnection) -> None:
+        try:
+            async for frame in socket:
+                data = frame.encode() if isinstance(frame, str) else frame
+                self.bytes_down += len(data)
+                self._handlers.frame(data)
+        except ConnectionClosed:
+            return
