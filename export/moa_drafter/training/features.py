@@ -7,6 +7,7 @@ epochs, so they are computed once, at first use, and kept as float16.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class FeatureStore:
         key = {
             "target": target.fingerprint,
             "layers": list(self._layers),
-            "tokens": hash(tuple(c.tokens for c in conversations)),
+            "tokens": zlib.crc32(json.dumps([c.tokens for c in conversations]).encode()),
         }
         folder.mkdir(parents=True, exist_ok=True)
         stamp = folder / "features.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -21,6 +22,7 @@ from moa_drafter.training.visibility import FutureLengths, future_lengths_at, pa
 from moa_runtime.errors import MoaError
 
 STATE_FILE = "training.pt"
+Report = Callable[[dict[str, float]], None]
 
 
 @dataclass(frozen=True)
@@ -122,28 +124,30 @@ class Trainer:
             betas=(0.9, 0.95),
         )
 
-    def run(self, report: Callable[[dict[str, float]], None], stop_after: float = math.inf) -> None:
-        """Train to ``settings.steps``, or until ``time.monotonic()`` passes ``stop_after``; then save.
+    def run(self, report: Report) -> None:
+        """Train to ``settings.steps``, evaluating and saving on the way and at the end.
 
         Args:
             report: called after every step with ``step``, ``loss`` (nats) and ``tokens_per_second``.
         """
-        trained = [i for i in range(len(self.conversations)) if i not in set(self.validation)]
-        order = packed_order(
-            [len(self.conversations[i]) for i in trained], self.settings.step_tokens, self.settings.seed
-        )
-        for _ in range(self.step):
-            next(order)
-        while self.step < self.settings.steps and time.monotonic() < stop_after:
-            began = time.monotonic()
-            loss, count = self._train_step([trained[i] for i in next(order)])
-            report({"step": self.step, "loss": loss, "tokens_per_second": count / (time.monotonic() - began)})
-            if self.step % self.settings.evaluate_every == 0:
+        settings = self.settings
+        while self.step < settings.steps:
+            pauses = (settings.save_every, settings.evaluate_every)
+            until = min(settings.steps, *(every * (self.step // every + 1) for every in pauses))
+            self.advance(until - self.step, report)
+            if self.step % settings.evaluate_every == 0 or self.step == settings.steps:
                 self._log(self.evaluate())
-            if self.step % self.settings.save_every == 0:
-                self.save()
-        self.save()
-        self._log(self.evaluate())
+            self.save()
+
+    def advance(self, steps: int, report: Report) -> None:
+        """Train ``steps`` steps, without evaluating or saving."""
+        trained = [i for i in range(len(self.conversations)) if i not in set(self.validation)]
+        lengths = [len(self.conversations[i]) for i in trained]
+        order = packed_order(lengths, self.settings.step_tokens, self.settings.seed)
+        for indices in itertools.islice(order, self.step, self.step + steps):
+            began = time.monotonic()
+            loss, count = self._train_step([trained[i] for i in indices])
+            report({"step": self.step, "loss": loss, "tokens_per_second": count / (time.monotonic() - began)})
 
     def _train_step(self, indices: list[int]) -> tuple[float, int]:
         settings = self.settings

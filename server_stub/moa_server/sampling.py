@@ -1,0 +1,63 @@
+"""How the target chooses a token: a function of its logits, the sampling, and the absolute position.
+
+Nothing else enters, above all no history of earlier draws: whatever was drafted, lost, sent twice or
+decided again, the same position gets the same random number, and so the same token.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moa_runtime.session.server import Sampling
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+_SEED_BITS = (1 << 64) - 1
+
+
+def uniform(seed: int, position: int) -> float:
+    """The random number in [0, 1) of one position: Philox keyed by ``seed``, its counter at ``position``."""
+    return np.random.Generator(np.random.Philox(key=seed & _SEED_BITS, counter=position)).random()
+
+
+def choose(logits: Float32, sampling: Sampling, position: int) -> int:
+    """The target's token for the absolute ``position``.
+
+    Greedy (the lowest id among equals) where the temperature is 0 or no positive number; else the
+    inverse of the cumulative distribution at :func:`uniform`, in the order of token ids. That order
+    makes the choice robust: rounding in the logits moves every cumulative sum by as little, while in
+    an order by probability it would swap neighbours.
+
+    Args:
+        logits: ``[vocab_size]``; NaN counts as minus infinity.
+    """
+    logits = np.where(np.isnan(logits), -np.inf, logits)
+    # The wire carries float32, so a temperature given as float64 must mean the same here.
+    temperature = float(np.float32(sampling.temperature))
+    if not temperature > 0 or not np.isfinite(logits.max()):
+        return int(logits.argmax())
+    weights = np.exp((logits.astype(np.float64) - float(logits.max())) / temperature)
+    top_p = float(np.float32(sampling.top_p))
+    if 0 < top_p < 1:
+        weights = nucleus(weights, top_p)
+    cumulative = np.cumsum(weights)
+    point = uniform(sampling.seed, position) * cumulative[-1]
+    # The first id whose sum exceeds the point; one of weight 0 never does.
+    return int(min(np.searchsorted(cumulative, point, side="right"), np.flatnonzero(weights)[-1]))
+
+
+def nucleus(weights: Float64, top_p: float) -> Float64:
+    """Set all but the smallest set of largest weights that holds a share of ``top_p`` to 0.
+
+    Of equal weights at its edge the lower ids stay. ``nucleus([1, 5, 3, 1], 0.85)`` -> ``[1, 5, 3, 0]``.
+    """
+    descending = np.sort(weights)[::-1]
+    cumulative = np.cumsum(descending)
+    count = int(np.searchsorted(cumulative, top_p * cumulative[-1], side="left")) + 1
+    edge = descending[min(count, len(weights)) - 1]
+    kept = weights > edge
+    at_edge = np.flatnonzero(weights == edge)
+    kept[at_edge[: count - int(kept.sum())]] = True
+    return np.where(kept, weights, 0.0)

@@ -1,0 +1,253 @@
+"""The engine that runs the target with transformers, and the drafter's server half beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
+from moa_drafter.model import MoADrafter
+from moa_drafter.target import Target, load_target
+from moa_drafter.training.features import layer_keys_values
+from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
+from moa_runtime.errors import MoaError
+from moa_runtime.session.handshake import Fingerprints
+from moa_runtime.session.server import Sampling
+from moa_runtime.session.tree import chain, depths
+from moa_server.kv_cache import KeyValueCache
+from moa_server.sampling import choose
+
+Float32 = NDArray[np.float32]
+
+#: Most tokens of a prefill in one forward, and most memory rows computed at once; bounds the memory they take.
+CHUNK = 512
+
+
+class EngineError(MoaError):
+    """A target and a drafter that do not fit together, or a context that the target cannot hold."""
+
+
+class TransformersEngine:
+    """A target, the server half of its drafter (or none), and a count of forwards. For one thread.
+
+    Args:
+        drafter: with its fingerprint; without one there are no memory rows.
+        max_context: tokens of a conversation; the target's own limit when omitted.
+
+    Raises:
+        EngineError: see there.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: MoADrafter | None = None,
+        drafter_fingerprint: str = "",
+        max_context: int | None = None,
+    ) -> None:
+        self.target, self.drafter = target, drafter
+        self.fingerprints = Fingerprints(
+            target.fingerprint, tokenizer_fingerprint(target.folder / TOKENIZER_FILE), drafter_fingerprint
+        )
+        self.vocab_size = int(target.model.config.vocab_size)
+        self.stop_tokens = _stop_tokens(target)
+        self.max_context = _context(target, max_context)
+        self.forwards = 0
+        if drafter is not None:
+            _check_drafter(target, drafter)
+
+    @classmethod
+    def load(
+        cls, target_name: str, drafter_folder: Path | None, device: str = "cpu", max_context: int | None = None
+    ) -> TransformersEngine:
+        """Load target and drafter.
+
+        Raises:
+            MoaError: what cannot be found, read, or does not fit together.
+        """
+        if drafter_folder is None:
+            return cls(load_target(target_name, device=device), max_context=max_context)
+        drafter = load_checkpoint(drafter_folder)  # the quicker one to fail first
+        target = load_target(target_name, device=device)
+        return cls(target, drafter.to(target.device), drafter_fingerprint(drafter_folder), max_context)
+
+    def open(self) -> TransformersSequence:
+        """A new, empty sequence."""
+        return TransformersSequence(self)
+
+    @torch.inference_mode()
+    def forward(self, tokens: Sequence[int], positions: Tensor, mask: Tensor, cache: KeyValueCache) -> Tensor:
+        """One pass of the target; ``cache`` grows by the tokens.
+
+        Args:
+            positions: absolute positions, int64 ``[n]``.
+            mask: boolean ``[n, cached + n]``, true where a token may look.
+
+        Returns:
+            normed last hidden states ``[n, hidden]``.
+        """
+        self.forwards += 1
+        device = self.target.device
+        out = self.target.model.model(
+            input_ids=torch.tensor([tokens], device=device),
+            position_ids=positions[None].to(device),
+            # A mask of our own makes transformers build none. A single token needs none at all.
+            attention_mask=None if len(tokens) == 1 else mask[None, None].to(device),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return out.last_hidden_state[0]
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Float32:
+        """``[n, hidden]`` -> float32 logits ``[n, vocab_size]``."""
+        return self.target.model.get_output_embeddings()(hidden).float().cpu().numpy()
+
+
+class TransformersSequence:
+    """See :class:`moa_server.engine.TargetSequence`.
+
+    The cache holds ``_tokens``, and after them, between :meth:`verify` and :meth:`keep`, the draft.
+    """
+
+    def __init__(self, engine: TransformersEngine) -> None:
+        self._engine = engine
+        self._tokens: list[int] = []
+        self._draft: list[int] = []
+        self._cache = self._empty()
+
+    def _empty(self) -> KeyValueCache:
+        return KeyValueCache(self._engine.target.model.config.num_hidden_layers)
+
+    def verify(
+        self, prefix: Sequence[int], draft: Sequence[int], parents: Sequence[int], sampling: Sampling
+    ) -> list[int]:
+        self._synchronise(prefix)
+        waiting = list(prefix[len(self._tokens) :])
+        while len(waiting) > 1 and len(waiting) + len(draft) > CHUNK:
+            part, waiting = _split(waiting, CHUNK)
+            self._forward(part, chain(len(part)))
+            self._tokens += part
+        # The chain of what is left of the prefix, with the draft's tree hanging from its end.
+        root = len(waiting)
+        hidden = self._forward([*waiting, *draft], chain(root) + [root + parent for parent in parents])
+        self._tokens += waiting
+        self._draft = list(draft)
+        positions = [len(prefix)] + [len(prefix) + depth for depth in depths(parents)]
+        logits = self._engine.logits(hidden[root - 1 :])
+        return [choose(row, sampling, position) for row, position in zip(logits, positions, strict=True)]
+
+    @torch.inference_mode()
+    def keep(self, path: Sequence[int]) -> None:
+        self._cache.keep(len(self._tokens), path)
+        self._tokens += [self._draft[index] for index in path]
+        self._draft = []
+
+    @torch.inference_mode()
+    def rows(self, positions: range) -> tuple[Float32, Float32]:
+        drafter = self._engine.drafter
+        if drafter is None:
+            raise ValueError("memory rows were asked of an engine without a drafter")
+        if positions.stop > len(self._tokens) or positions.step != 1:
+            raise ValueError(f"memory rows of {positions} were asked, {len(self._tokens)} tokens are processed")
+        dims, weight = drafter.config.decoder, drafter.Ekv2E.weight
+        keys = np.empty((len(positions), dims.num_kv_heads, dims.head_dim), np.float32)
+        values = np.empty_like(keys)
+        for start in range(0, len(positions), CHUNK):
+            part = positions[start : start + CHUNK]
+            target_kv = layer_keys_values(self._cache.window(part.start, part.stop), drafter.config.lsa_layers)
+            k, v = drafter.memory_rows(target_kv.to(weight), torch.arange(part.start, part.stop, device=weight.device))
+            keys[start : start + len(part)] = k.float().cpu().numpy()
+            values[start : start + len(part)] = v.float().cpu().numpy()
+        return keys, values
+
+    def close(self) -> None:
+        self._tokens, self._draft = [], []
+        self._cache = self._empty()
+
+    def _synchronise(self, prefix: Sequence[int]) -> None:
+        """Cut the cache to what agrees with ``prefix``, whose last token is always computed again."""
+        agreed = 0
+        for own, token in zip(self._tokens, prefix[:-1], strict=False):
+            if own != token:
+                break
+            agreed += 1
+        del self._tokens[agreed:]
+        self._draft = []
+        self._cache.cut(agreed)
+
+    def _forward(self, tokens: list[int], parents: list[int]) -> Tensor:
+        """Run the tree ``tokens``, ``parents`` that hangs from the end of the cache."""
+        cached = self._cache.length
+        positions = torch.tensor(depths(parents)) + (cached - 1)
+        try:
+            return self._engine.forward(tokens, positions, tree_mask(cached, parents), self._cache)
+        except BaseException:
+            self.close()  # some layers may have grown and others not
+            raise
+
+
+def tree_mask(cached: int, parents: Sequence[int]) -> Tensor:
+    """Where the tokens of a tree behind ``cached`` tokens may look: all those, their ancestors, themselves.
+
+    Returns:
+        boolean ``[n, cached + n]``. ``tree_mask(1, [0, 1, 1])`` is ``[[1,1,0,0], [1,1,1,0], [1,1,0,1]]``.
+    """
+    count = len(parents)
+    mask = torch.ones(count, cached + count, dtype=torch.bool)
+    own = mask[:, cached:]
+    if list(parents) == chain(count):
+        own.copy_(own.tril())
+        return mask
+    own.copy_(torch.eye(count, dtype=torch.bool))
+    for index, parent in enumerate(parents):
+        if parent:
+            own[index] |= own[parent - 1]
+    return mask
+
+
+def _split(waiting: list[int], most: int) -> tuple[list[int], list[int]]:
+    """A first part of at most ``most`` tokens that leaves at least one."""
+    size = min(most, len(waiting) - 1)
+    return waiting[:size], waiting[size:]
+
+
+def _stop_tokens(target: Target) -> tuple[int, ...]:
+    """End-of-turn tokens of the tokenizer and the generation configuration."""
+    generation = getattr(target.model, "generation_config", None)
+    named = getattr(generation, "eos_token_id", None)
+    ids = {target.tokenizer.eos_token_id, *(named if isinstance(named, list | tuple) else [named])}
+    return tuple(sorted(ids - {None}))
+
+
+def _context(target: Target, wanted: int | None) -> int:
+    """The context in tokens; a sliding window counts as the limit, for the cache here keeps every token."""
+    config = target.model.config
+    own = min(filter(None, (config.max_position_embeddings, getattr(config, "sliding_window", None))))
+    if wanted is None:
+        return own
+    if not 2 <= wanted <= own:
+        raise EngineError(f"a context of {wanted} tokens was asked for, this target can hold 2 to {own}")
+    return wanted
+
+
+def _check_drafter(target: Target, drafter: MoADrafter) -> None:
+    config, wanted = target.model.config, drafter.config
+    if wanted.target_fingerprint and wanted.target_fingerprint != target.fingerprint:
+        raise EngineError(
+            f"the drafter was trained for target {wanted.target_fingerprint}, not for {target.fingerprint}; "
+            "pass the drafter of this target with --drafter"
+        )
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    sizes = (config.num_hidden_layers, 2 * config.num_key_value_heads * head_dim)
+    expected = (wanted.target_num_layers, wanted.target_kv_size)
+    if sizes != expected:
+        raise EngineError(
+            f"the drafter expects a target of {expected[0]} layers with {expected[1]} keys and values each, "
+            f"this one has {sizes[0]} with {sizes[1]}"
+        )

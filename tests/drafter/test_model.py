@@ -1,0 +1,133 @@
+"""The drafter's modules, its configuration and its checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from moa_drafter.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from moa_drafter.config import ConfigError, DrafterConfig, LayerDims
+from moa_drafter.model import MoADrafter
+from tiny import make_tiny_drafter, make_tiny_target
+
+
+@pytest.fixture(scope="module")
+def drafter_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tiny")
+    return make_tiny_drafter(make_tiny_target(root / "target"), root / "drafter")
+
+
+def published_config() -> DrafterConfig:
+    """Dimensions of huawei-noah/MOASpec-Llama-3-8B-Instruct, as its paper and code give them."""
+    return DrafterConfig(
+        target_num_layers=32,
+        target_kv_size=2048,
+        vocab_size=128256,
+        draft_vocab_size=128256,
+        decoder=LayerDims(4096, 32, 4, 128, 6144),
+        layer_attention=LayerDims(2048, 32, 8, 64, 3072),
+        lsa_layers=tuple(range(32)),
+        rope_theta=500000.0,
+        final_norm=False,
+    )
+
+
+def test_names_and_shapes_are_those_of_the_published_checkpoint() -> None:
+    with torch.device("meta"):
+        shapes = {name: tuple(p.shape) for name, p in MoADrafter(published_config()).named_parameters()}
+    assert shapes["Ekv2E.weight"] == (4096, 2048)
+    assert shapes["Ekv2E.bias"] == (4096,)
+    assert shapes["self_attention.self_attn.k_proj.weight"] == (512, 4096)
+    assert shapes["cross_attention.self_attn.q_proj.weight"] == (4096, 4096)
+    assert shapes["cross_attention.mlp.gate_proj.weight"] == (6144, 4096)
+    assert shapes["layer_self_attention.self_attn.k_proj.weight"] == (512, 2048)
+    assert shapes["layer_self_attention.mlp.down_proj.weight"] == (2048, 3072)
+    assert not any(name.startswith("norm.") for name in shapes)
+
+
+def test_our_decoder_layer_computes_what_transformers_does() -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+    from moa_drafter.llama import DecoderLayer, rotary_angles
+
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        rms_norm_eps=1e-5, attn_implementation="eager",
+    )  # fmt: skip
+    theirs = LlamaDecoderLayer(config, 0).eval()
+    ours = DecoderLayer(LayerDims(32, 4, 2, 8, 48), 1e-5)
+    ours.load_state_dict(theirs.state_dict())
+    x, positions = torch.randn(7, 32), torch.arange(3, 10)
+    causal = torch.full((7, 7), float("-inf")).triu(1)[None, None]
+    rope = LlamaRotaryEmbedding(config)(x, positions[None])
+    expected = theirs(x[None], attention_mask=causal, position_embeddings=rope)
+    expected = expected[0] if isinstance(expected, tuple) else expected
+    angles = rotary_angles(positions, 8, 10000.0)
+    got = ours(x, *ours.keys_values(x, angles), angles, causal[0, 0] == 0)
+    torch.testing.assert_close(got, expected.reshape(7, 32), rtol=1e-4, atol=1e-5)
+
+
+def test_memory_rows_depend_on_their_own_token_alone(drafter_folder: Path) -> None:
+    drafter = load_checkpoint(drafter_folder)
+    config = drafter.config
+    torch.manual_seed(0)
+    kv = torch.randn(5, len(config.lsa_layers), config.target_kv_size)
+    positions = torch.arange(5)
+    whole = drafter.memory_rows(kv, positions)
+    alone = drafter.memory_rows(kv[3:4], positions[3:4])
+    for all_rows, row in zip(whole, alone, strict=True):
+        torch.testing.assert_close(all_rows[3:4], row, rtol=1e-4, atol=1e-5)
+    moved = drafter.memory_rows(kv[3:4], positions[4:5])
+    assert not torch.allclose(moved[0], alone[0])  # keys turn with the position,
+    torch.testing.assert_close(moved[1], alone[1])  # values do not
+
+
+def test_checkpoint_round_trip(drafter_folder: Path, tmp_path: Path) -> None:
+    drafter = load_checkpoint(drafter_folder)
+    save_checkpoint(drafter, tmp_path / "copy")
+    again = load_checkpoint(tmp_path / "copy")
+    assert again.config == drafter.config
+    for name, tensor in drafter.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], tensor)
+
+
+@pytest.mark.parametrize("damage", ["missing tensor", "truncated", "no config", "shape", "not json"])
+def test_a_damaged_checkpoint_is_named(drafter_folder: Path, tmp_path: Path, damage: str) -> None:
+    save_checkpoint(load_checkpoint(drafter_folder), tmp_path)
+    weights = tmp_path / "model.safetensors"
+    state = load_file(weights)
+    expected = {
+        "missing tensor": "lacks the tensor 'Ekv2E.bias'",
+        "truncated": "may be truncated",
+        "no config": "config.json",
+        "shape": "'Ekv2E.bias' has shape",
+        "not json": "not a drafter configuration",
+    }[damage]
+    if damage == "missing tensor":
+        del state["Ekv2E.bias"]
+        save_file(state, weights)
+    elif damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:1000])
+    elif damage == "no config":
+        (tmp_path / "config.json").unlink()
+    elif damage == "shape":
+        state["Ekv2E.bias"] = torch.zeros(3)
+        save_file(state, weights)
+    else:
+        (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=expected):
+        load_checkpoint(tmp_path)
+
+
+def test_a_configuration_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="multiple of num_kv_heads"):
+        LayerDims(32, 5, 2, 8, 48)
+    config = published_config()
+    with pytest.raises(ConfigError, match="lsa_layers"):
+        DrafterConfig(**{**vars(config), "lsa_layers": (32,)})
+    assert DrafterConfig.from_json(config.to_json()) == config
