@@ -10,7 +10,6 @@ from moa_drafter.model import MoADrafter
 from moa_runtime.bundle import TensorSpec
 
 
-
 def signature(config: DrafterConfig, top_k: int) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """Inputs and outputs of the device half, in order.
 

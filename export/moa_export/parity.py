@@ -55,7 +55,7 @@ TEXTS = (
         "add the two results: 120 + 60 = 180.",
     ),
 )
-ROUND_TOKENS, DRAFT_STEPS = 6, 4
+ROUND_TOKENS, DRAFT_STEPS = 8, 4
 
 
 @dataclass(frozen=True)

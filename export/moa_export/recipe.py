@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -16,8 +18,8 @@ class Tolerance:
     """
 
     mean_logprob_error: float = 0.1
-    top1_agreement: float = 0.95
-    top_k_overlap: float = 0.9
+    top1_agreement: float = 0.93
+    top_k_overlap: float = 0.92
 
 
 @dataclass(frozen=True)
@@ -36,3 +38,8 @@ class Recipe:
     group_size: int = 32
     top_k: int = 8
     tolerance: Tolerance = field(default_factory=Tolerance)
+
+    def describe(self) -> dict[str, Any]:
+        """What the manifest says about the quantisation, in plain values."""
+        plain = dataclasses.asdict(self)
+        return {name: plain[name] for name in ("embedding_bits", "weight_bits", "group_size")}

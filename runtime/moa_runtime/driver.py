@@ -241,9 +241,17 @@ class Driver:
             self._set_status(LinkStatus.ONLINE, "")
 
     def _faulted(self, fault: Faulted) -> None:
+        if fault.code == "IDLE":
+            return  # the server closes a silent connection; the transport makes another
         if fault.code in _REFUSALS and self._link_task is not None:
             self._link_task.cancel()
+        if fault.retry_after_ms:
+            loop = asyncio.get_running_loop()
+            loop.call_later(fault.retry_after_ms / 1000, self._inbox.put_nowait, self._resend)
         self._on_problem(MoaError(fault.text), not fault.retry_after_ms)
+
+    def _resend(self) -> None:
+        self.session.resend()
 
     def _closed(self, problem: ConnectError) -> None:
         if self.session.link is not LinkState.DOWN:

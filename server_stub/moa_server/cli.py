@@ -26,13 +26,9 @@ class ServeError(MoaError):
 
 
 def parser() -> argparse.ArgumentParser:
-    from moa_drafter.target import DEFAULT_TARGET
-
     own = Settings()
     p = argparse.ArgumentParser(prog="moa-serve", description="Serve a target that verifies drafts over WebSocket.")
-    p.add_argument(
-        "--model", default=DEFAULT_TARGET, metavar="NAME", help="built-in name, folder or Hub id (default: %(default)s)"
-    )
+    p.add_argument("--model", metavar="NAME", help="a model folder or Hub id (default: the built-in target)")
     p.add_argument(
         "--drafter",
         type=Path,
@@ -77,8 +73,8 @@ def main(argv: list[str] | None = None) -> int:
     except MoaError as error:
         print(f"moa-serve: error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 0
+    except KeyboardInterrupt:  # while the model loads
+        return 130
     return 0
 
 
@@ -160,10 +156,10 @@ def _load(options: argparse.Namespace) -> Any:
         raise ServeError(f"no torch device {options.device!r}: {str(error).splitlines()[0]}") from error
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    drafter = options.drafter
-    if drafter is None and options.model == DEFAULT_TARGET:
+    model, drafter = options.model or DEFAULT_TARGET, options.drafter
+    if drafter is None and model == DEFAULT_TARGET:
         drafter = shipped_checkpoint()
-    return TransformersEngine.load(options.model, drafter, options.device, options.max_context)
+    return TransformersEngine.load(model, drafter, options.device, options.max_context)
 
 
 def _run(engine: Any, settings: Settings, options: argparse.Namespace, listening: socket.socket, tls: bool) -> None:
@@ -188,8 +184,12 @@ def _run(engine: Any, settings: Settings, options: argparse.Namespace, listening
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         # uvicorn stops gracefully and then raises the signal again for the handler that was there before.
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, _exit)
     Server(config).run(sockets=[listening])
+
+
+def _exit(*_: object) -> None:
+    raise SystemExit(0)
 
 
 def server_options(settings: Settings) -> dict[str, Any]:

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 NORMAL, GOING_AWAY, REFUSED, TRY_AGAIN_LATER = 1000, 1001, 1008, 1013
 
 
-class _Closed(Exception):
+class _CloseError(Exception):
     """The connection is to be closed, or already is; ``code`` is None for the latter."""
 
     def __init__(self, code: int | None) -> None:
@@ -51,7 +51,7 @@ class Connection:
                     await self._answer(conversation, await self._receive(self._settings.idle_seconds))
             finally:
                 self._store.detach(conversation, self._claim)
-        except _Closed as closed:
+        except _CloseError as closed:
             if closed.code is not None:
                 with contextlib.suppress(WebSocketDisconnect):
                     await self._websocket.close(closed.code)
@@ -96,7 +96,7 @@ class Connection:
             return
         event = message.WhichOneof("event")
         if event == "bye":
-            raise _Closed(NORMAL)
+            raise _CloseError(NORMAL)
         async with conversation.lock:
             if self._claim.is_set():
                 return  # the next receive says so
@@ -134,7 +134,7 @@ class Connection:
         """The next frame, or the fault that answers it.
 
         Raises:
-            _Closed: the client left, was silent for ``seconds``, or was replaced.
+            _CloseError: the client left, was silent for ``seconds``, or was replaced.
         """
         frame = asyncio.ensure_future(self._websocket.receive())
         replaced = asyncio.ensure_future(self._claim.wait())
@@ -153,7 +153,7 @@ class Connection:
 
     def _parse(self, frame: dict[str, Any]) -> wire.ClientMessage | wire.ServerMessage:
         if frame["type"] == "websocket.disconnect":
-            raise _Closed(None)
+            raise _CloseError(None)
         data = frame.get("bytes")
         if data is None:
             return fault(wire.FAULT_CODE_PROTOCOL, "a text frame; this protocol is binary")
@@ -165,7 +165,7 @@ class Connection:
     async def _refuse(self, message: wire.ServerMessage, code: int) -> None:
         """Send a fault and close."""
         await self._send(message)
-        raise _Closed(code)
+        raise _CloseError(code)
 
     async def _send(self, message: wire.ServerMessage) -> None:
         await self._websocket.send_bytes(message.SerializeToString())

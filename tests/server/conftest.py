@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from tiny import make_tiny_drafter, make_tiny_target
 
 

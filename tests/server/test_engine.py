@@ -7,7 +7,6 @@ import random
 import numpy as np
 import pytest
 import torch
-from tiny import make_tiny_target
 
 from moa_drafter.training.features import layer_keys_values
 from moa_runtime.bundle import tokenizer_fingerprint
@@ -17,6 +16,7 @@ from moa_runtime.session.tree import accepted_path, chain
 from moa_server import transformers_engine
 from moa_server.plain import decode
 from moa_server.transformers_engine import EngineError, TransformersEngine, tree_mask
+from tiny import make_tiny_target
 
 PROMPT = tuple(random.Random(5).sample(range(3, 512), 21))
 SAMPLINGS = [Sampling(), Sampling(1.0, 1.0, 1), Sampling(0.8, 0.9, 2), Sampling(2.0, 0.98, 3)]
@@ -136,7 +136,7 @@ def test_a_sequence_synchronises_itself(engine):
     for step in range(30):
         move = rng.choice(["grow", "cut", "change", "keep", "close", "same"])
         if move == "grow":
-            tokens = tokens + [rng.randrange(3, 512)]
+            tokens = [*tokens, rng.randrange(3, 512)]
         elif move == "cut":
             tokens = tokens[: rng.randint(1, len(tokens))]
         elif move == "change":

@@ -5,22 +5,30 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from session.wired import LIMITS, STOP, Pair, decode
 
 from moa_runtime.session.client import LinkState
-from moa_runtime.session.events import Faulted, Origin, RowsReceived, Sampling
+from moa_runtime.session.events import Committed, Faulted, Origin, RolledBack, RowsReceived, Sampling
+from session.wired import LIMITS, STOP, Pair, decode
 
 #: Enough of each index for any queue the machine builds; taken modulo its length.
 PLACE = st.integers(0, 7)
 
 
 class LossyLink(RuleBasedStateMachine):
-    @initialize(max_new_tokens=st.sampled_from([0, 5, 20, 40]), prompt=st.lists(st.integers(1, 12), min_size=1, max_size=6))
-    def begin(self, max_new_tokens: int, prompt: list[int]) -> None:
+    @initialize(
+        greeted=st.booleans(),
+        max_new_tokens=st.sampled_from([0, 5, 20, 40]),
+        prompt=st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    )
+    def begin(self, greeted: bool, max_new_tokens: int, prompt: list[int]) -> None:
         self.pair = Pair()
         self.expected: list[int] = []
         self.mark = 0
+        self.written = 0
+        self.server_forgot = False
         self.pair.connect()
+        if greeted:
+            self.pair.settle()
         self._ask(prompt, max_new_tokens)
 
     def _ask(self, prompt: list[int], max_new_tokens: int) -> None:
@@ -34,7 +42,16 @@ class LossyLink(RuleBasedStateMachine):
     @rule(count=st.integers(1, 12), right=st.booleans(), online=st.booleans())
     @precondition(lambda self: self.pair.client.answering)
     def draft(self, count: int, right: bool, online: bool) -> None:
+        before = len(self.pair.client.tentative)
         self.pair.write(count, right, Origin.DRAFTED if online else Origin.OFFLINE)
+        self.written += len(self.pair.client.tentative) - before
+
+    @rule(most=st.integers(0, 16))
+    def undisturbed_round(self, most: int) -> None:
+        """Everything under way arrives, then one round."""
+        self.pair.settle()
+        self.pair.client.propose(most)
+        self.pair.settle()
 
     @rule(most=st.integers(0, 16))
     def propose(self, most: int) -> None:
@@ -91,6 +108,7 @@ class LossyLink(RuleBasedStateMachine):
     def server_loses_everything(self) -> None:
         self.pair.cut()
         self.pair.server.restart()
+        self.server_forgot = True
 
     @rule(prompt=st.lists(st.integers(1, 12), min_size=1, max_size=4))
     def finish_and_ask_again(self, prompt: list[int]) -> None:
@@ -100,7 +118,7 @@ class LossyLink(RuleBasedStateMachine):
 
     @rule(prompt=st.lists(st.integers(1, 12), min_size=1, max_size=4))
     def cancel_and_ask_again(self, prompt: list[int]) -> None:
-        self.pair.client.cancel()
+        self.pair.events += self.pair.client.cancel()
         self.pair.flush()
         if len(self.pair.client.committed) + len(prompt) < LIMITS.max_context - 1:
             self._ask(prompt, 10)
@@ -117,6 +135,7 @@ class LossyLink(RuleBasedStateMachine):
         assert client.committed == self.expected
         self.pair.settle()
         assert self.pair.server.session.committed == self.expected
+        self.server_forgot = False
 
     @invariant()
     def committed_is_what_the_target_writes(self) -> None:
@@ -127,6 +146,18 @@ class LossyLink(RuleBasedStateMachine):
     def rows_are_never_ahead_of_the_target(self) -> None:
         client = self.pair.client
         assert client.rows <= len(client.committed)
+
+    @invariant()
+    def a_late_copy_never_sets_the_server_back(self) -> None:
+        if not self.server_forgot:
+            assert len(self.pair.server.session.committed) >= len(self.pair.client.committed)
+
+    @invariant()
+    def every_drafted_token_is_accounted_for(self) -> None:
+        accepted = [o for e in self.pair.events if isinstance(e, Committed) for o in e.origins]
+        rolled_back = sum(len(e.tokens) for e in self.pair.events if isinstance(e, RolledBack))
+        confirmed = sum(origin is not Origin.CORRECTED for origin in accepted)
+        assert self.written == confirmed + rolled_back + len(self.pair.client.tentative)
 
     @invariant()
     def rows_arrive_whole(self) -> None:
@@ -144,7 +175,7 @@ class LossyLink(RuleBasedStateMachine):
             assert faults <= {"PROTOCOL"}, faults
 
 
-LossyLink.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+LossyLink.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
 TestLossyLink = LossyLink.TestCase
 
 

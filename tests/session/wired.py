@@ -80,9 +80,7 @@ class Pair:
     """A client, a server and two queues of frames between them."""
 
     def __init__(self, policy: Policy = Policy.ROLLBACK) -> None:
-        self.client = ClientSession(
-            PRINTS, stop_tokens=[STOP], policy=policy, row_encoding=wire.ROW_ENCODING_FLOAT16
-        )
+        self.client = ClientSession(PRINTS, stop_tokens=[STOP], policy=policy, row_encoding=wire.ROW_ENCODING_FLOAT16)
         self.server = Server()
         self.up: list[bytes] = []
         self.down: list[bytes] = []

@@ -1,0 +1,164 @@
+"""The acceptance benchmark: how many tokens a round commits, on one machine, over the real protocol."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from moa_bench.conversation import Conversation, RefusedError, Round
+from moa_bench.loopback import LoopbackVerifier
+from moa_bench.questions import Question
+from moa_bench.tally import Tally
+from moa_runtime.bundle import Fingerprints
+from moa_runtime.drafters.base import Drafter
+from moa_runtime.errors import MoaError
+from moa_runtime.session.events import Sampling
+from moa_runtime.session.handshake import Limits
+from moa_runtime.tokenizer import ChatTokenizer
+from moa_server.engine import Engine
+
+
+@dataclass(frozen=True)
+class AcceptSettings:
+    """What every answer is written with.
+
+    Args:
+        draft_length: tokens of each draft, a greedy chain.
+        max_new_tokens: tokens of an answer at most.
+
+    Raises:
+        MoaError: a number out of range.
+    """
+
+    draft_length: int = 6
+    max_new_tokens: int = 128
+    sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
+
+    def __post_init__(self) -> None:
+        most = Limits().max_draft_tokens
+        if not 1 <= self.draft_length <= most:
+            raise MoaError(f"the draft length must be 1 to {most} tokens, not {self.draft_length}")
+        if self.max_new_tokens < 1:
+            raise MoaError(f"an answer must be allowed at least 1 token, not {self.max_new_tokens}")
+        if not 0 <= self.sampling.temperature < float("inf"):
+            raise MoaError(f"the temperature must be 0 (greedy) or above, not {self.sampling.temperature}")
+        if not 0 < self.sampling.top_p <= 1:
+            raise MoaError(f"top-p must be above 0 and at most 1, not {self.sampling.top_p}")
+        if not 0 <= self.sampling.seed < 1 << 64:
+            raise MoaError(f"the seed must be a whole number of 64 bits, not {self.sampling.seed}")
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a device has: a bundle's fingerprints and tokenizer, and a drafter for each conversation."""
+
+    fingerprints: Fingerprints
+    tokenizer: ChatTokenizer
+    new_drafter: Callable[[], Drafter]
+    stop_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SkippedTurn:
+    """A turn that was not asked, nor the question's later ones; ``turn`` counts from 1."""
+
+    question_id: int | str
+    turn: int
+    reason: str
+
+
+@dataclass
+class Results:
+    """What was measured so far; whole rounds also of a question that is not finished.
+
+    Attributes:
+        tasks: in the order in which the questions named them.
+        total: the rounds of all tasks.
+        seconds: wall time, loading not included.
+    """
+
+    draft_length: int
+    tasks: dict[str, Tally] = field(default_factory=dict)
+    total: Tally = field(init=False)
+    skipped: list[SkippedTurn] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.total = Tally(self.draft_length)
+
+    @property
+    def tau(self) -> float | None:
+        """The benchmark's figure: the plain mean of the tasks' taus, tasks without rounds left out."""
+        taus = [tally.tau for tally in self.tasks.values() if tally.tau is not None]
+        return sum(taus) / len(taus) if taus else None
+
+    def tallies(self, task: str) -> tuple[Tally, Tally]:
+        """The tallies that a round of ``task`` belongs into."""
+        return self.tasks.setdefault(task, Tally(self.draft_length)), self.total
+
+
+def measure(
+    questions: Iterable[Question], device: Device, engine: Engine, settings: AcceptSettings, results: Results
+) -> None:
+    """Hold every conversation to its end and count its rounds into ``results``, also when interrupted.
+
+    A turn that does not fit the target's context is skipped with the rest of its question, and listed.
+
+    Raises:
+        RefusedError: bundle and engine do not belong together.
+    """
+    began = time.monotonic()
+    try:
+        for question in questions:
+            tallies = results.tallies(question.task)
+
+            def count(outcome: Round, tallies: tuple[Tally, Tally] = tallies) -> None:
+                for tally in tallies:
+                    tally.add(outcome)
+
+            skipped = _converse(question, device, engine, settings, count)
+            results.skipped += [skipped] if skipped else []
+            for tally in tallies:
+                tally.questions += 1
+    finally:
+        results.seconds = time.monotonic() - began
+
+
+def _converse(
+    question: Question, device: Device, engine: Engine, settings: AcceptSettings, count: Callable[[Round], None]
+) -> SkippedTurn | None:
+    """Ask all turns of one question; returns the turn that did not fit, if any."""
+    verifier = LoopbackVerifier(engine)
+    conversation = Conversation(verifier, device.new_drafter(), device.fingerprints, device.stop_tokens)
+    history: list[dict[str, str]] = []
+    try:
+        for number, text in enumerate(question.turns, 1):
+            try:
+                answer = conversation.answer(
+                    _turn(device, conversation.committed, history, text),
+                    settings.sampling,
+                    draft_length=settings.draft_length,
+                    max_new_tokens=settings.max_new_tokens,
+                    on_round=count,
+                )
+            except RefusedError as refusal:
+                if refusal.code != "CONTEXT_FULL":
+                    raise
+                return SkippedTurn(question.id, number, str(refusal))
+            history += [
+                {"role": "user", "content": text},
+                {"role": "assistant", "content": device.tokenizer.decode(answer)},
+            ]
+    finally:
+        verifier.close()
+    return None
+
+
+def _turn(device: Device, committed: Sequence[int], history: Sequence[dict[str, str]], text: str) -> list[int]:
+    """Tokens that continue the conversation by a user's turn, as :class:`moa_runtime.chat.Chat` does."""
+    if not history:
+        return device.tokenizer.encode_chat([{"role": "user", "content": text}])
+    turn = device.tokenizer.encode_turn(history, text)
+    # An answer that was cut at its length limit has no end-of-turn token yet.
+    return turn if committed[-1] in device.stop_tokens else [device.stop_tokens[0], *turn]

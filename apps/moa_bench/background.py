@@ -1,0 +1,65 @@
+"""Running the link emulator and a verifier beside a benchmark."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from moa_bench.link import Link, LinkProfile
+
+
+class BackgroundLink:
+    """A :class:`Link` with an event loop of its own, so that nothing else's work shows up as delay.
+
+    ``cut`` and ``restore`` may be called from any thread.
+    """
+
+    def __init__(self, link: Link, loop: asyncio.AbstractEventLoop) -> None:
+        self._link, self._loop = link, loop
+
+    @property
+    def port(self) -> int:
+        return self._link.port
+
+    @property
+    def bytes_up(self) -> int:
+        """Payload bytes delivered to the verifier."""
+        return self._link.bytes_up
+
+    @property
+    def bytes_down(self) -> int:
+        """Payload bytes delivered to the client."""
+        return self._link.bytes_down
+
+    def cut(self) -> None:
+        """Begin a dead zone: connections hang, nothing passes."""
+        self._loop.call_soon_threadsafe(self._link.cut)
+
+    def restore(self) -> None:
+        """End the dead zone; what was under way arrives."""
+        self._loop.call_soon_threadsafe(self._link.restore)
+
+
+@contextlib.contextmanager
+def background_link(profile: LinkProfile, host: str, port: int) -> Iterator[BackgroundLink]:
+    """Emulate ``profile`` in front of the server at ``host:port`` on a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="link", daemon=True)
+    thread.start()
+    link = Link(profile, host, port)
+
+    def run(work: object) -> None:
+        asyncio.run_coroutine_threadsafe(work, loop).result()  # type: ignore[arg-type]
+
+    try:
+        run(link.__aenter__())
+        try:
+            yield BackgroundLink(link, loop)
+        finally:
+            run(link.__aexit__(None, None, None))
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,0 +1,37 @@
+"""``moa-bench``: measure what users feel."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from moa_bench import accept_command
+from moa_runtime.errors import MoaError
+
+COMMANDS = (accept_command,)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Each command's module has ``add_parser``, which sets ``run``: arguments to exit status."""
+    parser = argparse.ArgumentParser(
+        prog="moa-bench",
+        description="Benchmarks of drafting on a device for a target on a server.",
+        epilog="moa-bench COMMAND --help explains one of them.",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except MoaError as error:
+        print(f"moa-bench: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("moa-bench: stopped before anything was measured", file=sys.stderr)
+        return 130

@@ -1,0 +1,51 @@
+"""The verifier's end of one conversation without a network: frames in, frames out, in the caller's thread."""
+
+from __future__ import annotations
+
+from moa_runtime.session.handshake import Limits, check_hello
+from moa_runtime.session.rows import encode_rows
+from moa_runtime.session.server import ServerSession, Verify, parse_client_message
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.engine import Engine
+
+
+class LoopbackVerifier:
+    """A :class:`ServerSession` with a sequence of the engine, fed with the frames a client would send."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._fingerprints = engine.fingerprints
+        self._session = ServerSession(Limits(max_context=engine.max_context), engine.vocab_size, engine.stop_tokens)
+        self._sequence = engine.open()
+        self._row_encoding: int = wire.ROW_ENCODING_UNSPECIFIED
+
+    def receive(self, frame: bytes) -> bytes | None:
+        """Handle one frame.
+
+        Returns:
+            the frame that answers it, or None where nothing is to be said.
+        """
+        answer = self._handle(frame)
+        return None if answer is None else answer.SerializeToString()
+
+    def close(self) -> None:
+        """Free the engine's cache of this conversation."""
+        self._sequence.close()
+
+    def _handle(self, frame: bytes) -> wire.ServerMessage | None:
+        message = parse_client_message(frame)
+        if isinstance(message, wire.ServerMessage):
+            return message
+        if message.WhichOneof("event") == "hello":
+            self._row_encoding = message.hello.row_encoding
+            return check_hello(message.hello, self._fingerprints) or self._session.welcome("loopback")
+        work = self._session.receive(message)
+        return self._verify(work) if isinstance(work, Verify) else work
+
+    def _verify(self, work: Verify) -> wire.ServerMessage:
+        choices = self._sequence.verify(work.prefix, work.draft, work.parents, work.sampling)
+        decision = self._session.decide(work, choices)
+        self._sequence.keep(decision.path)
+        if self._row_encoding != wire.ROW_ENCODING_UNSPECIFIED:
+            keys, values = self._sequence.rows(decision.rows)
+            decision.verdict.rows.CopyFrom(encode_rows(decision.rows.start, keys, values, self._row_encoding))
+        return wire.ServerMessage(verdict=decision.verdict)

@@ -1,0 +1,70 @@
+"""The keyboard while an answer is written: Ctrl-C, and single keys without an echo into the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+
+class Keyboard:
+    """What was pressed. ``interrupts`` counts Ctrl-C."""
+
+    def __init__(self) -> None:
+        self.interrupts = 0
+        self.reads_keys = False
+
+    def pressed(self) -> str:
+        """The keys pressed since the last call."""
+        if not self.reads_keys or not select.select([sys.stdin], [], [], 0)[0]:
+            return ""
+        return os.read(sys.stdin.fileno(), 1024).decode(errors="ignore")
+
+
+@contextlib.contextmanager
+def watch_keyboard() -> Iterator[Keyboard]:
+    """Collect keys and Ctrl-C while the context is open.
+
+    Ctrl-C is counted instead of raising KeyboardInterrupt, which could come in the middle of a drawing;
+    should nobody look at the count, the third one raises it after all. Must be called in the main thread.
+    """
+    keyboard = Keyboard()
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        keyboard.interrupts += 1
+        if keyboard.interrupts > 2:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        with _single_keys(keyboard):
+            yield keyboard
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _single_keys(keyboard: Keyboard) -> Iterator[None]:
+    """Switch line editing and echo off, where stdin is a POSIX terminal."""
+    try:
+        import termios
+        import tty
+    except ImportError:  # Windows
+        yield
+        return
+    try:
+        descriptor = sys.stdin.fileno()
+        before = termios.tcgetattr(descriptor)
+        tty.setcbreak(descriptor)
+    except (OSError, ValueError, termios.error):  # no terminal
+        yield
+        return
+    keyboard.reads_keys = True
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

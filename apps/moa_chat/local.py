@@ -1,0 +1,116 @@
+"""A verifier, and if need be a bundle, made on this machine for ``moa-chat --local``."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import queue
+import secrets
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+from moa_runtime.bundle import MANIFEST_FILE
+from moa_runtime.errors import MoaError
+from moa_runtime.paths import default_bundle
+from moa_runtime.transport import Endpoint
+
+_START_SECONDS = 600.0  # the first start fetches the target
+_STOP_SECONDS = 5.0
+_SERVER_NEEDS = ("torch", "transformers", "uvicorn", "starlette")
+_EXPORT_NEEDS = ("torch", "transformers", "onnx", "onnxscript")
+
+
+def ensure_bundle() -> None:
+    """Write the default bundle if it is not there; the export's progress goes to stderr.
+
+    Raises:
+        MoaError: the export needs packages that are not installed, or failed.
+    """
+    folder = default_bundle()
+    if (folder / MANIFEST_FILE).exists():
+        return
+    _require(_EXPORT_NEEDS, "export", "moa-export")
+    _note(f"there is no bundle at {folder} yet: exporting one (about a minute)")
+    command = _program("moa_export.cli", "--target", "onnx", "--out", str(folder), "--json")
+    if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
+        raise MoaError("the bundle could not be exported: moa-export's message above says why")
+
+
+@contextlib.contextmanager
+def local_verifier() -> Iterator[Endpoint]:
+    """A verifier of the default target on a free port of this machine, while the context is open.
+
+    Raises:
+        MoaError: the server's packages are not installed, or it does not start.
+    """
+    _require(_SERVER_NEEDS, "server", "moa-serve")
+    _note("starting a verifier on this machine (the first start also fetches the target)")
+    token = secrets.token_urlsafe(24)  # other users of this machine reach its port too
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            _program("moa_server.cli", "--json", "--port", "0"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,  # its messages would end up in the middle of the answers
+            env={**os.environ, "MOA_TOKEN": token},
+            # Ctrl-C in this terminal stops an answer, and must not reach the verifier.
+            start_new_session=os.name == "posix",
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        )
+        try:
+            yield Endpoint(_ready_url(process, log), token)
+        finally:
+            _stop(process)
+
+
+def _program(module: str, *arguments: str) -> list[str]:
+    # Not `-m`, nor the console script: neither has to be there or on the path.
+    return [sys.executable, "-c", f"import sys; from {module} import main; sys.exit(main())", *arguments]
+
+
+def _require(modules: Sequence[str], extra: str, program: str) -> None:
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if missing:
+        raise MoaError(f'--local needs {program}, which lacks {missing[0]}: pip install "moa-edge[{extra}]"')
+
+
+def _ready_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
+    """Wait for the line that says where the verifier listens."""
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read_lines, args=(process.stdout, lines), daemon=True).start()
+    try:
+        while line := lines.get(timeout=_START_SECONDS):
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                return str(json.loads(line)["url"])
+    except queue.Empty:
+        raise MoaError(f"the verifier was not ready within {_START_SECONDS:g} s") from None
+    process.wait(_STOP_SECONDS)
+    log.seek(0)
+    last = log.read().decode(errors="replace").strip().splitlines()
+    raise MoaError(f"the verifier did not start: {last[-1] if last else f'exit status {process.returncode}'}")
+
+
+def _read_lines(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
+    """Also after the ready line, or the verifier would one day wait for room in the pipe."""
+    for line in stream:
+        lines.put(line)
+    lines.put(b"")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _note(text: str) -> None:
+    print(f"moa-chat: {text}", file=sys.stderr, flush=True)

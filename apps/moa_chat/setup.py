@@ -1,0 +1,111 @@
+"""What a chat needs before its first question, made from the command line's options."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from moa_runtime.bundle import Bundle
+from moa_runtime.chat import Chat
+from moa_runtime.control import FixedLength
+from moa_runtime.driver import DriverSettings
+from moa_runtime.errors import MoaError
+from moa_runtime.paths import default_bundle
+from moa_runtime.session.events import Policy, Sampling
+from moa_runtime.transport import Endpoint
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A chat's ingredients. ``seed`` None draws a new one for each answer."""
+
+    bundle: Bundle
+    endpoint: Endpoint
+    system: str | None = None
+    threads: int = 2
+    draft_length: int = 6
+    offline_limit: int = 256
+    policy: Policy = Policy.ROLLBACK
+    max_new_tokens: int = 512
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+
+    @property
+    def server(self) -> str:
+        return self.endpoint.address
+
+    @property
+    def target(self) -> str:
+        return self.bundle.manifest.target
+
+    async def connect(self) -> Chat:
+        """See :meth:`moa_runtime.chat.Chat.connect`."""
+        return await Chat.connect(
+            self.bundle,
+            self.endpoint,
+            threads=self.threads,
+            controller=FixedLength(self.draft_length),
+            policy=self.policy,
+            settings=DriverSettings(offline_limit=self.offline_limit),
+            system=self.system,
+        )
+
+    def sampling(self) -> Sampling:
+        """How the target chooses in the next answer."""
+        if not self.temperature:
+            return Sampling()
+        seed = secrets.randbits(63) if self.seed is None else self.seed
+        return Sampling(self.temperature, self.top_p, seed)
+
+
+def setup_for(options: argparse.Namespace, bundle: Bundle, endpoint: Endpoint) -> Setup:
+    return Setup(
+        bundle,
+        endpoint,
+        system=options.system,
+        threads=options.threads,
+        draft_length=options.draft_length,
+        offline_limit=options.offline_limit,
+        policy=Policy(options.policy),
+        max_new_tokens=options.max_new_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        seed=options.seed,
+    )
+
+
+def open_bundle(folder: Path | None) -> Bundle:
+    """The bundle in ``folder``, or the default one.
+
+    Raises:
+        MoaError: there is none, or it is damaged.
+    """
+    path = (folder or default_bundle()).expanduser()
+    if not path.exists():
+        raise MoaError(f"there is no bundle at {path}: `moa-export --target onnx --out {path}` writes it")
+    return Bundle.open(path)
+
+
+def endpoint_for(server: str, token: str, tls_ca: Path | None) -> Endpoint:
+    """Where the verifier is.
+
+    Raises:
+        MoaError: no verifier's address, or a certificate authority that cannot be used.
+    """
+    tls = None
+    if tls_ca is not None:
+        if not Endpoint(server).address.startswith("wss:"):
+            raise MoaError(f"--tls-ca needs an encrypted address (wss://HOST:PORT), not {server}")
+        try:
+            tls = ssl.create_default_context(cafile=tls_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise MoaError(f"--tls-ca {tls_ca} is no certificate authority in PEM format: {error}") from error
+    if any(not 32 < ord(char) < 127 for char in token):
+        raise MoaError("the token may only hold visible ASCII characters: check --token or MOA_TOKEN")
+    endpoint = Endpoint(server, token, tls)
+    _ = endpoint.address  # raises on what is no address
+    return endpoint

@@ -1,0 +1,91 @@
+"""Putting a bundle in its place: whole or not at all, and never over something else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from moa_export.errors import ExportError, ParityError
+from moa_runtime.bundle import MANIFEST_FILE, BundleError, read_manifest
+
+
+def rejected_path(out: Path) -> Path:
+    """Where an export that failed its check is left for inspection."""
+    return out.with_name(f"{out.name}.rejected")
+
+
+def check_output(out: Path, *, force: bool) -> None:
+    """Refuse an output folder that must not be replaced; called before the long work.
+
+    Raises:
+        ExportError: the folder exists and ``force`` is not set, or it is no bundle.
+    """
+    if not os.path.lexists(out):
+        return
+    if not force:
+        raise ExportError(f"{out} exists already: give another folder, or --force to replace a bundle")
+    _check_deletable(out)
+
+
+@contextmanager
+def staged_bundle(out: Path, *, force: bool) -> Iterator[Path]:
+    """A new folder beside ``out`` that takes its name when the block ends well.
+
+    After a :class:`ParityError` it takes the name of :func:`rejected_path` instead; after any other error it
+    is removed. ``out`` is untouched until the very end.
+
+    Raises:
+        ExportError: see :func:`check_output`; also a place that cannot be written, such as a full disk.
+    """
+    check_output(out, force=force)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
+            stage = Path(scratch) / "bundle"
+            stage.mkdir()
+            try:
+                yield stage
+            except ParityError:
+                _put(stage, rejected_path(out), Path(scratch))
+                raise
+            check_output(out, force=force)
+            _put(stage, out, Path(scratch))
+    except OSError as error:
+        raise ExportError(f"cannot write the bundle {out}: {error.strerror or error}") from error
+
+
+def _put(stage: Path, place: Path, scratch: Path) -> None:
+    """Rename ``stage`` to ``place``; a bundle that lies there moves to ``scratch``, and back if that fails."""
+    if not os.path.lexists(place):
+        stage.rename(place)
+        return
+    _check_deletable(place)
+    old = scratch / "replaced"
+    place.rename(old)
+    try:
+        stage.rename(place)
+    except OSError:
+        old.rename(place)
+        raise
+    shutil.rmtree(old)
+
+
+def _check_deletable(folder: Path) -> None:
+    """Only a bundle, and only if nothing else lies in it, may be deleted.
+
+    Raises:
+        ExportError: anything else.
+    """
+    if folder.is_symlink():
+        raise ExportError(f"{folder} is a link: --force replaces bundles only")
+    try:
+        known = {MANIFEST_FILE, *read_manifest(folder).files}
+    except BundleError as error:
+        raise ExportError(f"{folder} is not a bundle, so --force does not replace it: {error}") from error
+    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    if foreign := sorted(present - known):
+        raise ExportError(f"{folder} holds {foreign[0]}, which moa-export did not write: move it away first")

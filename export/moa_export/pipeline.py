@@ -1,0 +1,183 @@
+"""From a target and a drafter to a bundle that has been checked."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
+from moa_drafter.model import MoADrafter
+from moa_drafter.target import Target, load_target
+from moa_export.bundle_writer import rejected_path, staged_bundle
+from moa_export.device_half import signature
+from moa_export.errors import ExportError, ParityError
+from moa_export.onnx_target import GRAPH_FILE, export_onnx
+from moa_export.parity import TEXTS, Parity, compare, record
+from moa_export.quiet import quiet_toolchain
+from moa_export.recipe import Recipe
+from moa_export.torch_backend import TorchBackend
+from moa_runtime.backends.onnx import OnnxBackend
+from moa_runtime.bundle import (
+    CHAT_TEMPLATE_FILE,
+    TOKENIZER_FILE,
+    Fingerprints,
+    Manifest,
+    TargetEntry,
+    tokenizer_fingerprint,
+    write_manifest,
+)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an export made.
+
+    Attributes:
+        bytes: the whole bundle.
+        seconds: wall-clock time of the whole export.
+        notes: what the user should know though it is no error.
+    """
+
+    bundle: Path
+    bytes: int
+    seconds: float
+    parity: Parity
+    notes: tuple[str, ...]
+
+
+def export_bundle(
+    out: Path,
+    *,
+    model: str,
+    drafter_folder: Path,
+    recipe: Recipe,
+    force: bool = False,
+    say: Say = lambda stage: None,
+    texts: Sequence[tuple[str, str]] = TEXTS,
+) -> Report:
+    """Write a bundle for ``--target onnx`` to ``out`` and check it against PyTorch.
+
+    Args:
+        model: a target's name or folder.
+        say: told the name of each stage as it begins.
+        texts: user messages and answers for the parity check.
+
+    Raises:
+        MoaError: bad input; the message says what to do.
+        ParityError: the graph strays beyond the recipe's tolerance; the files are in ``OUT.rejected``.
+    """
+    started = time.monotonic()
+    with staged_bundle(out, force=force) as stage, quiet_toolchain():
+        say("loading the drafter and the target")
+        drafter = load_checkpoint(drafter_folder)
+        target = load_target(model)
+        check_fit(drafter, target)
+        drafter.bind_target(target.embedding, target.head)
+        say("exporting the device half")
+        export_onnx(drafter, recipe, stage / GRAPH_FILE)
+        say("checking it against PyTorch")
+        recordings = record(target, drafter, texts)
+        parity = compare(TorchBackend(drafter, top_k=recipe.top_k), OnnxBackend(stage / GRAPH_FILE), recordings)
+        say("writing the bundle")
+        _write_tokenizer(target, stage)
+        fingerprints = Fingerprints(
+            target=target.fingerprint,
+            tokenizer=tokenizer_fingerprint(stage / TOKENIZER_FILE),
+            drafter=drafter_fingerprint(drafter_folder),
+        )
+        entry = TargetEntry(GRAPH_FILE, (stage / GRAPH_FILE).stat().st_size, recipe.describe(), parity.to_dict())
+        write_manifest(stage, _manifest(drafter, target, model, fingerprints, recipe, entry))
+        size = sum(path.stat().st_size for path in stage.iterdir())
+        if failures := parity.failures(recipe.tolerance):
+            raise ParityError(
+                f"the exported graph differs too much from PyTorch: {'; '.join(failures)}; "
+                f"the files are in {rejected_path(out)}"
+            )
+    return Report(out, size, time.monotonic() - started, parity, _notes(drafter, target))
+
+
+def check_fit(drafter: MoADrafter, target: Target) -> None:
+    """Compare the shapes a drafter was made for with the target's.
+
+    Raises:
+        ExportError: the first that differs.
+    """
+    config, theirs = drafter.config, target.model.config
+    head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+    for what, ours, found in (
+        ("layers", config.target_num_layers, theirs.num_hidden_layers),
+        (
+            "numbers of keys and values per token and layer",
+            config.target_kv_size,
+            2 * theirs.num_key_value_heads * head_dim,
+        ),
+        ("hidden size", config.decoder.hidden_size, theirs.hidden_size),
+        ("vocabulary size", config.vocab_size, theirs.vocab_size),
+    ):
+        if ours != found:
+            raise ExportError(
+                f"this drafter does not fit the target {target.folder.name}: it was made for {what} {ours}, "
+                f"the target has {found}; train one with moa-train, or pass the target it was made for as --model"
+            )
+
+
+def _notes(drafter: MoADrafter, target: Target) -> tuple[str, ...]:
+    trained_for = drafter.config.target_fingerprint
+    if trained_for and trained_for != target.fingerprint:
+        return (f"the drafter was trained for the target {trained_for}, not {target.fingerprint}: expect a lower tau",)
+    return ()
+
+
+def _write_tokenizer(target: Target, stage: Path) -> None:
+    source = target.folder / TOKENIZER_FILE
+    if not source.is_file():
+        raise ExportError(f"the target in {target.folder} has no {TOKENIZER_FILE}: save it with a fast tokenizer")
+    shutil.copyfile(source, stage / TOKENIZER_FILE)
+    template = target.tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    if not template:
+        raise ExportError(f"the target in {target.folder} has no chat template: moa-edge needs a chat model")
+    (stage / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
+
+
+def _manifest(
+    drafter: MoADrafter, target: Target, model: str, fingerprints: Fingerprints, recipe: Recipe, entry: TargetEntry
+) -> Manifest:
+    config = drafter.config
+    inputs, outputs = signature(config, recipe.top_k)
+    folder = Path(model).expanduser()
+    special: dict[str, Any] = target.tokenizer.special_tokens_map
+    return Manifest(
+        fingerprints=fingerprints,
+        # A folder's name, not its path, which would tell about the machine.
+        target=folder.resolve().name if folder.is_dir() else model,
+        inputs=inputs,
+        outputs=outputs,
+        kv_heads=config.decoder.num_kv_heads,
+        head_dim=config.decoder.head_dim,
+        top_k=min(recipe.top_k, config.draft_vocab_size),
+        vocab_size=config.vocab_size,
+        draft_vocab_size=config.draft_vocab_size,
+        max_context=min(config.max_position_embeddings, target.model.config.max_position_embeddings),
+        stop_tokens=_stop_tokens(target),
+        special_tokens={name: str(text) for name, text in special.items() if isinstance(text, str)},
+        targets={"onnx": entry},
+        files={},
+    )
+
+
+def _stop_tokens(target: Target) -> tuple[int, ...]:
+    """End-of-turn ids of the tokenizer and of the generation configuration, which may list several."""
+    listed = target.model.generation_config.eos_token_id
+    found = set(listed if isinstance(listed, list) else [listed]) | {target.tokenizer.eos_token_id}
+    stops = tuple(sorted(token for token in found if token is not None))
+    if not stops:
+        raise ExportError(f"the target in {target.folder} names no end-of-turn token (eos_token_id)")
+    return stops

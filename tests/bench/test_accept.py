@@ -1,0 +1,412 @@
+"""The acceptance benchmark against figures worked out by hand, and its answers against plain decoding."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from tiny import CHAT_TEMPLATE, make_tiny_drafter, make_tiny_target
+
+from moa_bench import accept_command
+from moa_bench.accept import AcceptSettings, Device, Results, measure
+from moa_bench.cli import main
+from moa_bench.conversation import Conversation, RefusedError, Round
+from moa_bench.loopback import LoopbackVerifier
+from moa_bench.questions import Question
+from moa_bench.tally import Tally
+from moa_runtime.bundle import Bundle, Fingerprints, Manifest, TargetEntry, tokenizer_fingerprint, write_manifest
+from moa_runtime.drafters.base import DraftToken
+from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.errors import MoaError
+from moa_runtime.session.server import Sampling
+from moa_runtime.tokenizer import ChatTokenizer
+
+VOCAB, STOP = 50, 0
+PRINTS = Fingerprints("target", "tokenizer", "drafter")
+PROMPT = [3, 1, 4, 1, 5]
+
+
+class ToyEngine:
+    """A target whose choice is a hash of the whole prefix; it ends its turn at the positions ``stops``."""
+
+    fingerprints, vocab_size, stop_tokens = PRINTS, VOCAB, (STOP,)
+
+    def __init__(self, stops: Sequence[int] = (), max_context: int = 1000) -> None:
+        self.stops, self.max_context, self.forwards = stops, max_context, 0
+
+    def choice(self, prefix: Sequence[int]) -> int:
+        if len(prefix) in self.stops:
+            return STOP
+        state = 17
+        for token in prefix:
+            state = (state * 31 + token + 7) % 100_003
+        return 1 + state % (VOCAB - 1)
+
+    def open(self) -> ToySequence:
+        return ToySequence(self)
+
+
+class ToySequence:
+    def __init__(self, engine: ToyEngine) -> None:
+        self._engine = engine
+        self._processed = 0
+        self.closed = False
+
+    def verify(self, prefix, draft, parents, sampling) -> list[int]:
+        self._engine.forwards += 1
+        self._processed = len(prefix)
+        paths = [list(prefix)]
+        for token, parent in zip(draft, parents, strict=True):
+            paths.append([*paths[parent], token])
+        return [self._engine.choice(path) for path in paths]
+
+    def keep(self, path) -> None:
+        self._processed += len(path)
+
+    def rows(self, positions: range):
+        assert positions.stop <= self._processed
+        keys = np.array([1.0 + p for p in positions], np.float32).reshape(-1, 1, 1)
+        return keys, -keys
+
+    def close(self) -> None:
+        pass
+
+
+class ToyDrafter:
+    """Knows the target: right for the first ``right`` tokens after the last committed one, then wrong."""
+
+    def __init__(self, engine: ToyEngine, right: int, on_draft: Callable[[], None] = lambda: None) -> None:
+        self._engine, self._right, self._on_draft = engine, right, on_draft
+        self.rows = 0
+
+    def add_rows(self, start, keys, values) -> None:
+        assert 0 <= start <= self.rows
+        expected = 1.0 + start + np.arange(len(keys))
+        np.testing.assert_allclose(keys[:, 0, 0], expected, rtol=0.01)  # int8 on the wire
+        np.testing.assert_allclose(values[:, 0, 0], -expected, rtol=0.01)
+        self.rows = start + len(keys)
+
+    def truncate_rows(self, length: int) -> None:
+        self.rows = min(self.rows, length)
+
+    def draft(self, prefix, count) -> list[DraftToken]:
+        self._on_draft()
+        tokens = list(prefix)
+        for _ in range(count):
+            # All committed tokens but the last, the target's own, have a memory row.
+            depth = len(tokens) - self.rows
+            token = self._engine.choice(tokens)
+            tokens.append(token if depth <= self._right else 1 + token % (VOCAB - 1))
+        return [DraftToken(token, 0.0) for token in tokens[len(prefix) :]]
+
+
+def plain(engine: ToyEngine, prefix: Sequence[int], count: int) -> list[int]:
+    """What the target alone writes."""
+    tokens = list(prefix)
+    while len(tokens) < len(prefix) + count and (len(tokens) == len(prefix) or tokens[-1] != STOP):
+        tokens.append(engine.choice(tokens))
+    return tokens[len(prefix) :]
+
+
+def tallied(engine: ToyEngine, right: int, *, max_new_tokens: int, draft_length: int = 6) -> Tally:
+    """One answer to :data:`PROMPT`, checked against plain decoding."""
+    tally = Tally(draft_length)
+    conversation = Conversation(LoopbackVerifier(engine), ToyDrafter(engine, right), PRINTS, [STOP])
+    answer = conversation.answer(
+        PROMPT, Sampling(), draft_length=draft_length, max_new_tokens=max_new_tokens, on_round=tally.add
+    )
+    assert answer == plain(engine, PROMPT, max_new_tokens)
+    assert conversation.committed == PROMPT + answer
+    return tally
+
+
+def test_an_oracle_commits_the_draft_and_one_more():
+    tally = tallied(ToyEngine(), 6, max_new_tokens=1 + 3 * 7)
+    assert (tally.tau, tally.rounds, tally.tokens) == (7.0, 3, 21)
+    assert tally.histogram == [0, 0, 0, 0, 0, 0, 3]
+    assert tally.accuracy_by_depth == [1.0] * 6
+
+
+def test_the_last_round_of_an_oracle_is_as_short_as_what_is_left():
+    tally = tallied(ToyEngine(), 6, max_new_tokens=1 + 3 * 7 + 3)
+    assert (tally.tau, tally.rounds, tally.tokens) == (6.0, 4, 24)
+    assert tally.histogram == [0, 0, 0, 1, 0, 0, 3]
+    assert tally.accuracy_by_depth == [1.0] * 6
+
+
+def test_a_drafter_that_is_always_wrong_commits_one():
+    tally = tallied(ToyEngine(), 0, max_new_tokens=1 + 10)
+    assert (tally.tau, tally.rounds) == (1.0, 10)
+    assert tally.histogram == [10, 0, 0, 0, 0, 0, 0]
+    assert tally.accuracy_by_depth == [0.0, None, None, None, None, None]
+
+
+def test_a_drafter_right_for_two_tokens_commits_three():
+    tally = tallied(ToyEngine(), 2, max_new_tokens=1 + 4 * 3)
+    assert (tally.tau, tally.rounds) == (3.0, 4)
+    assert tally.histogram == [0, 0, 4, 0, 0, 0, 0]
+    assert tally.accuracy_by_depth == [1.0, 1.0, 0.0, None, None, None]
+
+
+def test_an_end_of_turn_inside_a_draft_ends_the_round():
+    # Positions 5 (with the prompt's verdict), 6, 7, 8, and the end of turn at 9, which the drafter knows.
+    tally = tallied(ToyEngine(stops=[9]), 6, max_new_tokens=100)
+    assert (tally.tau, tally.rounds) == (4.0, 1)
+    assert tally.histogram == [0, 0, 0, 0, 1, 0, 0]
+    assert tally.accuracy_by_depth == [1.0, 1.0, 1.0, 1.0, None, None]
+
+
+def test_an_end_of_turn_the_drafter_missed_is_its_mistake():
+    tally = tallied(ToyEngine(stops=[9]), 3, max_new_tokens=100)
+    assert (tally.tau, tally.rounds) == (4.0, 1)
+    assert tally.histogram == [0, 0, 0, 1, 0, 0, 0]
+    assert tally.accuracy_by_depth == [1.0, 1.0, 1.0, 0.0, None, None]
+
+
+def test_an_answer_of_one_token_has_no_round():
+    tally = tallied(ToyEngine(), 6, max_new_tokens=1)
+    assert (tally.tau, tally.rounds, tally.tokens) == (None, 0, 0)
+    assert tally.accuracy_by_depth == [None] * 6
+
+
+def test_one_verdict_for_the_question_and_one_for_each_round():
+    engine = ToyEngine()
+    tally = tallied(engine, 2, max_new_tokens=31)
+    assert engine.forwards == 1 + tally.rounds
+
+
+def test_the_tally_of_the_docstring():
+    tally = Tally(3)
+    tally.add(Round(3, 2, 3))
+    tally.add(Round(3, 0, 1))
+    assert tally.tau == 2.0
+    assert tally.histogram == [1, 0, 1, 0]
+    assert tally.accuracy_by_depth == [0.5, 1.0, 0.0]
+
+
+def test_tau_is_the_mean_over_tasks_not_over_rounds():
+    results = Results(2)
+    for task, rounds in (("qa", [Round(2, 2, 3)]), ("rag", [Round(2, 0, 1)] * 3)):
+        for outcome in rounds:
+            for tally in results.tallies(task):
+                tally.add(outcome)
+    results.tallies("empty")
+    assert results.tau == 2.0
+    assert results.total.tau == 1.5
+
+
+def test_other_fingerprints_are_refused_and_named():
+    other = Fingerprints("another", "tokenizer", "drafter")
+    with pytest.raises(RefusedError, match="target another.*target target"):
+        Conversation(LoopbackVerifier(ToyEngine()), ToyDrafter(ToyEngine(), 0), other, [STOP])
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"draft_length": 0}, "draft length"),
+        ({"draft_length": 100_000}, "draft length"),
+        ({"max_new_tokens": 0}, "at least 1 token"),
+        ({"sampling": Sampling(-1.0)}, "temperature"),
+        ({"sampling": Sampling(float("nan"))}, "temperature"),
+        ({"sampling": Sampling(1.0, 0.0)}, "top-p"),
+        ({"sampling": Sampling(1.0, 1.0, -1)}, "seed"),
+    ],
+)
+def test_settings_out_of_range(changed, said):
+    with pytest.raises(MoaError, match=said):
+        AcceptSettings(**changed)
+
+
+# -- a tiny model, the real drafter, the command ---------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """``(target folder, drafter folder, bundle folder, backend, engine)``; the backend runs in PyTorch."""
+    from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
+    from moa_export.device_half import signature
+    from moa_export.torch_backend import TorchBackend
+    from moa_server.transformers_engine import TransformersEngine
+
+    root = tmp_path_factory.mktemp("accept")
+    target_folder = make_tiny_target(root / "target")
+    drafter_folder = make_tiny_drafter(target_folder, root / "drafter")
+    engine = TransformersEngine.load(str(target_folder), drafter_folder)
+    drafter = load_checkpoint(drafter_folder)
+    drafter.bind_target(engine.target.embedding, engine.target.head)
+
+    bundle = root / "bundle"
+    bundle.mkdir()
+    shutil.copy(target_folder / "tokenizer.json", bundle)
+    (bundle / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (bundle / "graph").write_text("the tests load another backend")
+    inputs, outputs = signature(drafter.config, 8)
+    fingerprints = Fingerprints(
+        engine.fingerprints.target,
+        tokenizer_fingerprint(bundle / "tokenizer.json"),
+        drafter_fingerprint(drafter_folder),
+    )
+    decoder = drafter.config.decoder
+    write_manifest(
+        bundle,
+        Manifest(
+            fingerprints=fingerprints,
+            target="tiny",
+            inputs=inputs,
+            outputs=outputs,
+            kv_heads=decoder.num_kv_heads,
+            head_dim=decoder.head_dim,
+            top_k=8,
+            vocab_size=engine.vocab_size,
+            draft_vocab_size=drafter.config.draft_vocab_size,
+            max_context=engine.max_context,
+            stop_tokens=tuple(engine.stop_tokens),
+            special_tokens={},
+            targets={"onnx": TargetEntry("graph", 0, {}, {})},
+            files={},
+        ),
+    )
+    return target_folder, drafter_folder, bundle, TorchBackend(drafter, top_k=8), engine
+
+
+@pytest.fixture
+def questions(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    lines = [
+        {"question_id": 1, "category": "writing", "turns": ["Name three primary colours.", "And now?"]},
+        {"question_id": 2, "category": "qa", "turns": ["What is the capital of France?"]},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def command(tiny, questions, monkeypatch, capsys):
+    """Runs ``moa-bench accept`` on the tiny model: more arguments -> exit status, stdout, stderr."""
+    target_folder, drafter_folder, bundle, backend, _ = tiny
+    monkeypatch.setattr(accept_command, "load_backend", lambda bundle: backend)
+
+    def run(*more: str) -> tuple[int, str, str]:
+        where = ["--questions", str(questions), "--bundle", str(bundle), "--model", str(target_folder)]
+        status = main(["accept", *where, "--drafter", str(drafter_folder), "--max-new-tokens", "12", *more])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, 0.95, 7)])
+def test_answers_of_a_real_drafter_equal_plain_decoding(tiny, sampling):
+    from moa_server.plain import decode
+
+    *_, bundle, backend, engine = tiny
+    tokenizer = ChatTokenizer.from_bundle(Bundle.open(bundle))
+    question = tokenizer.encode_chat([{"role": "user", "content": "Name three primary colours."}])
+    drafter = MoaDrafter(backend, max_context=engine.max_context)
+    conversation = Conversation(LoopbackVerifier(engine), drafter, engine.fingerprints, engine.stop_tokens)
+    rounds: list[Round] = []
+    answer = conversation.answer(question, sampling, draft_length=6, max_new_tokens=40, on_round=rounds.append)
+    assert answer == [step.token for step in decode(engine, question, sampling, 40)]
+    assert len(answer) == 1 + sum(outcome.committed for outcome in rounds)
+    assert any(outcome.drafted for outcome in rounds)
+
+
+def test_a_second_turn_follows_the_first_and_one_that_does_not_fit_is_listed(tiny):
+    *_, bundle, _, _ = tiny
+    tokenizer = ChatTokenizer.from_bundle(Bundle.open(bundle))
+    first = tokenizer.encode_chat([{"role": "user", "content": "Why?"}])
+    engine = ToyEngine(max_context=len(first) + 40)
+    engine.vocab_size, engine.stop_tokens = 512, (tokenizer.encode("<|im_end|>")[0],)
+    device = Device(PRINTS, tokenizer, lambda: ToyDrafter(engine, 6), engine.stop_tokens)
+    results = Results(6)
+    questions = [Question(1, "qa", ("Why?", "Why?")), Question(2, "qa", ("Why?", "Why? " * 30))]
+    measure(questions, device, engine, AcceptSettings(max_new_tokens=8), results)
+    # Each answer: one token with the question's verdict, seven with one round.
+    assert (results.total.rounds, results.total.tokens, results.total.questions) == (3, 21, 2)
+    assert [(turn.question_id, turn.turn) for turn in results.skipped] == [(2, 2)]
+    assert "the target's context holds" in results.skipped[0].reason
+
+
+def test_the_command_prints_one_object(command):
+    status, out, err = command("--json")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    assert list(found["tasks"]) == ["mt_bench", "qa"]
+    taus = [task["tau"] for task in found["tasks"].values()]
+    assert found["tau"] == pytest.approx(sum(taus) / 2, abs=1e-4)
+    assert found["tasks"]["mt_bench"]["questions"] == 1
+    assert len(found["accuracy_by_depth"]) == 6
+    assert sum(found["accepted_length_histogram"]) == found["rounds"]
+    assert sum(task["rounds"] for task in found["tasks"].values()) == found["rounds"]
+    assert found["settings"]["questions"] == "questions.jsonl"
+    assert found["settings"]["sampling"] == {"temperature": 0.0, "top_p": 1.0, "seed": 0}
+    assert (found["partial"], found["skipped"]) == (False, [])
+
+
+def test_the_command_prints_a_table(command):
+    status, out, _ = command("--limit", "1", "--temperature", "0.7", "--draft-length", "2")
+    assert status == 0
+    assert "mt_bench" in out and "mean over tasks" in out and "qa" not in out
+    assert "chain of 2, temperature 0.7" in out
+
+
+def test_the_same_seed_gives_the_same_figures(command):
+    runs = [json.loads(command("--json", "--temperature", "1", "--seed", seed)[1]) for seed in ("1", "1", "2")]
+    for found in runs:
+        del found["seconds"], found["settings"]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_an_interrupted_run_keeps_what_it_has(command, monkeypatch):
+    draft, calls = MoaDrafter.draft, []
+
+    def interrupted(self, prefix, count):
+        calls.append(count)
+        if len(calls) == 30:
+            raise KeyboardInterrupt
+        return draft(self, prefix, count)
+
+    monkeypatch.setattr(MoaDrafter, "draft", interrupted)
+    status, out, _ = command("--json")
+    found = json.loads(out)
+    assert (status, found["partial"]) == (130, True)
+    assert found["rounds"] > 0
+    assert found["tasks"]["mt_bench"]["questions"] == 0
+    calls.clear()
+    status, out, _ = command()
+    assert status == 130 and "partial" in out
+
+
+def refusal(command, *more: str) -> str:
+    """What a refused command says; it must be one line."""
+    status, out, err = command(*more)
+    assert (status, out) == (2, "")
+    assert err.startswith("moa-bench: error: ") and err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--questions", "no-such-file"], "no-such-file: No such file"),
+        (["--limit", "0"], "--limit"),
+        (["--draft-length", "0"], "draft length"),
+        (["--bundle", "no-such-bundle"], "no-such-bundle is no bundle"),
+        (["--model", "no-such-model"], "unknown target"),
+        (["--drafter", "no-such-drafter"], "no-such-drafter"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(command, argv, said):
+    assert said in refusal(command, *argv)
+
+
+def test_a_drafter_other_than_the_bundles_is_refused(command, tiny, tmp_path):
+    from moa_drafter.checkpoint import drafter_fingerprint
+
+    target_folder, drafter_folder, *_ = tiny
+    other = make_tiny_drafter(target_folder, tmp_path / "other", seed=9)
+    said = refusal(command, "--drafter", str(other))
+    assert drafter_fingerprint(other) in said and drafter_fingerprint(drafter_folder) in said

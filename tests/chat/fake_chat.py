@@ -1,0 +1,91 @@
+"""A chat that plays a script of real events; one token is one character."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+from moa_chat.setup import Setup
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, FinishReason, LinkStatus, Origin, Statistics, TokenOrigin
+from moa_runtime.transport import Endpoint
+
+HANG = object()  # in a script: from here on nothing comes
+
+
+def origins(committed: str, drafted: str = "", offline: str = "") -> tuple[TokenOrigin, ...]:
+    return (
+        *(TokenOrigin(ord(char), Origin.DRAFTED, True) for char in committed),
+        *(TokenOrigin(ord(char), Origin.DRAFTED, False) for char in drafted),
+        *(TokenOrigin(ord(char), Origin.OFFLINE, False) for char in offline),
+    )
+
+
+def figures(tokens: int) -> Statistics:
+    return Statistics(rounds=tokens // 2, tokens=tokens, seconds=0.5, round_trips=[0.063])
+
+
+def update(committed: str, drafted: str = "", offline: str = "") -> AnswerUpdate:
+    tokens = origins(committed, drafted, offline)
+    return AnswerUpdate(committed, drafted + offline, tokens, figures(len(committed)))
+
+
+def finished(text: str, reason: FinishReason = FinishReason.STOP) -> AnswerFinished:
+    return AnswerFinished(text, origins(text), reason, figures(len(text)))
+
+
+class FakeChat:
+    """Each question takes the next script; an exception in it is raised.
+
+    Attributes:
+        asked: the questions.
+        stopped: how many answers were left early.
+        offline: what ``work_offline`` was told.
+    """
+
+    def __init__(self, *scripts) -> None:
+        self._scripts = list(scripts)
+        self.asked: list[str] = []
+        self.sampling = []
+        self.stopped = 0
+        self.offline: list[bool] = []
+        self.closed = False
+        self.status = LinkStatus.ONLINE
+        self.tokenizer = SimpleNamespace(decode=lambda tokens: "".join(map(chr, tokens)))
+
+    async def send(self, text, *, max_new_tokens=512, sampling=None):
+        self.asked.append(text)
+        self.sampling.append(sampling)
+        completed = False
+        try:
+            for step in self._scripts.pop(0):
+                if step is HANG:
+                    await asyncio.Event().wait()
+                if callable(step):
+                    step()
+                elif isinstance(step, Exception):
+                    raise step
+                else:
+                    yield step
+                    await asyncio.sleep(0)
+            completed = True
+        finally:
+            self.stopped += not completed
+
+    async def work_offline(self, offline: bool) -> None:
+        self.offline.append(offline)
+        self.status = LinkStatus.OFFLINE if offline else LinkStatus.ONLINE
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class FakeSetup(Setup):
+    """A setup that connects to a fake chat."""
+
+    def __init__(self, chat: FakeChat, **options) -> None:
+        bundle = SimpleNamespace(manifest=SimpleNamespace(target="tiny-target"))
+        super().__init__(bundle, Endpoint("ws://127.0.0.1:8765"), **options)
+        object.__setattr__(self, "chat", chat)
+
+    async def connect(self) -> FakeChat:
+        return self.chat

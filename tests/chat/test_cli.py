@@ -1,0 +1,132 @@
+"""Every user error of ``moa-chat`` is one sentence on stderr and exit status 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from moa_chat import local
+from moa_chat.cli import main
+from moa_chat.setup import endpoint_for
+from moa_runtime.errors import MoaError
+
+
+def refusal(capsys, *argv: str) -> str:
+    assert main(list(argv)) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("moa-chat: error: ") and err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "stdin is no terminal"),
+        (["--once", " "], "not an empty text"),
+        (["--json", "--terminal"], "--json belongs to --once"),
+        (["--terminal", "--once", "x"], "not allowed with"),
+        (["--unknown"], "--unknown"),
+        (["--once", "x", "--policy", "maybe"], "--policy"),
+        (["--once", "x", "--local", "--server", "ws://a"], "--local starts its own verifier"),
+        (["--once", "x", "--local", "--token", "t"], "--local makes its own token"),
+        (["--once", "x", "--max-new-tokens", "0"], "--max-new-tokens must be at least 1, not 0"),
+        (["--once", "x", "--draft-length", "-1"], "--draft-length must be at least 0"),
+        (["--once", "x", "--threads", "0"], "--threads must be at least 1"),
+        (["--once", "x", "--offline-limit", "-1"], "--offline-limit must be at least 0"),
+        (["--once", "x", "--temperature", "nan"], "--temperature must be"),
+        (["--once", "x", "--top-p", "0"], "--top-p must be"),
+        (["--once", "x", "--seed", "-1"], "--seed must be"),
+        (["--once", "\udcff"], "no valid UTF-8"),
+    ],
+    ids=lambda value: ascii(" ".join(value)) if isinstance(value, list) else "",
+)
+def test_options(capsys, argv, said):
+    assert said in refusal(capsys, *argv)
+
+
+def test_no_bundle(capsys, monkeypatch, tmp_path):
+    path = str(tmp_path / "none")
+    said = f"there is no bundle at {path}: `moa-export --target onnx --out {path}` writes it"
+    assert said in refusal(capsys, "--once", "x", "--bundle", path)
+    monkeypatch.setenv("MOA_EDGE_BUNDLE", path)
+    assert said in refusal(capsys, "--once", "x")
+
+
+def test_a_folder_that_is_no_bundle(capsys, tmp_path):
+    assert "is no bundle" in refusal(capsys, "--once", "x", "--bundle", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("server", "token", "ca", "said"),
+    [
+        ("ftp://host", "", False, "no verifier address"),
+        ("ws://host:1", "", True, "--tls-ca needs an encrypted address"),
+        ("wss://host:1", "", True, "no certificate authority"),
+        ("ws://host:1", "a\nb", False, "visible ASCII"),
+    ],
+)
+def test_endpoints(tmp_path, server, token, ca, said):
+    (tmp_path / "ca.pem").write_text("nonsense")
+    with pytest.raises(MoaError, match=said):
+        endpoint_for(server, token, tmp_path / "ca.pem" if ca else None)
+
+
+def test_a_ca_file_that_is_not_there(tmp_path):
+    with pytest.raises(MoaError, match=r"none\.pem"):
+        endpoint_for("wss://host", "", tmp_path / "none.pem")
+
+
+def test_local_without_the_server_extra(monkeypatch):
+    monkeypatch.setattr(local, "_SERVER_NEEDS", ("torch", "no_such_package"))
+    with (
+        pytest.raises(MoaError, match=r'lacks no_such_package: pip install "moa-edge\[server\]"'),
+        local.local_verifier(),
+    ):
+        pass
+
+
+def _program(monkeypatch, script: str) -> None:
+    monkeypatch.setattr(local, "_program", lambda *_: [sys.executable, "-c", script])
+
+
+def test_a_local_verifier_is_stopped_at_the_end(monkeypatch, tmp_path):
+    mark = tmp_path / "stopped"
+    _program(
+        monkeypatch,
+        "import json, os, signal, sys, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (open({str(mark)!r}, 'w').close(), sys.exit(0)))\n"
+        "print('loading', flush=True)\n"
+        "print(json.dumps({'event': 'ready', 'url': 'ws://127.0.0.1:1/' + os.environ['MOA_TOKEN']}), flush=True)\n"
+        "time.sleep(60)",
+    )
+    with local.local_verifier() as endpoint:
+        assert endpoint.url == f"ws://127.0.0.1:1/{endpoint.token}" and len(endpoint.token) > 20
+        assert not mark.exists()
+    assert mark.exists()
+
+
+def test_a_local_verifier_that_fails_says_why(monkeypatch):
+    _program(monkeypatch, "import sys; sys.exit('moa-serve: error: no memory')")
+    with pytest.raises(MoaError, match="did not start: moa-serve: error: no memory"), local.local_verifier():
+        pass
+
+
+def test_an_export_that_fails(monkeypatch, tmp_path):
+    monkeypatch.setenv("MOA_EDGE_BUNDLE", str(tmp_path / "none"))
+    _program(monkeypatch, "import sys; sys.exit(3)")
+    with pytest.raises(MoaError, match="could not be exported"):
+        local.ensure_bundle()
+
+
+def test_help_needs_no_runtime():
+    code = (
+        "import sys; from moa_chat.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'numpy', 'onnxruntime', 'torch', 'transformers'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "--offline-limit" in done.stdout

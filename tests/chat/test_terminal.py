@@ -1,0 +1,139 @@
+"""The dialogue of ``moa-chat --terminal`` with a chat that plays scripts."""
+
+from __future__ import annotations
+
+import io
+import signal
+
+import pytest
+from ansi_screen import AnsiScreen
+from fake_chat import HANG, FakeChat, FakeSetup, finished, update
+
+from moa_chat.screen import LiveView, PlainView
+from moa_chat.status import Palette, status_line, summary, tentative_spans
+from moa_chat.terminal import Terminal
+from moa_chat.text import Span
+from moa_chat.worker import Worker
+from moa_runtime.answer import FinishReason, LinkChanged, LinkStatus
+from moa_runtime.chat import ChatError
+
+
+class Lines:
+    """What the user types; exceptions are raised as ``input`` would."""
+
+    def __init__(self, *lines) -> None:
+        self._lines = list(lines)
+        self.prompts: list[str] = []
+
+    def __call__(self, prompt: str) -> str:
+        self.prompts.append(prompt)
+        line = self._lines.pop(0) if self._lines else EOFError()
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+
+def talk(chat, lines, view=None):
+    out = io.StringIO()
+    worker = Worker()
+    try:
+        Terminal(FakeSetup(chat), worker, chat, view or PlainView(out), lines).loop()
+    finally:
+        worker.close()
+    return out.getvalue()
+
+
+def test_questions_and_answers():
+    chat = FakeChat([update("Par", "is"), finished("Paris.")], [finished("Rome.")])
+    out = talk(chat, Lines("France?", "", "Italy?"))
+    assert chat.asked == ["France?", "Italy?"]
+    assert "tiny-target at ws://127.0.0.1:8765" in out
+    assert "Paris.\n6 tokens in 0.5 s | tau 2.00 | 12.0 tokens/s | 3 rounds | rtt 63 ms\n" in out
+    assert "Rome.\n" in out
+    assert chat.stopped == 0
+
+
+def test_ctrl_c_stops_the_answer_and_the_next_question_works():
+    def ctrl_c():
+        signal.raise_signal(signal.SIGINT)
+
+    chat = FakeChat([update("Once upon", " a time"), ctrl_c, HANG], [finished("Yes.")])
+    before = signal.getsignal(signal.SIGINT)
+    out = talk(chat, Lines("story?", "still there?"))
+    assert chat.stopped == 1
+    assert "Once upon\nstopped | 9 tokens" in out and "a time" not in out
+    assert "Yes.\n" in out
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_at_the_prompt_hints_and_leaves_at_the_second():
+    lines = Lines(KeyboardInterrupt(), "/stats", KeyboardInterrupt(), KeyboardInterrupt(), "never read")
+    out = talk(FakeChat(), lines)
+    assert out.count("Ctrl-C again or Ctrl-D leaves") == 2
+    assert len(lines.prompts) == 4
+
+
+def test_commands():
+    chat = FakeChat([finished("Hi.")])
+    lines = Lines("/stats", "/nonsense now", "/help", "/offline", "hello", "/offline", "/stats", "/quit", "never asked")
+    out = talk(chat, lines)
+    assert "no answer yet" in out and "there is no command /nonsense" in out
+    assert all(command in out for command in ("/help ", "/offline ", "/stats ", "/quit "))
+    assert chat.offline == [True, False]
+    assert lines.prompts[4] == "(offline) you> " and lines.prompts[0] == "you> "
+    assert "tokens per second    6.0" in out
+    assert chat.asked == ["hello"]
+
+
+def test_a_refused_question_leaves_the_chat_usable():
+    chat = FakeChat([ChatError("too long")], [update("a"), ChatError("gone\x1b[2J")], [finished("Yes.")])
+    out = talk(chat, Lines("long", "short", "again"))
+    assert "error: too long\n\n" in out and "Yes." in out
+    assert "a\nerror: gone␛[2J\n1 tokens in" in out
+
+
+def test_on_a_terminal(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    screen = AnsiScreen(120, 10)
+    seen = []
+
+    def look():
+        for _ in range(100):  # until the main thread has drawn
+            if "offline |" in "\n".join(screen.text()):
+                break
+            signal.sigtimedwait([], 0.02)
+        seen.append((screen.text(), screen.styled("2;3"), screen.styled("2;3;33")))
+
+    lost = LinkChanged(LinkStatus.OFFLINE, "the verdict is late; the device writes on")
+    chat = FakeChat([update("Par"), lost, update("Par", "is", " and"), look, finished("Paris.")])
+    talk(chat, Lines("France?"), LiveView(screen, lambda: (120, 10)))
+    text, drafted, offline = seen[0]
+    status = "offline | tau 3.00 | 6.0 tokens/s | 1 rounds | rtt 63 ms | 6 tentative"
+    assert text[-2:] == ["Paris and", f"{status} | the verdict is late; the device writes on"]
+    assert drafted == "is" and offline.startswith(" and")
+    assert screen.text()[1:3] == ["Paris.", "6 tokens in 0.5 s | tau 2.00 | 12.0 tokens/s | 3 rounds | rtt 63 ms"]
+    assert screen.cursor_shown
+
+
+def test_tentative_text_is_split_where_the_device_went_on_alone():
+    palette, decode = Palette(), lambda tokens: "".join(map(chr, tokens))
+    assert tentative_spans(update("a", "b", "c"), decode, palette) == [Span("b", "2;3"), Span("c", "2;3;33")]
+    assert tentative_spans(update("a", "bc"), decode, palette) == [Span("bc", "2;3")]
+    assert tentative_spans(update("a", "", "c"), decode, palette) == [Span("c", "2;3;33")]
+    assert tentative_spans(update("a"), decode, palette) == []
+
+
+def test_no_color(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    palette = Palette.from_environment()
+    spans = [*status_line(LinkStatus.OFFLINE, "gone", update("a", "b"), palette), Span("", palette.offline)]
+    colours = {str(code) for code in (*range(30, 50), *range(90, 108))}
+    assert not any(colours & set(span.style.split(";")) for span in spans)
+    assert palette.offline != palette.tentative
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"), [(FinishReason.LENGTH, "cut off"), (FinishReason.CONTEXT, "context is full"), (None, "stopped")]
+)
+def test_a_summary_says_why_an_answer_is_incomplete(reason, said):
+    assert said in summary(reason, finished("a").statistics)

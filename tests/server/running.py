@@ -1,0 +1,136 @@
+"""A verifier on a loopback port in a thread, and a blocking client around the session's state machine."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+from websockets.sync.client import connect
+
+from moa_runtime.session.client import ClientSession, LinkState
+from moa_runtime.session.events import Event, Faulted, Finished, Origin, RowsReceived, Sampling
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.app import SESSION_PATH, create_app
+from moa_server.cli import server_options
+
+TIMEOUT_S = 30
+
+
+@dataclass
+class Verifier:
+    """A running verifier; ``app.state.store`` holds its conversations."""
+
+    app: Any
+    port: int
+    token: str
+
+    @property
+    def url(self) -> str:
+        return f"ws://127.0.0.1:{self.port}{SESSION_PATH}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+    def connect(self, **options: Any):
+        return connect(
+            self.url, additional_headers=self.headers, compression=None, max_size=None, close_timeout=1, **options
+        )
+
+    def http(self, method: str, path: str, **options: Any) -> httpx.Response:
+        options.setdefault("headers", self.headers)
+        return httpx.request(method, f"http://127.0.0.1:{self.port}{path}", timeout=TIMEOUT_S, **options)
+
+    def decode(self, tokens: Sequence[int], count: int, sampling: Sampling) -> list[int]:
+        body = {
+            "tokens": list(tokens),
+            "max_new_tokens": count,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+        }
+        return self.http("POST", "/v1/decode", json=body).json()["tokens"]
+
+
+@contextlib.contextmanager
+def serving(engine, settings) -> Iterator[Verifier]:
+    """Serve until the block ends."""
+    app = create_app(engine, settings)
+    started = threading.Event()
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets=None) -> None:
+            await super().startup(sockets)
+            started.set()
+
+    server = Server(uvicorn.Config(app, **server_options(settings)))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            assert started.wait(TIMEOUT_S)
+            yield Verifier(app, listening.getsockname()[1], settings.token)
+        finally:
+            server.should_exit = True
+            thread.join(TIMEOUT_S)
+
+
+class Client:
+    """A ClientSession on a blocking WebSocket. ``writer`` proposes the tokens after a list of tokens."""
+
+    def __init__(self, verifier: Verifier, engine, **options: Any) -> None:
+        self.verifier = verifier
+        options.setdefault("row_encoding", wire.ROW_ENCODING_FLOAT16)
+        self.session = ClientSession(engine.fingerprints, stop_tokens=engine.stop_tokens, **options)
+        self.events: list[Event] = []
+
+    def connect(self, verifier: Verifier | None = None) -> None:
+        self.verifier = verifier or self.verifier
+        self.socket = self.verifier.connect().__enter__()  # websockets 17 wants a context; tests close the socket
+        self.session.connect()
+        while self.session.link is not LinkState.UP and not self.faults:
+            self.exchange()
+
+    def drop(self) -> None:
+        """Lose the connection."""
+        self.socket.socket.close()
+        self.session.disconnected()
+
+    def exchange(self) -> None:
+        """Send what waits, take one frame."""
+        for frame in self.session.frames_to_send():
+            self.socket.send(frame)
+        self.events += self.session.receive(self.socket.recv(TIMEOUT_S))
+        for frame in self.session.frames_to_send():
+            self.socket.send(frame)
+
+    def rounds(self, writer, most: int = 1000) -> None:
+        """At most so many rounds of the answer that runs."""
+        for _ in range(most):
+            while self.session.answering and self.session.awaiting_verdict and not self.faults:
+                self.exchange()
+            if not self.session.answering or self.faults:
+                return
+            drafted = [] if self.session.tentative else writer(self.session.tokens)
+            self.session.extend(drafted, Origin.DRAFTED)
+            assert self.session.propose()
+            for frame in self.session.frames_to_send():
+                self.socket.send(frame)
+
+    @property
+    def faults(self) -> list[Faulted]:
+        return [event for event in self.events if isinstance(event, Faulted)]
+
+    @property
+    def finished(self) -> list[Finished]:
+        return [event for event in self.events if isinstance(event, Finished)]
+
+    @property
+    def rows(self) -> list[RowsReceived]:
+        return [event for event in self.events if isinstance(event, RowsReceived)]

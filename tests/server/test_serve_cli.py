@@ -1,0 +1,72 @@
+"""``moa-serve``: refusals in one sentence, a ready line, a quiet end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from moa_server.cli import main
+
+
+def refusal(capsys, *argv: str) -> str:
+    """What a refused command says; it must be one line."""
+    assert main(list(argv)) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("moa-serve: error: ") and err.count("\n") == 1
+    return err
+
+
+def test_a_port_in_use(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"127.0.0.1 port {port}: Address already in use" in refusal(capsys, "--port", str(port))
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--model", "no-such-model"], "unknown target 'no-such-model'"),
+        (["--model", "{target}", "--drafter", "{target}"], "drafter"),
+        (["--model", "{target}", "--max-context", "1000"], "1000 tokens"),
+        (["--model", "{target}", "--device", "abacus"], "abacus"),
+        (["--host", "0.0.0.0"], "--token or MOA_TOKEN"),
+        (["--host", "::"], "--token or MOA_TOKEN"),
+        (["--host", "nowhere.invalid", "--token", "t"], "cannot listen on nowhere.invalid"),
+        (["--port", "99999"], "0..65535"),
+        (["--max-sessions", "0"], "--max-sessions must be at least 1"),
+        (["--idle-seconds", "nan"], "--idle-seconds must be at least 1"),
+        (["--tls-cert", "cert.pem"], "pass both"),
+        (["--tls-cert", "none.pem", "--tls-key", "none.pem"], "cannot use none.pem"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_refusals(capsys, monkeypatch, tiny_target, argv, said):
+    monkeypatch.delenv("MOA_TOKEN", raising=False)
+    if "--port" not in argv:
+        argv = [*argv, "--port", "0"]
+    assert said in refusal(capsys, *(part.format(target=tiny_target) for part in argv))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_it_serves_until_it_is_told_to_stop(tiny_target, tiny_drafter):
+    command = [sys.executable, "-c", "import sys; from moa_server.cli import main; sys.exit(main())", "--json"]
+    command += ["--model", str(tiny_target), "--drafter", str(tiny_drafter), "--port", "0", "--threads", "1"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "MOA_TOKEN": "secret"}
+    ) as process:
+        ready = json.loads(process.stdout.readline())
+        assert ready["event"] == "ready"
+        assert ready["url"] == f"ws://127.0.0.1:{ready['port']}/v1/session"
+        base = f"http://127.0.0.1:{ready['port']}"
+        assert httpx.get(f"{base}/healthz").json()["fingerprints"] == ready["fingerprints"]
+        assert httpx.post(f"{base}/v1/decode", json={"tokens": [5]}).status_code == 401
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (0, "", "")

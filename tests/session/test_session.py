@@ -1,0 +1,271 @@
+"""Single steps of the protocol, spelled out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moa_runtime.session.client import LinkState, LocalProtocolError
+from moa_runtime.session.events import Committed, Faulted, Finished, FinishReason, Origin, Policy, RolledBack, Sampling
+from moa_runtime.session.handshake import Fingerprints, check_hello
+from moa_runtime.session.rows import RowsError, decode_rows, encode_rows
+from moa_runtime.session.tree import TreeError, accepted_path, check_parents, depths
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from session.wired import STOP, VOCAB, Pair, choice, decode
+
+PROMPT = [5, 6, 7]
+GREEDY = Sampling()
+
+
+def asked(max_new_tokens: int = 0, policy: Policy = Policy.ROLLBACK) -> Pair:
+    """A connected pair that has its first answer token."""
+    pair = Pair(policy)
+    pair.connect()
+    pair.settle()
+    pair.client.prompt(PROMPT, GREEDY, max_new_tokens)
+    pair.settle()
+    return pair
+
+
+def last_frame(pair: Pair) -> wire.ClientMessage:
+    return wire.ClientMessage.FromString(pair.up[-1])
+
+
+def test_a_prompt_gives_one_token_and_the_rows_of_the_prompt() -> None:
+    pair = asked()
+    assert pair.client.committed == [*PROMPT, choice(PROMPT)]
+    assert pair.client.rows == len(PROMPT)
+
+
+def test_a_right_draft_is_committed_with_a_bonus_token() -> None:
+    pair = asked()
+    pair.write(3, right=True)
+    pair.client.propose()
+    pair.settle()
+    assert pair.client.committed == decode(PROMPT, len(PROMPT) + 5)
+    committed = pair.events[-1]
+    assert isinstance(committed, Committed)
+    assert committed.origins == (Origin.DRAFTED,) * 3 + (Origin.CORRECTED,)
+    assert pair.client.rows == len(PROMPT) + 4  # all but the bonus token's
+
+
+def test_a_wrong_token_is_rolled_back_and_corrected() -> None:
+    pair = asked()
+    pair.write(3, right=False)
+    wrong = pair.client.tentative[-1]
+    pair.client.propose()
+    pair.settle()
+    rolled_back, committed = pair.events[-2:]
+    assert rolled_back == RolledBack(len(PROMPT) + 3, (wrong,))
+    assert isinstance(committed, Committed) and committed.origins[-1] is Origin.CORRECTED
+    assert pair.client.tentative == ()
+
+
+def test_what_was_written_ahead_of_a_right_verdict_stays() -> None:
+    pair = asked()
+    pair.write(2, right=True)
+    pair.client.propose()
+    pair.write(3, right=True)
+    pair.settle()
+    assert len(pair.client.tentative) == 2  # of the three, one was the bonus token
+    assert pair.client.tokens == decode(PROMPT, len(PROMPT) + 6)
+
+
+def test_offline_writing_is_verified_in_one_pass() -> None:
+    pair = asked()
+    pair.cut()
+    pair.write(9, right=True, origin=Origin.OFFLINE)
+    passes = pair.server.passes
+    pair.connect()
+    pair.settle()
+    assert pair.server.passes == passes + 1
+    assert pair.client.committed == decode(PROMPT, len(PROMPT) + 11)
+    assert pair.events[-1].origins.count(Origin.OFFLINE) == 9  # type: ignore[union-attr]
+
+
+def test_keep_commits_offline_tokens_the_target_would_not_have_written() -> None:
+    pair = asked(policy=Policy.KEEP)
+    before = list(pair.client.committed)
+    pair.cut()
+    pair.write(4, right=False, origin=Origin.OFFLINE)
+    kept = list(pair.client.tentative)
+    assert kept[-1] != choice([*before, *kept[:-1]])
+    pair.connect()
+    pair.settle()
+    assert pair.client.committed == [*before, *kept, choice([*before, *kept])]
+    origins = [o for e in pair.events if isinstance(e, Committed) for o in e.origins]
+    assert origins[-5:] == [Origin.KEPT] * 4 + [Origin.CORRECTED]
+
+
+def test_keep_leaves_the_end_of_the_turn_to_the_target() -> None:
+    pair = asked(policy=Policy.KEEP)
+    pair.cut()
+    pair.client.extend([3, STOP], Origin.OFFLINE)
+    assert pair.client.tentatively_finished
+    pair.connect()
+    pair.settle()
+    assert pair.client.committed[4:6] == [3, choice([*pair.client.committed[:5]])]
+
+
+def test_a_prompt_may_be_given_offline() -> None:
+    pair = Pair()
+    pair.client.prompt(PROMPT, GREEDY, 4)
+    pair.write(2, right=True, origin=Origin.OFFLINE)
+    pair.connect()
+    pair.settle()
+    pair.finish()
+    assert pair.client.committed == decode(PROMPT, len(PROMPT) + 4)
+
+
+def test_a_restarted_server_is_given_the_tokens_but_sends_no_row_twice() -> None:
+    pair = asked()
+    pair.write(3, right=True)
+    pair.client.propose()
+    pair.settle()
+    rows = pair.client.rows
+    pair.cut()
+    pair.server.restart()
+    pair.connect()
+    pair.deliver_up()
+    pair.deliver_down()
+    prompt = last_frame(pair).prompt
+    assert prompt.base_len == 0 and list(prompt.tokens) == pair.client.committed
+    assert prompt.rows_from == rows
+    pair.settle()
+    assert pair.client.rows == len(pair.client.committed) - 1
+    pair.finish()
+    assert pair.client.committed == decode(PROMPT, 96)
+
+
+def test_a_lost_verdict_is_decided_again_alike() -> None:
+    pair = asked()
+    pair.write(3, right=True)
+    pair.client.propose()
+    pair.flush()
+    pair.deliver_up()
+    pair.down.clear()
+    pair.client.resend()
+    pair.settle()
+    assert pair.client.committed == decode(PROMPT, len(PROMPT) + 5)
+
+
+def test_an_answer_ends_at_its_length_or_its_stop_token() -> None:
+    pair = asked(max_new_tokens=3)
+    pair.finish()
+    assert pair.client.committed == decode(PROMPT, len(PROMPT) + 3)
+    assert pair.events[-1] == Finished(FinishReason.LENGTH)
+    pair = asked()
+    pair.finish()
+    reason = FinishReason.STOP if pair.client.committed[-1] == STOP else FinishReason.CONTEXT
+    assert pair.events[-1] == Finished(reason)
+
+
+def test_a_cancelled_answer_stays_as_far_as_confirmed() -> None:
+    pair = asked()
+    pair.write(3, right=True)
+    confirmed = list(pair.client.committed)
+    assert len(pair.client.cancel()) == 1
+    pair.settle()
+    assert pair.client.committed == pair.server.session.committed == confirmed
+    pair.client.prompt([2, 3], GREEDY, 4)
+    pair.settle()
+    pair.finish()
+    assert pair.client.committed == decode([*confirmed, 2, 3], len(confirmed) + 6)
+
+
+def test_a_prompt_beyond_the_context_is_a_fault_that_names_both_lengths() -> None:
+    pair = Pair()
+    pair.connect()
+    pair.settle()
+    pair.client.prompt([1] * 200, GREEDY)
+    pair.settle()
+    fault = pair.events[-1]
+    assert isinstance(fault, Faulted) and fault.code == "CONTEXT_FULL"
+    assert "200" in fault.text and "96" in fault.text
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        wire.ClientMessage(prompt=wire.Prompt(epoch=9, base_len=1, tokens=[VOCAB])),
+        wire.ClientMessage(prompt=wire.Prompt(epoch=9, base_len=1)),
+        wire.ClientMessage(draft=wire.Draft(epoch=9, base_len=4, tokens=[1, 2], parents=[0])),
+        wire.ClientMessage(draft=wire.Draft(epoch=9, base_len=4, tokens=[1, 2], parents=[0, 2])),
+        wire.ClientMessage(draft=wire.Draft(epoch=9, base_len=4, tokens=[1] * 17)),
+        wire.ClientMessage(draft=wire.Draft(epoch=9, base_len=400)),
+        wire.ClientMessage(hello=wire.Hello()),
+    ],
+)
+def test_what_breaks_the_rules_is_a_fault_and_changes_nothing(message: wire.ClientMessage) -> None:
+    pair = asked()
+    before = list(pair.server.session.committed)
+    answer = pair.server.session.receive(message)
+    assert isinstance(answer, wire.ServerMessage) and answer.HasField("fault") and answer.fault.text
+    assert pair.server.session.committed == before
+
+
+def test_calls_that_the_state_does_not_allow_say_so() -> None:
+    pair = asked()
+    with pytest.raises(LocalProtocolError, match="while an answer runs"):
+        pair.client.prompt([1], GREEDY)
+    with pytest.raises(LocalProtocolError, match="while the link is up"):
+        pair.client.connect()
+    pair.client.cancel()
+    with pytest.raises(LocalProtocolError, match="no answer runs"):
+        pair.client.extend([1], Origin.DRAFTED)
+    assert pair.client.link is LinkState.UP
+
+
+def test_another_targets_bundle_is_refused_with_both_fingerprints() -> None:
+    hello = wire.Hello(
+        protocol_version=1,
+        fingerprints=wire.Fingerprints(target="aaaa", tokenizer="t", drafter="d"),
+        row_encoding=wire.ROW_ENCODING_INT8,
+    )
+    refused = check_hello(hello, Fingerprints("bbbb", "t", "d"))
+    assert refused is not None and "aaaa" in refused.fault.text and "bbbb" in refused.fault.text
+    hello.fingerprints.target = "bbbb"
+    assert check_hello(hello, Fingerprints("bbbb", "t", "d")) is None
+    hello.protocol_version = 2
+    version = check_hello(hello, Fingerprints("bbbb", "t", "d"))
+    assert version is not None and version.fault.code == wire.FAULT_CODE_VERSION_MISMATCH
+
+
+def test_a_tree_is_walked_along_the_targets_choices() -> None:
+    tokens, parents = [10, 11, 12, 13], [0, 1, 1, 3]  # 10(11, 12(13))
+    assert depths(parents) == [1, 2, 2, 3]
+    assert accepted_path(tokens, parents, [10, 12, 0, 13, 99]) == [0, 2, 3]
+    assert accepted_path(tokens, parents, [10, 11, 5, 0, 0]) == [0, 1]
+    assert accepted_path(tokens, parents, [9, 11, 5, 0, 0]) == []
+    assert check_parents([], 3) == [0, 1, 2]
+    with pytest.raises(TreeError):
+        check_parents([0, 5], 2)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "tolerance"), [(wire.ROW_ENCODING_INT8, 1 / 127), (wire.ROW_ENCODING_FLOAT16, 1e-3)]
+)
+def test_rows_survive_the_wire(encoding: int, tolerance: float) -> None:
+    rng = np.random.default_rng(0)
+    keys = rng.normal(size=(5, 3, 8)).astype(np.float32) * 20
+    values = rng.normal(size=(5, 3, 8)).astype(np.float32)
+    values[2] = 0
+    got_keys, got_values = decode_rows(encode_rows(7, keys, values, encoding))
+    for got, sent in ((got_keys, keys), (got_values, values)):
+        assert got.shape == sent.shape
+        peak = np.abs(sent).max(axis=-1, keepdims=True)
+        assert (np.abs(got - sent) <= tolerance * peak + 1e-6).all()
+
+
+def test_the_documented_row_example() -> None:
+    keys = np.array([[[0.0, 127.0]]], np.float32)
+    rows = encode_rows(0, keys, keys, wire.ROW_ENCODING_INT8)
+    assert rows.data == b"\x00\x7f\x00\x7f"
+    assert np.frombuffer(rows.scales, "<f2").tolist() == [1.0, 1.0]
+
+
+def test_rows_whose_sizes_disagree_are_refused() -> None:
+    rows = encode_rows(0, np.ones((2, 1, 4), np.float32), np.ones((2, 1, 4), np.float32), wire.ROW_ENCODING_INT8)
+    rows.count = 3
+    with pytest.raises(RowsError, match="take 24 bytes"):
+        decode_rows(rows)
