@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from moa_chat.screen import PlainView
 from moa_chat.setup import Setup
 from moa_chat.worker import ChatLike
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, LinkChanged, LinkStatus
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, LinkStatus
 
 
 def run_once(setup: Setup, prompt: str, *, as_json: bool, out: TextIO | None = None) -> int:
@@ -32,18 +32,20 @@ async def _connect_and_ask(setup: Setup, prompt: str, view: PlainView | None) ->
 
 async def follow(chat: ChatLike, prompt: str, setup: Setup, view: PlainView | None) -> AnswerFinished:
     """Ask; show committed text in ``view`` as it comes, and say on stderr when the verifier goes away."""
-    link = LinkStatus.ONLINE
+    away, why = False, ""
     async for event in chat.send(prompt, max_new_tokens=setup.max_new_tokens, sampling=setup.sampling()):
         if isinstance(event, AnswerFinished):
             if view is not None:
                 view.finish(event.text)
             return event
-        if isinstance(event, AnswerUpdate) and view is not None:
-            view.draw(event.committed)
-        # Each attempt to connect again is a change too; only going and coming back are news.
-        if isinstance(event, LinkChanged) and event.status is not LinkStatus.RECONNECTING and event.status is not link:
-            link = event.status
-            print(f"moa-chat: {link.value}{f': {event.detail}' if event.detail else ''}", file=sys.stderr, flush=True)
+        if isinstance(event, AnswerUpdate):
+            if view is not None:
+                view.draw(event.committed)
+        elif event.status is LinkStatus.OFFLINE:
+            why = event.detail  # only a late verdict perhaps: no news until a new connection is needed
+        elif (event.status is LinkStatus.RECONNECTING) is not away:
+            away = not away
+            print(f"moa-chat: {f'offline: {why}' if away else 'online again'}", file=sys.stderr, flush=True)
     raise AssertionError("a chat's last event is AnswerFinished")
 
 

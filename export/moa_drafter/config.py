@@ -54,6 +54,7 @@ class DrafterConfig:
     rms_norm_eps: float = 1e-5
     max_position_embeddings: int = 8192
     final_norm: bool = True
+    layer_scale: bool = True
     target_fingerprint: str = ""
     architecture: str = "moa"
 

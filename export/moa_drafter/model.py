@@ -29,6 +29,8 @@ class MoADrafter(nn.Module):
         self.config = config
         eps, hidden = config.rms_norm_eps, config.decoder.hidden_size
         self.layer_self_attention = DecoderLayer(config.layer_attention, eps)
+        if config.layer_scale:
+            self.layer_scale = nn.Parameter(torch.ones(len(config.lsa_layers), config.target_kv_size))
         self.Ekv2E = nn.Linear(config.target_kv_size, hidden, bias=True)
         self.self_attention = DecoderLayer(config.decoder, eps)
         self.cross_attention = DecoderLayer(config.decoder, eps)
@@ -79,6 +81,8 @@ class MoADrafter(nn.Module):
     def aggregate(self, target_kv: Tensor) -> Tensor:
         """Layer self-attention over the layer axis, mean, ``Ekv2E``: ``[T, layers, kv] -> [T, hidden]``."""
         dims = self.config.layer_attention
+        if self.config.layer_scale:
+            target_kv = target_kv * self.layer_scale
         depth = torch.arange(target_kv.shape[-2], device=target_kv.device)
         angles = rotary_angles(depth, dims.head_dim, self.config.rope_theta)
         k, v = self.layer_self_attention.keys_values(target_kv, angles)

@@ -223,6 +223,19 @@ class Target:
         """Token embedding ``[vocab_size, hidden]``."""
         return self.model.get_input_embeddings().weight
 
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Ids that end the assistant's turn, ascending: the tokenizer's and the generation configuration's.
+
+        Raises:
+            TargetError: neither names one.
+        """
+        listed = self.model.generation_config.eos_token_id
+        ids = {self.tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])} - {None}
+        if not ids:
+            raise TargetError(f"the target in {self.folder} names no end-of-turn token (eos_token_id)")
+        return tuple(sorted(ids))
+
 
 def load_target(name: str = DEFAULT_TARGET, *, device: str = "cpu", dtype: torch.dtype | None = None) -> Target:
     """Load a target for inference, float32 on the CPU and bfloat16 elsewhere unless ``dtype`` says so.

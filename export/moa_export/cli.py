@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from moa_export.errors import ExportError, ParityError
 from moa_runtime.errors import MoaError
+from moa_runtime.paths import default_bundle
 
 if TYPE_CHECKING:
     from moa_export.pipeline import Report
@@ -40,13 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="moa-export", description=__doc__.split(": ", 1)[1])
     parser.add_argument("--target", required=True, choices=("onnx", *_LATER), help="what to export for")
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the bundle's folder")
+    parser.add_argument(
+        "--out", type=Path, default=default_bundle(), metavar="DIR", help="the bundle's folder (default: %(default)s)"
+    )
     parser.add_argument(
         "--model", metavar="NAME", help="target model: built-in name, Hub id or folder (default smollm2-135m-instruct)"
     )
-    parser.add_argument(
-        "--drafter", type=Path, metavar="DIR", help="checkpoint of moa-train (default: the shipped one)"
-    )
+    parser.add_argument("--drafter", type=Path, metavar="DIR", help="moa-train checkpoint (default: the shipped one)")
     parser.add_argument("--force", action="store_true", help="replace an existing bundle")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quiet", action="store_true", help="no progress")

@@ -111,7 +111,7 @@ def check_fit(drafter: MoADrafter, target: Target) -> None:
     config, theirs = drafter.config, target.model.config
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     for what, ours, found in (
-        ("layers", config.target_num_layers, theirs.num_hidden_layers),
+        ("number of layers", config.target_num_layers, theirs.num_hidden_layers),
         (
             "numbers of keys and values per token and layer",
             config.target_kv_size,
@@ -166,18 +166,8 @@ def _manifest(
         vocab_size=config.vocab_size,
         draft_vocab_size=config.draft_vocab_size,
         max_context=min(config.max_position_embeddings, target.model.config.max_position_embeddings),
-        stop_tokens=_stop_tokens(target),
+        stop_tokens=target.stop_tokens,
         special_tokens={name: str(text) for name, text in special.items() if isinstance(text, str)},
         targets={"onnx": entry},
         files={},
     )
-
-
-def _stop_tokens(target: Target) -> tuple[int, ...]:
-    """End-of-turn ids of the tokenizer and of the generation configuration, which may list several."""
-    listed = target.model.generation_config.eos_token_id
-    found = set(listed if isinstance(listed, list) else [listed]) | {target.tokenizer.eos_token_id}
-    stops = tuple(sorted(token for token in found if token is not None))
-    if not stops:
-        raise ExportError(f"the target in {target.folder} names no end-of-turn token (eos_token_id)")
-    return stops

@@ -13,12 +13,13 @@ class Tolerance:
 
     Attributes:
         mean_logprob_error: mean absolute error of the top-k log-probabilities (nats).
-        top1_agreement: least share of queries with the same most probable token.
+        top1_agreement: least share of queries with the same most probable token. Loosest of the three, because
+            two candidates of nearly equal probability trade places under any rounding.
         top_k_overlap: least mean share of the top-k tokens found in both.
     """
 
     mean_logprob_error: float = 0.1
-    top1_agreement: float = 0.93
+    top1_agreement: float = 0.90
     top_k_overlap: float = 0.92
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from moa_runtime.session.events import FinishReason, Origin
 
@@ -75,6 +75,10 @@ class Statistics:
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds if self.seconds else 0.0
+
+    def snapshot(self) -> Statistics:
+        """A copy that later rounds do not change."""
+        return replace(self, round_trips=list(self.round_trips))
 
     def as_dict(self) -> dict[str, float | int | None]:
         """Plain figures for JSON."""

@@ -122,7 +122,7 @@ class Manifest:
                 "upgrade moa-edge, or export the bundle again"
             )
         try:
-            return cls(
+            manifest = cls(
                 fingerprints=Fingerprints(**raw["fingerprints"]),
                 target=str(raw["target"]),
                 inputs=tuple(_tensor(spec) for spec in raw["inputs"]),
@@ -133,6 +133,11 @@ class Manifest:
                 files={_checked_name(name): FileEntry(**entry) for name, entry in raw["files"].items()},
                 **{name: int(raw[name]) for name in _INTEGER_FIELDS},
             )
+            # What a reader opens must be among what is checked.
+            needed = [TOKENIZER_FILE, CHAT_TEMPLATE_FILE, *(entry.file for entry in manifest.targets.values())]
+            if unlisted := [name for name in needed if name not in manifest.files]:
+                raise ValueError(f"files does not list {unlisted[0]!r}")
+            return manifest
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BundleError(f"{MANIFEST_FILE} is malformed: {error!r}; export the bundle again") from error
 

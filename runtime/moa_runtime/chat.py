@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from types import TracebackType
 
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, LinkStatus, Statistics, TokenOrigin
@@ -64,6 +63,8 @@ class Chat:
         self._answer: list[TokenOrigin] = []
         self._answer_start = 0
         self._asked_at = 0.0
+        self._bytes_before = (0, 0)
+        self._refusal: ChatError | None = None
         self._first_connection: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loop_task: asyncio.Task[None] | None = None
         self._driver = Driver(
@@ -157,6 +158,8 @@ class Chat:
         Raises:
             ChatError: the conversation does not fit the target's context, or the verifier refused it.
         """
+        if self._refusal is not None and self._driver.gave_up:
+            raise self._refusal
         question = self._turn(text)
         length = len(self._session.committed) + len(question)
         if length >= self._max_context:
@@ -165,7 +168,6 @@ class Chat:
                 "shorten the message or begin a new chat"
             )
         self._begin_answer(length)
-        began_bytes = self._driver.bytes_moved()
         history = [*self.messages, {"role": "user", "content": text}]
         self._driver.post(lambda: self._session.prompt(question, sampling or Sampling(), max_new_tokens))
         finished = False
@@ -176,13 +178,11 @@ class Chat:
                     raise event
                 if isinstance(event, AnswerFinished):
                     finished = True
-                    self._count_bytes(began_bytes)
                     self.messages = [*history, {"role": "assistant", "content": event.text}]
                 yield event
         finally:
             if not finished:
-                self._driver.post(self._cancel)
-                self._keep_confirmed(history)
+                await self._stop_answer(history)
 
     # -- helpers -------------------------------------------------------------------------------
 
@@ -200,21 +200,29 @@ class Chat:
             self._updates.get_nowait()
         self._answer, self._answer_start = [], start
         self._asked_at = time.monotonic()
+        self._bytes_before = self._driver.bytes_moved()
         self._driver.statistics = Statistics()
 
-    def _cancel(self) -> None:
-        for event in self._session.cancel():
-            self._on_event(event)
+    async def _stop_answer(self, history: list[dict[str, str]]) -> None:
+        """Cancel, and keep of question and answer what the target has confirmed."""
+        stopped = asyncio.get_running_loop().create_future()
 
-    def _keep_confirmed(self, history: list[dict[str, str]]) -> None:
-        """A stopped answer stays as far as the target has confirmed it."""
-        if self._answer:
+        def cancel() -> None:
+            self._session.cancel()
+            stopped.set_result(None)
+
+        self._driver.post(cancel)
+        await asyncio.wait({stopped, *([self._loop_task] if self._loop_task else [])}, return_when="FIRST_COMPLETED")
+        if len(self._session.committed) >= self._answer_start:
             text = self.tokenizer.decode([token.token for token in self._answer])
             self.messages = [*history, {"role": "assistant", "content": text}]
 
-    def _count_bytes(self, before: tuple[int, int]) -> None:
+    def _statistics(self) -> Statistics:
+        statistics = self._driver.statistics
         up, down = self._driver.bytes_moved()
-        self._driver.statistics.bytes_up, self._driver.statistics.bytes_down = up - before[0], down - before[1]
+        statistics.bytes_up, statistics.bytes_down = up - self._bytes_before[0], down - self._bytes_before[1]
+        statistics.seconds = time.monotonic() - self._asked_at
+        return statistics.snapshot()
 
     # -- what the driver says ------------------------------------------------------------------
 
@@ -227,12 +235,9 @@ class Chat:
             self._publish()
         elif isinstance(event, Finished):
             text = self.tokenizer.decode([token.token for token in self._answer])
-            statistics.seconds = time.monotonic() - self._asked_at
-            self._updates.put_nowait(AnswerFinished(text, tuple(self._answer), event.reason, replace(statistics)))
+            self._updates.put_nowait(AnswerFinished(text, tuple(self._answer), event.reason, self._statistics()))
 
     def _publish(self) -> None:
-        statistics = self._driver.statistics
-        statistics.seconds = time.monotonic() - self._asked_at
         unconfirmed = self._session.unconfirmed
         committed = self.tokenizer.decode([token.token for token in self._answer])
         whole = self.tokenizer.decode([*(token.token for token in self._answer), *(token for token, _ in unconfirmed)])
@@ -243,7 +248,7 @@ class Chat:
                 committed=committed,
                 tentative=whole[len(committed) :],
                 tokens=(*self._answer, *(TokenOrigin(token, origin, False) for token, origin in unconfirmed)),
-                statistics=replace(statistics),
+                statistics=self._statistics(),
             )
         )
 
@@ -256,7 +261,8 @@ class Chat:
         if self._connecting():
             self._first_connection.set_exception(problem)
         elif final:
-            self._updates.put_nowait(ChatError(str(problem)))
+            self._refusal = ChatError(str(problem))
+            self._updates.put_nowait(self._refusal)
 
     def _connecting(self) -> bool:
         return not self._first_connection.done()

@@ -31,7 +31,7 @@ class DriverSettings:
     """
 
     offline_limit: int = 256
-    late_after_s: float = 1.0
+    late_after_s: float = 2.0
     prefill_late_after_s: float = 6.0
     timing: Timing = Timing()  # noqa: RUF009 (frozen)
 
@@ -95,6 +95,11 @@ class Driver:
             await asyncio.gather(self._link_task, return_exceptions=True)
             self._link_task = None
             self._inbox.put_nowait(lambda: self._disconnected("working offline"))
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether the verifier refused in a way that connecting again cannot mend."""
+        return self._link_task is not None and self._link_task.done()
 
     async def close(self) -> None:
         await self.go_offline()
@@ -202,6 +207,7 @@ class Driver:
     def _received(self, data: bytes) -> None:
         drafted = self.session.in_flight_drafted
         awaited = self.session.awaiting_verdict
+        self._drafter_full = False
         events = self.session.receive(data)
         for event in events:
             if isinstance(event, RowsReceived) and self._drafter is not None:

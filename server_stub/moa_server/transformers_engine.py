@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +27,8 @@ Float32 = NDArray[np.float32]
 
 #: Most tokens of a prefill in one forward, and most memory rows computed at once; bounds the memory they take.
 CHUNK = 512
+
+_log = logging.getLogger(__name__)
 
 
 class EngineError(MoaError):
@@ -55,7 +58,7 @@ class TransformersEngine:
             target.fingerprint, tokenizer_fingerprint(target.folder / TOKENIZER_FILE), drafter_fingerprint
         )
         self.vocab_size = int(target.model.config.vocab_size)
-        self.stop_tokens = _stop_tokens(target)
+        self.stop_tokens = target.stop_tokens
         self.max_context = _context(target, max_context)
         self.forwards = 0
         if drafter is not None:
@@ -217,14 +220,6 @@ def _split(waiting: list[int], most: int) -> tuple[list[int], list[int]]:
     return waiting[:size], waiting[size:]
 
 
-def _stop_tokens(target: Target) -> tuple[int, ...]:
-    """End-of-turn tokens of the tokenizer and the generation configuration."""
-    generation = getattr(target.model, "generation_config", None)
-    named = getattr(generation, "eos_token_id", None)
-    ids = {target.tokenizer.eos_token_id, *(named if isinstance(named, list | tuple) else [named])}
-    return tuple(sorted(ids - {None}))
-
-
 def _context(target: Target, wanted: int | None) -> int:
     """The context in tokens; a sliding window counts as the limit, for the cache here keeps every token."""
     config = target.model.config
@@ -239,9 +234,11 @@ def _context(target: Target, wanted: int | None) -> int:
 def _check_drafter(target: Target, drafter: MoADrafter) -> None:
     config, wanted = target.model.config, drafter.config
     if wanted.target_fingerprint and wanted.target_fingerprint != target.fingerprint:
-        raise EngineError(
-            f"the drafter was trained for target {wanted.target_fingerprint}, not for {target.fingerprint}; "
-            "pass the drafter of this target with --drafter"
+        # Still lossless, only slower; the Hub's and the wheel's copy of one model differ like that.
+        _log.warning(
+            "the drafter was trained for target %s, not for %s: expect fewer accepted tokens",
+            wanted.target_fingerprint,
+            target.fingerprint,
         )
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     sizes = (config.num_hidden_layers, 2 * config.num_key_value_heads * head_dim)

@@ -89,7 +89,7 @@ def test_a_refused_question_leaves_the_chat_usable():
     chat = FakeChat([ChatError("too long")], [update("a"), ChatError("gone\x1b[2J")], [finished("Yes.")])
     out = talk(chat, Lines("long", "short", "again"))
     assert "error: too long\n\n" in out and "Yes." in out
-    assert "a\nerror: gone␛[2J\n1 tokens in" in out
+    assert "a\nerror: gone␛[2J\nstopped | 1 tokens in" in out
 
 
 def test_on_a_terminal(monkeypatch):

@@ -32,6 +32,7 @@ def published_config() -> DrafterConfig:
         lsa_layers=tuple(range(32)),
         rope_theta=500000.0,
         final_norm=False,
+        layer_scale=False,
     )
 
 
@@ -45,7 +46,7 @@ def test_names_and_shapes_are_those_of_the_published_checkpoint() -> None:
     assert shapes["cross_attention.mlp.gate_proj.weight"] == (6144, 4096)
     assert shapes["layer_self_attention.self_attn.k_proj.weight"] == (512, 2048)
     assert shapes["layer_self_attention.mlp.down_proj.weight"] == (2048, 3072)
-    assert not any(name.startswith("norm.") for name in shapes)
+    assert not any(name.startswith(("norm.", "layer_scale")) for name in shapes)
 
 
 def test_our_decoder_layer_computes_what_transformers_does() -> None:

@@ -122,7 +122,7 @@ def _write_messages(target: Target, settings: GenerateSettings) -> list[str]:
         temperature=settings.prompt_temperature,
         top_p=settings.prompt_top_p,
     )
-    stop = stop_tokens(target)
+    stop = target.stop_tokens
     # A message that was cut off, or is hardly one, teaches nothing.
     whole = [tokens for tokens in written if tokens[-1] in stop and len(tokens) > 4 and not repetitive(tokens)]
     return [target.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in whole]
@@ -153,7 +153,7 @@ def _answer(
 def _generate(target: Target, prompts: Sequence[Sequence[int]], new_tokens: int, **options: Any) -> list[list[int]]:
     """Batched generation; each result ends with its stop token where it ended."""
     longest = max(map(len, prompts))
-    stop = stop_tokens(target)
+    stop = target.stop_tokens
     pad = stop[0]
     ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts], device=target.device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=target.device)
@@ -181,10 +181,3 @@ def repetitive(tokens: Sequence[int], span: int = 4, share: float = 0.5) -> bool
     """Whether more than ``share`` of a text's ``span``-grams repeat earlier ones, as looping text does."""
     grams = [tuple(tokens[i : i + span]) for i in range(len(tokens) - span + 1)]
     return len(grams) >= 16 and len(set(grams)) < (1 - share) * len(grams)
-
-
-def stop_tokens(target: Target) -> list[int]:
-    """Ids that end the assistant's turn."""
-    configured = target.model.generation_config.eos_token_id
-    ids = configured if isinstance(configured, list) else [configured]
-    return list(dict.fromkeys(i for i in [*ids, target.tokenizer.eos_token_id] if i is not None))

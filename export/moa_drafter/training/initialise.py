@@ -1,7 +1,13 @@
-"""Start the drafter from the target instead of from noise."""
+"""Start the drafter from the target instead of from noise.
+
+Left to itself a drafter learns to ignore the memory rows: at first they are noise to it. So it starts out
+using them: cross-attention looks at the latest visible row, and what it reads there is the best linear
+estimate of the target's last hidden state that fits through the row.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,39 +16,131 @@ from torch import Tensor, nn
 
 from moa_drafter.model import MoADrafter
 
+_EARLIER_LAYERS = 0.15  # weight of every seen layer but the last, which tells most about the next token
+_QUERY_SIZE = 3.0  # about the size of a trained query's components
+_MEMORY_GAIN = 4.0  # how much louder than self-attention the memory speaks at first
+_TARGET_SHARE = 0.1  # of the target's own query and key weights, so that heads differ
+
 
 @torch.no_grad()
 def initialise_from_target(
-    drafter: MoADrafter, target: Any, samples: Iterable[tuple[Tensor, Tensor]], *, ridge: float = 1e-2
+    drafter: MoADrafter, target: Any, samples: Iterable[tuple[Tensor, Tensor, Tensor]], *, ridge: float = 1e-2
 ) -> None:
-    """Self-attention from the target's first layer, cross-attention from its last, the norm from its
-    final norm, ``Ekv2E`` by ridge regression from the layers' mean keys and values to the last hidden
-    state, and the layer self-attention's output projections at zero, so that it starts as the mean.
+    """Fill all parameters.
+
+    Self-attention comes from the target's first layer, the norm from its final norm, the cross-attention's
+    feed-forward input from its last layer. The output projections of the layer self-attention and of the
+    cross-attention's feed-forward network begin at zero; ``Ekv2E`` is the ridge regression from the layers'
+    mean to the last hidden state.
 
     Args:
         target: the transformers model.
-        samples: pairs of ``target_kv [T, layers, kv]`` and last hidden states ``[T, hidden]``.
-        ridge: penalty, relative to the mean diagonal of the normal equations.
+        samples: ``(tokens [T], target_kv [T, layers, kv], last hidden states [T, hidden])``.
+        ridge: penalty of every regression, relative to the mean diagonal of its normal equations.
     """
+    parts = list(samples)
+    kv = torch.cat([part[1] for part in parts])
+    hidden = torch.cat([part[2] for part in parts]).double()
+    _copy_target_layers(drafter, target)
+    _aggregate_linearly(drafter, kv, hidden, ridge)
+    own = torch.cat([_self_attended(drafter, part[0]) for part in parts])
+    _read_latest_row(drafter, kv, hidden, own, ridge)
+
+
+def _copy_target_layers(drafter: MoADrafter, target: Any) -> None:
     layers = target.model.layers
     for ours, theirs in ((drafter.self_attention, layers[0]), (drafter.cross_attention, layers[-1])):
         known = ours.state_dict().keys()
         ours.load_state_dict({name: t for name, t in theirs.state_dict().items() if name in known})
     if not isinstance(drafter.norm, nn.Identity):
         drafter.norm.load_state_dict(target.model.norm.state_dict())
-    lsa = drafter.layer_self_attention
-    lsa.self_attn.o_proj.weight.zero_()
-    lsa.mlp.down_proj.weight.zero_()
+    drafter.layer_self_attention.self_attn.o_proj.weight.zero_()
+    drafter.layer_self_attention.mlp.down_proj.weight.zero_()
+    drafter.cross_attention.mlp.down_proj.weight.zero_()
 
-    width = drafter.config.target_kv_size + 1
-    gram = torch.zeros(width, width, dtype=torch.float64)
-    moment = torch.zeros(width, drafter.config.decoder.hidden_size, dtype=torch.float64)
-    for kv, hidden in samples:
-        mean = kv.double().mean(1)
-        x = torch.cat((mean, torch.ones(len(mean), 1, dtype=torch.float64)), dim=1)
-        gram += x.T @ x
-        moment += x.T @ hidden.double()
-    gram += ridge * gram.diagonal().mean() * torch.eye(width, dtype=torch.float64)
-    solution = torch.linalg.solve(gram, moment)
+
+def _aggregate_linearly(drafter: MoADrafter, kv: Tensor, hidden: Tensor, ridge: float) -> None:
+    """``layer_scale`` and ``Ekv2E``, so that the aggregate estimates the last hidden state."""
+    if drafter.config.layer_scale:
+        scale = 1 / (kv.std(dim=0) + 1e-6)
+        scale[:-1] *= _EARLIER_LAYERS
+        drafter.layer_scale.copy_(scale)
+        kv = kv * scale
+    solution = _regress(_with_one(kv.double().mean(1)), hidden, ridge)
     drafter.Ekv2E.weight.copy_(solution[:-1].T)
     drafter.Ekv2E.bias.copy_(solution[-1])
+
+
+def _self_attended(drafter: MoADrafter, tokens: Tensor) -> Tensor:
+    """Self-attention's output ``[T, hidden]`` over one conversation."""
+    x = drafter.embed(tokens)
+    angles = drafter.angles(torch.arange(len(tokens), device=tokens.device))
+    causal = torch.ones(len(tokens), len(tokens), dtype=torch.bool, device=tokens.device).tril()
+    return drafter.self_attention(x, *drafter.self_attention.keys_values(x, angles), angles, causal)
+
+
+def _read_latest_row(drafter: MoADrafter, kv: Tensor, hidden: Tensor, own: Tensor, ridge: float) -> None:
+    """Cross-attention: queries and keys that prefer recent rows, values that carry the hidden state."""
+    attention, dims = drafter.cross_attention.self_attn, drafter.config.decoder
+    norm = drafter.cross_attention.input_layernorm
+    aggregate = norm(drafter.aggregate(kv)).double()
+    query, key = recency_vectors(dims.head_dim, drafter.config.rope_theta)
+    # No projection has a bias, so a constant is made from what is nearly constant in the inputs.
+    for projection, inputs, constant in ((attention.q_proj, norm(own), query), (attention.k_proj, aggregate, key)):
+        ones = torch.ones(len(inputs), 1, dtype=torch.float64)
+        functional = _regress(inputs.double(), ones, ridge)[:, 0]
+        heads = projection.out_features // dims.head_dim
+        projection.weight.mul_(_TARGET_SHARE).add_(torch.outer(constant.repeat(heads), functional))
+
+    # Reduced-rank regression: the best estimate that fits through the numbers of one row.
+    rank = dims.num_kv_heads * dims.head_dim
+    estimate = _regress(aggregate, hidden, ridge)
+    directions = torch.linalg.svd(aggregate @ estimate, full_matrices=False).Vh[:rank].T  # [hidden, rank]
+    attention.v_proj.weight.zero_()
+    attention.v_proj.weight[: directions.shape[1]] = (estimate @ directions).T.to(attention.v_proj.weight)
+    # The norm before the head multiplies by its weight, so the residual must not contain it.
+    weight = torch.ones(1) if isinstance(drafter.norm, nn.Identity) else drafter.norm.weight
+    groups = dims.num_heads // dims.num_kv_heads
+    gain = _MEMORY_GAIN * own.square().mean().sqrt() / groups
+    back = (directions / weight.double()[:, None] * gain).to(attention.o_proj.weight)
+    attention.o_proj.weight.zero_()
+    per_head = attention.o_proj.weight.unflatten(1, (dims.num_kv_heads, groups, dims.head_dim))
+    spread = torch.zeros(back.shape[0], rank).to(back)
+    spread[:, : back.shape[1]] = back
+    per_head.copy_(spread.unflatten(1, (dims.num_kv_heads, 1, dims.head_dim)).expand_as(per_head))
+
+
+def recency_vectors(
+    head_dim: int, theta: float, *, slope: float = 3.0, reach: int = 10, span: int = 400
+) -> tuple[Tensor, Tensor]:
+    """A query and a key whose attention score falls with distance through the rotary embedding alone.
+
+    A constant query and key, rotated by positions at distance d, score ``sum a_i cos(d f_i) + b_i sin(d f_i)``
+    over the rotary frequencies. The coefficients are the least-squares fit to ``-slope * min(d, reach)``
+    on ``0..span-1``, near distances weighing most.
+
+    Returns:
+        float64 vectors ``[head_dim]`` before rotation, in Llama's half-split layout.
+    """
+    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    distance = torch.arange(span, dtype=torch.float64)
+    waves = torch.cat((torch.cos(distance[:, None] * frequencies), torch.sin(distance[:, None] * frequencies)), dim=1)
+    wanted = -slope * distance.clamp(max=reach)
+    weight = 1 / (1 + distance / 8)
+    wanted = wanted - (weight * wanted).sum() / weight.sum()  # softmax does not see a constant
+    gram = (waves * weight[:, None]).T @ waves + torch.eye(head_dim, dtype=torch.float64)
+    coefficients = torch.linalg.solve(gram, (waves * weight[:, None]).T @ wanted)
+    query = torch.zeros(head_dim, dtype=torch.float64)
+    query[: head_dim // 2] = _QUERY_SIZE
+    return query, coefficients * math.sqrt(head_dim) / _QUERY_SIZE
+
+
+def _with_one(x: Tensor) -> Tensor:
+    return torch.cat((x, torch.ones(len(x), 1, dtype=x.dtype)), dim=1)
+
+
+def _regress(x: Tensor, y: Tensor, ridge: float) -> Tensor:
+    """Ridge regression in float64: ``[n, a], [n, b] -> [a, b]``."""
+    gram = x.T @ x
+    gram += ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
+    return torch.linalg.solve(gram, x.T @ y)

@@ -11,18 +11,17 @@ from pathlib import Path
 
 import torch
 
-from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.config import config_for_target
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from moa_drafter.training.data import Conversation, frequent_tokens, read_conversations
 from moa_drafter.training.features import FeatureStore
-from moa_drafter.training.generate import stop_tokens
 from moa_drafter.training.initialise import initialise_from_target
 from moa_drafter.training.trainer import STATE_FILE, Trainer, TrainSettings
 from moa_runtime.errors import MoaError
 
 _PROBE_STEPS = 10
+_SAMPLES = 64  # conversations that the initialisation looks at
 
 
 @dataclass(frozen=True)
@@ -67,14 +66,16 @@ def train_run(
         raise MoaError(f"nothing to resume in {folder}: it has no {STATE_FILE}")
     conversations, validation = _split(target, token_files, settings)
     drafter = _new_drafter(target, conversations, settings)
+    drafter.bind_target(target.embedding, target.head)
     features = FeatureStore(folder / "features", target, conversations, drafter.config.lsa_layers)
     if resume:
-        drafter.draft_to_target.copy_(load_checkpoint(folder / "drafter").draft_to_target)
         steps = json.loads((folder / "run.json").read_text())["steps"]
     else:
-        initialise_from_target(drafter, target.model, (features[i] for i in range(min(32, len(conversations)))))
+        samples = range(min(_SAMPLES, len(conversations)))
+        initialise_from_target(
+            drafter, target.model, ((torch.tensor(conversations[i].tokens), *features[i]) for i in samples)
+        )
         steps = settings.training.steps
-    drafter.bind_target(target.embedding, target.head)
 
     def trainer(total: int) -> Trainer:
         return Trainer(drafter, conversations, features, replace(settings.training, steps=total), folder, validation)
@@ -85,6 +86,7 @@ def train_run(
     run = trainer(steps)
     if resume:
         run.resume()
+        drafter.bind_target(target.embedding, target.head)  # for the vocabulary that was resumed
     run.run(lambda figures: report(figures, steps))
     return run.evaluate()
 
@@ -112,7 +114,7 @@ def _new_drafter(target: Target, conversations: Sequence[Conversation], settings
         target_fingerprint=target.fingerprint,
     )
     drafter = MoADrafter(config)
-    vocabulary = frequent_tokens(conversations, config.draft_vocab_size, stop_tokens(target))
+    vocabulary = frequent_tokens(conversations, config.draft_vocab_size, target.stop_tokens)
     drafter.draft_to_target.copy_(torch.tensor(vocabulary))
     return drafter.to(target.device)
 

@@ -33,8 +33,8 @@ class FutureLengths:
 #: Every position sees its own row: the easiest task, which teaches the drafter to use memory at all.
 OWN_ROW = FutureLengths(0, 0)
 CURRICULUM = (
-    (0.06, OWN_ROW),
-    (0.15, FutureLengths(1, 4)),
+    (0.03, OWN_ROW),
+    (0.4, FutureLengths(1, 4)),
     (1.0, FutureLengths(1, 9, long_share=0.12)),
 )
 

@@ -1,0 +1,243 @@
+"""``moa-export`` from the command line to a bundle that drafts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import tiny
+from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
+from moa_drafter.target import load_target, target_fingerprint
+from moa_export import cli
+from moa_export.bundle_writer import rejected_path, staged_bundle
+from moa_export.errors import ExportError, ParityError
+from moa_export.parity import Recording, compare
+from moa_export.recipe import Recipe, Tolerance
+from moa_export.torch_backend import TorchBackend
+from moa_runtime.backends.base import Backend
+from moa_runtime.backends.load import load_backend
+from moa_runtime.bundle import Bundle, tokenizer_fingerprint
+from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.errors import MoaError
+
+
+@pytest.fixture(scope="module")
+def made(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, dict]:
+    """One export of the tiny drafter through the command line, in a process of its own."""
+    out = tmp_path_factory.mktemp("made") / "deep" / "bundle"
+    command = [sys.executable, "-m", "moa_export.cli", "--target", "onnx", "--json", "--out", str(out)]
+    ran = subprocess.run(
+        [*command, "--model", str(tiny_target), "--drafter", str(tiny_drafter)], capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == ""  # no toolchain noise where no terminal is
+    return Bundle.open(out), json.loads(ran.stdout)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    """The single line that a refused command prints."""
+    assert cli.main([str(arg) for arg in argv]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("moa-export: error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_the_report_matches_the_bundle(made: tuple[Bundle, dict]) -> None:
+    bundle, report = made
+    onnx_report = report["targets"]["onnx"]
+    assert report["bundle"] == str(bundle.folder)
+    assert onnx_report["bytes"] == sum(path.stat().st_size for path in bundle.folder.iterdir())
+    assert onnx_report["parity"] == dict(bundle.manifest.targets["onnx"].parity)
+    assert onnx_report["parity"]["queries"] > 50
+
+
+def test_the_manifest_tells_the_truth(made: tuple[Bundle, dict], tiny_target: Path, tiny_drafter: Path) -> None:
+    manifest = made[0].manifest
+    assert manifest.fingerprints.target == target_fingerprint(tiny_target)
+    assert manifest.fingerprints.drafter == drafter_fingerprint(tiny_drafter)
+    assert manifest.fingerprints.tokenizer == tokenizer_fingerprint(tiny_target / "tokenizer.json")
+    assert manifest.target == tiny_target.name  # a name, not a path
+    assert (manifest.kv_heads, manifest.head_dim, manifest.top_k) == (2, 16, 8)
+    assert (manifest.vocab_size, manifest.draft_vocab_size) == (tiny.VOCAB_SIZE, tiny.DRAFT_VOCAB_SIZE)
+    assert manifest.stop_tokens == (2,)
+    graph = onnx.load(made[0].graph_path("onnx")).graph
+    for values, specs in ((graph.input, manifest.inputs), (graph.output, manifest.outputs)):
+        shapes = [(v.name, tuple(d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim)) for v in values]
+        assert shapes == [(spec.name, spec.shape) for spec in specs]
+
+
+def test_the_graph_holds_8_bit_weights_and_nothing_of_this_machine(made: tuple[Bundle, dict]) -> None:
+    path = made[0].graph_path("onnx")
+    graph = onnx.load(path).graph
+    kinds = [node.op_type for node in graph.node]
+    assert kinds.count("MatMulNBits") == 13  # 7 in self-attention, 5 in cross-attention, the head
+    large = {t.data_type for t in graph.initializer if np.prod(t.dims) >= 64 * 64}
+    assert large <= {onnx.TensorProto.INT8, onnx.TensorProto.UINT8}
+    assert str(Path(cli.__file__).parents[2]).encode() not in path.read_bytes()
+
+
+def test_the_bundle_drafts_like_pytorch(made: tuple[Bundle, dict], tiny_target: Path, tiny_drafter: Path) -> None:
+    drafter = load_checkpoint(tiny_drafter)
+    target = load_target(str(tiny_target))
+    drafter.bind_target(target.embedding, target.head)
+    rng = np.random.default_rng(5)
+    keys, values = rng.standard_normal((2, 9, 2, 16)).astype(np.float32)
+    results = []
+    for backend in (TorchBackend(drafter, top_k=8), load_backend(made[0])):
+        assert (backend.top_k, backend.kv_shape) == (8, (2, 16))
+        runtime = MoaDrafter(backend, max_context=made[0].manifest.max_context)
+        runtime.add_rows(0, keys, values)
+        results.append(runtime.draft(list(range(20, 30)), 1) + runtime.draft([*range(20, 26), 77], 1))
+    for ours, theirs in zip(*results, strict=True):
+        assert ours.token == theirs.token
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=0.3)
+
+
+def test_no_cached_tokens_and_one_row_are_enough(made: tuple[Bundle, dict]) -> None:
+    backend = load_backend(made[0], threads=1)
+    none, one = np.zeros((0, 2, 16), np.float32), np.zeros((1, 2, 16), np.float32)
+    token = np.array([5], np.int64)
+    zero = np.array([0], np.int64)
+    result = backend.step(token, zero, zero, none, none, np.ones((1, 1), np.bool_), one, one)
+    assert result.top_tokens.shape == result.top_logprobs.shape == (1, 8)
+    assert np.isfinite(result.top_logprobs).all()
+    assert (np.diff(result.top_logprobs) <= 0).all()
+
+
+@pytest.mark.parametrize("name", ["coreml", "executorch", "cuda"])
+def test_other_backends_are_refused_by_name(made: tuple[Bundle, dict], name: str) -> None:
+    with pytest.raises(MoaError, match="available: onnx; coreml and executorch come in a later version"):
+        load_backend(made[0], name)
+
+
+class _Skewed:
+    """A backend whose log-probabilities are off by a tenth."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.kv_shape = backend.kv_shape
+
+    def step(self, *args: np.ndarray):
+        result = self._backend.step(*args)
+        result.top_logprobs[:] += 0.1
+        return result
+
+
+def test_parity_measures_the_error_it_is_given(tiny_target: Path, tiny_drafter: Path) -> None:
+    drafter = load_checkpoint(tiny_drafter)
+    target = load_target(str(tiny_target))
+    drafter.bind_target(target.embedding, target.head)
+    keys, values = np.random.default_rng(0).standard_normal((2, 30, 2, 16)).astype(np.float32)
+    recording = Recording(list(range(10, 40)), 12, keys, values)
+    backend = TorchBackend(drafter, top_k=8)
+    same, skewed = compare(backend, backend, [recording]), compare(backend, _Skewed(backend), [recording])
+    assert (same.max_logprob_error, same.top1_agreement, same.top_k_overlap) == (0, 1, 1)
+    assert skewed.mean_logprob_error == pytest.approx(0.1, abs=1e-5)
+    assert same.failures(Tolerance()) == []
+    assert skewed.failures(Tolerance(mean_logprob_error=0.05)) == ["mean log-prob error 0.1000 > 0.05"]
+
+
+def test_a_graph_beyond_the_tolerance_is_set_aside_with_exit_code_1(
+    tiny_target: Path,
+    tiny_drafter: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    strict = Recipe(tolerance=Tolerance(mean_logprob_error=0.0))
+    monkeypatch.setattr("moa_export.recipe.Recipe", lambda: strict)
+    out = tmp_path / "bundle"
+    argv = ["--target", "onnx", "--out", str(out), "--model", str(tiny_target), "--drafter", str(tiny_drafter)]
+    assert cli.main(argv) == 1
+    assert "differs too much from PyTorch: mean log-prob error" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle.rejected"]
+    assert Bundle.open(rejected_path(out)).manifest.targets["onnx"].parity["mean_logprob_error"] > 0
+
+
+def test_bad_input_is_one_sentence(
+    tiny_target: Path, tiny_drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    for later in ("coreml", "executorch"):
+        assert "later version; --target onnx" in refused(capsys, "--target", later, "--out", out)
+    assert "unknown target 'nonsense'" in refused(
+        capsys, "--target", "onnx", "--out", out, "--model", "nonsense", "--drafter", tiny_drafter
+    )
+    assert "config.json" in refused(
+        capsys, "--target", "onnx", "--out", out, "--model", tiny_target, "--drafter", tmp_path / "nowhere"
+    )
+    assert not out.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_drafter_made_for_another_target_is_refused(
+    tiny_target: Path, tiny_drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((tiny_drafter / name).read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "target_num_layers": 30}))
+    err = refused(capsys, "--target", "onnx", "--out", tmp_path / "out", "--model", tiny_target, "--drafter", tmp_path)
+    assert "made for number of layers 30, the target has 4" in err
+
+
+def test_a_missing_toolchain_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_TOOLCHAIN", ("torch", "onnxscript_of_another_world"))
+    err = refused(capsys, "--target", "onnx", "--out", tmp_path / "out")
+    assert 'onnxscript_of_another_world not installed: run pip install "moa-edge[export]"' in err
+
+
+def test_an_existing_folder_is_replaced_only_if_it_is_a_bundle_and_forced(
+    made: tuple[Bundle, dict], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = (made[0].folder / "manifest.json").read_bytes()
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years of work")
+    assert "--force to replace" in refused(capsys, "--target", "onnx", "--out", precious)
+    assert "not a bundle" in refused(capsys, "--target", "onnx", "--out", precious, "--force")
+    (precious / "manifest.json").write_bytes(manifest)
+    assert "holds thesis.txt" in refused(capsys, "--target", "onnx", "--out", precious, "--force")
+    (precious / "thesis.txt").rename(tmp_path / "thesis.txt")
+    with staged_bundle(precious, force=True) as stage:
+        (stage / "new").write_text("new")
+    assert [path.name for path in precious.iterdir()] == ["new"]
+
+
+def test_a_failure_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
+    out = tmp_path / "bundle"
+    with pytest.raises(RuntimeError, match="power cut"), staged_bundle(out, force=False) as stage:
+        (stage / "half").write_text("half")
+        raise RuntimeError("power cut")
+    with (
+        pytest.raises(ExportError, match=r"cannot write .*: No space left"),
+        staged_bundle(out, force=False),
+    ):
+        raise OSError(28, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_lies_under_the_rejected_name_is_not_deleted_unless_it_is_a_bundle(tmp_path: Path) -> None:
+    kept = tmp_path / "bundle.rejected"
+    kept.mkdir()
+    (kept / "notes.txt").write_text("mine")
+    with pytest.raises(ExportError, match="not a bundle"), staged_bundle(tmp_path / "bundle", force=False):
+        raise ParityError("too far")
+    assert (kept / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_the_default_target_exports_small_and_close(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--target", "onnx", "--out", str(tmp_path / "bundle"), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)["targets"]["onnx"]
+    assert report["bytes"] <= 60_000_000
+    assert report["seconds"] < 90

@@ -1,0 +1,172 @@
+"""The drafter's caches, checked with a backend whose answers depend on everything it is given."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moa_runtime.backends.base import StepResult
+from moa_runtime.drafters import moa
+from moa_runtime.drafters.base import DraftToken
+from moa_runtime.drafters.moa import GrowingRows, MoaDrafter
+
+KV = (2, 4)
+
+
+class EchoBackend:
+    """Cache entries carry ``(token, position)``; the next token is a hash of all that a query sees.
+
+    It checks what a real graph cannot: positions that count on, a causal mask, caches without copies.
+    """
+
+    top_k = 1
+    kv_shape = KV
+
+    def __init__(self) -> None:
+        self.fed: list[int] = []
+        self.rows: list[int] = []
+
+    def step(self, tokens, positions, queries, self_keys, self_values, self_mask, memory_keys, memory_values):
+        held, new = len(self_keys), len(tokens)
+        assert positions.tolist() == list(range(held, held + new))
+        assert (self_mask == np.tri(held + new, dtype=bool)[held:]).all()
+        assert self_keys[:, 0, 1].tolist() == list(range(held))
+        assert all(array.flags.c_contiguous for array in (self_keys, self_values, memory_keys, memory_values))
+        assert len(memory_keys) == len(memory_values) >= 1
+        self.fed.append(new)
+        self.rows.append(len(memory_keys))
+        keys = np.zeros((new, *KV), np.float32)
+        keys[:, 0, 0], keys[:, 0, 1] = tokens, positions
+        everything = np.concatenate((self_keys, keys))[:, 0, 0].tolist()
+        seen = (*everything[: held + int(queries[0]) + 1], float(memory_keys.sum()), float(memory_values.sum()))
+        best = hash(seen) % 1000
+        return StepResult(np.array([[best]]), np.array([[-best / 1000]], np.float32), keys, keys + 1)
+
+
+def rows(start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    keys = np.arange(start, start + count, dtype=np.float32)[:, None, None] * np.ones((1, *KV), np.float32)
+    return keys, keys + 0.5
+
+
+def fresh(prefix: list[int], count: int, memory: int, max_context: int = 10_000) -> list[DraftToken]:
+    """What a drafter without any history answers."""
+    drafter = MoaDrafter(EchoBackend(), max_context=max_context)
+    drafter.add_rows(0, *rows(0, memory))
+    return drafter.draft(prefix, count)
+
+
+@pytest.fixture
+def drafter() -> MoaDrafter:
+    return MoaDrafter(EchoBackend(), max_context=10_000)
+
+
+def fed(drafter: MoaDrafter) -> list[int]:
+    """Tokens given to the backend, step by step, since the last question."""
+    backend = drafter._backend
+    steps, backend.fed = backend.fed, []
+    return steps
+
+
+def test_the_whole_prefix_is_fed_once_then_token_by_token(drafter: MoaDrafter) -> None:
+    drafter.add_rows(0, *rows(0, 4))
+    assert drafter.draft([5, 6, 7, 8, 9], 4) == fresh([5, 6, 7, 8, 9], 4, 4)
+    assert fed(drafter) == [5, 1, 1, 1]
+
+
+def test_an_accepted_draft_costs_no_second_pass(drafter: MoaDrafter) -> None:
+    first = [token.token for token in drafter.draft([5, 6, 7], 4)]
+    fed(drafter)
+    longer = [5, 6, 7, *first, 42]  # all four accepted, and a bonus token
+    assert drafter.draft(longer, 2) == fresh(longer, 2, 0)
+    assert fed(drafter) == [2, 1]  # the last drafted token was never fed
+
+
+def test_a_rejected_draft_is_dropped(drafter: MoaDrafter) -> None:
+    first = [token.token for token in drafter.draft([5, 6, 7], 4)]
+    fed(drafter)
+    corrected = [5, 6, 7, first[0], 999]
+    assert drafter.draft(corrected, 2) == fresh(corrected, 2, 0)
+    assert fed(drafter) == [1, 1]
+
+
+def test_drafting_on_while_a_verdict_is_on_its_way_then_going_back(drafter: MoaDrafter) -> None:
+    prefix = [5, 6, 7]
+    first = [token.token for token in drafter.draft(prefix, 3)]
+    assert drafter.draft([*prefix, *first], 3) == fresh([*prefix, *first], 3, 0)
+    assert drafter.draft(prefix, 3) == fresh(prefix, 3, 0)
+    assert drafter.draft([1], 1) == fresh([1], 1, 0)
+
+
+def test_new_rows_count_at_once_though_the_tokens_are_cached(drafter: MoaDrafter) -> None:
+    before = drafter.draft([5, 6, 7, 8], 3)
+    drafter.add_rows(0, *rows(0, 3))
+    fed(drafter)
+    assert drafter.draft([5, 6, 7, 8], 3) == fresh([5, 6, 7, 8], 3, 3) != before
+    assert fed(drafter) == [1, 1, 1]
+
+
+def test_rows_beyond_the_prefix_stay_unseen(drafter: MoaDrafter) -> None:
+    drafter.add_rows(0, *rows(0, 9))
+    assert drafter.draft([5, 6, 7], 2) == fresh([5, 6, 7], 2, 3)
+
+
+def test_without_rows_one_zero_row_is_fed(drafter: MoaDrafter) -> None:
+    drafter.draft([5], 2)
+    assert drafter._backend.rows == [1, 1]
+    assert drafter.rows == 0
+
+
+def test_rows_are_replaced_and_truncated(drafter: MoaDrafter) -> None:
+    drafter.add_rows(0, *rows(100, 6))
+    drafter.add_rows(2, *rows(2, 3))
+    assert drafter.rows == 5
+    drafter.add_rows(0, *rows(0, 2))
+    assert drafter.rows == 2  # later rows were for a past that is gone
+    drafter.add_rows(2, *rows(2, 3))
+    drafter.truncate_rows(4)
+    assert drafter.rows == 4
+    drafter.truncate_rows(99)
+    assert drafter.rows == 4
+    prefix = list(range(9))
+    assert drafter.draft(prefix, 2) == fresh(prefix, 2, 4)
+
+
+def test_a_gap_or_another_shape_is_refused(drafter: MoaDrafter) -> None:
+    drafter.add_rows(0, *rows(0, 2))
+    with pytest.raises(ValueError, match="start at position 3, but only 2 are held"):
+        drafter.add_rows(3, *rows(3, 1))
+    with pytest.raises(ValueError, match="expected"):
+        drafter.add_rows(2, np.zeros((1, 3, 4), np.float32), np.zeros((1, 3, 4), np.float32))
+    with pytest.raises(ValueError, match="expected"):
+        drafter.add_rows(2, np.zeros((2, *KV), np.float32), np.zeros((1, *KV), np.float32))
+    assert drafter.rows == 2
+
+
+def test_a_long_catch_up_goes_in_chunks(drafter: MoaDrafter) -> None:
+    prefix = [token % 1000 for token in range(2 * moa.CATCH_UP_TOKENS + 5)]
+    drafter.add_rows(0, *rows(0, len(prefix) - 1))
+    assert drafter.draft(prefix, 2)[0].token != drafter.draft(prefix[:-1], 1)[0].token
+    assert fed(drafter)[:4] == [512, 512, 5, 1]
+
+
+def test_the_context_is_never_exceeded() -> None:
+    drafter = MoaDrafter(EchoBackend(), max_context=8)
+    assert len(drafter.draft([1] * 5, 10)) == 3
+    assert len(drafter.draft([1] * 7, 10)) == 1
+    assert drafter.draft([1] * 8, 10) == []
+    assert drafter.draft([1] * 9, 10) == []
+    assert drafter.draft([1], 0) == []
+
+
+def test_an_empty_prefix_is_a_mistake(drafter: MoaDrafter) -> None:
+    with pytest.raises(ValueError, match="empty prefix"):
+        drafter.draft([], 1)
+
+
+def test_growing_rows_keep_what_they_hold() -> None:
+    held = GrowingRows(KV)
+    for start in range(0, 1000, 7):
+        held.write(start, *rows(start, 7))
+    keys, values = held.first(held.length)
+    assert keys[:, 0, 0].tolist() == list(range(1001))
+    assert (values - keys == 0.5).all()

@@ -1,0 +1,162 @@
+"""The device's tokenizer against transformers, and text that never shows half a character."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from moa_runtime.errors import MoaError
+from moa_runtime.tokenizer import ChatTemplateError, ChatTokenizer, TextStream
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+USER = {"role": "user", "content": "Name three colours: rouge, naïve, 日本語 🦊"}
+ANSWER = {"role": "assistant", "content": "Red,\n yellow and  blue."}
+AGAIN = {"role": "user", "content": "  And one more?  "}
+SPECIAL = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make_tiny_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def load(folder: Path, template: str = tiny.CHAT_TEMPLATE) -> ChatTokenizer:
+    return ChatTokenizer(folder / "tokenizer.json", template, SPECIAL, [2])
+
+
+@pytest.mark.parametrize("prompt", [True, False])
+@pytest.mark.parametrize(
+    "messages", [[USER], [SYSTEM, USER], [USER, ANSWER, AGAIN], [SYSTEM, USER, ANSWER, AGAIN, ANSWER]]
+)
+def test_chats_are_encoded_as_transformers_does(
+    folder: Path, reference: Any, messages: list[dict[str, str]], prompt: bool
+) -> None:
+    expected = reference.apply_chat_template(messages, add_generation_prompt=prompt, return_dict=True)["input_ids"]
+    assert load(folder).encode_chat(messages, prompt) == expected
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}\n  {% if m.role == 'user' %}\n[{{ m.content | trim }}]\n{% endif %}\n{% endfor %}",
+        "{% for m in messages %}{{ m | tojson }}{% if loop.last %}{% break %}{% endif %}{{ bos_token }}{% endfor %}",
+        "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{% endfor %}",
+    ],
+)
+def test_whitespace_filters_and_extensions_are_those_of_transformers(
+    folder: Path, reference: Any, template: str
+) -> None:
+    messages = [USER, ANSWER, AGAIN]
+    expected = reference.apply_chat_template(messages, chat_template=template, tokenize=False)
+    assert load(folder, template).render_chat(messages, add_generation_prompt=False) == expected
+
+
+@pytest.mark.parametrize("history", [[USER, ANSWER], [SYSTEM, USER, ANSWER], [USER, ANSWER, AGAIN, ANSWER]])
+def test_a_turn_continues_the_committed_tokens(folder: Path, history: list[dict[str, str]]) -> None:
+    tokenizer = load(folder)
+    committed = tokenizer.encode_chat(history[:-1]) + tokenizer.encode(history[-1]["content"]) + [2]
+    whole = tokenizer.encode_chat([*history, AGAIN])
+    turn = tokenizer.encode_turn(history, AGAIN["content"])
+    assert committed + turn == whole
+    assert tokenizer.decode(turn, skip_special_tokens=False).startswith("\n<|im_start|>user\n")
+
+
+def test_an_end_of_turn_token_written_in_a_message_does_not_mislead(folder: Path) -> None:
+    tokenizer = load(folder)
+    turn = tokenizer.encode_turn([USER, ANSWER], "What does <|im_end|> mean?")
+    assert (
+        tokenizer.encode_chat([USER, ANSWER, {"role": "user", "content": "What does <|im_end|> mean?"}])[-len(turn) :]
+        == turn
+    )
+
+
+def test_a_template_that_rewrites_history_cannot_be_continued(folder: Path) -> None:
+    tokenizer = load(folder, "{{ messages | length }}:{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}")
+    with pytest.raises(ChatTemplateError, match="changes earlier messages"):
+        tokenizer.encode_turn([USER, ANSWER], "more")
+
+
+@pytest.mark.parametrize(
+    "template, says",
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages.append(1) }}", "refuses"),
+        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "refuses"),
+    ],
+)
+def test_a_template_cannot_escape_or_crash(folder: Path, template: str, says: str) -> None:
+    with pytest.raises(ChatTemplateError, match=says):
+        load(folder, template).encode_chat([USER])
+
+
+def test_what_cannot_be_read_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ChatTemplateError, match="cannot be read"):
+        load(folder, "{% if %}")
+    with pytest.raises(MoaError, match="cannot read the tokenizer"):
+        load(tmp_path)
+
+
+def test_decode_skips_special_tokens_unless_told(folder: Path) -> None:
+    tokenizer = load(folder)
+    tokens = [*tokenizer.encode("red"), 2]
+    assert tokenizer.decode(tokens) == "red"
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == "red<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    "text", ["plain words and more", "naïve 日本語 🦊🦊 été", "🦊", "a\n\n  b\t", "👩‍👩‍👧 ñ ﷽ 한국어 x"]
+)
+def test_a_stream_gives_the_text_and_never_half_a_character(folder: Path, text: str) -> None:
+    tokenizer = load(folder)
+    stream = TextStream(tokenizer)
+    tokens = tokenizer.encode(text)
+    pieces = [stream.push(token) for token in tokens]
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+    assert "".join(pieces) == text
+    assert stream.finish() == ""
+
+
+def test_a_stream_waits_for_a_character_and_shows_noise_at_the_end(folder: Path) -> None:
+    tokenizer = load(folder)
+    stream = TextStream(tokenizer)
+    fox = tokenizer.encode("🦊")
+    assert len(fox) == 4  # byte by byte in this vocabulary
+    assert [stream.push(token) for token in [*tokenizer.encode("a"), *fox, *fox[:2]]] == ["a", "", "", "", "🦊", "", ""]
+    assert stream.finish() == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_endless_noise_does_not_stop_a_stream(folder: Path) -> None:
+    tokenizer = load(folder)
+    stream = TextStream(tokenizer)
+    noise = tokenizer.encode("🦊")[1]  # a continuation byte
+    out = "".join(stream.push(noise) for _ in range(40))
+    assert 0 < len(out) <= 40
+    assert len(out) + len(stream.finish()) == 40
+
+
+def test_a_stream_decodes_tokens_of_byte_fallback_vocabularies(tmp_path: Path) -> None:
+    # SentencePiece style: one undecodable byte spoils the whole run of byte tokens until it is complete.
+    from tokenizers import Tokenizer, decoders, models
+
+    vocab = {"<unk>": 0, "a": 1, "▁b": 2, **{f"<0x{i:02X}>": i + 3 for i in range(256)}}
+    plain = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    plain.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    plain.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load(tmp_path, "")
+    stream = TextStream(tokenizer)
+    tokens = [1, *(b + 3 for b in "🦊🦊é".encode()), 2]
+    pieces = [stream.push(token) for token in tokens]
+    assert "".join(pieces) == "a🦊🦊é b"
+    assert pieces[4] == "🦊"

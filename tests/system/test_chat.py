@@ -1,0 +1,263 @@
+"""The runtime against a real verifier: whatever happens to the link, the text is the target's own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from moa_bench.background import background_link
+from moa_bench.link import with_round_trip
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, LinkStatus, Origin
+from moa_runtime.bundle import Bundle
+from moa_runtime.chat import Chat, ChatError
+from moa_runtime.driver import DriverSettings
+from moa_runtime.errors import MoaError
+from moa_runtime.session.events import FinishReason, Policy, Sampling
+from moa_runtime.sync import SyncChat
+from moa_runtime.transport import ConnectError, Endpoint, Timing
+from server.running import Verifier
+
+QUESTION = "Name three primary colours."
+QUICK = DriverSettings(
+    offline_limit=40, late_after_s=0.3, timing=Timing(ping_interval=0.5, ping_timeout=0.5, first_backoff=0.05)
+)
+TIMEOUT_S = 60
+
+
+def endpoint(verifier: Verifier, port: int | None = None) -> Endpoint:
+    return Endpoint(f"ws://127.0.0.1:{port or verifier.port}", verifier.token)
+
+
+@contextlib.asynccontextmanager
+async def chatting(bundle: Bundle, where: Endpoint, **options: object) -> AsyncIterator[Chat]:
+    options.setdefault("settings", QUICK)
+    async with await Chat.connect(bundle, where, threads=1, **options) as chat:  # type: ignore[arg-type]
+        yield chat
+
+
+async def ask(
+    chat: Chat,
+    text: str = QUESTION,
+    *,
+    count: int = 24,
+    sampling: Sampling | None = None,
+    watch: Callable[[ChatEvent], None] = lambda event: None,
+) -> AnswerFinished:
+    async def follow() -> AnswerFinished:
+        async for event in chat.send(text, max_new_tokens=count, sampling=sampling):
+            watch(event)
+            if isinstance(event, AnswerFinished):
+                return event
+        raise AssertionError("the answer ended without its last event")
+
+    return await asyncio.wait_for(follow(), TIMEOUT_S)
+
+
+def own_decoding(verifier: Verifier, chat: Chat, answer: AnswerFinished, count: int, sampling: Sampling) -> list[int]:
+    prompt = chat.tokens[: len(chat.tokens) - len(answer.tokens)]
+    return verifier.decode(prompt, count, sampling)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, 0.95, seed=7)])
+def test_two_turns_equal_the_servers_own_decoding(verifier: Verifier, bundle: Bundle, sampling: Sampling) -> None:
+    async def run() -> None:
+        async with chatting(bundle, endpoint(verifier)) as chat:
+            for turn, text in enumerate((QUESTION, "And why?")):
+                answer = await ask(chat, text, sampling=sampling)
+                ids = [token.token for token in answer.tokens]
+                assert ids == own_decoding(verifier, chat, answer, 24, sampling)
+                assert all(token.committed for token in answer.tokens)
+                assert len(chat.messages) == 2 * (turn + 1)
+                figures = answer.statistics
+                assert figures.tokens == len(ids) and figures.rounds >= 1 and figures.bytes_down > figures.bytes_up > 0
+
+    asyncio.run(run())
+
+
+def test_the_conversation_follows_the_chat_template(verifier: Verifier, bundle: Bundle) -> None:
+    async def run() -> None:
+        async with chatting(bundle, endpoint(verifier), system="Be brief.") as chat:
+            await ask(chat, count=200)
+            await ask(chat, "And why?", count=8)
+            rendered = chat.tokenizer.decode(chat.tokens, skip_special_tokens=False)
+            expected = chat.tokenizer.render_chat(
+                [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
+            )
+            assert rendered.startswith(expected)
+            assert "<|im_end|>\n<|im_start|>user\nAnd why?<|im_end|>\n<|im_start|>assistant\n" in rendered
+
+    asyncio.run(run())
+
+
+def test_a_cut_link_is_written_through_and_reconciled(verifier: Verifier, bundle: Bundle) -> None:
+    """A dead zone longer than the client's patience: it reconnects, and rolls back to the target's text."""
+    seen: dict[str, object] = {"offline": 0, "statuses": []}
+
+    async def run() -> None:
+        with background_link(with_round_trip(10), "127.0.0.1", verifier.port) as link:
+            async with chatting(bundle, endpoint(verifier, link.port)) as chat:
+
+                def watch(event: ChatEvent) -> None:
+                    if isinstance(event, LinkChanged):
+                        seen["statuses"].append(event.status)  # type: ignore[union-attr]
+                    if not isinstance(event, AnswerUpdate):
+                        return
+                    if "cut" not in seen and sum(t.committed for t in event.tokens) >= 4:
+                        seen["cut"] = True
+                        link.cut()
+                    offline = sum(t.origin is Origin.OFFLINE for t in event.tokens if not t.committed)
+                    seen["offline"] = max(offline, int(str(seen["offline"])))
+                    if offline >= 12 and "restoring" not in seen:
+                        seen["restoring"] = True
+                        asyncio.get_running_loop().call_later(2.0, link.restore)
+
+                answer = await ask(chat, count=60, watch=watch)
+                ids = [token.token for token in answer.tokens]
+                assert ids == own_decoding(verifier, chat, answer, 60, Sampling())
+
+    asyncio.run(run())
+    assert int(str(seen["offline"])) >= 12
+    statuses = seen["statuses"]
+    assert LinkStatus.OFFLINE in statuses and statuses[-1] is LinkStatus.ONLINE  # type: ignore[operator,index]
+
+
+class ServeProcess:
+    """``moa-serve`` as a program of its own, so that it can be killed."""
+
+    def __init__(self, root: Path, port: int) -> None:
+        command = [sys.executable, "-c", "import sys; from moa_server.cli import main; sys.exit(main())"]
+        options = ["--model", root / "target", "--drafter", root / "drafter", "--port", port, "--json"]
+        self._process = subprocess.Popen([*command, *map(str, options)], stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.port = int(json.loads(self._process.stdout.readline())["port"])
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def test_a_killed_verifier_goes_on_with_the_answer(tiny_root: Path, bundle: Bundle, verifier: Verifier) -> None:
+    """SIGKILL in the middle of an answer: the next process knows nothing, and continues it token for token."""
+
+    async def run() -> None:
+        process = ServeProcess(tiny_root, 0)
+        try:
+            async with chatting(bundle, Endpoint(f"ws://127.0.0.1:{process.port}")) as chat:
+                begun = asyncio.Event()
+
+                def watch(event: ChatEvent) -> None:
+                    if isinstance(event, AnswerUpdate) and sum(t.committed for t in event.tokens) >= 4:
+                        begun.set()
+
+                question = asyncio.create_task(ask(chat, count=200, watch=watch))
+                await begun.wait()
+                process.kill()
+                process = await asyncio.to_thread(ServeProcess, tiny_root, process.port)
+                answer = await question
+                assert answer.statistics.reconnects == 1
+                # The other verifier serves the same target.
+                assert [t.token for t in answer.tokens] == own_decoding(verifier, chat, answer, 200, Sampling())
+        finally:
+            process.kill()
+
+    asyncio.run(run())
+
+
+def test_keep_leaves_what_the_device_wrote(verifier: Verifier, bundle: Bundle) -> None:
+    async def run() -> None:
+        async with chatting(bundle, endpoint(verifier), policy=Policy.KEEP) as chat:
+            written: list[int] = []
+            gone = asyncio.Event()
+
+            def watch(event: ChatEvent) -> None:
+                if not isinstance(event, AnswerUpdate):
+                    return
+                if sum(t.committed for t in event.tokens) >= 3:
+                    gone.set()
+                waiting = [t for t in event.tokens if not t.committed]
+                if any(t.origin is Origin.OFFLINE for t in waiting):
+                    written[:] = [t.token for t in waiting]
+
+            question = asyncio.create_task(ask(chat, count=80, watch=watch))
+            await gone.wait()
+            await chat.work_offline(True)
+            while len(written) < 8:
+                await asyncio.sleep(0.01)
+            before = list(written)
+            await chat.work_offline(False)
+            answer = await question
+            kept = [t.token for t in answer.tokens if t.origin is Origin.KEPT]
+            assert len(kept) >= 8 and kept[: len(before)] == before
+            assert answer.statistics.kept == len(kept)
+
+    asyncio.run(run())
+
+
+def test_a_stopped_answer_leaves_the_chat_usable(verifier: Verifier, bundle: Bundle) -> None:
+    async def run() -> None:
+        async with chatting(bundle, endpoint(verifier)) as chat:
+            answer = chat.send(QUESTION, max_new_tokens=100)
+            async for event in answer:
+                if isinstance(event, AnswerUpdate) and sum(t.committed for t in event.tokens) >= 3:
+                    break
+            await answer.aclose()
+            after = await ask(chat, "And why?")
+            assert [t.token for t in after.tokens] == own_decoding(verifier, chat, after, 24, Sampling())
+            assert [m["role"] for m in chat.messages] == ["user", "assistant", "user", "assistant"]
+
+    asyncio.run(run())
+
+
+def test_a_prompt_longer_than_the_context_is_refused_and_the_chat_goes_on(verifier: Verifier, bundle: Bundle) -> None:
+    async def run() -> None:
+        async with chatting(bundle, endpoint(verifier)) as chat:
+            with pytest.raises(ChatError, match="context holds 512"):
+                await ask(chat, "word " * 600)
+            assert (await ask(chat)).reason in (FinishReason.LENGTH, FinishReason.STOP)
+
+    asyncio.run(run())
+
+
+def test_connecting_says_what_is_wrong(verifier: Verifier, bundle: Bundle, engine, unused_port: int) -> None:
+    from dataclasses import replace
+
+    async def refusal(where: Endpoint, what: Bundle = bundle) -> str:
+        with pytest.raises(MoaError) as caught:
+            async with chatting(what, where):
+                pass
+        return str(caught.value)
+
+    assert "refused the token" in asyncio.run(refusal(Endpoint(f"ws://127.0.0.1:{verifier.port}", "wrong")))
+    assert "no verifier answers" in asyncio.run(refusal(Endpoint(f"ws://127.0.0.1:{unused_port}")))
+    assert "no verifier address" in asyncio.run(refusal(Endpoint("ftp://nowhere")))
+    other = replace(
+        bundle, manifest=replace(bundle.manifest, fingerprints=replace(bundle.manifest.fingerprints, target="f" * 32))
+    )
+    text = asyncio.run(refusal(endpoint(verifier), other))
+    assert "f" * 32 in text and engine.fingerprints.target in text
+
+
+@pytest.fixture
+def unused_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def test_the_blocking_wrapper(verifier: Verifier, bundle: Bundle) -> None:
+    with SyncChat(bundle, endpoint(verifier), threads=1) as chat:
+        events = list(chat.send(QUESTION, max_new_tokens=12))
+        assert isinstance(events[-1], AnswerFinished) and len(events[-1].tokens) <= 12
+        for _ in chat.send("And why?", max_new_tokens=50):
+            break  # leaving early stops the answer
+        assert isinstance(list(chat.send("Go on.", max_new_tokens=5))[-1], AnswerFinished)
+    with pytest.raises(ConnectError):
+        SyncChat(bundle, Endpoint("ftp://nowhere"))
