@@ -18,6 +18,7 @@ from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.errors import MoaError
+from moa_runtime.extras import require_extra
 from moa_runtime.paths import default_bundle
 from moa_runtime.session.events import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
@@ -113,13 +114,12 @@ def _with_progress(questions: list[Question]) -> Iterable[Question]:
 
 
 def _engine(args: argparse.Namespace) -> Engine:
+    require_extra("server", "moa-bench accept")
     # Imported late: this brings torch, and --help should answer at once.
-    try:
-        from moa_drafter.checkpoint import shipped_checkpoint
-        from moa_drafter.target import DEFAULT_TARGET
-        from moa_server.transformers_engine import TransformersEngine
-    except ImportError as error:
-        raise MoaError(f'this benchmark needs {error.name}: pip install "moa-edge[server]"') from error
+    from moa_drafter.checkpoint import shipped_checkpoint
+    from moa_drafter.target import DEFAULT_TARGET
+    from moa_server.transformers_engine import TransformersEngine
+
     return TransformersEngine.load(args.model or DEFAULT_TARGET, args.drafter or shipped_checkpoint())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import queue
@@ -12,18 +11,17 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import IO
 
 from moa_runtime.bundle import MANIFEST_FILE
 from moa_runtime.errors import MoaError
+from moa_runtime.extras import require_extra
 from moa_runtime.paths import default_bundle
 from moa_runtime.transport import Endpoint
 
 _START_SECONDS = 600.0  # the first start fetches the target
 _STOP_SECONDS = 5.0
-_SERVER_NEEDS = ("torch", "transformers", "uvicorn", "starlette")
-_EXPORT_NEEDS = ("torch", "transformers", "onnx", "onnxscript")
 
 
 def ensure_bundle() -> None:
@@ -35,7 +33,7 @@ def ensure_bundle() -> None:
     folder = default_bundle()
     if (folder / MANIFEST_FILE).exists():
         return
-    _require(_EXPORT_NEEDS, "export", "moa-export")
+    require_extra("export", "--local (moa-export)")
     _note(f"there is no bundle at {folder} yet: exporting one (about a minute)")
     command = _program("moa_export.cli", "--target", "onnx", "--out", str(folder), "--json")
     if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
@@ -49,7 +47,7 @@ def local_verifier() -> Iterator[Endpoint]:
     Raises:
         MoaError: the server's packages are not installed, or it does not start.
     """
-    _require(_SERVER_NEEDS, "server", "moa-serve")
+    require_extra("server", "--local (moa-serve)")
     _note("starting a verifier on this machine (the first start also fetches the target)")
     token = secrets.token_urlsafe(24)  # other users of this machine reach its port too
     with tempfile.TemporaryFile() as log:
@@ -72,12 +70,6 @@ def local_verifier() -> Iterator[Endpoint]:
 def _program(module: str, *arguments: str) -> list[str]:
     # Not `-m`, nor the console script: neither has to be there or on the path.
     return [sys.executable, "-c", f"import sys; from {module} import main; sys.exit(main())", *arguments]
-
-
-def _require(modules: Sequence[str], extra: str, program: str) -> None:
-    missing = [module for module in modules if importlib.util.find_spec(module) is None]
-    if missing:
-        raise MoaError(f'--local needs {program}, which lacks {missing[0]}: pip install "moa-edge[{extra}]"')
 
 
 def _ready_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:

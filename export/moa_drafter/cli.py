@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moa_runtime.errors import MoaError
+from moa_runtime.extras import require_extra
 
 DEFAULT_CONVERSATIONS = 2000
 DEFAULT_STEPS = 3000
@@ -64,18 +65,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(args: argparse.Namespace) -> dict[str, object]:
+    require_extra("train", "moa-train")
     # Imported late, so that --help answers at once.
-    try:
-        import torch
-        from tqdm import tqdm
+    import torch
+    from tqdm import tqdm
 
-        from moa_drafter.precision import fastest_dtype
-        from moa_drafter.target import DEFAULT_TARGET, load_target
-        from moa_drafter.training.generate import GenerateSettings, generate_conversations
-        from moa_drafter.training.run import RunSettings, train_run
-        from moa_drafter.training.trainer import TrainSettings
-    except ImportError as error:
-        raise MoaError(f'training needs {error.name}: pip install "moa-edge[train]"') from error
+    from moa_drafter.precision import fastest_dtype
+    from moa_drafter.target import DEFAULT_TARGET, load_target
+    from moa_drafter.training.generate import GenerateSettings, generate_conversations
+    from moa_drafter.training.run import RunSettings, train_run
+    from moa_drafter.training.trainer import TrainSettings
 
     _check_positive(args)
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 from collections.abc import Sequence
@@ -12,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from moa_export.errors import ExportError, ParityError
 from moa_runtime.errors import MoaError
+from moa_runtime.extras import require_extra
 from moa_runtime.paths import default_bundle
 
 if TYPE_CHECKING:
     from moa_export.pipeline import Report
 
-_TOOLCHAIN = ("torch", "transformers", "safetensors", "filelock", "onnx", "onnxscript")
 _LATER = ("coreml", "executorch")
 
 
@@ -60,9 +59,7 @@ def _export(args: argparse.Namespace) -> Report:
     if args.target in _LATER:
         raise ExportError(f"--target {args.target} comes in a later version; --target onnx is available")
     check_output(args.out, force=args.force)
-    missing = [name for name in _TOOLCHAIN if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ExportError(f'{", ".join(missing)} not installed: run pip install "moa-edge[export]"')
+    require_extra("export", "moa-export")
 
     # Seconds of imports, and not there on a device: only now.
     from moa_drafter.checkpoint import shipped_checkpoint

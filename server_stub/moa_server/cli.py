@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from moa_runtime.errors import MoaError
+from moa_runtime.extras import require_extra
 from moa_server.settings import Settings
 
 DEFAULT_PORT = 8765
@@ -143,6 +144,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _load(options: argparse.Namespace) -> Any:
+    require_extra("server", "moa-serve")
     # Late, so that --help and refused options need no torch.
     import torch
 

@@ -10,6 +10,7 @@ import pytest
 from moa_chat import local
 from moa_chat.cli import main
 from moa_chat.setup import endpoint_for
+from moa_runtime import extras
 from moa_runtime.errors import MoaError
 
 
@@ -79,9 +80,9 @@ def test_a_ca_file_that_is_not_there(tmp_path):
 
 
 def test_local_without_the_server_extra(monkeypatch):
-    monkeypatch.setattr(local, "_SERVER_NEEDS", ("torch", "no_such_package"))
+    monkeypatch.setitem(extras.MODULES, "server", ("torch", "no_such_package"))
     with (
-        pytest.raises(MoaError, match=r'lacks no_such_package: pip install "moa-edge\[server\]"'),
+        pytest.raises(MoaError, match=r'needs no_such_package: pip install "moa-edge\[server\]"'),
         local.local_verifier(),
     ):
         pass

@@ -20,6 +20,7 @@ from moa_export.errors import ExportError, ParityError
 from moa_export.parity import Recording, compare
 from moa_export.recipe import Recipe, Tolerance
 from moa_export.torch_backend import TorchBackend
+from moa_runtime import extras
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle, tokenizer_fingerprint
@@ -191,9 +192,9 @@ def test_a_drafter_made_for_another_target_is_refused(
 def test_a_missing_toolchain_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "_TOOLCHAIN", ("torch", "onnxscript_of_another_world"))
+    monkeypatch.setitem(extras.MODULES, "export", ("torch", "onnxscript_of_another_world"))
     err = refused(capsys, "--target", "onnx", "--out", tmp_path / "out")
-    assert 'onnxscript_of_another_world not installed: run pip install "moa-edge[export]"' in err
+    assert 'needs onnxscript_of_another_world: pip install "moa-edge[export]"' in err
 
 
 def test_an_existing_folder_is_replaced_only_if_it_is_a_bundle_and_forced(

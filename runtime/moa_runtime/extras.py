@@ -1,0 +1,25 @@
+"""What the optional installs bring, so that a missing one is a sentence and not an ImportError."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from moa_runtime.errors import MoaError
+
+_TRAIN = ("torch", "transformers", "safetensors", "filelock", "tqdm")
+MODULES = {
+    "train": _TRAIN,
+    "export": (*_TRAIN, "onnx", "onnxscript"),
+    "server": (*_TRAIN, "uvicorn", "starlette"),
+}
+
+
+def require_extra(extra: str, program: str) -> None:
+    """Check that what ``pip install "moa-edge[extra]"`` brings can be imported.
+
+    Raises:
+        MoaError: something is missing; the message gives the install command.
+    """
+    missing = [name for name in MODULES[extra] if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MoaError(f'{program} needs {", ".join(missing)}: pip install "moa-edge[{extra}]"')
