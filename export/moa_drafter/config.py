@@ -126,8 +126,7 @@ def config_for_target(
         lsa_layers: how many target layers, evenly spaced and ending with the last, are seen.
         target_fingerprint: see :func:`moa_drafter.target.target_fingerprint`.
     """
-    head_dim = getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads
-    kv_size = 2 * target.num_key_value_heads * head_dim
+    head_dim, kv_size = head_size(target), key_value_size(target)
     layers = target.num_hidden_layers
     seen = min(lsa_layers, layers)
     return DrafterConfig(
@@ -155,6 +154,16 @@ def config_for_target(
         max_position_embeddings=target.max_position_embeddings,
         target_fingerprint=target_fingerprint,
     )
+
+
+def head_size(target: Any) -> int:
+    """Numbers of one attention head, of a transformers configuration."""
+    return getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads
+
+
+def key_value_size(target: Any) -> int:
+    """Numbers of one token's keys and values in one layer, of a transformers configuration."""
+    return 2 * target.num_key_value_heads * head_size(target)
 
 
 def rope_theta_of(target: Any) -> float:

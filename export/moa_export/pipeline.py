@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
+from moa_drafter.fit import check_fit
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target, load_target
 from moa_export.bundle_writer import rejected_path, staged_bundle
@@ -77,7 +78,7 @@ def export_bundle(
         say("loading the drafter and the target")
         drafter = load_checkpoint(drafter_folder)
         target = load_target(model)
-        check_fit(drafter, target)
+        note = check_fit(drafter.config, target)
         drafter.bind_target(target.embedding, target.head)
         say("exporting the device half")
         export_onnx(drafter, recipe, stage / GRAPH_FILE)
@@ -99,39 +100,7 @@ def export_bundle(
                 f"the exported graph differs too much from PyTorch: {'; '.join(failures)}; "
                 f"the files are in {rejected_path(out)}"
             )
-    return Report(out, size, time.monotonic() - started, parity, _notes(drafter, target))
-
-
-def check_fit(drafter: MoADrafter, target: Target) -> None:
-    """Compare the shapes a drafter was made for with the target's.
-
-    Raises:
-        ExportError: the first that differs.
-    """
-    config, theirs = drafter.config, target.model.config
-    head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
-    for what, ours, found in (
-        ("number of layers", config.target_num_layers, theirs.num_hidden_layers),
-        (
-            "numbers of keys and values per token and layer",
-            config.target_kv_size,
-            2 * theirs.num_key_value_heads * head_dim,
-        ),
-        ("hidden size", config.decoder.hidden_size, theirs.hidden_size),
-        ("vocabulary size", config.vocab_size, theirs.vocab_size),
-    ):
-        if ours != found:
-            raise ExportError(
-                f"this drafter does not fit the target {target.folder.name}: it was made for {what} {ours}, "
-                f"the target has {found}; train one with moa-train, or pass the target it was made for as --model"
-            )
-
-
-def _notes(drafter: MoADrafter, target: Target) -> tuple[str, ...]:
-    trained_for = drafter.config.target_fingerprint
-    if trained_for and trained_for != target.fingerprint:
-        return (f"the drafter was trained for the target {trained_for}, not {target.fingerprint}: expect a lower tau",)
-    return ()
+    return Report(out, size, time.monotonic() - started, parity, (note,) if note else ())
 
 
 def _write_tokenizer(target: Target, stage: Path) -> None:

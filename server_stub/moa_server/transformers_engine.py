@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
+from moa_drafter.fit import check_fit
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target, load_target
 from moa_drafter.training.features import layer_keys_values
@@ -61,8 +62,8 @@ class TransformersEngine:
         self.stop_tokens = target.stop_tokens
         self.max_context = _context(target, max_context)
         self.forwards = 0
-        if drafter is not None:
-            _check_drafter(target, drafter)
+        if drafter is not None and (note := check_fit(drafter.config, target)):
+            _log.warning(note)
 
     @classmethod
     def load(
@@ -229,22 +230,3 @@ def _context(target: Target, wanted: int | None) -> int:
     if not 2 <= wanted <= own:
         raise EngineError(f"a context of {wanted} tokens was asked for, this target can hold 2 to {own}")
     return wanted
-
-
-def _check_drafter(target: Target, drafter: MoADrafter) -> None:
-    config, wanted = target.model.config, drafter.config
-    if wanted.target_fingerprint and wanted.target_fingerprint != target.fingerprint:
-        # Still lossless, only slower; the Hub's and the wheel's copy of one model differ like that.
-        _log.warning(
-            "the drafter was trained for target %s, not for %s: expect fewer accepted tokens",
-            wanted.target_fingerprint,
-            target.fingerprint,
-        )
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    sizes = (config.num_hidden_layers, 2 * config.num_key_value_heads * head_dim)
-    expected = (wanted.target_num_layers, wanted.target_kv_size)
-    if sizes != expected:
-        raise EngineError(
-            f"the drafter expects a target of {expected[0]} layers with {expected[1]} keys and values each, "
-            f"this one has {sizes[0]} with {sizes[1]}"
-        )

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moa_drafter.config import key_value_size
 from moa_drafter.target import Target
 from moa_drafter.training.data import Conversation
 
@@ -54,8 +55,7 @@ class FeatureStore:
     ) -> None:
         self._target, self._conversations, self._layers = target, conversations, tuple(layers)
         config = target.model.config
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self._kv = 2 * config.num_key_value_heads * head_dim
+        self._kv = key_value_size(config)
         width = len(self._layers) * self._kv + config.hidden_size
         self._starts = np.cumsum([0, *(len(c) for c in conversations)])
         key = {
