@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from moa_bench.conversation import Conversation, RefusedError, Round
@@ -136,7 +136,7 @@ def _converse(
         for number, text in enumerate(question.turns, 1):
             try:
                 answer = conversation.answer(
-                    _turn(device, conversation.committed, history, text),
+                    device.tokenizer.continue_chat(conversation.committed, history, text),
                     settings.sampling,
                     draft_length=settings.draft_length,
                     max_new_tokens=settings.max_new_tokens,
@@ -153,12 +153,3 @@ def _converse(
     finally:
         verifier.close()
     return None
-
-
-def _turn(device: Device, committed: Sequence[int], history: Sequence[dict[str, str]], text: str) -> list[int]:
-    """Tokens that continue the conversation by a user's turn, as :class:`moa_runtime.chat.Chat` does."""
-    if not history:
-        return device.tokenizer.encode_chat([{"role": "user", "content": text}])
-    turn = device.tokenizer.encode_turn(history, text)
-    # An answer that was cut at its length limit has no end-of-turn token yet.
-    return turn if committed[-1] in device.stop_tokens else [device.stop_tokens[0], *turn]

@@ -63,7 +63,8 @@ def wrap(text: str, columns: int) -> list[tuple[int, int]]:
             rows.append((start, index))
             start, column, break_at, in_word = index + 1, 0, 0, False
             continue
-        if column + width > columns and index > start:
+        # Twice where the word that moved down has no room for the character either.
+        while column + width > columns and index > start:
             cut = break_at or index
             rows.append((start, cut))
             start, column, break_at = cut, text_width(text[cut:index]), 0

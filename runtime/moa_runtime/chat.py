@@ -57,7 +57,6 @@ class Chat:
         manifest = bundle.manifest
         self._session = ClientSession(manifest.fingerprints, stop_tokens=manifest.stop_tokens, policy=policy)
         self._max_context = manifest.max_context
-        self._stop_tokens = manifest.stop_tokens
         self._drafter = drafter
         self._updates: asyncio.Queue[ChatEvent | ChatError] = asyncio.Queue()
         self._answer: list[TokenOrigin] = []
@@ -160,7 +159,7 @@ class Chat:
         """
         if self._refusal is not None and self._driver.gave_up:
             raise self._refusal
-        question = self._turn(text)
+        question = self.tokenizer.continue_chat(self._session.committed, self.messages, text)
         length = len(self._session.committed) + len(question)
         if length >= self._max_context:
             raise ChatError(
@@ -185,15 +184,6 @@ class Chat:
                 await self._stop_answer(history)
 
     # -- helpers -------------------------------------------------------------------------------
-
-    def _turn(self, text: str) -> list[int]:
-        """Tokens that continue the conversation by a user's turn, the generation prompt included."""
-        committed = self._session.committed
-        if not committed:
-            return self.tokenizer.encode_chat([*self.messages, {"role": "user", "content": text}])
-        turn = self.tokenizer.encode_turn(self.messages, text)
-        # An answer that was stopped has no end-of-turn token yet.
-        return turn if committed[-1] in self._stop_tokens else [self._stop_tokens[0], *turn]
 
     def _begin_answer(self, start: int) -> None:
         while not self._updates.empty():

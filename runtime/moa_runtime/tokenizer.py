@@ -118,6 +118,25 @@ class ChatTokenizer:
         """Tokens of a conversation, equal to transformers' ``apply_chat_template``."""
         return self.encode(self.render_chat(messages, add_generation_prompt))
 
+    def continue_chat(self, committed: Sequence[int], history: Sequence[Message], text: str) -> list[int]:
+        """The tokens that follow ``committed`` to ask ``text``, whether or not the last answer was cut off.
+
+        Args:
+            committed: the conversation's tokens so far; empty for a new one.
+            history: its messages; before the first question perhaps a system message.
+
+        Raises:
+            ChatTemplateError: see :meth:`encode_turn`.
+        """
+        if not committed:
+            return self.encode_chat([*history, {"role": "user", "content": text}])
+        turn = self.encode_turn(history, text)
+        if committed[-1] in self.stop_tokens:
+            return turn
+        # Of several stop tokens (Llama 3 has two) it must be the one that the template writes.
+        piece, _ = self._last_stop(self.render_chat(history, add_generation_prompt=False))
+        return [*self.encode(piece), *turn]
+
     def encode_turn(self, history: Sequence[Message], new_user_message: str) -> list[int]:
         """The tokens that continue a committed conversation by one user turn, generation prompt included.
 

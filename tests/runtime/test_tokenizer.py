@@ -71,6 +71,16 @@ def test_a_turn_continues_the_committed_tokens(folder: Path, history: list[dict[
     assert tokenizer.decode(turn, skip_special_tokens=False).startswith("\n<|im_start|>user\n")
 
 
+def test_a_cut_answer_is_closed_with_the_token_the_template_writes(folder: Path) -> None:
+    both = ChatTokenizer(folder / "tokenizer.json", tiny.CHAT_TEMPLATE, SPECIAL, [0, 2])  # as Llama 3 has two
+    cut = both.encode_chat([USER]) + both.encode(ANSWER["content"])
+    whole = both.encode_chat([USER, ANSWER, AGAIN])
+    assert cut + both.continue_chat(cut, [USER, ANSWER], AGAIN["content"]) == whole
+    ended = [*cut, 2]
+    assert ended + both.continue_chat(ended, [USER, ANSWER], AGAIN["content"]) == whole
+    assert both.continue_chat([], [SYSTEM], USER["content"]) == both.encode_chat([SYSTEM, USER])
+
+
 def test_an_end_of_turn_token_written_in_a_message_does_not_mislead(folder: Path) -> None:
     tokenizer = load(folder)
     turn = tokenizer.encode_turn([USER, ANSWER], "What does <|im_end|> mean?")
