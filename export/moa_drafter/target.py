@@ -157,7 +157,11 @@ def _dequantise(gguf: Path, place: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     _quiet_transformers()
-    model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    except (ImportError, ValueError) as error:  # a package that reading GGUF needs is missing or too old
+        reason = str(error).strip().splitlines()[0]
+        raise TargetError(f'cannot read {gguf.name}: {reason} (pip install -U "moa-edge[train]")') from error
     # transformers refuses to save what it believes to be still quantised.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

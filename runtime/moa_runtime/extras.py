@@ -6,7 +6,7 @@ import importlib.util
 
 from moa_runtime.errors import MoaError
 
-_TRAIN = ("torch", "transformers", "safetensors", "filelock", "tqdm")
+_TRAIN = ("torch", "transformers", "gguf", "accelerate", "safetensors", "filelock", "tqdm")
 MODULES = {
     "train": _TRAIN,
     "export": (*_TRAIN, "onnx", "onnxscript"),
