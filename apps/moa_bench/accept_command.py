@@ -101,7 +101,7 @@ def _device(bundle: Bundle) -> Device:
         manifest.fingerprints,
         ChatTokenizer.from_bundle(bundle),
         # The graph is shared; each conversation has caches of its own.
-        lambda: MoaDrafter(backend, max_context=manifest.max_context),
+        lambda: MoaDrafter(backend, max_context=manifest.max_context, stop_tokens=manifest.stop_tokens),
         manifest.stop_tokens,
     )
 

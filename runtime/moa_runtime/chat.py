@@ -99,7 +99,10 @@ class Chat:
             ConnectError: no verifier answers there, or it refuses the token.
             MoaError: the verifier serves another target, tokenizer or drafter than the bundle's.
         """
-        drafter = MoaDrafter(load_backend(bundle, threads=threads), max_context=bundle.manifest.max_context)
+        manifest = bundle.manifest
+        drafter = MoaDrafter(
+            load_backend(bundle, threads=threads), max_context=manifest.max_context, stop_tokens=manifest.stop_tokens
+        )
         chat = cls(
             bundle, endpoint, drafter=drafter, controller=controller, policy=policy, settings=settings, system=system
         )

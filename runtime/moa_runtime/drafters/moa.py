@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from moa_runtime.sequences import common_length
 
 CATCH_UP_TOKENS = 512
 _FIRST_CAPACITY = 256
+_MORE_LIKELY_THAN_NOT = math.log(0.5)
 
 
 class GrowingRows:
@@ -72,10 +74,13 @@ class MoaDrafter:
     Args:
         backend: the device half.
         max_context: positions the target can hold; no token is drafted beyond.
+        stop_tokens: ids that end a turn. One is drafted only where it is more likely than not: a wrong guess
+            would end what the device writes offline, and costs no more than another token online.
     """
 
-    def __init__(self, backend: Backend, *, max_context: int) -> None:
+    def __init__(self, backend: Backend, *, max_context: int, stop_tokens: Collection[int] = ()) -> None:
         self._backend = backend
+        self._stop_tokens = frozenset(stop_tokens)
         self._max_context = max_context
         self._cached: list[int] = []
         self._cache = GrowingRows(backend.kv_shape)
@@ -112,9 +117,9 @@ class MoaDrafter:
         memory = self._memory_of(len(prefix))
         for start in range(keep, len(prefix), CATCH_UP_TOKENS):
             result = self._feed(prefix[start : start + CATCH_UP_TOKENS], memory)
-        drafted = [_best(result)]
+        drafted = [self._best(result)]
         while len(drafted) < count:
-            drafted.append(_best(self._feed([drafted[-1].token], memory)))
+            drafted.append(self._best(self._feed([drafted[-1].token], memory)))
         return drafted
 
     def _feed(self, tokens: Sequence[int], memory: tuple[Float32, Float32]) -> StepResult:
@@ -144,6 +149,8 @@ class MoaDrafter:
         del self._cached[length:]
         self._cache.truncate(length)
 
-
-def _best(result: StepResult) -> DraftToken:
-    return DraftToken(int(result.top_tokens[0, 0]), float(result.top_logprobs[0, 0]))
+    def _best(self, result: StepResult) -> DraftToken:
+        ranked = zip(result.top_tokens[0].tolist(), result.top_logprobs[0].tolist(), strict=True)
+        candidates = [DraftToken(token, logprob) for token, logprob in ranked]
+        likely = (c for c in candidates if c.token not in self._stop_tokens or c.logprob > _MORE_LIKELY_THAN_NOT)
+        return next(likely, candidates[0])
