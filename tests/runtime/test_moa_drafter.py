@@ -170,3 +170,30 @@ def test_growing_rows_keep_what_they_hold() -> None:
     keys, values = held.first(held.length)
     assert keys[:, 0, 0].tolist() == list(range(1001))
     assert (values - keys == 0.5).all()
+
+
+class RankedBackend(EchoBackend):
+    """Always the same ranking: the stop token 1 first, then 2, then 3."""
+
+    top_k = 3
+
+    def __init__(self, stop_probability: float) -> None:
+        super().__init__()
+        self._logprobs = np.log([[stop_probability, 0.2, 0.1]]).astype(np.float32)
+
+    def step(self, *inputs):
+        result = super().step(*inputs)
+        return StepResult(np.array([[1, 2, 3]]), self._logprobs, result.keys, result.values)
+
+
+@pytest.mark.parametrize(("stop_probability", "expected"), [(0.4, 2), (0.6, 1)])
+def test_an_end_of_turn_is_drafted_only_where_it_is_more_likely_than_not(
+    stop_probability: float, expected: int
+) -> None:
+    drafter = MoaDrafter(RankedBackend(stop_probability), max_context=100, stop_tokens=[1])
+    assert [token.token for token in drafter.draft([5], 2)] == [expected] * 2
+
+
+def test_where_every_candidate_ends_the_turn_the_best_is_drafted() -> None:
+    drafter = MoaDrafter(RankedBackend(0.3), max_context=100, stop_tokens=[1, 2, 3])
+    assert drafter.draft([5], 1)[0].token == 1
