@@ -89,7 +89,7 @@ def _train(args: argparse.Namespace) -> dict[str, object]:
             generate_conversations(
                 target,
                 files[0],
-                GenerateSettings(conversations=wanted, seed=args.seed),
+                GenerateSettings(conversations=wanted, batch_size=min(64, wanted), seed=args.seed),
                 prompts=args.prompts,
                 report=lambda held: bar.update(held - bar.n),
             )
