@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from moa_runtime.session.handshake import Limits, check_hello
-from moa_runtime.session.rows import encode_rows
 from moa_runtime.session.server import ServerSession, Verify, parse_client_message
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine import Engine
+from moa_server.rounds import verify_round
 
 
 class LoopbackVerifier:
@@ -39,13 +39,6 @@ class LoopbackVerifier:
             self._row_encoding = message.hello.row_encoding
             return check_hello(message.hello, self._fingerprints) or self._session.welcome("loopback")
         work = self._session.receive(message)
-        return self._verify(work) if isinstance(work, Verify) else work
-
-    def _verify(self, work: Verify) -> wire.ServerMessage:
-        choices = self._sequence.verify(work.prefix, work.draft, work.parents, work.sampling)
-        decision = self._session.decide(work, choices)
-        self._sequence.keep(decision.path)
-        if self._row_encoding != wire.ROW_ENCODING_UNSPECIFIED:
-            keys, values = self._sequence.rows(decision.rows)
-            decision.verdict.rows.CopyFrom(encode_rows(decision.rows.start, keys, values, self._row_encoding))
-        return wire.ServerMessage(verdict=decision.verdict)
+        if isinstance(work, Verify):
+            return verify_round(self._session, self._sequence, work, self._row_encoding)
+        return work

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from moa_runtime.session.handshake import check_hello, fault
-from moa_runtime.session.rows import encode_rows
 from moa_runtime.session.server import Verify, parse_client_message
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine import Engine
+from moa_server.rounds import verify_round
 from moa_server.scheduler import Scheduler
 from moa_server.sessions import Conversation, SessionStore
 from moa_server.settings import Settings
@@ -108,27 +107,15 @@ class Connection:
 
     async def _verify(self, conversation: Conversation, work: Verify) -> wire.ServerMessage:
         try:
-            verdict = await self._scheduler.run(lambda: self._compute(conversation, work))
+            verdict = await self._scheduler.run(
+                lambda: verify_round(conversation.session, conversation.sequence, work, self._encoding)
+            )
             await self._store.used(conversation)
         except Exception:
             _log.exception("the engine failed on a draft of %d tokens at %d", len(work.draft), len(work.prefix))
             text = "the verifier failed on this frame; sending it again may help"
             return fault(wire.FAULT_CODE_INTERNAL, text, retry_after_ms=self._settings.retry_after_ms)
         return verdict
-
-    def _compute(self, conversation: Conversation, work: Verify) -> wire.ServerMessage:
-        """In the worker's thread: verify, decide, and the memory rows of what was committed."""
-        began = time.perf_counter()
-        sequence = conversation.sequence
-        choices = sequence.verify(work.prefix, work.draft, work.parents, work.sampling)
-        decision = conversation.session.decide(work, choices)
-        sequence.keep(decision.path)
-        verdict = decision.verdict
-        if self._encoding != wire.ROW_ENCODING_UNSPECIFIED and len(decision.rows):
-            keys, values = sequence.rows(decision.rows)
-            verdict.rows.CopyFrom(encode_rows(decision.rows.start, keys, values, self._encoding))
-        verdict.compute_us = min(int(1e6 * (time.perf_counter() - began)), (1 << 32) - 1)
-        return wire.ServerMessage(verdict=verdict)
 
     async def _receive(self, seconds: float) -> wire.ClientMessage | wire.ServerMessage:
         """The next frame, or the fault that answers it.

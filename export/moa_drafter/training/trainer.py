@@ -141,7 +141,8 @@ class Trainer:
 
     def advance(self, steps: int, report: Report) -> None:
         """Train ``steps`` steps, without evaluating or saving."""
-        trained = [i for i in range(len(self.conversations)) if i not in set(self.validation)]
+        held_out = set(self.validation)
+        trained = [i for i in range(len(self.conversations)) if i not in held_out]
         lengths = [len(self.conversations[i]) for i in trained]
         order = packed_order(lengths, self.settings.step_tokens, self.settings.seed)
         for indices in itertools.islice(order, self.step, self.step + steps):
