@@ -6,22 +6,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from moa_bench import accept_command
+from moa_bench.benchmarks import BENCHMARKS, command_of
 from moa_runtime.errors import MoaError
-
-COMMANDS = (accept_command,)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Each command's module has ``add_parser``, which sets ``run``: arguments to exit status."""
     parser = argparse.ArgumentParser(
         prog="moa-bench",
         description="Benchmarks of drafting on a device for a target on a server.",
         epilog="moa-bench COMMAND --help explains one of them.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_parser(commands)
+    for benchmark in BENCHMARKS:
+        command_of(benchmark).add_parser(commands)
     return parser
 
 
@@ -35,3 +32,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("moa-bench: stopped before anything was measured", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever read stdout has left
+        return 141

@@ -30,6 +30,14 @@ class Round:
     committed: int
 
 
+@dataclass(frozen=True)
+class Answer:
+    """The committed tokens of an answer, the one that ends the turn included, and where each came from."""
+
+    tokens: list[int]
+    origins: list[Origin]
+
+
 class Conversation:
     """Drafts with ``drafter`` as the runtime does, one frame under way at a time and nothing written ahead.
 
@@ -62,7 +70,7 @@ class Conversation:
         draft_length: int,
         max_new_tokens: int,
         on_round: Callable[[Round], None],
-    ) -> list[int]:
+    ) -> Answer:
         """Let the target answer.
 
         Args:
@@ -72,24 +80,29 @@ class Conversation:
             on_round: called after each verdict on a draft; not after the question's own verdict, which
                 brings the first token of the answer.
 
-        Returns:
-            the answer's tokens, the one that ends the turn included.
-
         Raises:
             RefusedError: the conversation does not fit the target's context (code ``CONTEXT_FULL``).
         """
         session = self._session
         session.prompt(question, sampling, max_new_tokens)
-        answer = [token for event in self._exchange() for token in event.tokens]
+        answer = Answer([], [])
+
+        def commit() -> tuple[int, int]:
+            """What the verdict committed, and how much of that was drafted."""
+            before = len(answer.origins)
+            for event in self._exchange():
+                answer.tokens.extend(event.tokens)
+                answer.origins.extend(event.origins)
+            new = answer.origins[before:]
+            return len(new), sum(origin is Origin.DRAFTED for origin in new)
+
+        commit()
         while session.answering:
             self._draft(draft_length)
             session.propose()
             drafted = session.in_flight_drafted
-            committed = self._exchange()
-            tokens = [token for event in committed for token in event.tokens]
-            accepted = sum(origin is Origin.DRAFTED for event in committed for origin in event.origins)
-            answer += tokens
-            on_round(Round(drafted, accepted, len(tokens)))
+            committed, accepted = commit()
+            on_round(Round(drafted, accepted, committed))
         return answer
 
     def _draft(self, length: int) -> None:

@@ -5,20 +5,16 @@ Exit status 0 only if the answers equal the target's own decoding and the device
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from moa_bench.background import BackgroundLink, background_link
 from moa_bench.link import with_round_trip
-from moa_chat.local import local_verifier
+from moa_bench.link.background import BackgroundLink, background_link
+from moa_bench.verifier import Verifier, open_verifier
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, Origin
 from moa_runtime.bundle import Bundle
 from moa_runtime.driver import DriverSettings
@@ -34,33 +30,6 @@ CUT_AFTER = 16  # committed tokens of the second answer
 OFFLINE_TOKENS = 48  # that the device is to write before the link comes back
 LEAST_OFFLINE = 32
 LONGEST_CUT_S = 30.0
-
-
-@dataclass(frozen=True)
-class Server:
-    """HTTP side of the verifier, reached directly: the demo's own measurements take no detour."""
-
-    endpoint: Endpoint
-
-    def _ask(self, path: str, body: dict[str, object] | None = None) -> dict[str, object]:
-        parts = urlsplit(self.endpoint.address)
-        request = urllib.request.Request(
-            f"http://{parts.netloc}{path}",
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {self.endpoint.token}", "Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request) as response:
-            answer: dict[str, object] = json.load(response)
-            return answer
-
-    def forwards(self) -> int:
-        return int(str(self._ask("/healthz")["forwards"]))
-
-    def decode(self, prompt: list[int], count: int) -> list[int]:
-        """What the target writes alone after ``prompt``, at most ``count`` tokens."""
-        tokens = self._ask("/v1/decode", {"tokens": prompt, "max_new_tokens": count})["tokens"]
-        assert isinstance(tokens, list)
-        return tokens
 
 
 class Screen:
@@ -99,25 +68,20 @@ def _demo(scratch: Path) -> int:
     bundle = Bundle.open(scratch / "bundle")
 
     _title("2. Start the verifier on this machine")
-    with local_verifier() as direct:
-        server = Server(direct)
-        port = urlsplit(direct.address).port
-        assert port is not None
-        profile = with_round_trip(ROUND_TRIP_MS)
-        with background_link(profile, "127.0.0.1", port) as link:
-            endpoint = Endpoint(f"ws://127.0.0.1:{link.port}", direct.token)
-            with SyncChat(
-                bundle, endpoint, settings=DriverSettings(offline_limit=2 * OFFLINE_TOKENS), threads=1
-            ) as chat:
-                first = _first_answer(chat, server, link)
-                second = _second_answer(chat, server, link)
+    with open_verifier() as server, background_link(with_round_trip(ROUND_TRIP_MS), *server.host_and_port) as link:
+        endpoint = Endpoint(f"ws://127.0.0.1:{link.port}", server.endpoint.token)
+        with SyncChat(
+            bundle, endpoint, settings=DriverSettings(offline_limit=2 * OFFLINE_TOKENS), threads=1
+        ) as chat:
+            first = _first_answer(chat, server, link)
+            second = _second_answer(chat, server, link)
     _title("Result")
     good = first and second
     print("everything as it should be" if good else "NOT as it should be: see above")
     return 0 if good else 1
 
 
-def _first_answer(chat: SyncChat, server: Server, link: BackgroundLink) -> bool:
+def _first_answer(chat: SyncChat, server: Verifier, link: BackgroundLink) -> bool:
     _title(f"3. An answer over a link with {ROUND_TRIP_MS} ms round trip")
     before = server.forwards(), link.bytes_up, link.bytes_down
     finished, prompt = _ask(chat, FIRST, lambda event: None)
@@ -144,7 +108,7 @@ def _first_answer(chat: SyncChat, server: Server, link: BackgroundLink) -> bool:
     return identical
 
 
-def _second_answer(chat: SyncChat, server: Server, link: BackgroundLink) -> bool:
+def _second_answer(chat: SyncChat, server: Verifier, link: BackgroundLink) -> bool:
     _title("4. A second answer, and the network goes away")
     state = {"cut": False, "restored": False, "written": 0}
     # Were the device to fall silent, the demo should end and say so.

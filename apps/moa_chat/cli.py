@@ -134,7 +134,7 @@ def _run(options: argparse.Namespace) -> int:
             if options.bundle is None:
                 ensure_bundle()
             bundle = open_bundle(options.bundle)
-            endpoint = stack.enter_context(local_verifier())
+            endpoint = stack.enter_context(local_verifier()).endpoint
         else:
             bundle = open_bundle(options.bundle)
             endpoint = endpoint_for(

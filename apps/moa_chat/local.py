@@ -1,4 +1,4 @@
-"""A verifier, and if need be a bundle, made on this machine for ``moa-chat --local``."""
+"""A verifier, and if need be a bundle, made on this machine: for ``moa-chat --local`` and for benchmarks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import IO
 
 from moa_runtime.bundle import MANIFEST_FILE
@@ -22,6 +23,14 @@ from moa_runtime.transport import Endpoint
 
 _START_SECONDS = 600.0  # the first start fetches the target
 _STOP_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class LocalVerifier:
+    """A verifier on this machine: where it is, and its process."""
+
+    endpoint: Endpoint
+    pid: int
 
 
 def ensure_bundle() -> None:
@@ -41,8 +50,12 @@ def ensure_bundle() -> None:
 
 
 @contextlib.contextmanager
-def local_verifier() -> Iterator[Endpoint]:
-    """A verifier of the default target on a free port of this machine, while the context is open.
+def local_verifier(options: Sequence[str] = (), *, cpus: set[int] | None = None) -> Iterator[LocalVerifier]:
+    """A verifier on a free port of this machine, while the context is open.
+
+    Args:
+        options: of ``moa-serve``, such as the target; without any it serves the default one.
+        cpus: the processors it keeps to; all when omitted.
 
     Raises:
         MoaError: the server's packages are not installed, or it does not start.
@@ -52,7 +65,7 @@ def local_verifier() -> Iterator[Endpoint]:
     token = secrets.token_urlsafe(24)  # other users of this machine reach its port too
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            _program("moa_server.cli", "--json", "--port", "0"),
+            _program("moa_server.cli", "--json", "--port", "0", *options),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,  # its messages would end up in the middle of the answers
@@ -62,7 +75,9 @@ def local_verifier() -> Iterator[Endpoint]:
             creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
         )
         try:
-            yield Endpoint(_ready_url(process, log), token)
+            if cpus is not None:
+                os.sched_setaffinity(process.pid, cpus)
+            yield LocalVerifier(Endpoint(_ready_url(process, log), token), process.pid)
         finally:
             _stop(process)
 

@@ -7,10 +7,12 @@ import importlib.util
 from moa_runtime.errors import MoaError
 
 _TRAIN = ("torch", "transformers", "gguf", "accelerate", "safetensors", "filelock", "tqdm")
+_SERVER = (*_TRAIN, "uvicorn", "starlette")
 MODULES = {
     "train": _TRAIN,
     "export": (*_TRAIN, "onnx", "onnxscript"),
-    "server": (*_TRAIN, "uvicorn", "starlette"),
+    "server": _SERVER,
+    "bench": (*_SERVER, "onnx", "matplotlib", "psutil", "httpx"),
 }
 
 

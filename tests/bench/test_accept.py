@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from moa_bench import accept_command
-from moa_bench.accept import AcceptSettings, Device, Results, measure
+from moa_bench.accept import command as accept_command
+from moa_bench.accept.measure import AcceptSettings, Device, Results, measure
+from moa_bench.accept.tally import Tally
 from moa_bench.cli import main
 from moa_bench.conversation import Conversation, RefusedError, Round
 from moa_bench.loopback import LoopbackVerifier
 from moa_bench.questions import Question
-from moa_bench.tally import Tally
 from moa_runtime.bundle import Bundle, Fingerprints, Manifest, TargetEntry, tokenizer_fingerprint, write_manifest
 from moa_runtime.drafters.base import DraftToken
 from moa_runtime.drafters.moa import MoaDrafter
@@ -118,8 +118,8 @@ def tallied(engine: ToyEngine, right: int, *, max_new_tokens: int, draft_length:
     answer = conversation.answer(
         PROMPT, Sampling(), draft_length=draft_length, max_new_tokens=max_new_tokens, on_round=tally.add
     )
-    assert answer == plain(engine, PROMPT, max_new_tokens)
-    assert conversation.committed == PROMPT + answer
+    assert answer.tokens == plain(engine, PROMPT, max_new_tokens)
+    assert conversation.committed == PROMPT + answer.tokens
     return tally
 
 
@@ -309,8 +309,8 @@ def test_answers_of_a_real_drafter_equal_plain_decoding(tiny, sampling):
     conversation = Conversation(LoopbackVerifier(engine), drafter, engine.fingerprints, engine.stop_tokens)
     rounds: list[Round] = []
     answer = conversation.answer(question, sampling, draft_length=6, max_new_tokens=40, on_round=rounds.append)
-    assert answer == [step.token for step in decode(engine, question, sampling, 40)]
-    assert len(answer) == 1 + sum(outcome.committed for outcome in rounds)
+    assert answer.tokens == [step.token for step in decode(engine, question, sampling, 40)]
+    assert len(answer.tokens) == 1 + sum(outcome.committed for outcome in rounds)
     assert any(outcome.drafted for outcome in rounds)
 
 
@@ -378,8 +378,8 @@ def test_an_interrupted_run_keeps_what_it_has(command, monkeypatch):
     assert found["rounds"] > 0
     assert found["tasks"]["mt_bench"]["questions"] == 0
     calls.clear()
-    status, out, _ = command()
-    assert status == 130 and "partial" in out
+    status, _, err = command()
+    assert status == 130 and "partial result: interrupted" in err
 
 
 def refusal(command, *more: str) -> str:

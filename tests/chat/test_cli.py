@@ -102,7 +102,8 @@ def test_a_local_verifier_is_stopped_at_the_end(monkeypatch, tmp_path):
         "print(json.dumps({'event': 'ready', 'url': 'ws://127.0.0.1:1/' + os.environ['MOA_TOKEN']}), flush=True)\n"
         "time.sleep(60)",
     )
-    with local.local_verifier() as endpoint:
+    with local.local_verifier() as verifier:
+        endpoint = verifier.endpoint
         assert endpoint.url == f"ws://127.0.0.1:1/{endpoint.token}" and len(endpoint.token) > 20
         assert not mark.exists()
     assert mark.exists()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from moa_bench.background import background_link
 from moa_bench.link import with_round_trip
+from moa_bench.link.background import background_link
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, LinkStatus, Origin
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat, ChatError

@@ -24,10 +24,8 @@ import socket
 import struct
 from types import TracebackType
 
-from moa_bench.link_profiles import PROFILES, LinkProfile, get_profile, random_outages, with_round_trip
+from moa_bench.link.profiles import LinkProfile
 from moa_runtime.errors import MoaError
-
-__all__ = ["PROFILES", "Link", "LinkProfile", "get_profile", "random_outages", "with_round_trip"]
 
 READ_BYTES = 16 * 1024
 PACKET_BYTES = 1500

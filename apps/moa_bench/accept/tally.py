@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from moa_bench.conversation import Round
+from moa_bench.result import rounded
 
 
 class Tally:
@@ -68,8 +69,3 @@ class Tally:
             "accuracy_by_depth": [rounded(share) for share in self.accuracy_by_depth],
             "accepted_length_histogram": self.histogram,
         }
-
-
-def rounded(figure: float | None) -> float | None:
-    """Four decimals: more than the sample supports."""
-    return None if figure is None else round(figure, 4)

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from moa_bench.conversation import Conversation, RefusedError, Round
+from moa_bench.accept.tally import Tally
+from moa_bench.conversation import Answer, Conversation, RefusedError, Round
 from moa_bench.loopback import LoopbackVerifier
 from moa_bench.questions import Question
-from moa_bench.tally import Tally
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.errors import MoaError
@@ -99,11 +99,19 @@ class Results:
 
 
 def measure(
-    questions: Iterable[Question], device: Device, engine: Engine, settings: AcceptSettings, results: Results
+    questions: Iterable[Question],
+    device: Device,
+    engine: Engine,
+    settings: AcceptSettings,
+    results: Results,
+    on_answer: Callable[[str, Answer], None] = lambda turn, answer: None,
 ) -> None:
     """Hold every conversation to its end and count its rounds into ``results``, also when interrupted.
 
     A turn that does not fit the target's context is skipped with the rest of its question, and listed.
+
+    Args:
+        on_answer: called with each user's turn and its answer.
 
     Raises:
         RefusedError: bundle and engine do not belong together.
@@ -117,7 +125,7 @@ def measure(
                 for tally in tallies:
                     tally.add(outcome)
 
-            skipped = _converse(question, device, engine, settings, count)
+            skipped = _converse(question, device, engine, settings, count, on_answer)
             results.skipped += [skipped] if skipped else []
             for tally in tallies:
                 tally.questions += 1
@@ -126,7 +134,12 @@ def measure(
 
 
 def _converse(
-    question: Question, device: Device, engine: Engine, settings: AcceptSettings, count: Callable[[Round], None]
+    question: Question,
+    device: Device,
+    engine: Engine,
+    settings: AcceptSettings,
+    count: Callable[[Round], None],
+    on_answer: Callable[[str, Answer], None],
 ) -> SkippedTurn | None:
     """Ask all turns of one question; returns the turn that did not fit, if any."""
     verifier = LoopbackVerifier(engine)
@@ -146,9 +159,10 @@ def _converse(
                 if refusal.code != "CONTEXT_FULL":
                     raise
                 return SkippedTurn(question.id, number, str(refusal))
+            on_answer(text, answer)
             history += [
                 {"role": "user", "content": text},
-                {"role": "assistant", "content": device.tokenizer.decode(answer)},
+                {"role": "assistant", "content": device.tokenizer.decode(answer.tokens)},
             ]
     finally:
         verifier.close()

@@ -1,0 +1,62 @@
+"""Tables and plot of an acceptance result."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from moa_bench.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """See :class:`moa_bench.output.Presentation`."""
+    rows = [[name, t["questions"], t["rounds"], t["tokens"], t["tau"]] for name, t in result["tasks"].items()]
+    rows.append(["mean over tasks", result["questions"], result["rounds"], result["tokens"], result["tau"]])
+    settings = result["settings"]
+    lengths = range(settings["draft_length"] + 1)
+    return [
+        Table(["task", "questions", "rounds", "tokens", "tau"], rows),
+        Table(
+            ["tokens of a draft", *map(str, lengths)],
+            [
+                ["accuracy at this depth", "", *result["accuracy_by_depth"]],
+                ["rounds that accepted so many", *result["accepted_length_histogram"]],
+            ],
+            note="\n".join([_conditions(result), *_skipped(result)]),
+        ),
+    ]
+
+
+def draw(result: dict[str, Any], figure: Figure) -> None:
+    """Tau by task, the histogram of accepted lengths, and accuracy by depth."""
+    taus, histogram, accuracy = figure.subplots(1, 3)
+    named = [(name, task["tau"]) for name, task in result["tasks"].items() if task["tau"] is not None]
+    bars = taus.barh([name for name, _ in named], [tau for _, tau in named])
+    taus.bar_label(bars, fmt="%.2f", padding=2)
+    taus.invert_yaxis()
+    taus.set(title="tau by task", xlabel="tokens committed per round", xlim=(0, None))
+    lengths = range(len(result["accepted_length_histogram"]))
+    histogram.bar(lengths, result["accepted_length_histogram"])
+    histogram.set(title="accepted length", xlabel="drafted tokens accepted", ylabel="rounds", xticks=list(lengths))
+    depths = [(d, share) for d, share in enumerate(result["accuracy_by_depth"], 1) if share is not None]
+    accuracy.plot([d for d, _ in depths], [share for _, share in depths], marker="o")
+    accuracy.set(title="accuracy by depth", xlabel="depth in the draft", ylabel="share accepted", ylim=(0, 1))
+
+
+def _conditions(result: dict[str, Any]) -> str:
+    settings = result["settings"]
+    sampling = settings["sampling"]
+    how = f"temperature {sampling['temperature']}, top-p {sampling['top_p']}, seed {sampling['seed']}"
+    return (
+        f"chain of {settings['draft_length']}, {how if sampling['temperature'] else 'greedy'}, "
+        f"answers of at most {settings['max_new_tokens']} tokens, {result['seconds']:.0f} s"
+    )
+
+
+def _skipped(result: dict[str, Any]) -> list[str]:
+    return [
+        f"skipped: question {turn['question_id']} from turn {turn['turn']} on: {turn['reason']}"
+        for turn in result["skipped"]
+    ]

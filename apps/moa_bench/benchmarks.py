@@ -1,0 +1,18 @@
+"""The benchmarks there are: each is a package with a ``command`` and a ``present`` module."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+BENCHMARKS = ("accept",)
+
+
+def command_of(benchmark: str) -> Any:
+    """Its ``command`` module: ``add_parser(commands)`` sets ``run``, arguments to exit status."""
+    return importlib.import_module(f"moa_bench.{benchmark}.command")
+
+
+def presentation_of(benchmark: str) -> Any:
+    """Its ``present`` module, see :class:`moa_bench.output.Presentation`."""
+    return importlib.import_module(f"moa_bench.{benchmark}.present")

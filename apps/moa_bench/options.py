@@ -1,0 +1,98 @@
+"""Options that several benchmarks share."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from moa_bench.questions import Question, read_questions
+from moa_runtime.bundle import Bundle
+from moa_runtime.errors import MoaError
+from moa_runtime.paths import default_bundle
+from moa_runtime.session.events import Sampling
+from moa_runtime.transport import Endpoint
+
+
+def add_question_options(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    parser.add_argument(
+        "--questions", type=Path, required=required, metavar="FILE", help="JSON lines in the format of Spec-Bench"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N questions")
+
+
+def questions_of(args: argparse.Namespace) -> list[Question]:
+    """Raises MoaError: a limit below 1, or a file that cannot be read (a broken line is named by number)."""
+    if args.limit is not None and args.limit < 1:
+        raise MoaError(f"--limit must be at least 1, not {args.limit}")
+    return read_questions(args.questions, args.limit)
+
+
+def add_bundle_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--bundle", type=Path, metavar="DIR", help="what moa-export wrote (default: where it writes by itself)"
+    )
+
+
+def bundle_of(args: argparse.Namespace) -> Bundle:
+    """Raises MoaError: no bundle there, or one that is damaged."""
+    return Bundle.open(args.bundle or default_bundle())
+
+
+def add_target_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="target: the built-in default, a folder, or a Hub id")
+    parser.add_argument(
+        "--drafter", type=Path, metavar="FOLDER", help="checkpoint of the server half (default: the shipped weights)"
+    )
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """A verifier of the user's own, instead of one started for the benchmark."""
+    parser.add_argument("--server", metavar="URL", help="measure this verifier instead of starting one")
+    parser.add_argument("--token", help="its bearer token; safer in the variable MOA_TOKEN")
+
+
+def endpoint_of(args: argparse.Namespace) -> Endpoint | None:
+    """Raises MoaError: no verifier's address, or --model and --drafter beside it."""
+    if args.server is None:
+        return None
+    if args.model is not None or args.drafter is not None:
+        raise MoaError("--model and --drafter belong to a verifier that is started here: leave out --server")
+    endpoint = Endpoint(args.server, os.environ.get("MOA_TOKEN", "") if args.token is None else args.token)
+    _ = endpoint.address  # raises on what is no address
+    return endpoint
+
+
+def add_answer_options(parser: argparse.ArgumentParser, *, max_new_tokens: int) -> None:
+    parser.add_argument(
+        "--draft-length", type=int, default=6, metavar="N", help="tokens of each draft, a chain (default %(default)s)"
+    )
+    parser.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=max_new_tokens,
+        metavar="N",
+        help="tokens of an answer at most (default %(default)s)",
+    )
+    parser.add_argument("--temperature", type=float, default=0.0, help="of the target; 0, the default, is greedy")
+    parser.add_argument("--top-p", type=float, default=1.0, help="of the target, when sampling (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the target, when sampling (default %(default)s)")
+
+
+def sampling_of(args: argparse.Namespace) -> Sampling:
+    """Raises MoaError: a number out of range."""
+    if not 0 <= args.temperature < float("inf"):
+        raise MoaError(f"--temperature must be 0 (greedy) or above, not {args.temperature}")
+    if not 0 < args.top_p <= 1:
+        raise MoaError(f"--top-p must be above 0 and at most 1, not {args.top_p}")
+    if not 0 <= args.seed < 1 << 64:
+        raise MoaError(f"--seed must be a whole number of 64 bits, not {args.seed}")
+    return Sampling(args.temperature, args.top_p, args.seed)
+
+
+def check_at_least(args: argparse.Namespace, **least: int) -> None:
+    """``check_at_least(args, max_new_tokens=1)``. Raises MoaError naming the option."""
+    for name, smallest in least.items():
+        value = getattr(args, name)
+        if value < smallest:
+            raise MoaError(f"--{name.replace('_', '-')} must be at least {smallest}, not {value}")

@@ -1,0 +1,1 @@
+"""All results as one page."""

@@ -1,0 +1,93 @@
+"""What every benchmark's JSON begins with: what was measured, on what, with what, and whether to its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from moa_runtime.bundle import Fingerprints
+
+RESULT_VERSION = 1
+_PACKAGES = ("moa-edge", "numpy", "onnxruntime", "torch", "transformers", "executorch", "coremltools")
+
+
+def result_of(
+    benchmark: str,
+    figures: Mapping[str, Any],
+    *,
+    settings: Mapping[str, Any],
+    fingerprints: Fingerprints,
+    seconds: float,
+    problem: str = "",
+) -> dict[str, Any]:
+    """One benchmark's result, ready for JSON.
+
+    Args:
+        figures: what was measured; its keys stand beside those of the envelope.
+        settings: what it was measured with, plain values; no paths of this machine.
+        seconds: wall time of the measurement, loading not included.
+        problem: why it ended early, one sentence; the result is then marked partial.
+    """
+    return {
+        "benchmark": benchmark,
+        "version": RESULT_VERSION,
+        "partial": bool(problem),
+        "problem": problem or None,
+        **figures,
+        "settings": dict(settings),
+        "fingerprints": dataclasses.asdict(fingerprints),
+        "seconds": round(seconds, 2),
+        "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": versions(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on; nothing that names the machine or its user."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": _memory_gib(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of the packages that matter."""
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def rounded(figure: float | None, digits: int = 4) -> float | None:
+    """For JSON: four decimals are more than any sample here supports."""
+    return None if figure is None else round(figure, digits)
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, ValueError, OSError):
+        return None

@@ -1,0 +1,1 @@
+"""What many sessions at once cost the verifier."""
