@@ -16,12 +16,12 @@ from moa_drafter.target import Target, load_target
 from moa_export.bundle_writer import rejected_path, staged_bundle
 from moa_export.device_half import signature
 from moa_export.errors import ExportError, ParityError
-from moa_export.onnx_target import GRAPH_FILE, export_onnx
 from moa_export.parity import TEXTS, Parity, compare, record
 from moa_export.quiet import quiet_toolchain
 from moa_export.recipe import Recipe
+from moa_export.targets import target_of
+from moa_export.targets.base import NotRun, TargetOptions
 from moa_export.torch_backend import TorchBackend
-from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.bundle import (
     CHAT_TEMPLATE_FILE,
     TOKENIZER_FILE,
@@ -81,10 +81,14 @@ def export_bundle(
         note = check_fit(drafter.config, target)
         drafter.bind_target(target.embedding, target.head)
         say("exporting the device half")
-        export_onnx(drafter, recipe, stage / GRAPH_FILE)
+        exporter = target_of("onnx")(recipe, TargetOptions())
+        exporter.check(drafter.config)
+        (artifact,) = exporter.export(drafter, stage)
         say("checking it against PyTorch")
         recordings = record(target, drafter, texts)
-        parity = compare(TorchBackend(drafter, top_k=recipe.top_k), OnnxBackend(stage / GRAPH_FILE), recordings)
+        runner = exporter.runner(stage, artifact)
+        assert not isinstance(runner, NotRun)
+        parity = compare(TorchBackend(drafter, top_k=recipe.top_k), runner, recordings)
         say("writing the bundle")
         _write_tokenizer(target, stage)
         fingerprints = Fingerprints(
@@ -92,7 +96,7 @@ def export_bundle(
             tokenizer=tokenizer_fingerprint(stage / TOKENIZER_FILE),
             drafter=drafter_fingerprint(drafter_folder),
         )
-        entry = TargetEntry(GRAPH_FILE, (stage / GRAPH_FILE).stat().st_size, recipe.describe(), parity.to_dict())
+        entry = TargetEntry(artifact.file, (stage / artifact.file).stat().st_size, recipe.describe(), parity.to_dict())
         write_manifest(stage, _manifest(drafter, target, model, fingerprints, recipe, entry))
         size = sum(path.stat().st_size for path in stage.iterdir())
         if failures := parity.failures(recipe.tolerance):

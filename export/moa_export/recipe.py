@@ -6,21 +6,57 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from moa_export.errors import ExportError
+
+#: Widths that stored weights can have. 32 is float32, 16 float16; 8 and 4 are integers with scales.
+BITS = (4, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How the stored weights of one part are rounded.
+
+    Attributes:
+        bits: one of :data:`BITS`.
+        group_size: consecutive inputs of one output row that share a scale; 0 for one scale a row. Of no
+            effect from 16 bits on.
+        symmetric: whether 0 is represented without an offset.
+
+    Raises:
+        ExportError: bits or a group size that there is not.
+    """
+
+    bits: int = 8
+    group_size: int = 32
+    symmetric: bool = True
+
+    def __post_init__(self) -> None:
+        if self.bits not in BITS:
+            raise ExportError(f"weights can have {', '.join(map(str, BITS))} bits, not {self.bits}")
+        if self.group_size < 0 or self.group_size % 16:
+            raise ExportError(f"a group size must be a multiple of 16, or 0 for one scale a row, not {self.group_size}")
+
+    @property
+    def is_integer(self) -> bool:
+        return self.bits < 16
+
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The most an exported graph may differ from the float32 device half, over all queries of the parity check.
+    """The most an exported graph may differ from the float32 device half.
 
     Attributes:
         mean_logprob_error: mean absolute error of the top-k log-probabilities (nats).
         top1_agreement: least share of queries with the same most probable token. Loosest of the three, because
             two candidates of nearly equal probability trade places under any rounding.
         top_k_overlap: least mean share of the top-k tokens found in both.
+        tau_loss: most that tau may fall, as a share of the float32 tau.
     """
 
     mean_logprob_error: float = 0.1
-    top1_agreement: float = 0.90
-    top_k_overlap: float = 0.92
+    top1_agreement: float = 0.93
+    top_k_overlap: float = 0.94
+    tau_loss: float = 0.02
 
 
 @dataclass(frozen=True)
@@ -28,19 +64,20 @@ class Recipe:
     """Which weights are quantised to how many bits.
 
     Attributes:
-        embedding_bits: 8 (symmetric, one scale per token) or 32.
-        weight_bits: 8 or 32, for the linear layers and the draft head.
-        group_size: weights of one output row that share a scale.
+        linear: the layers' matrices.
+        head: the draft head.
+        embedding: the token embedding.
+        activation_bits: 8 (rounded on the fly where a target can, so that products run in integers) or 32.
         top_k: candidates per query that the graph returns.
     """
 
-    embedding_bits: int = 8
-    weight_bits: int = 8
-    group_size: int = 32
+    linear: Weights = field(default_factory=Weights)
+    head: Weights = field(default_factory=Weights)
+    embedding: Weights = field(default_factory=lambda: Weights(group_size=0))
+    activation_bits: int = 8
     top_k: int = 8
     tolerance: Tolerance = field(default_factory=Tolerance)
 
     def describe(self) -> dict[str, Any]:
-        """What the manifest says about the quantisation, in plain values."""
-        plain = dataclasses.asdict(self)
-        return {name: plain[name] for name in ("embedding_bits", "weight_bits", "group_size")}
+        """The resolved recipe in plain values, as the manifest keeps it."""
+        return dataclasses.asdict(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import onnx
 import torch
@@ -11,9 +11,13 @@ from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from onnxruntime.quantization.onnx_model import ONNXModel
 from torch.export import Dim
 
+from moa_drafter.config import DrafterConfig
 from moa_drafter.model import MoADrafter
 from moa_export.device_half import DeviceHalf, signature
 from moa_export.recipe import Recipe
+from moa_export.targets.base import Artifact, TargetOptions
+from moa_runtime.backends.base import Backend
+from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.bundle import TensorSpec
 
 GRAPH_FILE = "device_half.onnx"
@@ -23,19 +27,35 @@ _INT8_ACTIVATIONS = 4
 _TRACED_SIZES = {"T": 3, "Q": 2, "S": 5, "M": 7, "S+T": 8}
 
 
-def export_onnx(drafter: MoADrafter, recipe: Recipe, path: Path) -> None:
-    """Write the device half of ``drafter``, bound to its target, as a single ONNX file."""
-    model = capture(drafter, recipe)
-    if recipe.weight_bits < 32:
-        model = quantise_weights(model, recipe)
-    inputs, outputs = signature(drafter.config, recipe.top_k)
-    _tidy(model.graph, inputs, outputs)
-    onnx.save(model, path)
+class OnnxTarget:
+    """See :class:`moa_export.targets.base.ExportTarget`."""
+
+    extra: ClassVar[str] = "export"
+
+    def __init__(self, recipe: Recipe, options: TargetOptions) -> None:
+        self._recipe = recipe
+
+    def check(self, config: DrafterConfig) -> None:
+        """See :meth:`moa_export.targets.base.ExportTarget.check`."""
+
+    def export(self, drafter: MoADrafter, folder: Path) -> list[Artifact]:
+        """Write a single ONNX file."""
+        model = capture(drafter, self._recipe)
+        if self._recipe.linear.is_integer:
+            model = quantise_weights(model, self._recipe)
+        inputs, outputs = signature(drafter.config, self._recipe.top_k)
+        _tidy(model.graph, inputs, outputs)
+        onnx.save(model, folder / GRAPH_FILE)
+        return [Artifact("onnx", GRAPH_FILE, inputs, outputs)]
+
+    def runner(self, folder: Path, artifact: Artifact) -> Backend:
+        """onnxruntime on the CPU."""
+        return OnnxBackend(folder / artifact.file)
 
 
 def capture(drafter: MoADrafter, recipe: Recipe) -> onnx.ModelProto:
     """Trace the device half into an ONNX model with float32 weights and a quantised embedding."""
-    half = DeviceHalf(drafter, embedding_bits=recipe.embedding_bits, top_k=recipe.top_k).eval()
+    half = DeviceHalf(drafter, embedding_bits=recipe.embedding.bits, top_k=recipe.top_k).eval()
     inputs, outputs = signature(drafter.config, recipe.top_k)
     dynamic = {s.name: {i: Dim.DYNAMIC for i, n in enumerate(s.shape) if isinstance(n, str)} for s in inputs}
     with torch.no_grad():
@@ -58,8 +78,8 @@ def quantise_weights(model: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
     del wrapped.model.graph.value_info[:]  # shapes of the transposed weights are no longer true
     quantiser = MatMulNBitsQuantizer(
         wrapped.model,
-        bits=recipe.weight_bits,
-        block_size=recipe.group_size,
+        bits=recipe.linear.bits,
+        block_size=recipe.linear.group_size,
         is_symmetric=True,
         accuracy_level=_INT8_ACTIVATIONS,
     )

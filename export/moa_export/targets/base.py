@@ -1,0 +1,76 @@
+"""The contract of an export target: recipe and drafter in, files out, and a way to run what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from moa_drafter.config import DrafterConfig
+from moa_drafter.model import MoADrafter
+from moa_export.recipe import Recipe
+from moa_runtime.backends.base import Backend
+from moa_runtime.bundle import TensorSpec
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One graph that an export wrote.
+
+    Attributes:
+        name: its key in the manifest, such as ``"onnx"`` or ``"executorch-vulkan"``.
+        file: a file, or a folder such as an ``.mlpackage``, relative to the bundle.
+        inputs, outputs: signature, in order; of the main function where there are several.
+        states: tensors that the graph keeps between calls.
+        details: what its user should know, in plain values: least system, delegated operators, functions.
+    """
+
+    name: str
+    file: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    states: tuple[TensorSpec, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """Why an artifact could not be run on this machine, one sentence."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """What only some targets heed.
+
+    Attributes:
+        context: positions that fixed-size caches hold.
+        delegates: of ExecuTorch: ``"xnnpack"``, ``"coreml"``, ``"vulkan"``.
+    """
+
+    context: int = 2048
+    delegates: tuple[str, ...] = ("xnnpack",)
+
+
+class ExportTarget(Protocol):
+    """One toolchain. Made for one export."""
+
+    #: Name of the extra that ``pip install "moa-edge[...]"`` needs.
+    extra: ClassVar[str]
+
+    def __init__(self, recipe: Recipe, options: TargetOptions) -> None: ...
+
+    def check(self, config: DrafterConfig) -> None:
+        """Refuse at once what this target cannot make.
+
+        Raises:
+            ExportError: a width or group size it does not know, or one that does not divide the drafter's sizes.
+        """
+
+    def export(self, drafter: MoADrafter, folder: Path) -> list[Artifact]:
+        """Write the device half of ``drafter``, bound to its target, into ``folder``."""
+
+    def runner(self, folder: Path, artifact: Artifact) -> Backend | NotRun:
+        """What runs an artifact read back from disk; it is compared with PyTorch."""
