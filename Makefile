@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat serve test test-slow lint format proto clean
+.PHONY: help demo chat serve test test-slow browser lint format proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -27,8 +27,14 @@ chat: $(STAMP) ## chat in the terminal with a verifier started on this machine
 serve: $(STAMP) ## the verifier on 127.0.0.1:8765
 	$(BIN)/moa-serve
 
-test: $(STAMP) ## all tests but the slow ones
+test: $(STAMP) browser ## all tests but the slow ones
 	$(BIN)/python -m pytest -m 'not slow'
+
+browser: # in which a test opens the report
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit; done; \
+	if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends chromium; \
+	else false; fi >/dev/null || echo "no Chromium here: the test that opens the report in it cannot run"
 
 test-slow: $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow

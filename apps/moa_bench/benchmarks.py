@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-BENCHMARKS = ("accept",)
+BENCHMARKS = ("accept", "device", "network", "offline", "server")
 
 
 def command_of(benchmark: str) -> Any:
@@ -16,3 +16,8 @@ def command_of(benchmark: str) -> Any:
 def presentation_of(benchmark: str) -> Any:
     """Its ``present`` module, see :class:`moa_bench.output.Presentation`."""
     return importlib.import_module(f"moa_bench.{benchmark}.present")
+
+
+def purpose_of(benchmark: str) -> str:
+    """What it measures, one sentence: its package's docstring."""
+    return importlib.import_module(f"moa_bench.{benchmark}").__doc__ or ""

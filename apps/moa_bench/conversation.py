@@ -11,6 +11,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Faulted, Origin, RowsReceived, Sampling
 from moa_runtime.session.handshake import Fingerprints
+from moa_runtime.timeline import NO_TIMELINE, Timeline
 
 
 class RefusedError(MoaError):
@@ -44,15 +45,21 @@ class Conversation:
     Args:
         fingerprints: the bundle's.
         stop_tokens: ids that end the assistant's turn.
+        timeline: gets the spans ``draft`` and ``receive``.
 
     Raises:
         RefusedError: the engine serves another target, tokenizer or drafter; the message names both.
     """
 
     def __init__(
-        self, verifier: LoopbackVerifier, drafter: Drafter, fingerprints: Fingerprints, stop_tokens: Sequence[int]
+        self,
+        verifier: LoopbackVerifier,
+        drafter: Drafter,
+        fingerprints: Fingerprints,
+        stop_tokens: Sequence[int],
+        timeline: Timeline = NO_TIMELINE,
     ) -> None:
-        self._verifier, self._drafter = verifier, drafter
+        self._verifier, self._drafter, self._timeline = verifier, drafter, timeline
         self._session = ClientSession(fingerprints, stop_tokens=stop_tokens)
         self._session.connect()
         self._exchange()
@@ -61,6 +68,11 @@ class Conversation:
     def committed(self) -> list[int]:
         """The conversation's tokens so far."""
         return list(self._session.committed)
+
+    @property
+    def answering(self) -> bool:
+        """Whether the answer goes on."""
+        return self._session.answering
 
     def answer(
         self,
@@ -75,58 +87,110 @@ class Conversation:
 
         Args:
             question: tokens of the user's turn, up to where the answer begins.
-            draft_length: tokens of each draft, a greedy chain; fewer where the drafter ends the turn or
-                ``max_new_tokens`` leaves room for fewer.
+            draft_length: see :meth:`round`.
             on_round: called after each verdict on a draft; not after the question's own verdict, which
                 brings the first token of the answer.
 
         Raises:
             RefusedError: the conversation does not fit the target's context (code ``CONTEXT_FULL``).
         """
-        session = self._session
-        session.prompt(question, sampling, max_new_tokens)
-        answer = Answer([], [])
-
-        def commit() -> tuple[int, int]:
-            """What the verdict committed, and how much of that was drafted."""
-            before = len(answer.origins)
-            for event in self._exchange():
-                answer.tokens.extend(event.tokens)
-                answer.origins.extend(event.origins)
-            new = answer.origins[before:]
-            return len(new), sum(origin is Origin.DRAFTED for origin in new)
-
-        commit()
-        while session.answering:
-            self._draft(draft_length)
-            session.propose()
-            drafted = session.in_flight_drafted
-            committed, accepted = commit()
-            on_round(Round(drafted, accepted, committed))
+        answer = self.ask(question, sampling, max_new_tokens)
+        while self.answering:
+            on_round(self.round(draft_length, answer))
         return answer
 
-    def _draft(self, length: int) -> None:
-        session = self._session
-        while len(session.tentative) < length and not session.tentatively_finished:
-            drafted = self._drafter.draft(session.tokens, 1)
-            if not drafted:  # its context is full: only the target can go on
-                return
-            session.extend([drafted[0].token], Origin.DRAFTED)
+    def ask(self, question: Sequence[int], sampling: Sampling, max_new_tokens: int = 0) -> Answer:
+        """Ask, without drafting yet.
 
-    def _exchange(self) -> list[Committed]:
-        """Send what is due and take what comes back.
+        Args:
+            max_new_tokens: of the answer, 0 for no limit.
+
+        Returns:
+            the first token of the answer.
 
         Raises:
-            RefusedError: a fault came back.
+            RefusedError: see :meth:`answer`.
         """
-        committed = []
-        for frame in self._session.frames_to_send():
-            answer = self._verifier.receive(frame)
-            for event in self._session.receive(answer) if answer is not None else ():
-                if isinstance(event, RowsReceived):
-                    self._drafter.add_rows(event.start, event.keys, event.values)
-                elif isinstance(event, Committed):
-                    committed.append(event)
-                elif isinstance(event, Faulted):
-                    raise RefusedError(event)
-        return committed
+        self._session.prompt(question, sampling, max_new_tokens)
+        answer = Answer([], [])
+        self._commit_to(answer)
+        return answer
+
+    def round(self, draft_length: int, answer: Answer) -> Round:
+        """One draft and its verdict, which extends ``answer``. An answer must run.
+
+        Args:
+            draft_length: tokens of the draft, a greedy chain; fewer where the drafter ends the turn or
+                there is room for fewer. A draft of 0 asks the target for one token.
+        """
+        write_on(self._session, self._drafter, draft_length, Origin.DRAFTED, self._timeline)
+        self._session.propose()
+        drafted = self._session.in_flight_drafted
+        new = self._commit_to(answer)
+        return Round(drafted, sum(origin is Origin.DRAFTED for origin in new), len(new))
+
+    def cut(self) -> ClientSession:
+        """Lose the link for good: the session is the caller's now, the conversation is over."""
+        self._session.disconnected()
+        return self._session
+
+    def _commit_to(self, answer: Answer) -> list[Origin]:
+        """Exchange frames; returns the origins of the tokens that this committed."""
+        before = len(answer.origins)
+        for event in self._exchange():
+            answer.tokens.extend(event.tokens)
+            answer.origins.extend(event.origins)
+        return answer.origins[before:]
+
+    def _exchange(self) -> list[Committed]:
+        return exchange(self._session, self._verifier, self._drafter, self._timeline)
+
+
+def write_on(
+    session: ClientSession, drafter: Drafter, length: int, origin: Origin, timeline: Timeline = NO_TIMELINE
+) -> None:
+    """Extend the tentative suffix to ``length`` tokens, as the runtime does: one token after the other.
+
+    It stays shorter where the drafter ends the turn, the answer is as long as was asked for, or the drafter
+    has nothing to propose.
+    """
+    while len(session.tentative) < length and not session.tentatively_finished:
+        prefix = session.tokens
+        with timeline.measure("draft", "draft", position=len(prefix), origin=origin.value):
+            drafted = drafter.draft(prefix, 1)
+        if not drafted:
+            return
+        session.extend([drafted[0].token], origin)
+
+
+def exchange(
+    session: ClientSession,
+    verifier: LoopbackVerifier,
+    drafter: Drafter | None = None,
+    timeline: Timeline = NO_TIMELINE,
+) -> list[Committed]:
+    """Send what is due and take what comes back; memory rows go to ``drafter``, if there is one.
+
+    Raises:
+        RefusedError: a fault came back.
+    """
+    committed = []
+    for frame in session.frames_to_send():
+        answer = verifier.receive(frame)
+        if answer is not None:
+            with timeline.measure("receive", "link", bytes=len(answer)):
+                committed += _take(session, answer, drafter)
+    return committed
+
+
+def _take(session: ClientSession, frame: bytes, drafter: Drafter | None) -> list[Committed]:
+    """Take one frame of the verifier. Raises RefusedError."""
+    committed = []
+    for event in session.receive(frame):
+        if isinstance(event, RowsReceived) and drafter is not None:
+            drafter.add_rows(event.start, event.keys, event.values)
+        elif isinstance(event, Committed):
+            committed.append(event)
+        elif isinstance(event, Faulted):
+            raise RefusedError(event)
+    return committed

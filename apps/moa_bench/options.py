@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
+from moa_bench.builtin_questions import BUILTIN_QUESTIONS
 from moa_bench.questions import Question, read_questions
 from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
@@ -15,8 +16,14 @@ from moa_runtime.transport import Endpoint
 
 
 def add_question_options(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """``required=False``: without a file the built-in questions are asked."""
+    default = "" if required else f" (default: {len(BUILTIN_QUESTIONS)} built-in questions)"
     parser.add_argument(
-        "--questions", type=Path, required=required, metavar="FILE", help="JSON lines in the format of Spec-Bench"
+        "--questions",
+        type=Path,
+        required=required,
+        metavar="FILE",
+        help=f"JSON lines in the format of Spec-Bench{default}",
     )
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N questions")
 
@@ -25,6 +32,8 @@ def questions_of(args: argparse.Namespace) -> list[Question]:
     """Raises MoaError: a limit below 1, or a file that cannot be read (a broken line is named by number)."""
     if args.limit is not None and args.limit < 1:
         raise MoaError(f"--limit must be at least 1, not {args.limit}")
+    if args.questions is None:
+        return list(BUILTIN_QUESTIONS[: args.limit])
     return read_questions(args.questions, args.limit)
 
 

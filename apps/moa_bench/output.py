@@ -15,18 +15,29 @@ from moa_runtime.extras import require_extra
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Headline = tuple[str, object]  # what it is, with its unit; the figure, None where there is none
 INTERRUPTED = "interrupted before everything was measured"
 
 
 class Presentation(Protocol):
-    """A benchmark's ``present`` module. Both functions know a result from its JSON alone, also a partial
-    one, so that the report can show results of earlier runs."""
+    """A benchmark's ``present`` module. Its functions know a result from its JSON alone, also a partial
+    one, so that the report can show results of earlier runs.
+
+    It may also offer ``headlines(result) -> list[Headline]``, the figures to read first; by default there
+    are none, see :func:`headlines_of`.
+    """
 
     def tables(self, result: dict[str, Any]) -> list[Table]:
         """What the terminal and the report show."""
 
     def draw(self, result: dict[str, Any], figure: Figure) -> None:
         """Fill an empty matplotlib figure."""
+
+
+def headlines_of(result: dict[str, Any], presentation: Presentation) -> list[Headline]:
+    """The figures to read first, the most important one leading."""
+    offered = getattr(presentation, "headlines", None)
+    return [] if offered is None else offered(result)
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -69,8 +80,13 @@ def finish(result: dict[str, Any], args: argparse.Namespace, presentation: Prese
 
 def plot(result: dict[str, Any], presentation: Presentation, path: Path) -> None:
     """Draw ``result`` into a file of the kind its name says."""
+    figure_of(result, presentation).savefig(path, dpi=150)
+
+
+def figure_of(result: dict[str, Any], presentation: Presentation) -> Figure:
+    """The plot of ``result``, in matplotlib's current style."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), layout="constrained")
     presentation.draw(result, figure)
-    figure.savefig(path, dpi=150)
+    return figure

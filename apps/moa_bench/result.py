@@ -7,11 +7,11 @@ import os
 import platform
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from moa_runtime.bundle import Fingerprints
+from moa_runtime.versions import installed_versions
 
 RESULT_VERSION = 1
 _PACKAGES = ("moa-edge", "numpy", "onnxruntime", "torch", "transformers", "executorch", "coremltools")
@@ -45,7 +45,7 @@ def result_of(
         "seconds": round(seconds, 2),
         "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": machine(),
-        "versions": versions(),
+        "versions": installed_versions(_PACKAGES),
     }
 
 
@@ -58,17 +58,6 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
     }
-
-
-def versions() -> dict[str, str]:
-    """Installed versions of the packages that matter."""
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def rounded(figure: float | None, digits: int = 4) -> float | None:

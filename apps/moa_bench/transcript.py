@@ -1,23 +1,31 @@
-"""An answer for people: every token with where it came from."""
+"""Generated text for people: every token with where it came from."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from moa_runtime.session.events import Origin
 from moa_runtime.tokenizer import ChatTokenizer
 
-_COLOURS = {Origin.DRAFTED: "32", Origin.OFFLINE: "36", Origin.CORRECTED: "33", Origin.KEPT: "35"}
-_LETTERS = {Origin.DRAFTED: "d", Origin.OFFLINE: "o", Origin.CORRECTED: "t", Origin.KEPT: "k"}
-_LEGEND = {
-    Origin.DRAFTED: "drafted by the device and accepted",
-    Origin.OFFLINE: "written offline and accepted",
-    Origin.CORRECTED: "chosen by the target",
-    Origin.KEPT: "written offline and kept by policy",
+
+class Mark(NamedTuple):
+    """How tokens of one kind are shown: an ANSI colour, or a letter without a terminal; and what they are."""
+
+    colour: str
+    letter: str
+    meaning: str
+
+
+MARKS = {
+    Origin.DRAFTED: Mark("32", "d", "drafted by the device and accepted"),
+    Origin.OFFLINE: Mark("36", "o", "written offline and accepted"),
+    Origin.CORRECTED: Mark("33", "t", "chosen by the target"),
+    Origin.KEPT: Mark("35", "k", "written offline and kept by policy"),
 }
+ROLLED_BACK = Mark("31", "r", "written offline and rolled back")
 
 
 def show_answer(
@@ -27,24 +35,35 @@ def show_answer(
     tokenizer: ChatTokenizer,
     stream: TextIO | None = None,
 ) -> None:
-    """Print a question and its answer; runs of tokens of one origin are coloured, or marked without a terminal.
+    """Print a question and its committed answer, one origin a token; see :func:`show_tokens`."""
+    show_tokens(f"> {question}", tokens, [MARKS[origin] for origin in origins], tokenizer, stream)
+
+
+def show_tokens(
+    title: str,
+    tokens: Sequence[int],
+    marks: Sequence[Mark],
+    tokenizer: ChatTokenizer,
+    stream: TextIO | None = None,
+) -> None:
+    """Print a title and a text; runs of tokens of one mark are coloured, or marked without a terminal.
 
     Without colours a run looks like ``⟨d:Red and⟩⟨t: blue⟩``.
 
     Args:
-        tokens, origins: the committed answer, one origin a token.
+        marks: one a token.
         stream: stderr by default, so that ``--json`` stays one object.
     """
     out = stream or sys.stderr
     coloured = out.isatty()
-    print(f"> {question}", file=out)
+    print(title, file=out)
     shown = ""
     written: list[int] = []
-    for origin, run in groupby(zip(tokens, origins, strict=True), key=lambda pair: pair[1]):
+    for mark, run in groupby(zip(tokens, marks, strict=True), key=lambda pair: pair[1]):
         written += [token for token, _ in run]
         text = tokenizer.decode(written)
         part, shown = text[len(shown) :], text
-        out.write(f"\x1b[{_COLOURS[origin]}m{part}\x1b[0m" if coloured else f"⟨{_LETTERS[origin]}:{part}⟩")
-    used = dict.fromkeys(origins)
-    print("\n" + "; ".join(f"{_LETTERS[origin]} {_LEGEND[origin]}" for origin in used), file=out)
+        out.write(f"\x1b[{mark.colour}m{part}\x1b[0m" if coloured else f"⟨{mark.letter}:{part}⟩")
+    used = dict.fromkeys(marks)
+    print("\n" + "; ".join(f"{mark.letter} {mark.meaning}" for mark in used), file=out)
     print(file=out)

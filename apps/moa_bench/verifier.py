@@ -43,6 +43,12 @@ class Verifier:
         parts = urlsplit(self.endpoint.address)
         return parts.hostname or "127.0.0.1", parts.port or (443 if parts.scheme == "wss" else 80)
 
+    @property
+    def http_url(self) -> str:
+        """Scheme, host and port, for what goes over HTTP."""
+        host, port = self.host_and_port
+        return f"{'https' if self.endpoint.address.startswith('wss:') else 'http'}://{host}:{port}"
+
     def forwards(self) -> int:
         """Forward passes of the target so far, all sessions together."""
         return int(str(self.health()["forwards"]))
@@ -58,18 +64,13 @@ class Verifier:
             VerifierGoneError: it does not answer.
             MoaError: it refused.
         """
-        chosen = sampling or Sampling()
-        body = {"tokens": list(prompt), "max_new_tokens": count}
-        body |= {"temperature": chosen.temperature, "top_p": chosen.top_p, "seed": chosen.seed}
-        tokens = self._ask("/v1/decode", body)["tokens"]
+        tokens = self._ask("/v1/decode", decode_request(prompt, count, sampling))["tokens"]
         assert isinstance(tokens, list)
         return tokens
 
     def _ask(self, path: str, body: dict[str, object] | None = None) -> dict[str, object]:
-        host, port = self.host_and_port
-        scheme = "https" if self.endpoint.address.startswith("wss:") else "http"
         request = urllib.request.Request(
-            f"{scheme}://{host}:{port}{path}",
+            f"{self.http_url}{path}",
             data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"Bearer {self.endpoint.token}", "Content-Type": "application/json"},
         )
@@ -80,7 +81,19 @@ class Verifier:
         except urllib.error.HTTPError as error:
             raise MoaError(f"the verifier refused {path}: {error.read().decode(errors='replace')}") from error
         except (OSError, ValueError) as error:
-            raise VerifierGoneError(f"the verifier at {host}:{port} does not answer any more: {error}") from error
+            raise VerifierGoneError(f"the verifier at {self.http_url} does not answer any more: {error}") from error
+
+
+def decode_request(prompt: Sequence[int], count: int, sampling: Sampling | None = None) -> dict[str, object]:
+    """Body of ``POST /v1/decode``; greedy when no sampling is given."""
+    chosen = sampling or Sampling()
+    return {
+        "tokens": list(prompt),
+        "max_new_tokens": count,
+        "temperature": chosen.temperature,
+        "top_p": chosen.top_p,
+        "seed": chosen.seed,
+    }
 
 
 @contextlib.contextmanager

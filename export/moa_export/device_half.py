@@ -36,41 +36,22 @@ def signature(config: DrafterConfig, top_k: int) -> tuple[tuple[TensorSpec, ...]
     return inputs, outputs
 
 
-class QuantisedEmbedding(nn.Module):
-    """An int8 embedding table with one scale per token; only the rows asked for are widened."""
-
-    rows: Tensor
-    scales: Tensor
-
-    def __init__(self, table: Tensor) -> None:
-        """``table [vocab_size, hidden]``, float."""
-        super().__init__()
-        scales = table.float().abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / 127
-        self.register_buffer("rows", (table.float() / scales).round().to(torch.int8))
-        self.register_buffer("scales", scales)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """``[T]`` -> float32 ``[T, hidden]``."""
-        return self.rows[tokens].float() * self.scales[tokens]
-
-
 class DeviceHalf(nn.Module):
     """One drafting step; caches are inputs and outputs, so the module has no state.
 
-    The layers are the drafter's own modules. Only the embedding differs: the drafter's in float32, or a
-    :class:`QuantisedEmbedding`.
+    The layers are the drafter's own modules. Only the embedding may differ.
 
     Args:
         drafter: bound to its target.
-        embedding_bits: 32 or 8.
+        embed: token ids ``[T]`` to float32 ``[T, hidden]``; the drafter's own in float32 when omitted.
         top_k: candidates per query, at most the draft vocabulary.
     """
 
-    def __init__(self, drafter: MoADrafter, *, embedding_bits: int, top_k: int) -> None:
+    def __init__(self, drafter: MoADrafter, *, top_k: int, embed: nn.Module | None = None) -> None:
         super().__init__()
         self.drafter = drafter
         self.top_k = min(top_k, drafter.config.draft_vocab_size)
-        self.embed = QuantisedEmbedding(drafter.embedding) if embedding_bits == 8 else drafter.embed
+        self.embed = drafter.embed if embed is None else embed
 
     def forward(
         self,

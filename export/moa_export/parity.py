@@ -1,8 +1,7 @@
 """How far an exported device half is from PyTorch, measured on real activations.
 
-Random inputs would flatter or slander a quantisation. So the target reads a few conversations, the
-drafter's server half makes memory rows of what it computed, and both device halves replay the same
-rounds: catch up with several committed tokens at once, draft some tokens one by one, roll back.
+Both device halves replay the same rounds of recorded conversations: catch up with several committed tokens
+at once, draft some tokens one by one, roll back.
 """
 
 from __future__ import annotations
@@ -13,75 +12,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
-from moa_drafter.model import MoADrafter
-from moa_drafter.target import Target
-from moa_drafter.training.features import target_features
 from moa_export.recipe import Tolerance
+from moa_export.recordings import Recording
 from moa_runtime.backends.base import Backend, StepResult
 from moa_runtime.drafters.base import Float32
 from moa_runtime.drafters.moa import GrowingRows
 
-#: User's message and answer, of several kinds: facts, code, a list, a story, another language, numbers.
-TEXTS = (
-    (
-        "What is the capital of France?",
-        "The capital of France is Paris. It lies on the river Seine and is known for the Eiffel Tower, the Louvre "
-        "museum and its many cafes.",
-    ),
-    (
-        "Write a Python function that adds two numbers.",
-        "Here is a Python function that adds two numbers:\n\n```python\ndef add(a, b):\n    return a + b\n```\n\n"
-        "You can call it like this: `add(2, 3)` returns 5.",
-    ),
-    (
-        "Give me three tips for sleeping better.",
-        "1. Go to bed at the same time every night.\n2. Keep your bedroom dark, quiet and cool.\n3. Avoid screens "
-        "and caffeine for a few hours before you go to sleep.",
-    ),
-    (
-        "Tell me a very short story about a fox.",
-        "Once upon a time there was a little fox who lived at the edge of a forest. Every evening she looked at the "
-        "moon and wondered who had hung it there.",
-    ),
-    (
-        "Translate to French: Good morning, how are you?",
-        "Bonjour, comment allez-vous ? Si vous parlez à un ami, vous pouvez aussi dire : salut, comment vas-tu ?",
-    ),
-    (
-        "What is 12 times 15?",
-        "To find 12 times 15, first multiply 12 by 10, which is 120. Then multiply 12 by 5, which is 60. Finally "
-        "add the two results: 120 + 60 = 180.",
-    ),
-)
 ROUND_TOKENS, DRAFT_STEPS = 8, 4
-
-
-@dataclass(frozen=True)
-class Recording:
-    """One conversation as the device would see it.
-
-    Attributes:
-        tokens: the whole conversation.
-        prompt: how many of them come before the answer.
-        keys, values: memory rows of all tokens, ``[n, kv_heads, head_dim]``.
-    """
-
-    tokens: list[int]
-    prompt: int
-    keys: Float32
-    values: Float32
 
 
 @dataclass(frozen=True)
 class Parity:
     """The comparison over all queries; errors are of the log-probabilities (nats) of the reference's
-    top-k tokens, where both sides list them."""
+    top-k tokens, where both sides list them. The relative one is a share of the reference's own."""
 
     queries: int
     max_logprob_error: float
     mean_logprob_error: float
+    mean_relative_error: float
     top1_agreement: float
     top_k_overlap: float
 
@@ -101,24 +50,10 @@ class Parity:
         return found
 
 
-@torch.no_grad()
-def record(target: Target, drafter: MoADrafter, texts: Sequence[tuple[str, str]] = TEXTS) -> list[Recording]:
-    """Run the target and the drafter's server half over conversations of one turn each."""
-    recordings = []
-    for question, answer in texts:
-        messages = [{"role": "user", "content": question}]
-        apply = target.tokenizer.apply_chat_template
-        prompt = apply(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
-        tokens = prompt + target.tokenizer.encode(answer, add_special_tokens=False)
-        kv, _ = target_features(target, tokens, drafter.config.lsa_layers)
-        keys, values = drafter.memory_rows(kv.float(), torch.arange(len(tokens)))
-        recordings.append(Recording(tokens, len(prompt), keys.numpy(), values.numpy()))
-    return recordings
-
-
 def compare(reference: Backend, exported: Backend, recordings: Sequence[Recording]) -> Parity:
     """Replay rounds of every recording on both sides; the drafted path is the reference's own."""
     errors: list[float] = []
+    relative: list[float] = []
     overlaps: list[float] = []
     same_best = 0
     for recording in recordings:
@@ -128,6 +63,7 @@ def compare(reference: Backend, exported: Backend, recordings: Sequence[Recordin
                 got = dict(zip(theirs.top_tokens[row].tolist(), theirs.top_logprobs[row].tolist(), strict=True))
                 shared = expected.keys() & got.keys()
                 errors += [abs(expected[token] - got[token]) for token in shared]
+                relative += [abs(1 - got[token] / expected[token]) for token in shared if expected[token]]
                 overlaps.append(len(shared) / len(expected))
                 same_best += bool(ours.top_tokens[row, 0] == theirs.top_tokens[row, 0])
     return Parity(
@@ -135,6 +71,7 @@ def compare(reference: Backend, exported: Backend, recordings: Sequence[Recordin
         # No shared token at all leaves no error to average: worse than any tolerance.
         max_logprob_error=float(np.max(errors)) if errors else float("inf"),
         mean_logprob_error=float(np.mean(errors)) if errors else float("inf"),
+        mean_relative_error=float(np.mean(relative)) if relative else float("inf"),
         top1_agreement=same_best / len(overlaps),
         top_k_overlap=float(np.mean(overlaps)),
     )

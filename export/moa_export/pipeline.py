@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
 from moa_drafter.fit import check_fit
 from moa_drafter.model import MoADrafter
-from moa_drafter.target import Target, load_target
+from moa_drafter.target import DEFAULT_TARGET, Target, load_target
 from moa_export.bundle_writer import rejected_path, staged_bundle
-from moa_export.device_half import signature
 from moa_export.errors import ExportError, ParityError
-from moa_export.parity import TEXTS, Parity, compare, record
-from moa_export.quiet import quiet_toolchain
+from moa_export.progress import Progress
+from moa_export.prompts import PROMPTS
+from moa_export.proof import Proof, Reference, prove
 from moa_export.recipe import Recipe
+from moa_export.recordings import record
 from moa_export.targets import target_of
-from moa_export.targets.base import NotRun, TargetOptions
+from moa_export.targets.base import Artifact, ExportTarget, TargetOptions
+from moa_export.tau import replay
 from moa_export.torch_backend import TorchBackend
 from moa_runtime.bundle import (
     CHAT_TEMPLATE_FILE,
@@ -31,8 +33,38 @@ from moa_runtime.bundle import (
     tokenizer_fingerprint,
     write_manifest,
 )
+from moa_runtime.versions import installed_versions
 
-Say = Callable[[str], None]
+_TOOLS = ("moa-edge", "torch", "onnx", "onnxscript", "onnxruntime", "executorch", "torchao", "coremltools")
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """What to export.
+
+    Attributes:
+        targets: export targets by name.
+        model: a target model's name or folder.
+        drafter: folder of a checkpoint.
+        questions: on whose answers the graphs are proved.
+    """
+
+    targets: tuple[str, ...]
+    drafter: Path
+    model: str = DEFAULT_TARGET
+    recipe: Recipe = field(default_factory=Recipe)
+    options: TargetOptions = field(default_factory=TargetOptions)
+    questions: Sequence[str] = PROMPTS
+
+
+@dataclass(frozen=True)
+class Made:
+    """One artifact with its proof; ``seconds`` to make and to prove it."""
+
+    artifact: Artifact
+    bytes: int
+    proof: Proof
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -48,63 +80,110 @@ class Report:
     bundle: Path
     bytes: int
     seconds: float
-    parity: Parity
+    made: tuple[Made, ...]
     notes: tuple[str, ...]
 
 
-def export_bundle(
-    out: Path,
-    *,
-    model: str,
-    drafter_folder: Path,
-    recipe: Recipe,
-    force: bool = False,
-    say: Say = lambda stage: None,
-    texts: Sequence[tuple[str, str]] = TEXTS,
-) -> Report:
-    """Write a bundle for ``--target onnx`` to ``out`` and check it against PyTorch.
-
-    Args:
-        model: a target's name or folder.
-        say: told the name of each stage as it begins.
-        texts: user messages and answers for the parity check.
+def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, force: bool = False) -> Report:
+    """Write a bundle to ``out``, every graph of it compared with PyTorch.
 
     Raises:
         MoaError: bad input; the message says what to do.
-        ParityError: the graph strays beyond the recipe's tolerance; the files are in ``OUT.rejected``.
+        ParityError: a graph strays beyond the recipe's tolerance; the files are in ``OUT.rejected``.
     """
-    started = time.monotonic()
-    with staged_bundle(out, force=force) as stage, quiet_toolchain():
-        say("loading the drafter and the target")
-        drafter = load_checkpoint(drafter_folder)
-        target = load_target(model)
-        note = check_fit(drafter.config, target)
-        drafter.bind_target(target.embedding, target.head)
-        say("exporting the device half")
-        exporter = target_of("onnx")(recipe, TargetOptions())
-        exporter.check(drafter.config)
-        (artifact,) = exporter.export(drafter, stage)
-        say("checking it against PyTorch")
-        recordings = record(target, drafter, texts)
-        runner = exporter.runner(stage, artifact)
-        assert not isinstance(runner, NotRun)
-        parity = compare(TorchBackend(drafter, top_k=recipe.top_k), runner, recordings)
-        say("writing the bundle")
-        _write_tokenizer(target, stage)
-        fingerprints = Fingerprints(
-            target=target.fingerprint,
-            tokenizer=tokenizer_fingerprint(stage / TOKENIZER_FILE),
-            drafter=drafter_fingerprint(drafter_folder),
-        )
-        entry = TargetEntry(artifact.file, (stage / artifact.file).stat().st_size, recipe.describe(), parity.to_dict())
-        write_manifest(stage, _manifest(drafter, target, model, fingerprints, recipe, entry))
-        size = sum(path.stat().st_size for path in stage.iterdir())
-        if failures := parity.failures(recipe.tolerance):
+    began = time.monotonic()
+    exporters = {name: target_of(name)(settings.recipe, settings.options) for name in settings.targets}
+    with staged_bundle(out, force=force) as stage:
+        with progress.stage("loading the drafter and the target"):
+            drafter, target, notes = load(settings)
+        for exporter in exporters.values():
+            exporter.check(drafter.config)
+        reference = reference_for(settings, drafter, target, progress)
+        made = [
+            one
+            for name, exporter in exporters.items()
+            for one in _make(name, exporter, drafter, stage, reference, settings.recipe, progress)
+        ]
+        with progress.stage("writing the bundle"):
+            _write_tokenizer(target, stage)
+            write_manifest(stage, _manifest(settings, drafter, target, stage, made))
+        failures = [f"{one.artifact.name}: {reason}" for one in made for reason in one.proof.failures]
+        if failures:
             raise ParityError(
-                f"the exported graph differs too much from PyTorch: {'; '.join(failures)}; "
+                f"what was exported differs too much from PyTorch ({'; '.join(failures)}); "
                 f"the files are in {rejected_path(out)}"
             )
-    return Report(out, size, time.monotonic() - started, parity, (note,) if note else ())
+    size = _size_of(out)
+    return Report(out, size, time.monotonic() - began, tuple(made), notes)
+
+
+def load(settings: ExportSettings) -> tuple[MoADrafter, Target, tuple[str, ...]]:
+    """Drafter, bound to its target, the target, and notes for the user.
+
+    Raises:
+        MoaError: one that cannot be loaded, or two that do not fit together.
+    """
+    drafter = load_checkpoint(settings.drafter)
+    target = load_target(settings.model)
+    note = check_fit(drafter.config, target)
+    drafter.bind_target(target.embedding, target.head)
+    return drafter, target, (note,) if note else ()
+
+
+def plan(settings: ExportSettings) -> dict[str, Any]:
+    """What :func:`export_bundle` would make, with all that can be refused before any work refused.
+
+    Raises:
+        MoaError: bad input.
+    """
+    drafter = load_checkpoint(settings.drafter)
+    for name in settings.targets:
+        target_of(name)(settings.recipe, settings.options).check(drafter.config)
+    return {
+        "target": settings.model,
+        "targets": list(settings.targets),
+        "parameters": sum(tensor.numel() for tensor in drafter.parameters()),
+        "drafter": drafter_fingerprint(settings.drafter),
+    }
+
+
+def reference_for(settings: ExportSettings, drafter: MoADrafter, target: Target, progress: Progress) -> Reference:
+    """Let the target answer the questions, and PyTorch draft along."""
+    questions = settings.questions
+    with progress.stage("recording conversations of the target"):
+        recordings = record(target, drafter, questions)
+    backend = TorchBackend(drafter, top_k=settings.recipe.top_k)
+    with progress.stage("drafting with PyTorch", len(questions)) as advance:
+        tau = replay(backend, recordings, stop_tokens=target.stop_tokens, on_conversation=advance)
+    return Reference(backend, recordings, tau, target.stop_tokens)
+
+
+def _make(
+    name: str,
+    exporter: ExportTarget,
+    drafter: MoADrafter,
+    stage: Path,
+    reference: Reference,
+    recipe: Recipe,
+    progress: Progress,
+) -> list[Made]:
+    began = time.monotonic()
+    with progress.stage(f"{name}: exporting"):
+        artifacts = exporter.export(drafter, stage)
+    made = []
+    for artifact in artifacts:
+        with progress.stage(f"{artifact.name}: comparing with PyTorch", 1 + len(reference.recordings)) as advance:
+            proof = prove(exporter.runner(stage, artifact), reference, recipe.tolerance, advance)
+        now = time.monotonic()
+        made.append(Made(artifact, _size_of(stage / artifact.file), proof, now - began))
+        began = now
+    return made
+
+
+def _size_of(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    return sum(inner.stat().st_size for inner in path.rglob("*") if inner.is_file())
 
 
 def _write_tokenizer(target: Target, stage: Path) -> None:
@@ -121,26 +200,42 @@ def _write_tokenizer(target: Target, stage: Path) -> None:
 
 
 def _manifest(
-    drafter: MoADrafter, target: Target, model: str, fingerprints: Fingerprints, recipe: Recipe, entry: TargetEntry
+    settings: ExportSettings, drafter: MoADrafter, target: Target, stage: Path, made: Sequence[Made]
 ) -> Manifest:
     config = drafter.config
-    inputs, outputs = signature(config, recipe.top_k)
-    folder = Path(model).expanduser()
+    folder = Path(settings.model).expanduser()
     special: dict[str, Any] = target.tokenizer.special_tokens_map
     return Manifest(
-        fingerprints=fingerprints,
+        fingerprints=Fingerprints(
+            target=target.fingerprint,
+            tokenizer=tokenizer_fingerprint(stage / TOKENIZER_FILE),
+            drafter=drafter_fingerprint(settings.drafter),
+        ),
         # A folder's name, not its path, which would tell about the machine.
-        target=folder.resolve().name if folder.is_dir() else model,
-        inputs=inputs,
-        outputs=outputs,
+        target=folder.resolve().name if folder.is_dir() else settings.model,
         kv_heads=config.decoder.num_kv_heads,
         head_dim=config.decoder.head_dim,
-        top_k=min(recipe.top_k, config.draft_vocab_size),
+        top_k=min(settings.recipe.top_k, config.draft_vocab_size),
         vocab_size=config.vocab_size,
         draft_vocab_size=config.draft_vocab_size,
         max_context=min(config.max_position_embeddings, target.model.config.max_position_embeddings),
         stop_tokens=target.stop_tokens,
         special_tokens={name: str(text) for name, text in special.items() if isinstance(text, str)},
-        targets={"onnx": entry},
+        recipe=settings.recipe.describe(),
+        tools=installed_versions(_TOOLS),
+        targets={one.artifact.name: _entry(one) for one in made},
         files={},
+    )
+
+
+def _entry(made: Made) -> TargetEntry:
+    artifact = made.artifact
+    return TargetEntry(
+        file=artifact.file,
+        bytes=made.bytes,
+        inputs=artifact.inputs,
+        outputs=artifact.outputs,
+        states=artifact.states,
+        details=artifact.details,
+        checks=made.proof.checks,
     )

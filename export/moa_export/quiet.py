@@ -1,32 +1,59 @@
-"""Keeping the toolchains' chatter off the terminal."""
+"""Keeping the toolchains' chatter off the terminal: into a log file instead."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from moa_runtime.paths import cache_dir
 
 
-@contextmanager
-def quiet_toolchain() -> Iterator[None]:
-    """Silence log messages up to warnings, Python warnings and transformers' progress bars.
+def toolchain_log() -> Path:
+    """Where the last export's chatter lies."""
+    return cache_dir() / "logs" / "export.log"
 
-    The root logger is put back too: onnxruntime's quantiser configures it when imported.
+
+@contextlib.contextmanager
+def quiet_toolchain(log: Path) -> Iterator[TextIO]:
+    """Send everything that is written to stdout and stderr to ``log``, also by C++ libraries and subprocesses.
+
+    The root logger is put back at the end: some toolchains configure it when imported.
+
+    Yields:
+        the real stderr, for progress.
     """
-    from transformers.utils import logging as transformers_logging
-
+    log.parent.mkdir(parents=True, exist_ok=True)
     root = logging.getLogger()
-    handlers, level, disabled = root.handlers[:], root.level, logging.root.manager.disable
-    bars = transformers_logging.is_progress_bar_enabled()
-    logging.disable(logging.WARNING)
-    transformers_logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        if bars:
-            transformers_logging.enable_progress_bar()
-        logging.disable(disabled)
-        root.handlers[:], root.level = handlers, level
+    handlers, level = root.handlers[:], root.level
+    with contextlib.ExitStack() as stack:
+        stream = stack.enter_context(log.open("w", encoding="utf-8", errors="replace"))
+        # Flushed first, or text from before would end up in the log.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        terminal = stack.enter_context(_duplicate_of(2))
+        for descriptor in (1, 2):
+            stack.callback(_put_back, descriptor, os.dup(descriptor))
+            os.dup2(stream.fileno(), descriptor)
+        stack.enter_context(contextlib.redirect_stdout(stream))
+        stack.enter_context(contextlib.redirect_stderr(stream))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        try:
+            yield terminal
+        finally:
+            root.handlers[:], root.level = handlers, level
+
+
+def _duplicate_of(descriptor: int) -> TextIO:
+    return os.fdopen(os.dup(descriptor), "w", encoding="utf-8", errors="replace")
+
+
+def _put_back(descriptor: int, kept: int) -> None:
+    os.dup2(kept, descriptor)
+    os.close(kept)

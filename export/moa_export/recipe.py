@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,3 +82,16 @@ class Recipe:
     def describe(self) -> dict[str, Any]:
         """The resolved recipe in plain values, as the manifest keeps it."""
         return dataclasses.asdict(self)
+
+    @classmethod
+    def from_description(cls, plain: Mapping[str, Any]) -> Recipe:
+        """The recipe that :meth:`describe` described.
+
+        Raises:
+            ExportError: a field that this version does not know.
+        """
+        try:
+            parts = {name: Weights(**plain[name]) for name in ("linear", "head", "embedding")}
+            return cls(**{**plain, **parts, "tolerance": Tolerance(**plain["tolerance"])})
+        except (KeyError, TypeError) as error:
+            raise ExportError(f"the bundle's recipe is not one of this version: {error}; export it again") from error

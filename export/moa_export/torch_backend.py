@@ -20,7 +20,7 @@ class TorchBackend:
     """
 
     def __init__(self, drafter: MoADrafter, *, top_k: int) -> None:
-        self._half = DeviceHalf(drafter, embedding_bits=32, top_k=top_k).eval()
+        self._half = DeviceHalf(drafter, top_k=top_k).eval()
         decoder = drafter.config.decoder
         self._kv_shape = (decoder.num_kv_heads, decoder.head_dim)
 

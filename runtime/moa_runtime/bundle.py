@@ -1,6 +1,7 @@
 """The bundle: the folder that ``moa-export`` writes and the runtime loads, described by ``manifest.json``.
 
-The manifest's format is defined here once; exporter, runtime and server share it.
+The manifest's format is defined here once; exporter, runtime and server share it. ``manifest.schema.json`` beside
+this file says the same as a JSON Schema, for readers in other languages.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from moa_runtime.errors import MoaError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
@@ -48,19 +49,25 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class TargetEntry:
-    """What was made for one export target.
+    """One graph.
 
     Attributes:
-        file: the graph, relative to the bundle.
+        file: the graph, a file or a folder, relative to the bundle.
         bytes: its size.
-        quantisation: what is quantised and how, in plain values.
-        parity: how far it is from the float32 device half, in plain values.
+        inputs, outputs: its signature, in order.
+        states: tensors it keeps between calls.
+        details: what its user should know, in plain values: least system, delegated operators, functions.
+        checks: by name, how it was compared with PyTorch: a ``status`` (``passed``, ``failed``, ``not run``),
+            a ``reason`` for the latter two, and figures.
     """
 
     file: str
     bytes: int
-    quantisation: Mapping[str, Any]
-    parity: Mapping[str, Any]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    states: tuple[TensorSpec, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    checks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,18 +84,17 @@ class Manifest:
 
     Attributes:
         target: the target's name, for messages; ``fingerprints.target`` is its identity.
-        inputs, outputs: signature of the device half, the same for every graph in the bundle.
         kv_heads, head_dim: shape of one cache entry and of a memory row's key and value.
         stop_tokens: ids that end the assistant's turn.
         special_tokens: the texts a chat template may name, such as ``{"eos_token": "<|im_end|>"}``.
-        targets: the graphs, by export target (``"onnx"``).
+        recipe: how the weights were rounded and what may be lost, in plain values.
+        tools: versions of what made the bundle, by package.
+        targets: the graphs, by name (``"onnx"``, ``"coreml-stateless"``).
         files: every file of the bundle but the manifest, by path relative to it.
     """
 
     fingerprints: Fingerprints
     target: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
     kv_heads: int
     head_dim: int
     top_k: int
@@ -97,6 +103,8 @@ class Manifest:
     max_context: int
     stop_tokens: tuple[int, ...]
     special_tokens: Mapping[str, str]
+    recipe: Mapping[str, Any]
+    tools: Mapping[str, str]
     targets: Mapping[str, TargetEntry]
     files: Mapping[str, FileEntry]
     schema_version: int = SCHEMA_VERSION
@@ -125,17 +133,17 @@ class Manifest:
             manifest = cls(
                 fingerprints=Fingerprints(**raw["fingerprints"]),
                 target=str(raw["target"]),
-                inputs=tuple(_tensor(spec) for spec in raw["inputs"]),
-                outputs=tuple(_tensor(spec) for spec in raw["outputs"]),
                 stop_tokens=tuple(int(token) for token in raw["stop_tokens"]),
                 special_tokens={str(k): str(v) for k, v in raw["special_tokens"].items()},
-                targets={name: TargetEntry(**entry) for name, entry in raw["targets"].items()},
+                recipe=dict(raw["recipe"]),
+                tools={str(k): str(v) for k, v in raw["tools"].items()},
+                targets={name: _target(entry) for name, entry in raw["targets"].items()},
                 files={_checked_name(name): FileEntry(**entry) for name, entry in raw["files"].items()},
                 **{name: int(raw[name]) for name in _INTEGER_FIELDS},
             )
             # What a reader opens must be among what is checked.
             needed = [TOKENIZER_FILE, CHAT_TEMPLATE_FILE, *(entry.file for entry in manifest.targets.values())]
-            if unlisted := [name for name in needed if name not in manifest.files]:
+            if unlisted := [name for name in needed if not _is_listed(name, manifest.files)]:
                 raise ValueError(f"files does not list {unlisted[0]!r}")
             return manifest
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -143,6 +151,16 @@ class Manifest:
 
 
 _INTEGER_FIELDS = ("kv_heads", "head_dim", "top_k", "vocab_size", "draft_vocab_size", "max_context")
+
+
+def _is_listed(name: str, files: Mapping[str, FileEntry]) -> bool:
+    """Whether a file is listed, or something in it if it is a folder."""
+    return name in files or any(listed.startswith(f"{name}/") for listed in files)
+
+
+def _target(raw: dict[str, Any]) -> TargetEntry:
+    tensors = {part: tuple(_tensor(spec) for spec in raw[part]) for part in ("inputs", "outputs", "states")}
+    return TargetEntry(**{**raw, **tensors})
 
 
 def _tensor(raw: dict[str, Any]) -> TensorSpec:
@@ -192,7 +210,7 @@ class Bundle:
         return self.folder / CHAT_TEMPLATE_FILE
 
     def graph_path(self, target: str) -> Path:
-        """The graph made for an export target.
+        """The graph of a name, a file or a folder.
 
         Raises:
             BundleError: the bundle has none; the message says which it has.

@@ -23,8 +23,10 @@ from moa_runtime.errors import MoaError
 from moa_runtime.sequences import common_length
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Event, Finished, Policy, Sampling
+from moa_runtime.timeline import Timeline
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.transport import Endpoint
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 
 class ChatError(MoaError):
@@ -51,11 +53,18 @@ class Chat:
         policy: Policy = Policy.ROLLBACK,
         settings: DriverSettings | None = None,
         system: str | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         self.tokenizer = ChatTokenizer.from_bundle(bundle)
         self.messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
         manifest = bundle.manifest
-        self._session = ClientSession(manifest.fingerprints, stop_tokens=manifest.stop_tokens, policy=policy)
+        self._session = ClientSession(
+            manifest.fingerprints,
+            stop_tokens=manifest.stop_tokens,
+            policy=policy,
+            # Nobody would read the memory rows, and they are most of what a verdict weighs.
+            row_encoding=wire.ROW_ENCODING_INT8 if drafter else wire.ROW_ENCODING_UNSPECIFIED,
+        )
         self._max_context = manifest.max_context
         self._drafter = drafter
         self._updates: asyncio.Queue[ChatEvent | ChatError] = asyncio.Queue()
@@ -76,6 +85,7 @@ class Chat:
             on_tentative=self._publish,
             on_status=self._on_status,
             on_problem=self._on_problem,
+            timeline=timeline,
         )
 
     @classmethod
@@ -89,11 +99,13 @@ class Chat:
         policy: Policy = Policy.ROLLBACK,
         settings: DriverSettings | None = None,
         system: str | None = None,
+        timeline: Timeline | None = None,
     ) -> Chat:
         """Load the bundle's drafter and open the first connection.
 
         Args:
             threads: of the drafter's backend.
+            timeline: gets what the device does and when, see :class:`moa_runtime.driver.Driver`.
 
         Raises:
             ConnectError: no verifier answers there, or it refuses the token.
@@ -104,7 +116,14 @@ class Chat:
             load_backend(bundle, threads=threads), max_context=manifest.max_context, stop_tokens=manifest.stop_tokens
         )
         chat = cls(
-            bundle, endpoint, drafter=drafter, controller=controller, policy=policy, settings=settings, system=system
+            bundle,
+            endpoint,
+            drafter=drafter,
+            controller=controller,
+            policy=policy,
+            settings=settings,
+            system=system,
+            timeline=timeline,
         )
         try:
             await chat.open()

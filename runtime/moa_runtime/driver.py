@@ -14,6 +14,7 @@ from moa_runtime.drafters.base import Drafter
 from moa_runtime.errors import MoaError
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Committed, Event, Faulted, Origin, RolledBack, RowsReceived, Welcomed
+from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.transport import ConnectError, Endpoint, Timing, Transport, TransportHandlers
 
 #: Faults after which connecting again would only repeat them.
@@ -47,6 +48,9 @@ class Driver:
         on_tentative: called when tentative tokens were added.
         on_status: called when the link's status changes, with a sentence.
         on_problem: called with what went wrong, and whether waiting cannot mend it.
+        timeline: gets a span ``draft`` for each token on the track ``draft``; ``send``, ``wait`` (from handing a
+            frame over to taking up its verdict) and ``receive`` on the track ``link``, and a mark for each change
+            of the link's status.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Driver:
         on_tentative: Callable[[], None],
         on_status: Callable[[LinkStatus, str], None],
         on_problem: Callable[[MoaError, bool], None],
+        timeline: Timeline | None = None,
     ) -> None:
         self.session = session
         self.statistics = Statistics()
@@ -69,11 +74,13 @@ class Driver:
         self._on_event, self._on_tentative = on_event, on_tentative
         self._on_status, self._on_problem = on_status, on_problem
         self._endpoint = endpoint
+        self._timeline = timeline or NO_TIMELINE
         self._inbox: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="moa-drafter")
         self._transport = self._new_transport()
         self._link_task: asyncio.Task[None] | None = None
         self._launched: float | None = None  # when the frame in flight was sent
+        self._launched_ns = 0  # the same, wall-clock
         self._late = False
         self._drafter_full = False
 
@@ -169,7 +176,8 @@ class Driver:
         prefix = self.session.tokens
         origin = Origin.OFFLINE if self._alone else Origin.DRAFTED
         began = time.monotonic()
-        drafted = await asyncio.get_running_loop().run_in_executor(self._thread, self._drafter.draft, prefix, 1)
+        with self._timeline.measure("draft", "draft", position=len(prefix), origin=origin.value):
+            drafted = await asyncio.get_running_loop().run_in_executor(self._thread, self._drafter.draft, prefix, 1)
         self.statistics.draft_seconds += time.monotonic() - began
         if not drafted:  # the drafter's context is full: only the target can go on
             self._drafter_full = True
@@ -189,7 +197,7 @@ class Driver:
     def _send_frames(self) -> None:
         for frame in self.session.frames_to_send():
             if self.session.awaiting_verdict:
-                self._launched = time.monotonic()
+                self._launched, self._launched_ns = time.monotonic(), time.time_ns()
             self._transport.send(frame)
 
     # -- what the transport says ---------------------------------------------------------------
@@ -202,9 +210,14 @@ class Driver:
             frame=lambda data: post(lambda: self._received(data)),
             closed=lambda problem: post(lambda: self._closed(problem)),
         )
-        return Transport(self._endpoint, handlers, self._settings.timing)
+        return Transport(self._endpoint, handlers, self._settings.timing, self._timeline)
 
     def _received(self, data: bytes) -> None:
+        taken_up_ns = time.time_ns()
+        with self._timeline.measure("receive", "link", bytes=len(data)):
+            self._handle(data, taken_up_ns)
+
+    def _handle(self, data: bytes, taken_up_ns: int) -> None:
         drafted = self.session.in_flight_drafted
         awaited = self.session.awaiting_verdict
         self._drafter_full = False
@@ -217,13 +230,13 @@ class Driver:
             elif isinstance(event, Welcomed):
                 self._set_status(LinkStatus.ONLINE, "")
         if awaited and any(isinstance(event, Committed) for event in events):
-            self._count_round(drafted, events)
+            self._count_round(drafted, events, taken_up_ns)
         for event in events:
             if isinstance(event, Faulted):
                 self._faulted(event)
             self._on_event(event)
 
-    def _count_round(self, drafted: int, events: list[Event]) -> None:
+    def _count_round(self, drafted: int, events: list[Event], taken_up_ns: int) -> None:
         statistics = self.statistics
         committed = [event for event in events if isinstance(event, Committed)]
         origins = [origin for event in committed for origin in event.origins]
@@ -241,6 +254,8 @@ class Driver:
             statistics.round_trips.append(trip)
             statistics.wait_seconds += trip
             self._controller.observe(drafted, min(accepted, drafted), trip)
+            figures = {"drafted": drafted, "accepted": min(accepted, drafted), "round_trip_ms": round(1000 * trip, 3)}
+            self._timeline.span("wait", self._launched_ns, taken_up_ns, "link", **figures)
         self._launched = None
         if self._late:
             self._late = False
@@ -274,4 +289,5 @@ class Driver:
     def _set_status(self, status: LinkStatus, detail: str) -> None:
         if status is not self.status:
             self.status = status
+            self._timeline.mark(status.value, "link", detail=detail)
             self._on_status(status, detail)

@@ -7,10 +7,13 @@ import importlib.util
 from moa_runtime.errors import MoaError
 
 _TRAIN = ("torch", "transformers", "gguf", "accelerate", "safetensors", "filelock", "tqdm")
+_EXPORT = (*_TRAIN, "onnx", "onnxscript", "yaml")
 _SERVER = (*_TRAIN, "uvicorn", "starlette")
 MODULES = {
     "train": _TRAIN,
-    "export": (*_TRAIN, "onnx", "onnxscript"),
+    "export": _EXPORT,
+    "executorch": (*_EXPORT, "executorch", "torchao"),
+    "coreml": (*_EXPORT, "coremltools"),
     "server": _SERVER,
     "bench": (*_SERVER, "onnx", "matplotlib", "psutil", "httpx"),
 }

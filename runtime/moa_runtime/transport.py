@@ -12,6 +12,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
 from moa_runtime.errors import MoaError
+from moa_runtime.timeline import NO_TIMELINE, Timeline
 
 SESSION_PATH = "/v1/session"
 
@@ -69,10 +70,21 @@ class TransportHandlers:
 
 
 class Transport:
-    """One connection after the other, while :meth:`run` runs. Sending never blocks the caller."""
+    """One connection after the other, while :meth:`run` runs. Sending never blocks the caller.
 
-    def __init__(self, endpoint: Endpoint, handlers: TransportHandlers, timing: Timing | None = None) -> None:
+    Args:
+        timeline: gets a span ``send`` on the track ``link`` for each frame, until the socket has room again.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        handlers: TransportHandlers,
+        timing: Timing | None = None,
+        timeline: Timeline | None = None,
+    ) -> None:
         self._endpoint, self._handlers, self._timing = endpoint, handlers, timing or Timing()
+        self._timeline = timeline or NO_TIMELINE
         self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
         self.bytes_up = 0
         self.bytes_down = 0
@@ -153,7 +165,8 @@ class Transport:
             while True:
                 frame = await self._outgoing.get()
                 self.bytes_up += len(frame)
-                await socket.send(frame)
+                with self._timeline.measure("send", "link", bytes=len(frame)):
+                    await socket.send(frame)
         except ConnectionClosed:
             return
 

@@ -12,10 +12,11 @@ from importlib.metadata import version
 
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
+from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.connection import Connection
 from moa_server.decoding import PlainDecoding
 from moa_server.engine import Engine
@@ -28,10 +29,13 @@ SESSION_PATH, DECODE_PATH, HEALTH_PATH = "/v1/session", "/v1/decode", "/healthz"
 _SWEEP_SECONDS = 5.0
 
 
-def create_app(engine: Engine, settings: Settings) -> Starlette:
+def create_app(engine: Engine, settings: Settings, timeline: Timeline | None = None) -> Starlette:
     """The app for a loaded engine, which only the app's worker thread may use from now on.
 
     ``app.state.store`` is the :class:`SessionStore`.
+
+    Args:
+        timeline: gets what every session does and when, see :class:`moa_server.connection.Connection`.
     """
     scheduler = Scheduler()
     store = SessionStore(engine, scheduler, settings)
@@ -46,9 +50,9 @@ def create_app(engine: Engine, settings: Settings) -> Starlette:
                 await websocket.close()
             return
         await websocket.accept()
-        await Connection(websocket, engine, scheduler, store, settings).serve()
+        await Connection(websocket, engine, scheduler, store, settings, timeline or NO_TIMELINE).serve()
 
-    async def decode(request: Request) -> JSONResponse:
+    async def decode(request: Request) -> Response:
         return await plain.answer(request) if authorised(request, settings.token) else _unauthorised()
 
     async def health(request: Request) -> JSONResponse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
 import json
 import logging
@@ -16,6 +17,7 @@ from typing import Any
 
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
+from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.settings import Settings
 
 DEFAULT_PORT = 8765
@@ -61,6 +63,12 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--max-frame-bytes", type=int, default=own.max_frame_bytes, metavar="N", help="default: %(default)s")
     p.add_argument("--threads", type=int, metavar="N", help="CPU threads of the target (default: torch's choice)")
+    p.add_argument(
+        "--timeline",
+        type=Path,
+        metavar="FILE",
+        help="write what every session does and when, as a Chrome trace that Perfetto opens",
+    )
     p.add_argument("--json", action="store_true", help="say that the verifier is ready as one JSON object")
     return p
 
@@ -84,9 +92,9 @@ def _serve(options: argparse.Namespace) -> None:
     _check_exposure(options, settings)
     tls = _check_tls(options)
     # The port first: loading a model only to find the port taken would waste the user's time.
-    with _bind(options.host, options.port) as listening:
+    with _bind(options.host, options.port) as listening, contextlib.closing(_timeline(options)) as timeline:
         engine = _load(options)
-        _run(engine, settings, options, listening, tls)
+        _run(engine, settings, options, listening, tls, timeline)
 
 
 def _settings(options: argparse.Namespace) -> Settings:
@@ -143,6 +151,10 @@ def _bind(host: str, port: int) -> socket.socket:
         ) from error
 
 
+def _timeline(options: argparse.Namespace) -> Timeline:
+    return Timeline("verifier", options.timeline) if options.timeline else NO_TIMELINE
+
+
 def _load(options: argparse.Namespace) -> Any:
     require_extra("server", "moa-serve")
     # Late, so that --help and refused options need no torch.
@@ -164,7 +176,14 @@ def _load(options: argparse.Namespace) -> Any:
     return TransformersEngine.load(model, drafter, options.device, options.max_context)
 
 
-def _run(engine: Any, settings: Settings, options: argparse.Namespace, listening: socket.socket, tls: bool) -> None:
+def _run(
+    engine: Any,
+    settings: Settings,
+    options: argparse.Namespace,
+    listening: socket.socket,
+    tls: bool,
+    timeline: Timeline,
+) -> None:
     import uvicorn
 
     from moa_server.app import SESSION_PATH, create_app
@@ -179,7 +198,7 @@ def _run(engine: Any, settings: Settings, options: argparse.Namespace, listening
             print(ready_line(url, host, port, engine, as_json=options.json), flush=True)
 
     config = uvicorn.Config(
-        create_app(engine, settings),
+        create_app(engine, settings, timeline),
         ssl_certfile=options.tls_cert,
         ssl_keyfile=options.tls_key,
         **server_options(settings),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Any
+import time
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from moa_runtime.session.handshake import check_hello, fault
 from moa_runtime.session.server import Verify, parse_client_message
+from moa_runtime.timeline import Timeline
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine import Engine
 from moa_server.rounds import verify_round
@@ -32,22 +33,35 @@ class _CloseError(Exception):
 
 
 class Connection:
-    """Serves one accepted WebSocket until it ends. Whatever the client sends, at worst it gets a fault."""
+    """Serves one accepted WebSocket until it ends. Whatever the client sends, at worst it gets a fault.
+
+    Args:
+        timeline: gets the spans ``receive``, ``queue`` (waiting for the engine's thread), ``verify``, ``rows`` and
+            ``send`` of each frame.
+    """
 
     def __init__(
-        self, websocket: WebSocket, engine: Engine, scheduler: Scheduler, store: SessionStore, settings: Settings
+        self,
+        websocket: WebSocket,
+        engine: Engine,
+        scheduler: Scheduler,
+        store: SessionStore,
+        settings: Settings,
+        timeline: Timeline,
     ) -> None:
-        self._websocket, self._settings = websocket, settings
+        self._websocket, self._settings, self._timeline = websocket, settings, timeline
         self._engine, self._scheduler, self._store = engine, scheduler, store
         self._encoding = wire.ROW_ENCODING_UNSPECIFIED
         self._claim = asyncio.Event()  # set when another connection takes the conversation over
+        # A track for each connection: the last send of one that hangs may last into the next one's work.
+        self._track = "no session"
 
     async def serve(self) -> None:
         try:
             conversation = await self._greet()
             try:
                 while True:
-                    await self._answer(conversation, await self._receive(self._settings.idle_seconds))
+                    await self._answer(conversation, await self._next_frame(self._settings.idle_seconds))
             finally:
                 self._store.detach(conversation, self._claim)
         except _CloseError as closed:
@@ -59,7 +73,7 @@ class Connection:
 
     async def _greet(self) -> Conversation:
         """Take the Hello and send the Welcome."""
-        message = await self._receive(min(self._settings.hello_seconds, self._settings.idle_seconds))
+        message = self._parse(await self._next_frame(min(self._settings.hello_seconds, self._settings.idle_seconds)))
         if isinstance(message, wire.ServerMessage):
             await self._refuse(message, REFUSED)
         if message.WhichOneof("event") != "hello":
@@ -77,6 +91,7 @@ class Connection:
             busy = fault(wire.FAULT_CODE_BUSY, text, retry_after_ms=self._settings.retry_after_ms)
             await self._refuse(busy, TRY_AGAIN_LATER)
         conversation, self._claim = attached
+        self._track = f"session {conversation.number}, connection {conversation.connections}"
         if self._engine.fingerprints.drafter:
             self._encoding = hello.row_encoding
         try:
@@ -88,8 +103,10 @@ class Connection:
             raise
         return conversation
 
-    async def _answer(self, conversation: Conversation, message: wire.ClientMessage | wire.ServerMessage) -> None:
+    async def _answer(self, conversation: Conversation, frame: bytes | None) -> None:
         """Take one frame to its verdict or fault, if it has one."""
+        with self._timeline.measure("receive", self._track, bytes=len(frame or b"")):
+            message = self._parse(frame)
         if isinstance(message, wire.ServerMessage):
             await self._send(message)
             return
@@ -106,10 +123,15 @@ class Connection:
             await self._send(answer)
 
     async def _verify(self, conversation: Conversation, work: Verify) -> wire.ServerMessage:
+        asked_ns = time.time_ns()
+
+        def run() -> wire.ServerMessage:
+            self._timeline.span("queue", asked_ns, time.time_ns(), self._track)
+            session, sequence = conversation.session, conversation.sequence
+            return verify_round(session, sequence, work, self._encoding, self._timeline, self._track)
+
         try:
-            verdict = await self._scheduler.run(
-                lambda: verify_round(conversation.session, conversation.sequence, work, self._encoding)
-            )
+            verdict = await self._scheduler.run(run)
             await self._store.used(conversation)
         except Exception:
             _log.exception("the engine failed on a draft of %d tokens at %d", len(work.draft), len(work.prefix))
@@ -117,8 +139,8 @@ class Connection:
             return fault(wire.FAULT_CODE_INTERNAL, text, retry_after_ms=self._settings.retry_after_ms)
         return verdict
 
-    async def _receive(self, seconds: float) -> wire.ClientMessage | wire.ServerMessage:
-        """The next frame, or the fault that answers it.
+    async def _next_frame(self, seconds: float) -> bytes | None:
+        """What the client sends next; None for text.
 
         Raises:
             _CloseError: the client left, was silent for ``seconds``, or was replaced.
@@ -133,21 +155,21 @@ class Connection:
             if not frame.done():
                 text = f"nothing was received for {seconds:g} seconds"
                 await self._refuse(fault(wire.FAULT_CODE_IDLE, text), GOING_AWAY)
-            return self._parse(frame.result())
+            if frame.result()["type"] == "websocket.disconnect":
+                raise _CloseError(None)
+            return frame.result().get("bytes")
         finally:
             frame.cancel()
             replaced.cancel()
 
-    def _parse(self, frame: dict[str, Any]) -> wire.ClientMessage | wire.ServerMessage:
-        if frame["type"] == "websocket.disconnect":
-            raise _CloseError(None)
-        data = frame.get("bytes")
-        if data is None:
+    def _parse(self, frame: bytes | None) -> wire.ClientMessage | wire.ServerMessage:
+        """The message, or the fault that answers the frame."""
+        if frame is None:
             return fault(wire.FAULT_CODE_PROTOCOL, "a text frame; this protocol is binary")
-        if len(data) > self._settings.max_frame_bytes:
-            text = f"a frame of {len(data)} bytes; this verifier takes {self._settings.max_frame_bytes}"
+        if len(frame) > self._settings.max_frame_bytes:
+            text = f"a frame of {len(frame)} bytes; this verifier takes {self._settings.max_frame_bytes}"
             return fault(wire.FAULT_CODE_TOO_LARGE, text)
-        return parse_client_message(data)
+        return parse_client_message(frame)
 
     async def _refuse(self, message: wire.ServerMessage, code: int) -> None:
         """Send a fault and close."""
@@ -155,4 +177,6 @@ class Connection:
         raise _CloseError(code)
 
     async def _send(self, message: wire.ServerMessage) -> None:
-        await self._websocket.send_bytes(message.SerializeToString())
+        data = message.SerializeToString()
+        with self._timeline.measure("send", self._track, bytes=len(data)):
+            await self._websocket.send_bytes(data)

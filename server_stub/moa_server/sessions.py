@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -18,18 +19,21 @@ class Conversation:
     """A session, the target's state for it, and the connection that speaks for it.
 
     Attributes:
+        number: counts the store's conversations, from 1; for people.
         token: resume token; who knows it owns the conversation.
         lock: held from taking a frame to the end of its engine call.
         taken_over: set when another connection took over, a new event for each connection; None while
             there is no connection.
+        connections: how many there have been.
         last_used: clock reading, seconds.
         cached: whether the sequence holds a cache.
     """
 
-    def __init__(self, token: str, session: ServerSession, sequence: TargetSequence) -> None:
-        self.token, self.session, self.sequence = token, session, sequence
+    def __init__(self, number: int, token: str, session: ServerSession, sequence: TargetSequence) -> None:
+        self.number, self.token, self.session, self.sequence = number, token, session, sequence
         self.lock = asyncio.Lock()
         self.taken_over: asyncio.Event | None = None
+        self.connections = 0
         self.last_used = 0.0
         self.cached = False
 
@@ -47,6 +51,7 @@ class SessionStore:
         self._engine, self._scheduler, self._settings, self._clock = engine, scheduler, settings, clock
         self.limits: Limits = settings.limits(engine.max_context)
         self._conversations: dict[str, Conversation] = {}
+        self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
         return len(self._conversations)
@@ -68,10 +73,12 @@ class SessionStore:
             # Guessing a token is hopeless, so knowing it is the only proof of ownership there is.
             token = secrets.token_urlsafe(24)
             session = ServerSession(self.limits, self._engine.vocab_size, self._engine.stop_tokens)
-            conversation = self._conversations[token] = Conversation(token, session, self._engine.open())
+            conversation = Conversation(next(self._numbers), token, session, self._engine.open())
+            self._conversations[token] = conversation
         if conversation.taken_over is not None:
             conversation.taken_over.set()
         claim = conversation.taken_over = asyncio.Event()
+        conversation.connections += 1
         conversation.last_used = self._clock()
         return conversation, claim
 

@@ -3,112 +3,26 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Sequence
 
-import numpy as np
 import pytest
+from toy import PRINTS, STOP, ToyDrafter, ToyEngine, plain
 
-from moa_bench.accept import command as accept_command
-from moa_bench.accept.measure import AcceptSettings, Device, Results, measure
+from moa_bench import inprocess
+from moa_bench.accept.measure import AcceptSettings, Results, measure
 from moa_bench.accept.tally import Tally
 from moa_bench.cli import main
 from moa_bench.conversation import Conversation, RefusedError, Round
+from moa_bench.inprocess import Device
 from moa_bench.loopback import LoopbackVerifier
 from moa_bench.questions import Question
-from moa_runtime.bundle import Bundle, Fingerprints, Manifest, TargetEntry, tokenizer_fingerprint, write_manifest
-from moa_runtime.drafters.base import DraftToken
+from moa_runtime.bundle import Bundle, Fingerprints
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.errors import MoaError
 from moa_runtime.session.server import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
-from tiny import CHAT_TEMPLATE, make_tiny_drafter, make_tiny_target
+from tiny import make_tiny_drafter
 
-VOCAB, STOP = 50, 0
-PRINTS = Fingerprints("target", "tokenizer", "drafter")
 PROMPT = [3, 1, 4, 1, 5]
-
-
-class ToyEngine:
-    """A target whose choice is a hash of the whole prefix; it ends its turn at the positions ``stops``."""
-
-    fingerprints, vocab_size, stop_tokens = PRINTS, VOCAB, (STOP,)
-
-    def __init__(self, stops: Sequence[int] = (), max_context: int = 1000) -> None:
-        self.stops, self.max_context, self.forwards = stops, max_context, 0
-        self.sequences_open = 0
-
-    def choice(self, prefix: Sequence[int]) -> int:
-        if len(prefix) in self.stops:
-            return STOP
-        state = 17
-        for token in prefix:
-            state = (state * 31 + token + 7) % 100_003
-        return 1 + state % (VOCAB - 1)
-
-    def open(self) -> ToySequence:
-        self.sequences_open += 1
-        return ToySequence(self)
-
-
-class ToySequence:
-    def __init__(self, engine: ToyEngine) -> None:
-        self._engine = engine
-        self._processed = 0
-
-    def verify(self, prefix, draft, parents, sampling) -> list[int]:
-        self._engine.forwards += 1
-        self._processed = len(prefix)
-        paths = [list(prefix)]
-        for token, parent in zip(draft, parents, strict=True):
-            paths.append([*paths[parent], token])
-        return [self._engine.choice(path) for path in paths]
-
-    def keep(self, path) -> None:
-        self._processed += len(path)
-
-    def rows(self, positions: range):
-        assert positions.stop <= self._processed
-        keys = np.array([1.0 + p for p in positions], np.float32).reshape(-1, 1, 1)
-        return keys, -keys
-
-    def close(self) -> None:
-        self._engine.sequences_open -= 1
-
-
-class ToyDrafter:
-    """Knows the target: right for the first ``right`` tokens after the last committed one, then wrong."""
-
-    def __init__(self, engine: ToyEngine, right: int) -> None:
-        self._engine, self._right = engine, right
-        self.rows = 0
-
-    def add_rows(self, start, keys, values) -> None:
-        assert 0 <= start <= self.rows
-        expected = 1.0 + start + np.arange(len(keys))
-        np.testing.assert_allclose(keys[:, 0, 0], expected, rtol=0.01)  # int8 on the wire
-        np.testing.assert_allclose(values[:, 0, 0], -expected, rtol=0.01)
-        self.rows = start + len(keys)
-
-    def truncate_rows(self, length: int) -> None:
-        self.rows = min(self.rows, length)
-
-    def draft(self, prefix, count) -> list[DraftToken]:
-        tokens = list(prefix)
-        for _ in range(count):
-            # All committed tokens but the last, the target's own, have a memory row.
-            depth = len(tokens) - self.rows
-            token = self._engine.choice(tokens)
-            tokens.append(token if depth <= self._right else 1 + token % (VOCAB - 1))
-        return [DraftToken(token, 0.0) for token in tokens[len(prefix) :]]
-
-
-def plain(engine: ToyEngine, prefix: Sequence[int], count: int) -> list[int]:
-    """What the target alone writes."""
-    tokens = list(prefix)
-    while len(tokens) < len(prefix) + count and (len(tokens) == len(prefix) or tokens[-1] != STOP):
-        tokens.append(engine.choice(tokens))
-    return tokens[len(prefix) :]
 
 
 def tallied(engine: ToyEngine, right: int, *, max_new_tokens: int, draft_length: int = 6) -> Tally:
@@ -224,71 +138,11 @@ def test_settings_out_of_range(changed, said):
 # -- a tiny model, the real drafter, the command ---------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """``(target folder, drafter folder, bundle folder, backend, engine)``; the backend runs in PyTorch."""
-    from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
-    from moa_export.device_half import signature
-    from moa_export.torch_backend import TorchBackend
-    from moa_server.transformers_engine import TransformersEngine
-
-    root = tmp_path_factory.mktemp("accept")
-    target_folder = make_tiny_target(root / "target")
-    drafter_folder = make_tiny_drafter(target_folder, root / "drafter")
-    engine = TransformersEngine.load(str(target_folder), drafter_folder)
-    drafter = load_checkpoint(drafter_folder)
-    drafter.bind_target(engine.target.embedding, engine.target.head)
-
-    bundle = root / "bundle"
-    bundle.mkdir()
-    shutil.copy(target_folder / "tokenizer.json", bundle)
-    (bundle / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    (bundle / "graph").write_text("the tests load another backend")
-    inputs, outputs = signature(drafter.config, 8)
-    fingerprints = Fingerprints(
-        engine.fingerprints.target,
-        tokenizer_fingerprint(bundle / "tokenizer.json"),
-        drafter_fingerprint(drafter_folder),
-    )
-    decoder = drafter.config.decoder
-    write_manifest(
-        bundle,
-        Manifest(
-            fingerprints=fingerprints,
-            target="tiny",
-            inputs=inputs,
-            outputs=outputs,
-            kv_heads=decoder.num_kv_heads,
-            head_dim=decoder.head_dim,
-            top_k=8,
-            vocab_size=engine.vocab_size,
-            draft_vocab_size=drafter.config.draft_vocab_size,
-            max_context=engine.max_context,
-            stop_tokens=tuple(engine.stop_tokens),
-            special_tokens={},
-            targets={"onnx": TargetEntry("graph", 0, {}, {})},
-            files={},
-        ),
-    )
-    return target_folder, drafter_folder, bundle, TorchBackend(drafter, top_k=8), engine
-
-
-@pytest.fixture
-def questions(tmp_path):
-    path = tmp_path / "questions.jsonl"
-    lines = [
-        {"question_id": 1, "category": "writing", "turns": ["Name three primary colours.", "And now?"]},
-        {"question_id": 2, "category": "qa", "turns": ["What is the capital of France?"]},
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
 @pytest.fixture
 def command(tiny, questions, monkeypatch, capsys):
     """Runs ``moa-bench accept`` on the tiny model: more arguments -> exit status, stdout, stderr."""
     target_folder, drafter_folder, bundle, backend, _ = tiny
-    monkeypatch.setattr(accept_command, "load_backend", lambda bundle: backend)
+    monkeypatch.setattr(inprocess, "load_backend", lambda bundle: backend)
 
     def run(*more: str) -> tuple[int, str, str]:
         where = ["--questions", str(questions), "--bundle", str(bundle), "--model", str(target_folder)]
@@ -357,7 +211,7 @@ def test_the_command_prints_a_table(command):
 def test_the_same_seed_gives_the_same_figures(command):
     runs = [json.loads(command("--json", "--temperature", "1.5", "--seed", "3")[1]) for _ in range(2)]
     for found in runs:
-        del found["seconds"]
+        del found["seconds"], found["measured_at"]
     assert runs[0] == runs[1]
     assert runs[0]["settings"]["sampling"] == {"temperature": 1.5, "top_p": 1.0, "seed": 3}
 

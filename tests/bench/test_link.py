@@ -9,47 +9,15 @@ import random
 import socket
 import statistics
 import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import pytest
 
+from bench.linked import connected
 from moa_bench.link import PROFILES, Link, LinkProfile, get_profile, random_outages, with_round_trip
 from moa_runtime.errors import MoaError
 
 QUIET_S = 0.3  # long enough to believe that nothing comes
-
-
-@dataclass
-class Ends:
-    """A connection through a link, seen from both ends, and the connections the verifier gets after it."""
-
-    link: Link
-    client_reader: asyncio.StreamReader
-    client: asyncio.StreamWriter
-    server_reader: asyncio.StreamReader
-    server: asyncio.StreamWriter
-    accepted: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
-
-
-@asynccontextmanager
-async def connected(profile: LinkProfile) -> AsyncIterator[Ends]:
-    accepted: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
-    writers: list[asyncio.StreamWriter] = []
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
-        accepted.put_nowait((reader, writer))
-
-    target = await asyncio.start_server(accept, "127.0.0.1", 0)
-    async with Link(profile, "127.0.0.1", target.sockets[0].getsockname()[1]) as link:
-        client_reader, client = await asyncio.open_connection("127.0.0.1", link.port)
-        server_reader, server = await asyncio.wait_for(accepted.get(), 5)
-        yield Ends(link, client_reader, client, server_reader, server, accepted)
-        for writer in (client, *writers):
-            writer.transport.abort()
-    target.close()
+BUSY_MS = 3.0  # timers that are later than this have to wait for other processes
 
 
 async def hangs(awaitable) -> bool:
@@ -79,31 +47,77 @@ async def one_way_delays_ms(reader: asyncio.StreamReader, writer: asyncio.Stream
     return delays
 
 
+async def lateness_ms(delay_ms: float, count: int) -> list[float]:
+    """How late this machine's own timers are: up to 1 ms when it is idle, more when others keep it busy."""
+    loop = asyncio.get_running_loop()
+    late: list[float] = []
+    for _ in range(count):
+        due = loop.time() + delay_ms / 1000
+        loop.call_at(due, lambda due=due: late.append((loop.time() - due) * 1000))
+        await asyncio.sleep(0.015)
+    await asyncio.sleep(delay_ms / 1000)
+    return late
+
+
 async def bits_per_s(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, size: int) -> float:
-    """The rate at which `size` bytes sent at once arrive, from the first to arrive to the last."""
+    """The rate at which `size` bytes sent at once arrive: the median over five stretches of the time that takes."""
     loop = asyncio.get_running_loop()
     writer.write(bytes(size))
-    first = await reader.read(1 << 16)
-    start, got = loop.time(), len(first)
-    while got < size:
+    arrivals = [(loop.time(), 0)]  # when, and the bytes until then
+    while (got := arrivals[-1][1]) < size:
         got += len(await reader.read(1 << 16))
-    return (size - len(first)) * 8 / (loop.time() - start)
+        arrivals.append((loop.time(), got))
+    # The first to arrive begins the first stretch: the way there is delay, not rate.
+    ends = [arrivals[1 + (len(arrivals) - 2) * part // 5] for part in range(6)]
+    return statistics.median((b[1] - a[1]) * 8 / (b[0] - a[0]) for a, b in itertools.pairwise(ends))
 
 
-@pytest.mark.parametrize("round_trip_ms", [0, 60, 300])
-def test_one_way_delay(round_trip_ms: float) -> None:
+STEADY = [profile for profile in PROFILES.values() if not profile.outages]
+
+
+@pytest.mark.parametrize("profile", STEADY, ids=lambda profile: profile.name)
+def test_one_way_delay(profile: LinkProfile) -> None:
     async def main() -> None:
-        async with connected(with_round_trip(round_trip_ms)) as ends:
-            up, down = await asyncio.gather(
-                one_way_delays_ms(ends.server_reader, ends.client, 40),
-                one_way_delays_ms(ends.client_reader, ends.server, 40),
+        wanted = profile.round_trip_ms / 2
+        async with connected(profile) as ends:
+            up, down, timers = await asyncio.gather(
+                one_way_delays_ms(ends.server_reader, ends.client, 20),
+                one_way_delays_ms(ends.client_reader, ends.server, 20),
+                lateness_ms(wanted, 20),
             )
+        late = statistics.median(timers)
         for delays in (up, down):
-            print(f"{round_trip_ms / 2} ms: {min(delays):.2f} .. {statistics.median(delays):.2f} .. {max(delays):.2f}")
-            assert min(delays) >= round_trip_ms / 2
-            assert statistics.median(delays) <= round_trip_ms / 2 * 1.1 + 3
+            middle = statistics.median(delays)
+            print(f"{wanted} ms: {min(delays):.2f} .. {middle:.2f} .. {max(delays):.2f}; timers {late:.2f} late")
+            assert min(delays) >= wanted
+            assert middle <= wanted * 1.1 + 3 + max(0.0, late - 1)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("profile", [link for link in STEADY if link.down_bits_per_s], ids=lambda link: link.name)
+def test_rate_of_each_direction_with_both_busy(profile: LinkProfile) -> None:
+    async def shares() -> tuple[float, float, float]:
+        """The rates measured up and down, as shares of the profile's, and how late a quarter of all timers was."""
+        async with connected(profile) as ends:
+            up, down, timers = await asyncio.gather(
+                bits_per_s(ends.server_reader, ends.client, int(profile.up_bits_per_s * 0.6 / 8)),
+                bits_per_s(ends.client_reader, ends.server, int(profile.down_bits_per_s * 0.6 / 8)),
+                lateness_ms(5, 40),
+            )
+        return up / profile.up_bits_per_s, down / profile.down_bits_per_s, statistics.quantiles(timers)[2]
+
+    lates = []
+    for _ in range(3):  # others that keep the machine busy only lower the rate: once without them is enough
+        up, down, late = asyncio.run(shares())
+        print(f"up {up:.4f}, down {down:.4f} of the profile; timers {late:.2f} ms late")
+        assert max(up, down) <= 1.1
+        if min(up, down) >= 0.9:
+            return
+        lates.append(late)
+    if min(lates) > BUSY_MS:
+        pytest.skip(f"this machine is too busy to carry {profile.down_bits_per_s / 1e6:g} Mbit/s now")
+    pytest.fail(f"up {up:.4f}, down {down:.4f} of the profile")
 
 
 def test_jitter_spreads_the_delay_and_keeps_order() -> None:
@@ -113,22 +127,6 @@ def test_jitter_spreads_the_delay_and_keeps_order() -> None:
         assert min(delays) >= 10
         assert max(delays) - min(delays) >= 15
         assert 25 <= statistics.median(delays) <= 45
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("name", ["fios", "cable", "3g-fast"])
-def test_rate_of_each_direction_with_both_busy(name: str) -> None:
-    async def main() -> None:
-        profile = PROFILES[name]
-        async with connected(profile) as ends:
-            up, down = await asyncio.gather(
-                bits_per_s(ends.server_reader, ends.client, int(profile.up_bits_per_s * 1.5 / 8)),
-                bits_per_s(ends.client_reader, ends.server, int(profile.down_bits_per_s * 1.5 / 8)),
-            )
-        print(f"{name}: up {up / profile.up_bits_per_s:.4f}, down {down / profile.down_bits_per_s:.4f} of the profile")
-        assert up == pytest.approx(profile.up_bits_per_s, rel=0.1)
-        assert down == pytest.approx(profile.down_bits_per_s, rel=0.1)
 
     asyncio.run(main())
 

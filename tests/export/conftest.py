@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,3 +17,21 @@ def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_drafter(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.make_tiny_drafter(tiny_target, tmp_path_factory.mktemp("drafter"))
+
+
+@pytest.fixture(scope="session")
+def onnx_export(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A bundle of the tiny drafter, made by the command in a process of its own, and what that printed."""
+    out = tmp_path_factory.mktemp("made") / "deep" / "bundle"
+    command = [sys.executable, "-m", "moa_export.cli", "--target", "onnx", "--json", "--out", str(out)]
+    ran = subprocess.run(
+        [*command, "--model", str(tiny_target), "--drafter", str(tiny_drafter)], capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == ""  # no toolchain noise where no terminal is
+    return out, ran.stdout
+
+
+@pytest.fixture(scope="session")
+def onnx_bundle(onnx_export: tuple[Path, str]) -> Path:
+    return onnx_export[0]

@@ -13,7 +13,9 @@ from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target, load_target
 from moa_drafter.training.features import target_features
 from moa_drafter.training.visibility import packed_masks
-from moa_export.device_half import DeviceHalf, QuantisedEmbedding, signature
+from moa_export.device_half import DeviceHalf, signature
+from moa_export.embedding import QuantisedEmbedding
+from moa_export.recipe import Weights
 from moa_export.torch_backend import TorchBackend
 from moa_runtime.drafters.moa import MoaDrafter
 
@@ -45,7 +47,7 @@ def test_drafting_with_caches_gives_the_logits_of_the_training_forward(target: T
 
     rows = drafter.memory_rows(kv, positions)
     vocab = drafter.config.draft_vocab_size
-    half = DeviceHalf(drafter, embedding_bits=32, top_k=vocab)
+    half = DeviceHalf(drafter, top_k=vocab)
     cache = (torch.zeros(0, 2, 16), torch.zeros(0, 2, 16))
 
     def feed(start: int, stop: int, visible: int) -> torch.Tensor:
@@ -96,7 +98,7 @@ def test_the_runtime_drafter_follows_the_greedy_path_of_the_training_forward(
 def test_the_quantised_embedding_is_within_half_a_step_of_the_table() -> None:
     table = torch.randn(50, 16, generator=torch.Generator().manual_seed(0))
     table[7] = 0  # an unused token must not divide by zero
-    embedding = QuantisedEmbedding(table)
+    embedding = QuantisedEmbedding(table, Weights(8, 0))
     tokens = torch.arange(50)
     step = table.abs().amax(1, keepdim=True) / 127
     assert embedding.rows.dtype == torch.int8
@@ -113,6 +115,6 @@ def test_the_signature_names_what_the_module_takes_and_gives(drafter: MoADrafter
         for s in inputs
     ]
     arguments[5] = arguments[5].bool()
-    results = DeviceHalf(drafter, embedding_bits=8, top_k=8)(*arguments)
+    results = DeviceHalf(drafter, top_k=8, embed=QuantisedEmbedding(drafter.embedding, Weights(8, 0)))(*arguments)
     assert [list(result.shape) for result in results] == [shape[spec.name] for spec in outputs]
     assert [str(result.dtype) for result in results] == [f"torch.{spec.dtype}" for spec in outputs]

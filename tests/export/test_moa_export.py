@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+import torch
 
 import tiny
 from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
@@ -17,8 +16,9 @@ from moa_drafter.target import load_target, target_fingerprint
 from moa_export import cli
 from moa_export.bundle_writer import rejected_path, staged_bundle
 from moa_export.errors import ExportError, ParityError
-from moa_export.parity import Recording, compare
-from moa_export.recipe import Recipe, Tolerance
+from moa_export.parity import compare
+from moa_export.recipe import Tolerance
+from moa_export.recordings import Recording
 from moa_export.torch_backend import TorchBackend
 from moa_runtime import extras
 from moa_runtime.backends.base import Backend
@@ -29,16 +29,9 @@ from moa_runtime.errors import MoaError
 
 
 @pytest.fixture(scope="module")
-def made(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, dict]:
-    """One export of the tiny drafter through the command line, in a process of its own."""
-    out = tmp_path_factory.mktemp("made") / "deep" / "bundle"
-    command = [sys.executable, "-m", "moa_export.cli", "--target", "onnx", "--json", "--out", str(out)]
-    ran = subprocess.run(
-        [*command, "--model", str(tiny_target), "--drafter", str(tiny_drafter)], capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stderr == ""  # no toolchain noise where no terminal is
-    return Bundle.open(out), json.loads(ran.stdout)
+def made(onnx_export: tuple[Path, str]) -> tuple[Bundle, dict]:
+    """One export of the tiny drafter, and the report of it."""
+    return Bundle.open(onnx_export[0]), json.loads(onnx_export[1])
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
@@ -52,11 +45,15 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
 
 def test_the_report_matches_the_bundle(made: tuple[Bundle, dict]) -> None:
     bundle, report = made
-    onnx_report = report["targets"]["onnx"]
+    onnx_report, entry = report["targets"]["onnx"], bundle.manifest.targets["onnx"]
     assert report["bundle"] == str(bundle.folder)
-    assert onnx_report["bytes"] == sum(path.stat().st_size for path in bundle.folder.iterdir())
-    assert onnx_report["parity"] == dict(bundle.manifest.targets["onnx"].parity)
-    assert onnx_report["parity"]["queries"] > 50
+    assert report["bytes"] == sum(path.stat().st_size for path in bundle.folder.iterdir())
+    assert onnx_report["bytes"] == entry.bytes == bundle.graph_path("onnx").stat().st_size
+    assert onnx_report["parity"] == entry.checks["parity"]
+    assert onnx_report["parity"]["status"] == "passed" and onnx_report["parity"]["queries"] > 50
+    assert onnx_report["tau"] == entry.checks["tau"]
+    assert onnx_report["tau"]["prompts"] == 24 and onnx_report["tau"]["before"] >= 1
+    assert onnx_report["step_ms"] > 0
 
 
 def test_the_manifest_tells_the_truth(made: tuple[Bundle, dict], tiny_target: Path, tiny_drafter: Path) -> None:
@@ -68,8 +65,10 @@ def test_the_manifest_tells_the_truth(made: tuple[Bundle, dict], tiny_target: Pa
     assert (manifest.kv_heads, manifest.head_dim, manifest.top_k) == (2, 16, 8)
     assert (manifest.vocab_size, manifest.draft_vocab_size) == (tiny.VOCAB_SIZE, tiny.DRAFT_VOCAB_SIZE)
     assert manifest.stop_tokens == (2,)
-    graph = onnx.load(made[0].graph_path("onnx")).graph
-    for values, specs in ((graph.input, manifest.inputs), (graph.output, manifest.outputs)):
+    assert manifest.recipe["linear"] == {"bits": 8, "group_size": 32, "symmetric": True}
+    assert manifest.tools["torch"] == torch.__version__
+    graph, entry = onnx.load(made[0].graph_path("onnx")).graph, manifest.targets["onnx"]
+    for values, specs in ((graph.input, entry.inputs), (graph.output, entry.outputs)):
         shapes = [(v.name, tuple(d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim)) for v in values]
         assert shapes == [(spec.name, spec.shape) for spec in specs]
 
@@ -112,10 +111,11 @@ def test_no_cached_tokens_and_one_row_are_enough(made: tuple[Bundle, dict]) -> N
     assert (np.diff(result.top_logprobs) <= 0).all()
 
 
-@pytest.mark.parametrize("name", ["coreml", "executorch", "cuda"])
-def test_other_backends_are_refused_by_name(made: tuple[Bundle, dict], name: str) -> None:
-    with pytest.raises(MoaError, match="available: onnx; coreml and executorch come in a later version"):
-        load_backend(made[0], name)
+def test_an_unknown_backend_and_one_whose_graph_is_not_there(made: tuple[Bundle, dict]) -> None:
+    with pytest.raises(MoaError, match="unknown backend 'cuda': choose one of onnx, executorch, coreml"):
+        load_backend(made[0], "cuda")
+    with pytest.raises(MoaError, match="has no graph for 'executorch'; it has: onnx"):
+        load_backend(made[0], "executorch")
 
 
 class _Skewed:
@@ -146,28 +146,34 @@ def test_parity_measures_the_error_it_is_given(tiny_target: Path, tiny_drafter: 
 
 
 def test_a_graph_beyond_the_tolerance_is_set_aside_with_exit_code_1(
-    tiny_target: Path,
-    tiny_drafter: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tiny_target: Path, tiny_drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    strict = Recipe(tolerance=Tolerance(mean_logprob_error=0.0))
-    monkeypatch.setattr("moa_export.recipe.Recipe", lambda: strict)
-    out = tmp_path / "bundle"
-    argv = ["--target", "onnx", "--out", str(out), "--model", str(tiny_target), "--drafter", str(tiny_drafter)]
-    assert cli.main(argv) == 1
-    assert "differs too much from PyTorch: mean log-prob error" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["bundle.rejected"]
-    assert Bundle.open(rejected_path(out)).manifest.targets["onnx"].parity["mean_logprob_error"] > 0
+    (tmp_path / "strict.yaml").write_text("tolerance: {mean_logprob_error: 0.0}")
+    out = tmp_path / "place" / "bundle"
+    argv = ["--target", "onnx", "--out", str(out), "--config", str(tmp_path / "strict.yaml")]
+    assert cli.main([*argv, "--model", str(tiny_target), "--drafter", str(tiny_drafter)]) == 1
+    assert "differs too much from PyTorch (onnx: mean log-prob error" in capsys.readouterr().err
+    assert [path.name for path in out.parent.iterdir()] == ["bundle.rejected"]
+    check = Bundle.open(rejected_path(out)).manifest.targets["onnx"].checks["parity"]
+    assert check["status"] == "failed" and check["mean_logprob_error"] > 0
 
 
 def test_bad_input_is_one_sentence(
     tiny_target: Path, tiny_drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    for later in ("coreml", "executorch"):
-        assert "later version; --target onnx" in refused(capsys, "--target", later, "--out", out)
+    assert "say what to export for" in refused(capsys, "--out", out)
+    assert "unknown --target 'tflite': choose one of onnx, executorch, coreml, all" in refused(
+        capsys, "--target", "onnx,tflite", "--out", out
+    )
+    assert "unknown --backend 'qnn'" in refused(capsys, "--target", "executorch", "--backend", "qnn", "--out", out)
+    assert "unknown preset 'watch'" in refused(capsys, "--target", "onnx", "--preset", "watch", "--out", out)
+    assert "bits, not 5" in refused(capsys, "--target", "onnx", "--bits", "5", "--out", out)
+    assert "--context must be" in refused(capsys, "--target", "onnx", "--context", "1", "--out", out)
+    assert "a group size of 128 does not divide the drafter's hidden size of 64" in refused(
+        capsys, "--target", "onnx", "--bits", "4", "--group-size", "128", "--drafter", tiny_drafter,
+        "--model", tiny_target, "--out", out,
+    )  # fmt: skip
     assert "unknown target 'nonsense'" in refused(
         capsys, "--target", "onnx", "--out", out, "--model", "nonsense", "--drafter", tiny_drafter
     )
@@ -175,6 +181,21 @@ def test_bad_input_is_one_sentence(
         capsys, "--target", "onnx", "--out", out, "--model", tiny_target, "--drafter", tmp_path / "nowhere"
     )
     assert not out.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_checks_and_writes_nothing(
+    tiny_target: Path, tiny_drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--target", "onnx", "--out", str(tmp_path / "out"), "--model", str(tiny_target), "--dry-run"]
+    argv += ["--drafter", str(tiny_drafter), "--preset", "phone", "--head-bits", "8"]
+    assert cli.main([*argv, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["targets"], plan["drafter"]) == (["onnx"], drafter_fingerprint(tiny_drafter))
+    assert (plan["recipe"]["linear"]["bits"], plan["recipe"]["head"]["bits"]) == (4, 8)
+    assert cli.main(argv) == 0
+    assert "would export" in capsys.readouterr().out
+    assert "does not divide" in refused(capsys, *argv, "--group-size", "128")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -240,5 +261,5 @@ def test_what_lies_under_the_rejected_name_is_not_deleted_unless_it_is_a_bundle(
 def test_the_default_target_exports_small_and_close(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--target", "onnx", "--out", str(tmp_path / "bundle"), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)["targets"]["onnx"]
-    assert report["bytes"] <= 60_000_000
-    assert report["seconds"] < 90
+    assert report["bytes"] <= 48_000_000
+    assert report["tau"]["loss"] <= 0.02

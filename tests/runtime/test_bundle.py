@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
+import moa_runtime.bundle
 from moa_runtime.bundle import (
     Bundle,
     BundleError,
@@ -22,8 +24,6 @@ from moa_runtime.bundle import (
 MANIFEST = Manifest(
     fingerprints=Fingerprints(target="aa", tokenizer="bb", drafter="cc"),
     target="some-model",
-    inputs=(TensorSpec("tokens", "int64", ("T",)), TensorSpec("self_keys", "float32", ("S", 2, 16))),
-    outputs=(TensorSpec("keys", "float32", ("T", 2, 16)),),
     kv_heads=2,
     head_dim=16,
     top_k=8,
@@ -32,7 +32,28 @@ MANIFEST = Manifest(
     max_context=512,
     stop_tokens=(2, 0),
     special_tokens={"eos_token": "<|im_end|>"},
-    targets={"onnx": TargetEntry("graph.onnx", 4, {"weight_bits": 8}, {"queries": 10})},
+    recipe={
+        "linear": {"bits": 8, "group_size": 32, "symmetric": True},
+        "head": {"bits": 8, "group_size": 32, "symmetric": True},
+        "embedding": {"bits": 8, "group_size": 0, "symmetric": True},
+        "activation_bits": 8,
+        "top_k": 8,
+        "tolerance": {"tau_loss": 0.02},
+    },
+    tools={"torch": "2.13.0"},
+    targets={
+        "onnx": TargetEntry(
+            "graph.onnx",
+            4,
+            inputs=(TensorSpec("tokens", "int64", ("T",)), TensorSpec("self_keys", "float32", ("S", 2, 16))),
+            outputs=(TensorSpec("keys", "float32", ("T", 2, 16)),),
+            details={"opsets": {"ai.onnx": 18}},
+            checks={"parity": {"status": "passed", "queries": 10}},
+        ),
+        "coreml": TargetEntry(
+            "Half.mlpackage", 3, (), (), checks={"parity": {"status": "not run", "reason": "no Mac"}}
+        ),
+    },
     files={},
 )
 
@@ -40,6 +61,8 @@ MANIFEST = Manifest(
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "graph.onnx").write_bytes(b"\x00\x01\x02\x03")
+    (tmp_path / "Half.mlpackage").mkdir()
+    (tmp_path / "Half.mlpackage" / "model.mlmodel").write_bytes(b"\x04\x05\x06")
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     write_manifest(tmp_path, MANIFEST)
@@ -53,15 +76,19 @@ def edit(folder: Path, **fields: object) -> None:
 
 def test_what_was_written_is_read_back(folder: Path) -> None:
     bundle = Bundle.open(str(folder))
-    assert sorted(bundle.manifest.files) == ["chat_template.jinja", "graph.onnx", "tokenizer.json"]
+    names = ["Half.mlpackage/model.mlmodel", "chat_template.jinja", "graph.onnx", "tokenizer.json"]
+    assert sorted(bundle.manifest.files) == names
     assert bundle.manifest.files["tokenizer.json"].sha256 == hashlib.sha256(b"{}").hexdigest()
     assert bundle.graph_path("onnx") == folder / "graph.onnx"
     assert Manifest.from_json(bundle.manifest.to_json()) == bundle.manifest
-    assert bundle.manifest.inputs == MANIFEST.inputs
+    assert bundle.graph_path("coreml") == folder / "Half.mlpackage"
+    assert bundle.manifest.targets == MANIFEST.targets
     assert bundle.manifest.stop_tokens == (2, 0)
 
 
-@pytest.mark.parametrize("name", ["graph.onnx", "tokenizer.json", "chat_template.jinja"])
+@pytest.mark.parametrize(
+    "name", ["graph.onnx", "Half.mlpackage/model.mlmodel", "tokenizer.json", "chat_template.jinja"]
+)
 def test_one_changed_byte_is_found_and_its_file_named(folder: Path, name: str) -> None:
     data = bytearray((folder / name).read_bytes())
     data[-1] ^= 1
@@ -90,10 +117,10 @@ def test_a_file_that_is_no_manifest(folder: Path, text: str) -> None:
         Bundle.open(folder)
 
 
-@pytest.mark.parametrize("version", [2, 0, "1", None])
+@pytest.mark.parametrize("version", [3, 1, "2", None])
 def test_another_schema_version_is_refused(folder: Path, version: object) -> None:
     edit(folder, schema_version=version)
-    with pytest.raises(BundleError, match=f"schema version {version!r}, this moa-edge reads version 1"):
+    with pytest.raises(BundleError, match=f"schema version {version!r}, this moa-edge reads version 2"):
         Bundle.open(folder)
 
 
@@ -103,7 +130,8 @@ def test_another_schema_version_is_refused(folder: Path, version: object) -> Non
         {"fingerprints": {"target": "aa"}},
         {"kv_heads": None},
         {"top_k": "many"},
-        {"inputs": 3},
+        {"recipe": 3},
+        {"tools": []},
         {"targets": {"onnx": {"file": "x"}}},
         {"files": []},
         {"files": {"../outside": {"sha256": "", "bytes": 0}}},
@@ -117,18 +145,53 @@ def test_a_malformed_field_is_an_error_not_a_crash(folder: Path, fields: dict[st
 
 
 def test_a_graph_must_be_among_the_checked_files(folder: Path) -> None:
-    entry = {"file": "../elsewhere.onnx", "bytes": 1, "quantisation": {}, "parity": {}}
+    entry = {"file": "../elsewhere.onnx", "bytes": 1, "inputs": [], "outputs": [], "states": []}
     edit(folder, targets={"onnx": entry})
     with pytest.raises(BundleError, match=r"malformed.*does not list"):
         Bundle.open(folder)
 
 
 def test_a_graph_that_was_not_made(folder: Path) -> None:
-    with pytest.raises(BundleError, match="no graph for 'coreml'; it has: onnx"):
-        Bundle.open(folder).graph_path("coreml")
+    with pytest.raises(BundleError, match="no graph for 'executorch'; it has: coreml, onnx"):
+        Bundle.open(folder).graph_path("executorch")
 
 
 def test_the_tokenizer_fingerprint_is_its_digests_first_half(folder: Path) -> None:
     assert tokenizer_fingerprint(folder / "tokenizer.json") == hashlib.sha256(b"{}").hexdigest()[:32]
     with pytest.raises(BundleError, match="there is no tokenizer file"):
         tokenizer_fingerprint(folder / "none.json")
+
+
+SCHEMA = json.loads(Path(moa_runtime.bundle.__file__).with_name("manifest.schema.json").read_text())
+
+
+def schema_errors(folder: Path) -> list[str]:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    return [error.json_path for error in Draft202012Validator(SCHEMA).iter_errors(manifest)]
+
+
+def test_the_json_schema_takes_what_is_written(folder: Path) -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+    assert schema_errors(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"schema_version": 1}, "$.schema_version"),
+        ({"surprise": 1}, "$"),
+        ({"top_k": 0}, "$.top_k"),
+        ({"files": {"../outside": {"sha256": "0" * 64, "bytes": 0}}}, "$.files"),
+        ({"files": {"a": {"sha256": "xyz", "bytes": 0}}}, "$.files.a.sha256"),
+    ],
+)
+def test_the_json_schema_refuses_what_the_reader_refuses(folder: Path, fields: dict, where: str) -> None:
+    edit(folder, **fields)
+    assert schema_errors(folder) == [where]
+
+
+def test_a_check_that_was_not_run_says_why(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["targets"]["coreml"]["checks"]["parity"]["reason"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert schema_errors(folder) == ["$.targets.coreml.checks.parity"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterable
 from typing import Any
 
 from moa_bench.accept import present
-from moa_bench.accept.measure import AcceptSettings, Device, Results, measure
+from moa_bench.accept.measure import AcceptSettings, Results, measure
 from moa_bench.conversation import Answer
+from moa_bench.inprocess import device_of, engine_of, with_progress
 from moa_bench.options import (
     add_answer_options,
     add_bundle_option,
@@ -20,15 +20,10 @@ from moa_bench.options import (
     sampling_of,
 )
 from moa_bench.output import INTERRUPTED, add_output_options, check_output_options, finish
-from moa_bench.questions import Question
 from moa_bench.result import result_of, rounded
+from moa_bench.timeline_option import add_timeline_option, check_timeline_option, recording
 from moa_bench.transcript import show_answer
-from moa_runtime.backends.load import load_backend
-from moa_runtime.bundle import Bundle
-from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.extras import require_extra
-from moa_runtime.tokenizer import ChatTokenizer
-from moa_server.engine import Engine
 
 _DESCRIPTION = """\
 Measure tau, the mean number of tokens that one round (a draft sent, a verdict received) commits.
@@ -52,6 +47,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_target_options(parser)
     add_answer_options(parser, max_new_tokens=128)
     parser.add_argument("--show", action="store_true", help="print the answers, each token with its origin")
+    add_timeline_option(parser)
     add_output_options(parser)
 
 
@@ -63,10 +59,12 @@ def run(args: argparse.Namespace) -> int:
     """
     settings = AcceptSettings(args.draft_length, args.max_new_tokens, sampling_of(args))
     check_output_options(args)
+    check_timeline_option(args)
     questions = questions_of(args)
     bundle = bundle_of(args)
-    device = _device(bundle)
-    engine = _engine(args)
+    require_extra("server", "moa-bench accept")
+    device = device_of(bundle)
+    engine = engine_of(args)
     results = Results(settings.draft_length)
 
     def show(turn: str, answer: Answer) -> None:
@@ -75,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
     problem = ""
     try:
-        measure(_with_progress(questions), device, engine, settings, results, show)
+        with recording(args, "device and verifier") as ends:
+            measure(with_progress(questions, "accept"), device, engine, settings, results, show, ends.device)
     except KeyboardInterrupt:
         problem = INTERRUPTED
     result = result_of(
@@ -94,34 +93,6 @@ def run(args: argparse.Namespace) -> int:
         problem=problem,
     )
     return finish(result, args, present)
-
-
-def _device(bundle: Bundle) -> Device:
-    backend, manifest = load_backend(bundle), bundle.manifest
-    return Device(
-        manifest.fingerprints,
-        ChatTokenizer.from_bundle(bundle),
-        # The graph is shared; each conversation has caches of its own.
-        lambda: MoaDrafter(backend, max_context=manifest.max_context, stop_tokens=manifest.stop_tokens),
-        manifest.stop_tokens,
-    )
-
-
-def _with_progress(questions: list[Question]) -> Iterable[Question]:
-    """The questions, with a progress bar on stderr if that is a terminal."""
-    from tqdm import tqdm
-
-    return tqdm(questions, desc="accept", unit="question", disable=None)
-
-
-def _engine(args: argparse.Namespace) -> Engine:
-    require_extra("server", "moa-bench accept")
-    # Imported late: this brings torch, and --help should answer at once.
-    from moa_drafter.checkpoint import shipped_checkpoint
-    from moa_drafter.target import DEFAULT_TARGET
-    from moa_server.transformers_engine import TransformersEngine
-
-    return TransformersEngine.load(args.model or DEFAULT_TARGET, args.drafter or shipped_checkpoint())
 
 
 def _figures(results: Results) -> dict[str, Any]:

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 
 from moa_bench.accept.tally import Tally
 from moa_bench.conversation import Answer, Conversation, RefusedError, Round
+from moa_bench.inprocess import Device
 from moa_bench.loopback import LoopbackVerifier
 from moa_bench.questions import Question
-from moa_runtime.bundle import Fingerprints
-from moa_runtime.drafters.base import Drafter
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits
-from moa_runtime.tokenizer import ChatTokenizer
+from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.engine import Engine
 
 
@@ -47,16 +46,6 @@ class AcceptSettings:
             raise MoaError(f"top-p must be above 0 and at most 1, not {self.sampling.top_p}")
         if not 0 <= self.sampling.seed < 1 << 64:
             raise MoaError(f"the seed must be a whole number of 64 bits, not {self.sampling.seed}")
-
-
-@dataclass(frozen=True)
-class Device:
-    """What a device has: a bundle's fingerprints and tokenizer, and a drafter for each conversation."""
-
-    fingerprints: Fingerprints
-    tokenizer: ChatTokenizer
-    new_drafter: Callable[[], Drafter]
-    stop_tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -105,6 +94,7 @@ def measure(
     settings: AcceptSettings,
     results: Results,
     on_answer: Callable[[str, Answer], None] = lambda turn, answer: None,
+    timeline: Timeline = NO_TIMELINE,
 ) -> None:
     """Hold every conversation to its end and count its rounds into ``results``, also when interrupted.
 
@@ -112,6 +102,7 @@ def measure(
 
     Args:
         on_answer: called with each user's turn and its answer.
+        timeline: gets the spans of both ends.
 
     Raises:
         RefusedError: bundle and engine do not belong together.
@@ -125,7 +116,7 @@ def measure(
                 for tally in tallies:
                     tally.add(outcome)
 
-            skipped = _converse(question, device, engine, settings, count, on_answer)
+            skipped = _converse(question, device, engine, settings, count, on_answer, timeline)
             results.skipped += [skipped] if skipped else []
             for tally in tallies:
                 tally.questions += 1
@@ -140,10 +131,11 @@ def _converse(
     settings: AcceptSettings,
     count: Callable[[Round], None],
     on_answer: Callable[[str, Answer], None],
+    timeline: Timeline,
 ) -> SkippedTurn | None:
     """Ask all turns of one question; returns the turn that did not fit, if any."""
-    verifier = LoopbackVerifier(engine)
-    conversation = Conversation(verifier, device.new_drafter(), device.fingerprints, device.stop_tokens)
+    verifier = LoopbackVerifier(engine, timeline)
+    conversation = Conversation(verifier, device.new_drafter(), device.fingerprints, device.stop_tokens, timeline)
     history: list[dict[str, str]] = []
     try:
         for number, text in enumerate(question.turns, 1):

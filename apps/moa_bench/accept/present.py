@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from moa_bench.output import Headline
 from moa_bench.table import Table
 
 if TYPE_CHECKING:
@@ -29,6 +30,14 @@ def tables(result: dict[str, Any]) -> list[Table]:
     ]
 
 
+def headlines(result: dict[str, Any]) -> list[Headline]:
+    """See :class:`moa_bench.output.Presentation`."""
+    return [
+        ("tokens per round (tau)", result["tau"]),
+        ("share accepted of first drafted tokens", result["accuracy_by_depth"][0]),
+    ]
+
+
 def draw(result: dict[str, Any], figure: Figure) -> None:
     """Tau by task, the histogram of accepted lengths, and accuracy by depth."""
     taus, histogram, accuracy = figure.subplots(1, 3)
@@ -36,6 +45,8 @@ def draw(result: dict[str, Any], figure: Figure) -> None:
     bars = taus.barh([name for name, _ in named], [tau for _, tau in named])
     taus.bar_label(bars, fmt="%.2f", padding=2)
     taus.invert_yaxis()
+    taus.margins(x=0.15)  # room for the labels
+    taus.grid(False)  # no lines through them
     taus.set(title="tau by task", xlabel="tokens committed per round", xlim=(0, None))
     lengths = range(len(result["accepted_length_histogram"]))
     histogram.bar(lengths, result["accepted_length_histogram"])

@@ -15,6 +15,7 @@ import math
 import random
 from dataclasses import dataclass, replace
 
+from moa_bench.link.traces import Trace
 from moa_runtime.errors import MoaError
 
 MBIT = 1_000_000
@@ -31,9 +32,12 @@ class LinkProfile:
         round_trip_ms: added delay, ms, half of it each way.
         jitter_ms: each one-way delay is drawn evenly from `round_trip_ms / 2 +- jitter_ms`, ms, never below 0.
         outages: `(start, duration)` in seconds after the first connection, in order and apart: nothing passes.
+        down_trace: when bytes pass towards the client, instead of a rate; it begins with the first connection.
+        up_trace: when bytes pass towards the verifier, likewise.
 
     Raises:
-        MoaError: a rate that is not above 0, a negative time, outages that overlap or are out of order.
+        MoaError: a rate that is not above 0, a rate beside a trace, a negative time, outages that overlap or are out
+            of order.
     """
 
     name: str
@@ -42,11 +46,15 @@ class LinkProfile:
     round_trip_ms: float
     jitter_ms: float = 0.0
     outages: tuple[tuple[float, float], ...] = ()
+    down_trace: Trace | None = None
+    up_trace: Trace | None = None
 
     def __post_init__(self) -> None:
-        for rate in (self.down_bits_per_s, self.up_bits_per_s):
+        for rate, trace in ((self.down_bits_per_s, self.down_trace), (self.up_bits_per_s, self.up_trace)):
             if rate is not None and not (0 < rate < math.inf):
                 raise MoaError(f"Link profile {self.name!r} has a rate of {rate} bit/s; it must be above 0, or None.")
+            if rate is not None and trace is not None:
+                raise MoaError(f"Link profile {self.name!r} has a rate beside a trace; a direction takes one of them.")
         for ms in (self.round_trip_ms, self.jitter_ms):
             if not 0 <= ms < math.inf:
                 raise MoaError(f"Link profile {self.name!r} has a time of {ms} ms; it must be 0 or more.")

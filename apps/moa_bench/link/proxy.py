@@ -3,12 +3,13 @@
     async with Link(get_profile("lte"), "127.0.0.1", 8765) as link:
         ...  # connect to 127.0.0.1:link.port instead of the verifier
 
-It shapes bytes, not messages. Each direction has one rate, shared by all connections, and its own delay: a chunk that
-arrives at `t` is on the wire until `end = max(t, end of the chunk before) + bits / rate` and is handed over at
-`end + delay`. A queue that is full is not read from, so the sender feels it as it would feel a full modem.
+It shapes bytes, not messages. Each direction has one wire, shared by all connections, and its own delay: a chunk that
+arrives at `t` is on the wire until `end = max(t, end of the chunk before) + bits / rate`, or until a trace has let all
+its bytes through, and is handed over at `end + delay`. A queue that is full is not read from, so the sender feels it
+as it would feel a full modem.
 
-An outage stops the link's clock: nothing is handed over, sockets hang without a reset, and everything due waits; when
-the clock runs again, each byte goes on with the time it had left.
+The link's clock begins with the first connection. An outage stops it: nothing is handed over, sockets hang without a
+reset, and everything due waits; when the clock runs again, each byte goes on with the time it had left.
 
 What it does not do: TCP's own handshake, slow start and back-off after an outage happen on loopback, so a real network
 adds a round trip to each new connection and some time after a long outage. Rates count payload, not packet headers.
@@ -25,13 +26,9 @@ import struct
 from types import TracebackType
 
 from moa_bench.link.profiles import LinkProfile
+from moa_bench.link.wire import READ_BYTES, Wire, wire_of
 from moa_runtime.errors import MoaError
 
-READ_BYTES = 16 * 1024
-PACKET_BYTES = 1500
-CHUNK_S = 0.002  # wire time of a chunk at most, unless that is less than a packet
-WAITING_BYTES = 64 * 1024  # what may wait for the wire, per connection and direction
-UNLIMITED_QUEUE_BYTES = 1024 * 1024
 SOCKET_BYTES = 128 * 1024  # fixed, or the kernel lets its buffers grow to megabytes and hides the back-pressure
 
 
@@ -47,6 +44,10 @@ class _LinkClock:
 
     def now(self) -> float:
         return (self._loop.time() if self._stopped_at is None else self._stopped_at) - self._lost
+
+    def begin(self) -> None:
+        """Set the clock to 0."""
+        self._lost += self.now()
 
     def stop(self) -> None:
         if self._stopped_at is None:
@@ -70,31 +71,23 @@ class _LinkClock:
 
 
 class _Direction:
-    """The wire one way: its rate and delay, and what has come out of it, over all connections."""
+    """One way of the link: its wire and delay, and what has come out of it, over all connections."""
 
-    def __init__(self, clock: _LinkClock, bits_per_s: float | None, delay_s: float, jitter_s: float, seed: str) -> None:
+    def __init__(self, clock: _LinkClock, wire: Wire, delay_s: float, jitter_s: float, seed: str) -> None:
         self.clock = clock
+        self.chunk_bytes = wire.chunk_bytes
+        self.queue_bytes = wire.queue_bytes(delay_s + jitter_s)
         self.delivered_bytes = 0
-        self._bits_per_s = bits_per_s
+        self._wire = wire
         self._delay_s = delay_s
         self._jitter_s = jitter_s
         self._random = random.Random(seed)
-        self._free_at = 0.0
-        if bits_per_s is None:
-            self.chunk_bytes = READ_BYTES
-            self.queue_bytes = UNLIMITED_QUEUE_BYTES
-        else:
-            self.chunk_bytes = min(READ_BYTES, max(PACKET_BYTES, int(bits_per_s * CHUNK_S / 8)))
-            # What is under way does not wait: without room for it, a long delay would lower the rate.
-            self.queue_bytes = WAITING_BYTES + int(bits_per_s * (delay_s + jitter_s) / 8)
 
     def due(self, size: int) -> float:
         """Put `size` bytes on the wire; the link time (s) at which the last of them comes out."""
-        self._free_at = max(self._free_at, self.clock.now())
-        if self._bits_per_s is not None:
-            self._free_at += size * 8 / self._bits_per_s
+        through = self._wire.transmit(size, self.clock.now())
         jitter = self._random.uniform(-self._jitter_s, self._jitter_s) if self._jitter_s else 0.0
-        return self._free_at + max(0.0, self._delay_s + jitter)
+        return through + max(0.0, self._delay_s + jitter)
 
 
 class _Flow:
@@ -134,8 +127,8 @@ class _Flow:
                 await self._direction.clock.sleep_until(due)
                 if not data:
                     break
+                self._direction.delivered_bytes += len(data)  # first: who receives the bytes may read the counter
                 writer.write(data)
-                self._direction.delivered_bytes += len(data)
                 await writer.drain()
                 self._queued_bytes -= len(data)
                 if self._queued_bytes < self._direction.queue_bytes:
@@ -187,8 +180,10 @@ class Link:
         profile = self.profile
         self._clock = _LinkClock()
         delay, jitter = profile.round_trip_ms / 2000, profile.jitter_ms / 1000
-        self._up = _Direction(self._clock, profile.up_bits_per_s, delay, jitter, f"up {self._seed}")
-        self._down = _Direction(self._clock, profile.down_bits_per_s, delay, jitter, f"down {self._seed}")
+        up = wire_of(profile.up_bits_per_s, profile.up_trace)
+        down = wire_of(profile.down_bits_per_s, profile.down_trace)
+        self._up = _Direction(self._clock, up, delay, jitter, f"up {self._seed}")
+        self._down = _Direction(self._clock, down, delay, jitter, f"down {self._seed}")
         try:
             self._server = await asyncio.start_server(self._accept, self._host, self.port, limit=READ_BYTES)
         except (OSError, OverflowError) as error:
@@ -243,7 +238,8 @@ class Link:
             task.cancel()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._outages is None and self.profile.outages:
+        if self._outages is None:  # the first connection
+            self._clock.begin()
             self._outages = asyncio.create_task(self._run_outages())
         task = asyncio.create_task(self._connect(reader, writer))
         self._connections.add(task)

@@ -149,6 +149,11 @@ def _answer(
             yield from ((p, a) for p, a in zip(part, answers, strict=True) if len(a) > 1 and not repetitive(a))
 
 
+def answer_greedily(target: Target, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
+    """The target's greedy answers to token prompts, one batch; each ends with its stop token where it ended."""
+    return _generate(target, prompts, new_tokens, do_sample=False)
+
+
 @torch.no_grad()
 def _generate(target: Target, prompts: Sequence[Sequence[int]], new_tokens: int, **options: Any) -> list[list[int]]:
     """Batched generation; each result ends with its stop token where it ended."""

@@ -1,4 +1,4 @@
-"""Export target ``onnx``: the device half as one ONNX file with 8-bit weights, for onnxruntime."""
+"""Export target ``onnx``: the device half as one ONNX file, for onnxruntime on a CPU and in a browser."""
 
 from __future__ import annotations
 
@@ -7,28 +7,32 @@ from typing import Any, ClassVar
 
 import onnx
 import torch
-from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from onnxruntime.quantization.onnx_model import ONNXModel
 from torch.export import Dim
 
 from moa_drafter.config import DrafterConfig
 from moa_drafter.model import MoADrafter
 from moa_export.device_half import DeviceHalf, signature
-from moa_export.recipe import Recipe
+from moa_export.embedding import QuantisedEmbedding
+from moa_export.errors import ExportError
+from moa_export.recipe import Recipe, Weights
 from moa_export.targets.base import Artifact, TargetOptions
+from moa_export.targets.onnx_weights import halve_weights, quantise_products
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.bundle import TensorSpec
 
 GRAPH_FILE = "device_half.onnx"
-#: ``MatMulNBits``: quantise activations to int8 on the fly, so that the products run in integers.
-_INT8_ACTIVATIONS = 4
 # Sizes to trace with. All differ and none is 0 or 1, which the tracer would take for constants.
 _TRACED_SIZES = {"T": 3, "Q": 2, "S": 5, "M": 7, "S+T": 8}
 
 
 class OnnxTarget:
-    """See :class:`moa_export.targets.base.ExportTarget`."""
+    """See :class:`moa_export.targets.base.ExportTarget`.
+
+    Integer weights become ``MatMulNBits``, whose activations are rounded to int8 in groups of the same size, so
+    that products run in integers. 16 bits halve the file; onnxruntime widens the weights when it loads them.
+    """
 
     extra: ClassVar[str] = "export"
 
@@ -37,25 +41,56 @@ class OnnxTarget:
 
     def check(self, config: DrafterConfig) -> None:
         """See :meth:`moa_export.targets.base.ExportTarget.check`."""
+        decoder = config.decoder
+        sizes = {"hidden size": decoder.hidden_size, "FFN": decoder.intermediate_size}
+        sizes["attention width"] = decoder.num_heads * decoder.head_dim
+        for part in (self._recipe.linear, self._recipe.head):
+            if part.is_integer and part.group_size not in (16, 32, 64, 128, 256):
+                raise ExportError(f"onnx takes group sizes of 16, 32, 64, 128 or 256, not {part.group_size}")
+            _check_divides(part, sizes)
+        if self._recipe.embedding.is_integer:
+            _check_divides(self._recipe.embedding, {"embedding's width": decoder.hidden_size})
 
     def export(self, drafter: MoADrafter, folder: Path) -> list[Artifact]:
         """Write a single ONNX file."""
-        model = capture(drafter, self._recipe)
-        if self._recipe.linear.is_integer:
-            model = quantise_weights(model, self._recipe)
-        inputs, outputs = signature(drafter.config, self._recipe.top_k)
+        recipe = self._recipe
+        model = capture(drafter, recipe)
+        model = quantise_products(
+            model,
+            recipe.linear,
+            recipe.head,
+            head_size=drafter.config.draft_vocab_size,
+            integer_activations=recipe.activation_bits == 8,
+        )
+        if 16 in (recipe.linear.bits, recipe.head.bits, recipe.embedding.bits):
+            halve_weights(model)
+        inputs, outputs = signature(drafter.config, recipe.top_k)
         _tidy(model.graph, inputs, outputs)
         onnx.save(model, folder / GRAPH_FILE)
-        return [Artifact("onnx", GRAPH_FILE, inputs, outputs)]
+        opsets = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
+        return [Artifact("onnx", GRAPH_FILE, inputs, outputs, details={"opsets": opsets})]
 
     def runner(self, folder: Path, artifact: Artifact) -> Backend:
         """onnxruntime on the CPU."""
         return OnnxBackend(folder / artifact.file)
 
 
+def _check_divides(weights: Weights, sizes: dict[str, int]) -> None:
+    if not weights.is_integer or not weights.group_size:
+        return
+    for name, size in sizes.items():
+        if size % weights.group_size:
+            raise ExportError(
+                f"a group size of {weights.group_size} does not divide the drafter's {name} of {size}: choose a "
+                "divisor with --group-size"
+            )
+
+
 def capture(drafter: MoADrafter, recipe: Recipe) -> onnx.ModelProto:
-    """Trace the device half into an ONNX model with float32 weights and a quantised embedding."""
-    half = DeviceHalf(drafter, embedding_bits=recipe.embedding.bits, top_k=recipe.top_k).eval()
+    """Trace the device half into an ONNX model with float32 matrices; the embedding may be quantised already."""
+    weights = recipe.embedding
+    embed = QuantisedEmbedding(drafter.embedding, weights) if weights.is_integer else None
+    half = DeviceHalf(drafter, top_k=recipe.top_k, embed=embed).eval()
     inputs, outputs = signature(drafter.config, recipe.top_k)
     dynamic = {s.name: {i: Dim.DYNAMIC for i, n in enumerate(s.shape) if isinstance(n, str)} for s in inputs}
     with torch.no_grad():
@@ -68,23 +103,9 @@ def capture(drafter: MoADrafter, recipe: Recipe) -> onnx.ModelProto:
             external_data=False,
             verbose=False,
         )
-    return exported.model_proto
-
-
-def quantise_weights(model: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
-    """Linear layers and the head to ``weight_bits`` in groups of ``group_size``, symmetric."""
-    wrapped = ONNXModel(model)
-    wrapped.replace_gemm_with_matmul()  # the quantiser knows MatMul only
-    del wrapped.model.graph.value_info[:]  # shapes of the transposed weights are no longer true
-    quantiser = MatMulNBitsQuantizer(
-        wrapped.model,
-        bits=recipe.linear.bits,
-        block_size=recipe.linear.group_size,
-        is_symmetric=True,
-        accuracy_level=_INT8_ACTIVATIONS,
-    )
-    quantiser.process()
-    return quantiser.model.model
+    wrapped = ONNXModel(exported.model_proto)
+    wrapped.replace_gemm_with_matmul()  # what quantises the products knows MatMul only
+    return wrapped.model
 
 
 def _example(spec: TensorSpec) -> torch.Tensor:

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import importlib
+from dataclasses import dataclass
+
 from moa_runtime.backends.base import Backend
-from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
 
-BACKENDS = {"onnx": OnnxBackend}
+
+@dataclass(frozen=True)
+class _Entry:
+    """Which graph of a bundle a backend runs, and the class that does."""
+
+    graph: str
+    module: str
+    attribute: str
 
 
-def load_backend(bundle: Bundle, name: str = "onnx", *, threads: int = 2) -> Backend:
+#: In the order in which they are tried where none is named.
+BACKENDS = {
+    "onnx": _Entry("onnx", "moa_runtime.backends.onnx", "OnnxBackend"),
+    "executorch": _Entry("executorch", "moa_runtime.backends.executorch", "ExecutorchBackend"),
+    "coreml": _Entry("coreml-stateless", "moa_runtime.backends.coreml", "CoremlBackend"),
+}
+
+
+def load_backend(bundle: Bundle, name: str | None = None, *, threads: int = 2) -> Backend:
     """Load the device half of a bundle.
 
     Args:
+        name: a key of :data:`BACKENDS`; the first whose graph the bundle holds when omitted.
         threads: processor threads for one step, at least 1.
 
     Raises:
-        MoaError: an unknown backend, or one that cannot load the bundle's graph.
+        MoaError: an unknown backend, one whose packages or system are not there, or one that cannot load the
+            bundle's graph.
     """
+    if name is None:
+        name = next((known for known, entry in BACKENDS.items() if entry.graph in bundle.manifest.targets), "onnx")
     if name not in BACKENDS:
-        available = ", ".join(sorted(BACKENDS))
-        raise MoaError(
-            f"unknown backend {name!r}: available: {available}; coreml and executorch come in a later version"
-        )
-    return BACKENDS[name](bundle.graph_path(name), threads=threads)
+        raise MoaError(f"unknown backend {name!r}: choose one of {', '.join(BACKENDS)}")
+    entry = BACKENDS[name]
+    graph = bundle.graph_path(entry.graph)
+    backend: Backend = getattr(importlib.import_module(entry.module), entry.attribute)(graph, threads=threads)
+    return backend

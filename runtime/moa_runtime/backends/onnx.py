@@ -30,14 +30,10 @@ class OnnxBackend:
     def __init__(self, graph: Path, *, threads: int = 2) -> None:
         if threads < 1:
             raise MoaError(f"threads must be at least 1, not {threads}")
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        # Between two steps the device waits for the network; spinning threads would drain its battery.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
-            self._session = ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+            self._session = ort.InferenceSession(
+                str(graph), session_options(threads), providers=["CPUExecutionProvider"]
+            )
             inputs = {tensor.name: tensor.shape for tensor in self._session.get_inputs()}
             outputs = {tensor.name: tensor.shape for tensor in self._session.get_outputs()}
             _, self._kv_heads, self._head_dim = inputs["self_keys"]
@@ -76,3 +72,14 @@ class OnnxBackend:
             "memory_values": memory_values,
         }
         return StepResult(*self._session.run(_OUTPUTS, feed))
+
+
+def session_options(threads: int) -> ort.SessionOptions:
+    """How onnxruntime is set up for the device half; benchmarks set up what they compare with it alike."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # Between two steps the device waits for the network; spinning threads would drain its battery.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options

@@ -25,7 +25,8 @@ class Sampling:
 class Verify:
     """Work for the engine: run the target over ``draft``, a tree of ``parents`` after ``prefix``.
 
-    ``prefix`` is the whole committed conversation; ``rows_from`` the first memory row the client lacks.
+    ``prefix`` is the whole committed conversation, the last ``supplied`` tokens of it from this frame;
+    ``rows_from`` the first memory row the client lacks.
     """
 
     prefix: tuple[int, ...]
@@ -33,6 +34,7 @@ class Verify:
     parents: tuple[int, ...]
     sampling: Sampling
     rows_from: int
+    supplied: int = 0
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,7 @@ class ServerSession:
         self._max_length = prompt.max_length
         sampling = prompt.sampling
         self._sampling = Sampling(sampling.temperature, sampling.top_p or 1.0, sampling.seed)
-        return Verify(tuple(self.committed), (), (), self._sampling, prompt.rows_from)
+        return Verify(tuple(self.committed), (), (), self._sampling, prompt.rows_from, len(prompt.tokens))
 
     def _draft(self, draft: wire.Draft) -> Verify | wire.ServerMessage | None:
         if draft.epoch < self._epoch:

@@ -1,0 +1,61 @@
+"""Device and verifier of the benchmarks that run both in this process."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from moa_bench.questions import Question
+from moa_runtime.backends.load import load_backend
+from moa_runtime.bundle import Bundle, Fingerprints
+from moa_runtime.drafters.base import Drafter
+from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.tokenizer import ChatTokenizer
+
+if TYPE_CHECKING:
+    from moa_server.transformers_engine import TransformersEngine
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a device has: a bundle's fingerprints and tokenizer, and a drafter for each conversation."""
+
+    fingerprints: Fingerprints
+    tokenizer: ChatTokenizer
+    new_drafter: Callable[[], Drafter]
+    stop_tokens: tuple[int, ...]
+
+
+def device_of(bundle: Bundle) -> Device:
+    """Raises MoaError: the bundle's graph or tokenizer cannot be loaded."""
+    backend, manifest = load_backend(bundle), bundle.manifest
+    return Device(
+        manifest.fingerprints,
+        ChatTokenizer.from_bundle(bundle),
+        # The graph is shared; each conversation has caches of its own.
+        lambda: MoaDrafter(backend, max_context=manifest.max_context, stop_tokens=manifest.stop_tokens),
+        manifest.stop_tokens,
+    )
+
+
+def engine_of(args: argparse.Namespace) -> TransformersEngine:
+    """The engine that ``--model`` and ``--drafter`` name.
+
+    Raises:
+        MoaError: what cannot be found, read, or does not fit together.
+    """
+    # Imported late: this brings torch, and --help should answer at once.
+    from moa_drafter.checkpoint import shipped_checkpoint
+    from moa_drafter.target import DEFAULT_TARGET
+    from moa_server.transformers_engine import TransformersEngine
+
+    return TransformersEngine.load(args.model or DEFAULT_TARGET, args.drafter or shipped_checkpoint())
+
+
+def with_progress(questions: list[Question], benchmark: str) -> Iterable[Question]:
+    """The questions, with a progress bar on stderr if that is a terminal."""
+    from tqdm import tqdm
+
+    return tqdm(questions, desc=benchmark, unit="question", disable=None)

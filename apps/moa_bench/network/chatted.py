@@ -1,0 +1,57 @@
+"""The runtime's own chat, with one drafter or another, or none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+from moa_bench.network.answer import Answer, Ask, Turn
+from moa_bench.network.settings import NetworkSettings
+from moa_runtime.answer import AnswerFinished, AnswerUpdate
+from moa_runtime.bundle import Bundle
+from moa_runtime.chat import Chat
+from moa_runtime.control import FixedLength
+from moa_runtime.drafters.base import Drafter
+from moa_runtime.transport import Endpoint
+
+
+@dataclass(frozen=True)
+class ChatMode:
+    """A new conversation for each answer.
+
+    Args:
+        new_drafter: what drafts the answer to a turn. With None the device proposes nothing and each round
+            asks the target for one token.
+    """
+
+    bundle: Bundle
+    new_drafter: Callable[[Turn], Drafter | None]
+    settings: NetworkSettings
+    in_rounds: ClassVar[bool] = True
+
+    @asynccontextmanager
+    async def connect(self, endpoint: Endpoint, turn: Turn) -> AsyncIterator[Ask]:
+        """See :meth:`moa_bench.network.answer.Mode.connect`."""
+        settings = self.settings
+        controller = FixedLength(settings.draft_length)
+        async with Chat(self.bundle, endpoint, drafter=self.new_drafter(turn), controller=controller) as chat:
+            await chat.open()
+
+            async def ask() -> Answer:
+                answer = Answer(time.perf_counter())
+                events = chat.send(turn.text, max_new_tokens=settings.max_new_tokens, sampling=settings.sampling)
+                async for event in events:
+                    if isinstance(event, AnswerUpdate):
+                        committed = [token for token in event.tokens if token.committed]
+                        if new := committed[len(answer.tokens) :]:
+                            tokens, origins = [token.token for token in new], [token.origin for token in new]
+                            answer.add(time.perf_counter(), tokens, origins)
+                    elif isinstance(event, AnswerFinished):
+                        statistics = event.statistics
+                        answer.payload_up, answer.payload_down = statistics.bytes_up, statistics.bytes_down
+                return answer
+
+            yield ask

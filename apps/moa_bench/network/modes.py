@@ -1,0 +1,39 @@
+"""The ways of serving there are, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from moa_bench.network.answer import Mode, Turn
+from moa_bench.network.chatted import ChatMode
+from moa_bench.network.oracle import OracleDrafter
+from moa_bench.network.settings import NetworkSettings
+from moa_bench.network.streamed import StreamMode
+from moa_runtime.backends.load import load_backend
+from moa_runtime.bundle import Bundle
+from moa_runtime.drafters.base import Drafter
+from moa_runtime.drafters.moa import MoaDrafter
+
+
+def make_modes(names: Sequence[str], bundle: Bundle, settings: NetworkSettings) -> dict[str, Mode]:
+    """Those of :data:`moa_bench.network.command.MODES` that are called ``names``, in the order of ``names``.
+
+    Raises:
+        MoaError: the bundle's graph cannot be loaded.
+    """
+
+    def chat(new_drafter: Callable[[Turn], Drafter | None]) -> Mode:
+        return ChatMode(bundle, new_drafter, settings)
+
+    def ours() -> Callable[[Turn], Drafter]:
+        backend, manifest = load_backend(bundle, threads=settings.threads), bundle.manifest
+        # The graph is shared; each answer has caches of its own.
+        return lambda turn: MoaDrafter(backend, max_context=manifest.max_context, stop_tokens=manifest.stop_tokens)
+
+    makers: dict[str, Callable[[], Mode]] = {
+        "stream": lambda: StreamMode(settings),
+        "per-call": lambda: chat(lambda turn: None),
+        "draft": lambda: chat(ours()),
+        "oracle": lambda: chat(lambda turn: OracleDrafter(len(turn.prompt), turn.reference)),
+    }
+    return {name: makers[name]() for name in names}

@@ -1,0 +1,54 @@
+"""A link that is cut in the middle of an answer, and what becomes of texts written meanwhile."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+from moa_bench.conversation import exchange, write_on
+from moa_bench.loopback import LoopbackVerifier
+from moa_runtime.drafters.base import Drafter
+from moa_runtime.session.client import ClientSession
+from moa_runtime.session.events import Origin
+
+
+class Outage:
+    """A conversation at the moment its link was cut, from which any number of texts can be tried.
+
+    Each is tried on a copy of the session. To the verifier, the next copy that reconnects is a client which
+    never got the last verdict: it decides again from the cut on, alike.
+
+    Args:
+        session: disconnected, while an answer runs and nothing is tentative.
+        verifier: the other end of its conversation.
+    """
+
+    def __init__(self, session: ClientSession, verifier: LoopbackVerifier) -> None:
+        self._session, self._verifier = session, verifier
+
+    @property
+    def committed(self) -> list[int]:
+        """The conversation up to the cut."""
+        return list(self._session.committed)
+
+    def write(self, writer: Drafter, most: int) -> list[int]:
+        """What ``writer`` writes alone: ``most`` tokens, fewer where it ends the turn or knows nothing more."""
+        session = copy.deepcopy(self._session)
+        write_on(session, writer, most, Origin.OFFLINE)
+        return list(session.tentative)
+
+    def reconnect(self, text: Sequence[int]) -> int:
+        """How many tokens of ``text``, written since the cut, the target keeps when the link is back.
+
+        Args:
+            text: at most as long as one draft may be, so that one verdict covers it.
+
+        Raises:
+            RefusedError: the verifier answered with a fault.
+        """
+        session = copy.deepcopy(self._session)
+        session.extend(text, Origin.OFFLINE)
+        session.connect()
+        exchange(session, self._verifier)  # the greeting; once welcome, the session proposes the text
+        committed = exchange(session, self._verifier)
+        return sum(origin is Origin.OFFLINE for event in committed for origin in event.origins)

@@ -1,0 +1,67 @@
+"""From what clients noted to the figures of one load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moa_bench.latency import mean_ms, percentile_ms, token_latencies
+from moa_bench.result import rounded
+from moa_bench.server.measure import Load, WindowResult
+from moa_bench.server.modes import MODES
+
+
+def figures_of(
+    windows: Mapping[Load, Sequence[WindowResult]], seconds: float, client_cpus: int
+) -> dict[str, dict[str, Any]]:
+    """``sessions.<N>.<mode>``, and ``speedup.<N>``: tokens per second in draft mode over those streamed.
+
+    Args:
+        seconds: of each window.
+        client_cpus: processors that all clients share.
+    """
+    sessions: dict[str, dict[str, Any]] = {}
+    for load, measured in windows.items():
+        sessions.setdefault(str(load.clients), {})[load.mode] = _load_figures(load, measured, seconds, client_cpus)
+    return {"sessions": sessions, "speedup": {clients: _speedup(modes) for clients, modes in sessions.items()}}
+
+
+def _load_figures(load: Load, windows: Sequence[WindowResult], seconds: float, client_cpus: int) -> dict[str, Any]:
+    """All windows of one load together; see the benchmark's --help for what the figures mean."""
+    clients = [client for window in windows for client in window.clients]
+    answers = [answer for client in clients for answer in client.answers]
+    begun = [answer for answer in answers if answer.bursts]
+    first_tokens = [answer.bursts[0].at - answer.asked_at for answer in begun]
+    latencies = [latency for answer in begun for latency in token_latencies(answer.bursts)]
+    verdicts = sum(len(answer.bursts) - 1 for answer in begun)
+    by_window = [_tokens(window) for window in windows]
+    tokens = sum(by_window)
+    memories = [window.peak_memory for window in windows if window.peak_memory is not None]
+    time_measured = seconds * len(windows)
+    return {
+        "tokens": tokens,
+        "answers": len(answers),
+        "tokens_per_s": rounded(tokens / time_measured),
+        "tokens_per_s_by_window": [rounded(count / seconds) for count in by_window],
+        "ms_per_token": {
+            "mean": mean_ms(latencies),
+            "p50": percentile_ms(latencies, 50),
+            "p95": percentile_ms(latencies, 95),
+        },
+        "ttft_ms": {"mean": mean_ms(first_tokens), "p95": percentile_ms(first_tokens, 95)},
+        "passes_per_token": rounded(sum(window.passes for window in windows) / tokens) if tokens else None,
+        "tokens_per_round": rounded(len(latencies) / verdicts) if load.mode == "draft" and verdicts else None,
+        "peak_memory_mb": round(max(memories) / 1e6, 1) if memories else None,
+        "client_cpu_share": rounded(sum(client.cpu_s for client in clients) / (time_measured * client_cpus)),
+    }
+
+
+def _tokens(window: WindowResult) -> int:
+    return sum(burst.tokens for client in window.clients for answer in client.answers for burst in answer.bursts)
+
+
+def _speedup(modes: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """None while a mode is missing or wrote nothing."""
+    if not all(modes.get(mode, {}).get("tokens_per_s") for mode in MODES):
+        return None
+    return rounded(modes["draft"]["tokens_per_s"] / modes["stream"]["tokens_per_s"])

@@ -1,0 +1,102 @@
+"""The two ways in which a client has its questions answered, one question after the other without end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import httpx
+
+from moa_bench.prompts import Prompt
+from moa_bench.server.record import Recorder
+from moa_bench.streaming import stream_decode
+from moa_runtime.answer import LinkChanged
+from moa_runtime.backends.base import Backend
+from moa_runtime.bundle import Bundle
+from moa_runtime.chat import Chat
+from moa_runtime.control import FixedLength
+from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.driver import DriverSettings
+from moa_runtime.session.events import Sampling
+from moa_runtime.transport import Endpoint
+
+MODES = ("draft", "stream")
+
+# Longer than any queue before the verifier.
+_PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a client asks, and with what settings.
+
+    Attributes:
+        http_url: see :attr:`moa_bench.verifier.Verifier.http_url`.
+        draft_length: tokens of each draft, a chain.
+        max_new_tokens: tokens of an answer at most.
+    """
+
+    endpoint: Endpoint
+    http_url: str
+    prompts: Sequence[Prompt]
+    draft_length: int
+    max_new_tokens: int
+    sampling: Sampling
+
+
+async def draft(bundle: Bundle, backend: Backend, work: Workload, recorder: Recorder) -> None:
+    """Ask in draft mode, each question in a conversation and on a connection of its own.
+
+    A client waits for its verdicts, however late. On its own device it would write on meanwhile; here that
+    would only take processor time from the other clients.
+
+    Raises:
+        MoaError: the verifier refuses, or is not there.
+    """
+    manifest = bundle.manifest
+    for prompt in itertools.cycle(work.prompts):
+        chat = Chat(
+            bundle,
+            work.endpoint,
+            drafter=MoaDrafter(backend, max_context=manifest.max_context, stop_tokens=manifest.stop_tokens),
+            controller=FixedLength(work.draft_length),
+            settings=DriverSettings(late_after_s=_PATIENCE_S, prefill_late_after_s=_PATIENCE_S),
+        )
+        try:
+            await chat.open()
+            await _follow(chat, prompt, work, recorder)
+        finally:
+            await chat.close()
+
+
+async def _follow(chat: Chat, prompt: Prompt, work: Workload, recorder: Recorder) -> None:
+    committed = 0
+    recorder.asked()
+    sending = chat.send(prompt.text, max_new_tokens=work.max_new_tokens, sampling=work.sampling)
+    async with aclosing(sending) as events:
+        async for event in events:
+            if isinstance(event, LinkChanged):
+                continue
+            confirmed = sum(token.committed for token in event.tokens)
+            if confirmed > committed:
+                recorder.committed(confirmed - committed)
+                committed = confirmed
+
+
+async def stream(work: Workload, recorder: Recorder) -> None:
+    """Have the target alone answer, token by token, all over one kept-alive connection.
+
+    Raises:
+        MoaError: the verifier refuses, or is not there.
+    """
+    async with httpx.AsyncClient(timeout=_PATIENCE_S, trust_env=False) as client:
+        for prompt in itertools.cycle(work.prompts):
+            recorder.asked()
+            decoding = stream_decode(
+                client, work.http_url, work.endpoint.token, prompt.tokens, work.max_new_tokens, work.sampling
+            )
+            async with aclosing(decoding) as tokens:
+                async for _ in tokens:
+                    recorder.committed(1)

@@ -1,0 +1,121 @@
+"""``moa-export inspect``, ``verify`` and ``diff``: looking at bundles that exist."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from moa_export.table import Row, format_rows
+from moa_runtime.bundle import Bundle, read_manifest
+from moa_runtime.extras import require_extra
+
+
+def inspect(words: Sequence[str]) -> int:
+    """Print what a bundle holds; its files are not read."""
+    parser = argparse.ArgumentParser(prog="moa-export inspect", description="What a bundle holds.")
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    parser.add_argument("--json", action="store_true", help="print the manifest")
+    args = parser.parse_args(words)
+    manifest = read_manifest(args.bundle)
+    if args.json:
+        print(manifest.to_json(), end="")
+        return 0
+    print(format_rows([Row(name, t.file, t.bytes, t.checks) for name, t in manifest.targets.items()]))
+    prints = manifest.fingerprints
+    facts = {
+        "target": f"{manifest.target} ({prints.target})",
+        "drafter": prints.drafter,
+        "tokenizer": prints.tokenizer,
+        "context": f"{manifest.max_context} tokens",
+        "vocabulary": f"{manifest.draft_vocab_size} of {manifest.vocab_size} tokens can be drafted",
+        "recipe": ", ".join(f"{part} {manifest.recipe[part]['bits']} bits" for part in ("linear", "head", "embedding")),
+        "made with": ", ".join(f"{name} {number}" for name, number in manifest.tools.items()),
+    }
+    for name, fact in facts.items():
+        print(f"{name:<12} {fact}")
+    return 0
+
+
+def verify(words: Sequence[str]) -> int:
+    """Check a bundle's files; then run its graphs beside PyTorch as the export did."""
+    parser = argparse.ArgumentParser(
+        prog="moa-export verify", description="Check a bundle's files, and compare its graphs with PyTorch again."
+    )
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    parser.add_argument("--files-only", action="store_true", help="check SHA-256 and manifest only; needs no torch")
+    parser.add_argument("--model", metavar="NAME", help="target model it was exported for (default: the built-in one)")
+    parser.add_argument("--drafter", type=Path, metavar="DIR", help="checkpoint (default: the shipped one)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    args = parser.parse_args(words)
+    bundle = Bundle.open(args.bundle)
+    found: dict[str, Any] = {
+        "bundle": str(args.bundle),
+        "files": {"status": "passed", "count": len(bundle.manifest.files)},
+    }
+    rows: list[Row] = []
+    failures: list[str] = []
+    if not args.files_only:
+        require_extra("export", "moa-export verify")
+        from moa_export.quiet import quiet_toolchain, toolchain_log
+
+        with quiet_toolchain(toolchain_log()) as terminal:
+            from moa_export.progress import Progress
+            from moa_export.verification import prove_again
+
+            progress = Progress(terminal, quiet=args.quiet)
+            proofs = prove_again(bundle, model=args.model, drafter=args.drafter, progress=progress)
+        for name, proof in proofs.items():
+            entry = bundle.manifest.targets[name]
+            rows.append(Row(name, entry.file, entry.bytes, proof.checks, proof.step_ms))
+            failures += [f"{name}: {reason}" for reason in proof.failures]
+        found["targets"] = {row.name: {"step_ms": row.step_ms, **row.checks} for row in rows}
+    if args.json:
+        print(json.dumps(found))
+    else:
+        print(f"{len(bundle.manifest.files)} files are whole")
+        if rows:
+            print(format_rows(rows))
+    for failure in failures:
+        print(f"moa-export: failed: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def diff(words: Sequence[str]) -> int:
+    """Print what differs between two bundles: exit status 0 for nothing, 1 for something."""
+    parser = argparse.ArgumentParser(prog="moa-export diff", description="What differs between two bundles.")
+    parser.add_argument("a", type=Path, metavar="A")
+    parser.add_argument("b", type=Path, metavar="B")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args(words)
+    sides = [dict(_flat(json.loads(read_manifest(folder).to_json()))) for folder in (args.a, args.b)]
+    keys = sorted(sides[0].keys() | sides[1].keys())
+    differing = {key: [side.get(key) for side in sides] for key in keys if sides[0].get(key) != sides[1].get(key)}
+    if args.json:
+        print(json.dumps(differing))
+    elif not differing:
+        print("the bundles are the same")
+    else:
+        for key, (a, b) in differing.items():
+            print(f"{key}: {_shown(a)} -> {_shown(b)}")
+    return 1 if differing else 0
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves of nested mappings, ``("files/device_half.onnx/bytes", 5)``; lists count as leaves."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{path}/{key}" if path else str(key))
+    else:
+        yield path, value
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else str(value)
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"inspect": inspect, "verify": verify, "diff": diff}

@@ -1,0 +1,185 @@
+"""``moa-export --target ...`` on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moa_export.errors import ExportError
+from moa_export.presets import DEFAULT_PRESET, PRESETS, read_config, resolve
+from moa_export.recipe import Recipe
+from moa_export.table import Row, format_rows
+from moa_runtime.extras import require_extra
+from moa_runtime.paths import default_bundle
+
+if TYPE_CHECKING:
+    from moa_export.pipeline import ExportSettings, Made, Report
+
+#: Extras by target; ``--target all`` needs them all. Known here so that a missing one is said at once.
+EXTRAS = {"onnx": "export", "executorch": "executorch", "coreml": "coreml"}
+DELEGATES = ("xnnpack", "coreml", "vulkan")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--target", metavar="NAME", help=f"what to export for: {', '.join(EXTRAS)}, several with commas, or all"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=default_bundle(), metavar="DIR", help="the bundle's folder (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--model", metavar="NAME", help="target model: built-in name, Hub id or folder (default smollm2-135m-instruct)"
+    )
+    parser.add_argument("--drafter", type=Path, metavar="DIR", help="moa-train checkpoint (default: the shipped one)")
+    recipe = parser.add_argument_group("recipe", "single options win over a preset, a preset over the file")
+    recipe.add_argument("--preset", help=f"{', '.join(PRESETS)} (default {DEFAULT_PRESET}): 4, 8 or 32 bits")
+    recipe.add_argument("--config", type=Path, metavar="YAML", help="a file with the same settings")
+    recipe.add_argument("--bits", type=int, metavar="N", help="of all weights: 4, 8, 16 or 32")
+    recipe.add_argument("--head-bits", type=int, metavar="N", help="of the draft head")
+    recipe.add_argument("--embedding-bits", type=int, metavar="N", help="of the token embedding")
+    recipe.add_argument(
+        "--group-size", type=int, metavar="N", help="weights that share a scale; a multiple of 16, 0 for a whole row"
+    )
+    recipe.add_argument(
+        "--backend",
+        metavar="NAME",
+        help=f"delegates of an ExecuTorch program, several with commas: {', '.join(DELEGATES)} (default xnnpack)",
+    )
+    recipe.add_argument(
+        "--context", type=int, metavar="TOKENS", help="positions of caches that have a fixed size (default 2048)"
+    )
+    parser.add_argument("--force", action="store_true", help="replace an existing bundle")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything, say what would be done, write nothing"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export and print the report.
+
+    Raises:
+        MoaError: bad input, or a check that failed.
+    """
+    config = read_config(args.config) if args.config else {}
+    options = {"bits": args.bits, "group_size": args.group_size}
+    options |= {"head_bits": args.head_bits, "embedding_bits": args.embedding_bits}
+    recipe = resolve(config, preset_name=args.preset, options=options)
+    targets = _targets(args.target or config.get("target"))
+
+    from moa_export.bundle_writer import check_output
+
+    check_output(args.out, force=args.force)
+    # Several targets may name the same extra; all are checked before any work.
+    for extra in dict.fromkeys(EXTRAS[name] for name in targets):
+        require_extra(extra, "moa-export")
+
+    # Seconds of imports, and not there on a device: only now. They are loud, too.
+    from moa_export.quiet import quiet_toolchain, toolchain_log
+
+    with contextlib.ExitStack() as stack:
+        terminal = stack.enter_context(quiet_toolchain(toolchain_log()))
+        from moa_export.pipeline import export_bundle, plan
+        from moa_export.progress import Progress
+
+        settings = _settings(args, config, targets, recipe)
+        progress = Progress(terminal, quiet=args.quiet)
+        if args.dry_run:
+            planned = plan(settings)
+            report = None
+        else:
+            report = export_bundle(args.out, settings, progress, force=args.force)
+    if report is None:
+        _print_plan(args, settings, planned)
+        return 0
+    for note in report.notes:
+        print(f"moa-export: note: {note}", file=sys.stderr)
+    print(json.dumps(_as_json(report)) if args.json else _as_table(report))
+    return 0
+
+
+def _targets(given: str | None) -> tuple[str, ...]:
+    """Raises ExportError: none, or one that there is not."""
+    if not given:
+        raise ExportError(f"say what to export for: --target {', '.join(EXTRAS)} or all")
+    if given == "all":
+        return tuple(EXTRAS)
+    names = tuple(dict.fromkeys(name.strip() for name in str(given).split(",")))
+    if unknown := [name for name in names if name not in EXTRAS]:
+        raise ExportError(f"unknown --target {unknown[0]!r}: choose one of {', '.join(EXTRAS)}, all")
+    return names
+
+
+def _settings(
+    args: argparse.Namespace, config: Mapping[str, Any], targets: tuple[str, ...], recipe: Recipe
+) -> ExportSettings:
+    from moa_drafter.checkpoint import shipped_checkpoint
+    from moa_drafter.target import DEFAULT_TARGET
+    from moa_export.pipeline import ExportSettings
+    from moa_export.targets.base import TargetOptions
+
+    delegates = tuple(str(args.backend or config.get("backend") or "xnnpack").split(","))
+    if unknown := [name for name in delegates if name not in DELEGATES]:
+        raise ExportError(f"unknown --backend {unknown[0]!r}: choose one of {', '.join(DELEGATES)}")
+    context = args.context if args.context is not None else config.get("context", TargetOptions().context)
+    if not isinstance(context, int) or context < 64:
+        raise ExportError(f"--context must be a number of at least 64 tokens, not {context}")
+    drafter = args.drafter or (Path(config["drafter"]) if "drafter" in config else shipped_checkpoint())
+    return ExportSettings(
+        targets,
+        drafter,
+        model=args.model or config.get("model") or DEFAULT_TARGET,
+        recipe=recipe,
+        options=TargetOptions(context, delegates),
+    )
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    return {
+        "bundle": str(report.bundle),
+        "bytes": report.bytes,
+        "seconds": round(report.seconds, 1),
+        "targets": {
+            one.artifact.name: {
+                "file": one.artifact.file,
+                "bytes": one.bytes,
+                "seconds": round(one.seconds, 1),
+                "step_ms": one.proof.step_ms,
+                **one.proof.checks,
+            }
+            for one in report.made
+        },
+        "notes": list(report.notes),
+    }
+
+
+def _as_table(report: Report) -> str:
+    lines = [format_rows([_row(one) for one in report.made])]
+    for one in report.made:
+        if reason := one.proof.checks["parity"].get("reason"):
+            lines.append(f"{one.artifact.name}: not run: {reason}")
+    lines.append(f"{report.bundle}: {report.bytes / 1e6:.1f} MB in {report.seconds:.0f} s")
+    return "\n".join(lines)
+
+
+def _row(made: Made) -> Row:
+    return Row(made.artifact.name, made.artifact.file, made.bytes, made.proof.checks, made.proof.step_ms)
+
+
+def _print_plan(args: argparse.Namespace, settings: ExportSettings, planned: dict[str, Any]) -> None:
+    described = {"out": str(args.out), "recipe": settings.recipe.describe(), **planned}
+    if args.json:
+        print(json.dumps({"dry_run": True, **described}))
+        return
+    print(f"would export {planned['target']} with a drafter of {planned['parameters'] / 1e6:.1f} M parameters")
+    print(f"to {args.out}, for {', '.join(planned['targets'])}, by this recipe:")
+    for name, value in dataclasses.asdict(settings.recipe).items():
+        shown = ", ".join(f"{key} {inner}" for key, inner in value.items()) if isinstance(value, dict) else value
+        print(f"  {name:<16} {shown}")

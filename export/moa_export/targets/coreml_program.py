@@ -1,0 +1,212 @@
+"""The device half as MIL programs: what Core ML calls the functions of a model.
+
+The graph is written here rather than traced, because what a device can take decides most of it: fixed sizes,
+caches of a fixed capacity, float16 throughout. The comparison with PyTorch after each export keeps this second
+description of the network true to the first.
+
+Sizes: ``T`` tokens of one call, ``C`` positions that a cache holds, ``KV`` key-value heads, ``D`` numbers a
+head, ``K`` candidates. Caches are ``[1, KV, C, D]``; rank 4 and a last axis that is a multiple of 32 are what
+the Neural Engine takes for states (github.com/apple/coremltools/issues/2553 and 2631), and so are pieces of at
+most 32 positions written at once (github.com/Anemll/Anemll/issues/27).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+import torch
+from coremltools.converters.mil.mil import Builder as mb  # noqa: N813 - its customary name
+from coremltools.converters.mil.mil import Function, Program, types
+
+from moa_drafter.llama import RMSNorm, rotary_angles
+from moa_drafter.model import MoADrafter
+from moa_export.recipe import Recipe
+from moa_export.targets.coreml_layers import Layer, Norm, SelfAttentionLayer
+from moa_export.targets.coreml_weights import Var, half, shared_constant, stored_embedding, stored_linear, take_rows
+
+#: Tokens of one call that predicts; of one that only appends; memory rows of one call.
+STEP_SIZES, EXTEND_SIZE, ROWS_SIZE = (1, 8), 32, 32
+STATELESS_SIZE = 8
+#: The cache tensors.
+CACHES = ("self_keys", "self_values", "memory_keys", "memory_values")
+
+
+def stateful_program(drafter: MoADrafter, recipe: Recipe, capacity: int) -> Program:
+    """Functions that share weights and keep their caches in states, for iOS 18 and macOS 15.
+
+    ``step_1`` and ``step_8`` append tokens and predict what follows each of them, ``extend_32`` only appends,
+    ``remember_32`` stores memory rows. All declare the same states, so that a state made by one function
+    serves the others.
+    """
+    network = _Network(drafter, recipe, capacity, ct.target.iOS18)
+    program = Program()
+    for size in STEP_SIZES:
+        program.add_function(f"step_{size}", network.stateful_step(size))
+    program.add_function(f"extend_{EXTEND_SIZE}", network.extend(EXTEND_SIZE))
+    program.add_function(f"remember_{ROWS_SIZE}", network.remember(ROWS_SIZE))
+    program.default_function_name = f"step_{STEP_SIZES[0]}"
+    program.export_as_multifunction = True
+    return program
+
+
+def stateless_program(drafter: MoADrafter, recipe: Recipe, capacity: int) -> Program:
+    """One function whose caches are inputs, for iOS 17 and macOS 14, which know neither states nor functions."""
+    network = _Network(drafter, recipe, capacity, ct.target.iOS17)
+    program = Program()
+    program.add_function("main", network.stateless_step(STATELESS_SIZE))
+    return program
+
+
+@dataclass(frozen=True)
+class _Fresh:
+    """What the first layer knows of new tokens: embeddings ``x [T, hidden]``, the cosines and sines of their
+    positions ``[T, 1, D/2]``, cache entries ``[1, KV, T, D]``."""
+
+    x: Var
+    angles: tuple[Var, Var]
+    keys: Var
+    values: Var
+
+
+class _Network:
+    """The device half's weights, and the functions that use them.
+
+    Args:
+        capacity: ``C``.
+        opset: the oldest system that the program is for.
+    """
+
+    def __init__(self, drafter: MoADrafter, recipe: Recipe, capacity: int, opset: ct.target) -> None:
+        config = drafter.config
+        head_dim = config.decoder.head_dim
+        self._opset = opset
+        self._top_k = min(recipe.top_k, config.draft_vocab_size)
+        self._capacity = capacity
+        self._kv_heads, self._head_dim = config.decoder.num_kv_heads, head_dim
+        self._embed = stored_embedding("embedding", drafter.embedding, recipe.embedding)
+        self._self_attention = SelfAttentionLayer("self_attention", drafter.self_attention, recipe.linear, opset)
+        self._cross_attention = Layer("cross_attention", drafter.cross_attention, recipe.linear, opset)
+        self._norm = Norm("norm", drafter.norm) if isinstance(drafter.norm, RMSNorm) else None
+        self._head = stored_linear("head", drafter.head, recipe.head, opset)
+        self._draft_to_target = drafter.draft_to_target.numpy().astype(np.int32)
+        # A table, because float16 cannot tell positions apart from 2048 on. Both halves of a head turn alike.
+        angles = rotary_angles(torch.arange(capacity), head_dim, config.rope_theta)
+        self._cosines, self._sines = (half(table[:, :, : head_dim // 2]) for table in angles)
+
+    def stateful_step(self, size: int) -> Function:
+        """Append ``size`` tokens at a slot of the cache and predict what follows each."""
+
+        def body(inputs: dict[str, Var]) -> Sequence[Var]:
+            fresh = self._fresh(inputs)
+            self_kv = _store(inputs, "self", (fresh.keys, fresh.values))
+            memory = tuple(mb.read_state(input=inputs[name]) for name in ("memory_keys", "memory_values"))
+            return *self._predict(fresh, self_kv, memory, inputs), fresh.keys, fresh.values
+
+        masks = {"self_mask": _halves(size, self._capacity), "memory_mask": _halves(1, self._capacity)}
+        return self._function({**_tokens(size), "slot": _integers(1), **masks, **self._states()}, body)
+
+    def extend(self, size: int) -> Function:
+        """Append ``size`` tokens at a slot of the cache; nothing but their keys and values is computed."""
+
+        def body(inputs: dict[str, Var]) -> Sequence[Var]:
+            fresh = self._fresh(inputs)
+            _store(inputs, "self", (fresh.keys, fresh.values))
+            return fresh.keys, fresh.values
+
+        return self._function({**_tokens(size), "slot": _integers(1), **self._states()}, body)
+
+    def remember(self, size: int) -> Function:
+        """Write ``size`` memory rows at a slot. Core ML wants an output: the slot after the last row."""
+
+        def body(inputs: dict[str, Var]) -> Sequence[Var]:
+            _store(inputs, "memory", (inputs["new_keys"], inputs["new_values"]))
+            return [mb.add(x=inputs["slot"], y=np.int32(size), name="next_slot")]
+
+        rows = {name: _halves(1, self._kv_heads, size, self._head_dim) for name in ("new_keys", "new_values")}
+        return self._function({**rows, "slot": _integers(1), **self._states()}, body)
+
+    def stateless_step(self, size: int) -> Function:
+        """Predict what follows each of ``size`` tokens; the caches are inputs and stay as they are."""
+
+        def body(inputs: dict[str, Var]) -> Sequence[Var]:
+            fresh = self._fresh(inputs)
+            keys = mb.concat(values=[inputs["self_keys"], fresh.keys], axis=2)
+            values = mb.concat(values=[inputs["self_values"], fresh.values], axis=2)
+            memory = inputs["memory_keys"], inputs["memory_values"]
+            return *self._predict(fresh, (keys, values), memory, inputs), fresh.keys, fresh.values
+
+        masks = {"self_mask": _halves(size, self._capacity + size), "memory_mask": _halves(1, self._capacity)}
+        caches = {name: _halves(1, self._kv_heads, self._capacity, self._head_dim) for name in CACHES}
+        return self._function({**_tokens(size), **masks, **caches}, body)
+
+    def _states(self) -> dict[str, Any]:
+        shape = (1, self._kv_heads, self._capacity, self._head_dim)
+        return {name: mb.state_tensor_placeholder(shape, types.fp16) for name in CACHES}
+
+    def _function(self, inputs: dict[str, Any], body: Callable[[dict[str, Var]], Sequence[Var]]) -> Function:
+        # coremltools counts the operators of the whole process; names must not depend on earlier programs.
+        mb.name_count.clear()
+        with Function(inputs, opset_version=self._opset) as function:
+            function.set_outputs(list(body(function.inputs)))
+        return function
+
+    def _fresh(self, inputs: dict[str, Var]) -> _Fresh:
+        x = self._embed(inputs["tokens"])
+        angles = (
+            take_rows(shared_constant("cosines", self._cosines), inputs["positions"]),
+            take_rows(shared_constant("sines", self._sines), inputs["positions"]),
+        )
+        return _Fresh(x, angles, *self._self_attention.keys_values(x, angles))
+
+    def _predict(
+        self, fresh: _Fresh, self_kv: tuple[Var, Var], memory: tuple[Var, Var], masks: dict[str, Var]
+    ) -> tuple[Var, Var]:
+        """int32 tokens and float32 log-probabilities of the best continuations, ``[T, K]`` each."""
+        hidden = self._self_attention(fresh.x, fresh.angles, *self_kv, masks["self_mask"])
+        hidden = self._cross_attention(hidden, fresh.angles, *memory, masks["memory_mask"])
+        logits = self._head(self._norm(hidden) if self._norm else hidden)
+        top, indices = mb.topk(x=logits, k=self._top_k, axis=-1, ascending=False)
+        tokens = take_rows(shared_constant("draft_to_target", self._draft_to_target), indices, name="top_tokens")
+        # The sum over the whole draft vocabulary has too many small terms for float16.
+        total = mb.reduce_log_sum_exp(x=mb.cast(x=logits, dtype="fp32"), axes=[-1], keep_dims=True)
+        return tokens, mb.sub(x=mb.cast(x=top, dtype="fp32"), y=total, name="top_logprobs")
+
+
+def _store(inputs: dict[str, Var], cache: str, new: tuple[Var, Var]) -> tuple[Var, Var]:
+    """Write new keys and values ``[1, KV, T, D]`` at ``slot`` of the states of ``cache``; the whole caches as
+    they are then."""
+    whole_axis = [True, True, False, True]
+    begin = mb.concat(values=[np.zeros(2, np.int32), inputs["slot"], np.zeros(1, np.int32)], axis=0)
+    end = mb.add(x=begin, y=np.array([0, 0, new[0].shape[2], 0], np.int32))
+    states = inputs[f"{cache}_keys"], inputs[f"{cache}_values"]
+    keys, values = (
+        mb.coreml_update_state(
+            state=state,
+            value=mb.slice_update(
+                x=mb.read_state(input=state),
+                update=update,
+                begin=begin,
+                end=end,
+                begin_mask=whole_axis,
+                end_mask=whole_axis,
+            ),
+        )
+        for state, update in zip(states, new, strict=True)
+    )
+    return keys, values
+
+
+def _tokens(size: int) -> dict[str, Any]:
+    return {"tokens": _integers(size), "positions": _integers(size)}
+
+
+def _integers(*shape: int) -> Any:
+    return mb.TensorSpec(shape, types.int32)
+
+
+def _halves(*shape: int) -> Any:
+    return mb.TensorSpec(shape, types.fp16)

@@ -1,0 +1,255 @@
+"""The drafter's weights as Core ML stores them: rounded once, written once, widened by the device.
+
+Each class holds one weight in its stored form and, when called while a MIL function is being built, adds the
+operators that use it. All functions of a program share the stored bytes: constants with the same
+``weight_id`` become one entry of ``weight.bin``.
+
+The forms follow the operator set, which fixes the oldest system that can load a package:
+
+========  =============================================  ==================================================
+bits      iOS 18, macOS 15                               iOS 17, macOS 14
+========  =============================================  ==================================================
+16        float16                                        float16
+8         ``constexpr_blockwise_shift_scale``            ``constexpr_affine_dequantize``, one scale a row
+4         ``constexpr_blockwise_shift_scale``            ``constexpr_lut_to_dense``, 16 values a matrix,
+                                                         and one scale a row, multiplied in after the product
+========  =============================================  ==================================================
+
+Embedding tables are not left to ``constexpr`` operators: those describe a whole table, which a device may
+expand to float16 (57 MB for the default target), and models that gather from one gave wrong numbers on
+iOS 26 (github.com/pytorch/executorch/pull/15936). Only the stored rows of the tokens asked for are gathered,
+and widened by ordinary arithmetic.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb  # noqa: N813 - its customary name
+from coremltools.converters.mil.mil import types
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moa_export.recipe import Weights
+
+#: A value of a MIL function under construction.
+Var = Any
+Float16 = NDArray[np.float16]
+
+PALETTE_SIZE = 16
+# The smallest normal float16: the Neural Engine takes smaller numbers for zero.
+_LEAST_SCALE = np.float16(2.0**-14)
+
+
+class Linear(Protocol):
+    """A matrix ``[out, in]`` that values are multiplied with."""
+
+    def __call__(self, x: Var) -> Var:
+        """float16 ``[T, in]`` -> float16 ``[T, out]``."""
+
+
+class Embedding(Protocol):
+    """A table ``[vocab_size, hidden]`` that rows are taken from."""
+
+    def __call__(self, tokens: Var) -> Var:
+        """int32 ``[T]`` -> float16 ``[T, hidden]``."""
+
+
+def stored_linear(name: str, weight: Tensor, spec: Weights, opset: ct.target) -> Linear:
+    """The form in which ``weight [out, in]`` is stored for an operator set; ``name`` is unique in the program."""
+    if not spec.is_integer:
+        return _HalfLinear(name, weight)
+    if opset >= ct.target.iOS18:
+        return _BlockwiseLinear(name, weight, spec)
+    return _ChannelLinear(name, weight) if spec.bits == 8 else _PaletteLinear(name, weight)
+
+
+def stored_embedding(name: str, table: Tensor, spec: Weights) -> Embedding:
+    """The form in which ``table [vocab_size, hidden]`` is stored; the same for every operator set."""
+    if not spec.is_integer:
+        return _HalfEmbedding(name, table)
+    return _ByteEmbedding(name, table, spec) if spec.bits == 8 else _NibbleEmbedding(name, table, spec)
+
+
+def shared_constant(name: str, value: NDArray[Any]) -> Var:
+    """A constant whose bytes all functions of the program share under ``name``."""
+    constant = mb.const(val=value, name=name)
+    constant.op.weight_id = name
+    return constant
+
+
+def round_symmetric(weight: NDArray[np.float32], bits: int, group_size: int) -> tuple[NDArray[np.int8], Float16]:
+    """Round ``weight [rows, n]`` to integers that stand for ``code * scale``.
+
+    Args:
+        bits: of a code; codes lie in ``-(2**(bits-1) - 1) .. 2**(bits-1) - 1``.
+        group_size: neighbours in a row that share a scale; 0 for the whole row.
+
+    Returns:
+        int8 codes ``[rows, n]`` and float16 scales ``[rows, n / group_size]``.
+    """
+    limit = 2 ** (bits - 1) - 1
+    blocks = weight.reshape(len(weight), -1, group_size or weight.shape[1])
+    # Codes are counted in steps of the stored scale, not of the exact one it was rounded from.
+    scales = np.maximum((np.abs(blocks).max(axis=2) / limit).astype(np.float16), _LEAST_SCALE)
+    codes = np.rint(blocks / scales[:, :, None].astype(np.float32)).clip(-limit, limit)
+    return codes.astype(np.int8).reshape(weight.shape), scales
+
+
+def fit_palette(weight: NDArray[np.float32]) -> tuple[NDArray[np.uint8], Float16, Float16]:
+    """Choose one palette of 16 values for a matrix whose rows are first scaled alike.
+
+    Lloyd's algorithm on a histogram of the scaled weights.
+
+    Args:
+        weight: ``[out, in]``.
+
+    Returns:
+        uint8 indices ``[out, in]`` into the palette, the float16 palette ``[16]``, ascending, and the float16
+        scale of each row ``[out, 1]``, its root mean square.
+    """
+    scales = np.maximum(np.sqrt(np.square(weight).mean(axis=1, keepdims=True)), _LEAST_SCALE).astype(np.float16)
+    scaled = weight / scales.astype(np.float32)
+    counts, edges = np.histogram(scaled, bins=4096)
+    centres = (edges[:-1] + edges[1:]) / 2
+    shares = np.cumsum(counts) / counts.sum()
+    palette = np.interp((np.arange(PALETTE_SIZE) + 0.5) / PALETTE_SIZE, shares, centres)
+    for _ in range(_LLOYD_ROUNDS):
+        nearest = np.searchsorted((palette[1:] + palette[:-1]) / 2, centres)
+        members = np.bincount(nearest, counts, PALETTE_SIZE)
+        sums = np.bincount(nearest, counts * centres, PALETTE_SIZE)
+        palette = np.sort(np.where(members > 0, sums / np.maximum(members, 1), palette))
+    stored = palette.astype(np.float16)
+    limits = (stored[1:].astype(np.float32) + stored[:-1]) / 2
+    return np.searchsorted(limits, scaled).astype(np.uint8), stored, scales
+
+
+_LLOYD_ROUNDS = 100
+
+
+class _HalfLinear:
+    def __init__(self, name: str, weight: Tensor) -> None:
+        self._name, self._weight = name, half(weight)
+
+    def __call__(self, x: Var) -> Var:
+        return mb.linear(x=x, weight=shared_constant(self._name, self._weight))
+
+
+class _BlockwiseLinear:
+    def __init__(self, name: str, weight: Tensor, spec: Weights) -> None:
+        self._name = name
+        codes, self._scales = round_symmetric(_numpy(weight), spec.bits, spec.group_size)
+        # coremltools tells 4-bit integers from int8 by a mark on numpy's dtype.
+        self._codes = codes.astype(types.nptype_from_builtin(types.int4)) if spec.bits == 4 else codes
+
+    def __call__(self, x: Var) -> Var:
+        weight = mb.constexpr_blockwise_shift_scale(
+            data=shared_constant(f"{self._name}_codes", self._codes),
+            scale=shared_constant(f"{self._name}_scales", self._scales),
+        )
+        return mb.linear(x=x, weight=weight)
+
+
+class _ChannelLinear:
+    def __init__(self, name: str, weight: Tensor) -> None:
+        self._name = name
+        self._codes, scales = round_symmetric(_numpy(weight), 8, 0)
+        self._scales = scales[:, 0]
+
+    def __call__(self, x: Var) -> Var:
+        weight = mb.constexpr_affine_dequantize(
+            quantized_data=shared_constant(f"{self._name}_codes", self._codes),
+            zero_point=np.int8(0),
+            scale=shared_constant(f"{self._name}_scales", self._scales),
+            axis=0,
+        )
+        return mb.linear(x=x, weight=weight)
+
+
+class _PaletteLinear:
+    def __init__(self, name: str, weight: Tensor) -> None:
+        self._name, self._shape = name, tuple(weight.shape)
+        indices, self._palette, scales = fit_palette(_numpy(weight))
+        self._indices = pack_nibbles(indices.ravel())
+        self._scales = scales[:, 0]
+
+    def __call__(self, x: Var) -> Var:
+        weight = mb.constexpr_lut_to_dense(
+            indices=shared_constant(f"{self._name}_indices", self._indices),
+            lut=shared_constant(f"{self._name}_palette", self._palette),
+            shape=np.array(self._shape, np.uint32),
+        )
+        return mb.mul(x=mb.linear(x=x, weight=weight), y=shared_constant(f"{self._name}_scales", self._scales))
+
+
+class _HalfEmbedding:
+    def __init__(self, name: str, table: Tensor) -> None:
+        self._name, self._table = name, half(table)
+
+    def __call__(self, tokens: Var) -> Var:
+        return take_rows(shared_constant(self._name, self._table), tokens)
+
+
+class _ByteEmbedding:
+    """int8 codes."""
+
+    def __init__(self, name: str, table: Tensor, spec: Weights) -> None:
+        self._name = name
+        self._codes, self._scales = round_symmetric(_numpy(table), 8, spec.group_size)
+
+    def __call__(self, tokens: Var) -> Var:
+        codes = take_rows(shared_constant(f"{self._name}_codes", self._codes), tokens)
+        scales = take_rows(shared_constant(f"{self._name}_scales", self._scales), tokens)
+        return _scaled_groups(mb.cast(x=codes, dtype="fp16"), scales)
+
+
+class _NibbleEmbedding:
+    """4-bit codes, two a byte: of each row, the first half in the low nibbles, the second in the high ones."""
+
+    def __init__(self, name: str, table: Tensor, spec: Weights) -> None:
+        self._name = name
+        codes, self._scales = round_symmetric(_numpy(table), 4, spec.group_size)
+        low, high = np.split((codes + _NIBBLE_ZERO).astype(np.uint8), 2, axis=1)
+        self._bytes = low | high << 4
+
+    def __call__(self, tokens: Var) -> Var:
+        packed = take_rows(shared_constant(f"{self._name}_codes", self._bytes), tokens)
+        scales = take_rows(shared_constant(f"{self._name}_scales", self._scales), tokens)
+        # All of these numbers are whole and below 256: exact in float16.
+        pairs = mb.cast(x=packed, dtype="fp16")
+        high = mb.floor(x=mb.mul(x=pairs, y=np.float16(1 / 16)))
+        low = mb.sub(x=pairs, y=mb.mul(x=high, y=np.float16(16)))
+        codes = mb.sub(x=mb.concat(values=[low, high], axis=1), y=np.float16(_NIBBLE_ZERO))
+        return _scaled_groups(codes, scales)
+
+
+_NIBBLE_ZERO = 8
+
+
+def take_rows(table: Var, indices: Var, **name: str) -> Var:
+    """Rows of ``table [n, ...]`` by position, int32 ``[...]``."""
+    return mb.gather(x=table, indices=indices, axis=0, batch_dims=0, validate_indices=False, **name)
+
+
+def pack_nibbles(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """4-bit values ``[2 n]``, two a byte, the first in the low nibble: ``[n]``."""
+    return values[0::2] | values[1::2] << 4
+
+
+def _scaled_groups(codes: Var, scales: Var) -> Var:
+    """float16 ``[T, n]`` times one scale per group, ``[T, groups]``."""
+    (rows, size), groups = codes.shape, scales.shape[1]
+    if groups == 1:
+        return mb.mul(x=codes, y=scales)
+    blocks = mb.reshape(x=codes, shape=[rows, groups, size // groups])
+    return mb.reshape(x=mb.mul(x=blocks, y=mb.expand_dims(x=scales, axes=[2])), shape=[rows, size])
+
+
+def half(weight: Tensor) -> Float16:
+    return _numpy(weight).astype(np.float16)
+
+
+def _numpy(weight: Tensor) -> NDArray[np.float32]:
+    return weight.detach().float().numpy()

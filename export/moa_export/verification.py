@@ -1,0 +1,59 @@
+"""Proving the graphs of a bundle that exists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moa_drafter.checkpoint import drafter_fingerprint, shipped_checkpoint
+from moa_drafter.target import DEFAULT_TARGET
+from moa_export.errors import ExportError
+from moa_export.pipeline import ExportSettings, load, reference_for
+from moa_export.progress import Progress
+from moa_export.proof import Proof, prove
+from moa_export.recipe import Recipe
+from moa_export.targets import target_of
+from moa_export.targets.base import Artifact, TargetOptions
+from moa_runtime.bundle import Bundle, TargetEntry
+
+
+def prove_again(bundle: Bundle, *, model: str | None, drafter: Path | None, progress: Progress) -> dict[str, Proof]:
+    """Compare every graph of ``bundle`` with PyTorch, as the export did.
+
+    Args:
+        model, drafter: what it was exported from; the defaults when omitted.
+
+    Returns:
+        proofs by the graphs' names.
+
+    Raises:
+        ExportError: the bundle was made from another target or drafter.
+        MoaError: one of them cannot be loaded.
+    """
+    names = tuple(bundle.manifest.targets)
+    recipe = Recipe.from_description(bundle.manifest.recipe)
+    settings = ExportSettings(names, drafter or shipped_checkpoint(), model=model or DEFAULT_TARGET, recipe=recipe)
+    with progress.stage("loading the drafter and the target"):
+        module, target, _ = load(settings)
+    made_from = bundle.manifest.fingerprints
+    for kind, own, expected in (
+        ("target", target.fingerprint, made_from.target),
+        ("drafter", drafter_fingerprint(settings.drafter), made_from.drafter),
+    ):
+        if own != expected:
+            raise ExportError(
+                f"the bundle was made from the {kind} {expected}, this is {own}: give the one it was made from "
+                f"with --{'model' if kind == 'target' else 'drafter'}"
+            )
+    reference = reference_for(settings, module, target, progress)
+    proofs = {}
+    for name in names:
+        # "executorch-vulkan" was made by the target "executorch".
+        exporter = target_of(name.partition("-")[0])(recipe, TargetOptions())
+        artifact = _artifact(name, bundle.manifest.targets[name])
+        with progress.stage(f"{name}: comparing with PyTorch", 1 + len(reference.recordings)) as advance:
+            proofs[name] = prove(exporter.runner(bundle.folder, artifact), reference, recipe.tolerance, advance)
+    return proofs
+
+
+def _artifact(name: str, entry: TargetEntry) -> Artifact:
+    return Artifact(name, entry.file, entry.inputs, entry.outputs, entry.states, entry.details)

@@ -1,0 +1,184 @@
+"""``--timeline``: a verifier in a process of its own and a chat, drawn in one file."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from moa_bench.timeline_option import add_timeline_option, check_timeline_option, recording
+from moa_bench.verifier import open_verifier
+from moa_runtime.answer import AnswerFinished
+from moa_runtime.bundle import Bundle
+from moa_runtime.chat import Chat
+from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.errors import MoaError
+
+Event = dict
+SLACK_US = 1.0  # microseconds since 1970 have more digits than a float
+
+
+def parsed(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_timeline_option(parser)
+    return parser.parse_args(argv)
+
+
+class Drawing:
+    """A timeline's file; spans and marks by process and track, in the order in which they began."""
+
+    def __init__(self, path: Path) -> None:
+        self.events: list[Event] = json.loads(path.read_text())["traceEvents"]
+        self.processes = {e["pid"]: e["args"]["name"] for e in self._named("process_name")}
+        self._tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in self._named("thread_name")}
+
+    def _named(self, kind: str) -> list[Event]:
+        return [event for event in self.events if event["ph"] == "M" and event["name"] == kind]
+
+    @property
+    def tracks(self) -> set[tuple[str, str]]:
+        return {(self.processes[pid], track) for (pid, _), track in self._tracks.items()}
+
+    def on(self, process: str, track: str, kind: str = "X") -> list[Event]:
+        found = [e for e in self.events if e["ph"] == kind and self._place(e) == (process, track)]
+        return sorted(found, key=lambda event: (event["ts"], -event.get("dur", 0.0)))
+
+    def _place(self, event: Event) -> tuple[str, str]:
+        return self.processes[event["pid"]], self._tracks[event["pid"], event["tid"]]
+
+
+def end(span: Event) -> float:
+    return span["ts"] + span["dur"]
+
+
+def names(events: list[Event]) -> list[str]:
+    return [event["name"] for event in events]
+
+
+def within(inner: Event, outer: Event) -> bool:
+    return outer["ts"] - SLACK_US <= inner["ts"] and end(inner) <= end(outer) + SLACK_US
+
+
+@pytest.fixture(scope="module")
+def drawing(tiny, tmp_path_factory) -> Drawing:
+    """Two answers with the connection closed and made again between them."""
+    target, drafter, folder, backend, engine = tiny
+    bundle = Bundle.open(folder)
+    path = tmp_path_factory.mktemp("timeline") / "out.json"
+
+    async def chat_twice(endpoint, timeline) -> None:
+        proposing = MoaDrafter(backend, max_context=engine.max_context, stop_tokens=bundle.manifest.stop_tokens)
+        async with Chat(bundle, endpoint, drafter=proposing, timeline=timeline) as chat:
+            await chat.open()
+            for text in ("Name three primary colours.", "And now?"):
+                events = [event async for event in chat.send(text, max_new_tokens=16)]
+                assert isinstance(events[-1], AnswerFinished)
+                await chat.work_offline(True)
+                await chat.work_offline(False)
+
+    with (
+        recording(parsed("--timeline", str(path))) as ends,
+        open_verifier(model=str(target), drafter=drafter, options=ends.verifier_options) as verifier,
+    ):
+        asyncio.run(asyncio.wait_for(chat_twice(verifier.endpoint, ends.device), 60))
+    return Drawing(path)
+
+
+def test_the_file_is_a_trace_of_both_ends(drawing: Drawing) -> None:
+    assert sorted(drawing.processes.values()) == ["device", "verifier"]
+    assert os.getpid() in drawing.processes
+    for event in drawing.events:
+        assert event["ph"] in ("M", "X", "i") and isinstance(event["name"], str)
+        if event["ph"] != "M":
+            assert isinstance(event["tid"], int) and event["ts"] > 0
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+    assert {("device", "draft"), ("device", "link")} < drawing.tracks
+    assert ("verifier", "session 1, connection 1") in drawing.tracks
+    assert ("verifier", "session 1, connection 2") in drawing.tracks
+
+
+def test_every_kind_of_work_is_there(drawing: Drawing) -> None:
+    assert set(names(drawing.on("device", "draft"))) == {"draft"}
+    assert set(names(drawing.on("device", "link"))) == {"send", "wait", "receive"}
+    first = names(drawing.on("verifier", "session 1, connection 1"))
+    # The Welcome, then frame by frame; the last send may come from a frame that the client had not read.
+    assert first[0] == "send" and (len(first) - 1) % 5 == 0
+    assert first[1:] == ["receive", "queue", "verify", "rows", "send"] * ((len(first) - 1) // 5)
+
+
+def test_spans_of_a_track_follow_or_contain_each_other(drawing: Drawing) -> None:
+    for process, track in drawing.tracks:
+        open_spans: list[Event] = []
+        for span in drawing.on(process, track):
+            while open_spans and end(open_spans[-1]) <= span["ts"] + SLACK_US:
+                open_spans.pop()
+            assert not open_spans or within(span, open_spans[-1]), (process, track, span, open_spans[-1])
+            open_spans.append(span)
+
+
+def test_the_verifier_works_while_the_device_waits(drawing: Drawing) -> None:
+    waits = [span for span in drawing.on("device", "link") if span["name"] == "wait"]
+    verified = [
+        span
+        for process, track in drawing.tracks
+        for span in drawing.on(process, track)
+        if process == "verifier" and span["name"] in ("queue", "verify", "rows")
+    ]
+    assert len(waits) >= 4
+    for wait in waits:
+        inside = {span["name"]: span for span in verified if within(span, wait)}
+        assert set(inside) == {"queue", "verify", "rows"}
+        for name in ("drafted", "accepted"):
+            assert inside["verify"]["args"][name] == wait["args"][name]
+        assert wait["args"]["round_trip_ms"] >= wait["dur"] / 1000 - 1
+    assert len(verified) == 3 * len(waits)
+    prompts = [span["args"] for span in verified if span["name"] == "verify" and span["args"]["prefill"]]
+    assert len(prompts) == 2 and all(args["drafted"] == 0 for args in prompts)
+
+
+def test_every_drafted_token_has_its_span(drawing: Drawing) -> None:
+    waits = [span for span in drawing.on("device", "link") if span["name"] == "wait"]
+    drafts = drawing.on("device", "draft")
+    assert {draft["args"]["origin"] for draft in drafts} <= {"drafted", "offline"}
+    assert any(wait["args"]["drafted"] for wait in waits)
+    for wait in waits:
+        # What is sent is the end of what was drafted; the device also drafts for itself until it is connected.
+        before = [draft["args"]["position"] for draft in drafts if end(draft) <= wait["ts"] + SLACK_US]
+        sent = before[len(before) - wait["args"]["drafted"] :]
+        assert len(sent) == wait["args"]["drafted"]
+        assert sent == [sent[0] + depth for depth in range(len(sent))]
+
+
+def test_the_links_status_is_marked(drawing: Drawing) -> None:
+    marks = names(drawing.on("device", "link", "i"))
+    assert marks[:5] == ["reconnecting", "online", "offline", "reconnecting", "online"]
+
+
+def test_without_the_option_nothing_is_recorded() -> None:
+    with recording(parsed()) as ends:
+        ends.device.mark("here", "track")
+        assert ends.verifier_options == ()
+        assert not [event for event in ends.device.events if event["ph"] != "M"]
+
+
+def test_an_interrupted_recording_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    with pytest.raises(KeyboardInterrupt), recording(parsed("--timeline", str(path)), "both ends") as ends:
+        ends.device.mark("here", "track")
+        raise KeyboardInterrupt
+    found = Drawing(path)
+    assert list(found.processes.values()) == ["both ends"]
+    assert names(found.on("both ends", "track", "i")) == ["here"]
+
+
+def test_a_file_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
+    with pytest.raises(MoaError, match=r"--timeline .* cannot be written: No such file or directory"):
+        check_timeline_option(parsed("--timeline", str(tmp_path / "nowhere" / "out.json")))
+    with pytest.raises(MoaError, match=r"--timeline .* cannot be written: Is a directory"):
+        check_timeline_option(parsed("--timeline", str(tmp_path)))
+    check_timeline_option(parsed())

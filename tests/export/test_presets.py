@@ -1,0 +1,78 @@
+"""How a recipe is put together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moa_export.errors import ExportError
+from moa_export.presets import PRESETS, read_config, resolve
+from moa_export.recipe import Recipe, Weights
+
+NONE = {"bits": None, "group_size": None, "head_bits": None, "embedding_bits": None}
+
+
+def test_without_anything_it_is_the_laptop_recipe() -> None:
+    assert resolve({}, preset_name=None, options=NONE) == PRESETS["laptop"] == Recipe()
+
+
+def test_single_options_win_over_a_preset_and_a_preset_over_the_file() -> None:
+    file = {"preset": "max-quality", "head": {"bits": 16}}
+    assert resolve(file, preset_name=None, options=NONE).head == Weights(16)
+    assert resolve(file, preset_name="phone", options=NONE) == PRESETS["phone"]
+    recipe = resolve(file, preset_name="phone", options={**NONE, "head_bits": 8, "group_size": 64})
+    assert (recipe.linear, recipe.head, recipe.embedding) == (Weights(4, 64), Weights(8, 64), Weights(4, 64))
+
+
+def test_bits_hold_for_all_parts_and_set_the_tolerance() -> None:
+    recipe = resolve({}, preset_name=None, options={**NONE, "bits": 4, "embedding_bits": 8})
+    assert (recipe.linear.bits, recipe.head.bits, recipe.embedding.bits) == (4, 4, 8)
+    assert recipe.tolerance == PRESETS["phone"].tolerance
+    wide = resolve({}, preset_name=None, options={**NONE, "bits": 32})
+    assert (wide.activation_bits, wide.tolerance) == (32, PRESETS["max-quality"].tolerance)
+
+
+def test_a_file_may_set_the_tolerance(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("preset: phone\ntolerance:\n  tau_loss: 0.5\n")
+    recipe = resolve(read_config(path), preset_name=None, options=NONE)
+    assert recipe.tolerance.tau_loss == 0.5
+    assert recipe.tolerance.top1_agreement == PRESETS["phone"].tolerance.top1_agreement
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("presett: phone", "unknown key 'presett'"),
+        ("- phone", "must hold keys and values"),
+        ("a: [", "is no YAML"),
+        ("linear: {bits: 5}", "4, 8, 16, 32 bits, not 5"),
+        ("linear: {widht: 5}", "describes no recipe"),
+        ("linear: 5", "describes no recipe"),
+        ("top_k: many", "describes no recipe"),
+        ("preset: watch", "unknown preset 'watch'"),
+    ],
+)
+def test_a_broken_file_is_one_sentence(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(ExportError, match=said):
+        resolve(read_config(path), preset_name=None, options=NONE)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="cannot read --config"):
+        read_config(tmp_path / "none.yaml")
+
+
+def test_the_manifest_s_recipe_is_read_back() -> None:
+    assert Recipe.from_description(PRESETS["phone"].describe()) == PRESETS["phone"]
+    with pytest.raises(ExportError, match="not one of this version"):
+        Recipe.from_description({"linear": {"bits": 8}})
+
+
+@pytest.mark.parametrize("group", [-16, 8, 33])
+def test_group_sizes_that_there_are_not(group: int) -> None:
+    with pytest.raises(ExportError, match=f"not {group}"):
+        Weights(4, group)
