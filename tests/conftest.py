@@ -1,7 +1,35 @@
-"""Settings for every test."""
+"""Settings for every test, and the tiny target with its drafter and bundle, each made once."""
 
 import os
+import sys
+from pathlib import Path
 
 # Tiny matrices gain nothing from threads, and two test machines' cores are soon oversubscribed.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+
+from tiny import make_tiny_drafter, make_tiny_target
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_target(tmp_path_factory.mktemp("tiny") / "target")
+
+
+@pytest.fixture(scope="session")
+def tiny_drafter(tiny_target: Path) -> Path:
+    return make_tiny_drafter(tiny_target, tiny_target.parent / "drafter")
+
+
+@pytest.fixture(scope="session")
+def onnx_bundle(tiny_target: Path, tiny_drafter: Path) -> Path:
+    """A bundle with one graph, which any process can run."""
+    from moa_export.pipeline import ExportSettings, export_bundle
+    from moa_export.progress import Progress
+
+    out = tiny_target.parent / "bundle"
+    settings = ExportSettings(("onnx",), tiny_drafter, model=str(tiny_target), questions=["Name three colours."])
+    export_bundle(out, settings, Progress(sys.stderr, quiet=True))
+    return out

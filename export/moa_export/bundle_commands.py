@@ -1,15 +1,18 @@
-"""``moa-export inspect``, ``verify`` and ``diff``: looking at bundles that exist."""
+"""``moa-export inspect``, ``verify``, ``diff`` and ``example``: looking at bundles that exist."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from moa_export.example import worked_example
 from moa_export.table import Row, format_rows
+from moa_runtime.backends.load import BACKENDS, load_backend
 from moa_runtime.bundle import Bundle, read_manifest
 from moa_runtime.extras import require_extra
 
@@ -105,6 +108,21 @@ def diff(words: Sequence[str]) -> int:
     return 1 if differing else 0
 
 
+def example(words: Sequence[str]) -> int:
+    """Print three steps with their inputs and outputs, to check a port against."""
+    parser = argparse.ArgumentParser(
+        prog="moa-export example",
+        description="Three drafting steps with their inputs and outputs, to check a port against (docs/mobile.md).",
+    )
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    parser.add_argument("--backend", metavar="NAME", help=f"{', '.join(BACKENDS)} (default: the first that is there)")
+    args = parser.parse_args(words)
+    bundle = Bundle.open(args.bundle)
+    worked = worked_example(load_backend(bundle, args.backend))
+    print(json.dumps({"fingerprints": dataclasses.asdict(bundle.manifest.fingerprints), **worked}, indent=1))
+    return 0
+
+
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Leaves of nested mappings, ``("files/device_half.onnx/bytes", 5)``; lists count as leaves."""
     if isinstance(value, Mapping) and value:
@@ -118,4 +136,9 @@ def _shown(value: Any) -> str:
     return "nothing" if value is None else str(value)
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"inspect": inspect, "verify": verify, "diff": diff}
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "inspect": inspect,
+    "verify": verify,
+    "diff": diff,
+    "example": example,
+}

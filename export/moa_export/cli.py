@@ -15,6 +15,7 @@ commands for bundles:
   moa-export inspect BUNDLE    what it holds, and how it was checked
   moa-export verify BUNDLE     check its files, and compare its graphs with PyTorch again
   moa-export diff A B          what differs between two bundles
+  moa-export example BUNDLE    three steps in numbers, to check a port against
 """
 
 

@@ -125,6 +125,6 @@ def write_timeline(path: Path, events: Sequence[dict[str, Any]]) -> None:
         MoaError: it cannot be written.
     """
     try:
-        path.write_text(json.dumps({"traceEvents": list(events), "displayTimeUnit": "ms"}), encoding="utf-8")
+        path.write_text(json.dumps({"traceEvents": list(events)}), encoding="utf-8")
     except OSError as error:
         raise MoaError(f"cannot write the timeline {path}: {error.strerror}") from error

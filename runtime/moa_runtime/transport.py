@@ -42,7 +42,7 @@ class Endpoint:
         """
         parts = urlsplit(self.url if "://" in self.url else f"ws://{self.url}")
         scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-        if scheme not in {"ws", "wss"} or not parts.hostname:
+        if scheme not in {"ws", "wss"} or not parts.hostname or any(char.isspace() for char in self.url):
             raise ConnectError(f"{self.url!r} is no verifier address: expected ws://HOST:PORT", final=True)
         path = parts.path if parts.path not in {"", "/"} else SESSION_PATH
         return f"{scheme}://{parts.netloc}{path}"

@@ -201,6 +201,19 @@ def test_the_command_prints_one_object(command):
     assert (found["partial"], found["skipped"]) == (False, [])
 
 
+def test_the_command_draws_what_both_ends_did(command, tmp_path):
+    found = json.loads(command("--json", "--timeline", str(tmp_path / "out.json"))[1])
+    spans = [e for e in json.loads((tmp_path / "out.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    verified = [span["args"] for span in spans if span["name"] == "verify"]
+    assert {span["name"] for span in spans} == {"draft", "verify", "rows", "receive"}
+    # Each of the three turns has a prompt's verdict of its own.
+    assert [bool(args["prefill"]) for args in verified].count(True) == 3
+    assert len(verified) == 3 + found["rounds"]
+    assert sum(args["accepted"] for args in verified) == sum(
+        accepted * rounds for accepted, rounds in enumerate(found["accepted_length_histogram"])
+    )
+
+
 def test_the_command_prints_a_table(command):
     status, out, _ = command("--limit", "1", "--temperature", "0.7", "--draft-length", "2")
     assert status == 0
@@ -250,6 +263,7 @@ def refusal(command, *more: str) -> str:
         (["--questions", "no-such-file"], "no-such-file: No such file"),
         (["--limit", "0"], "--limit"),
         (["--draft-length", "0"], "draft length"),
+        (["--timeline", "no-such-folder/out.json"], "cannot be written: No such file"),
         (["--bundle", "no-such-bundle"], "no-such-bundle is no bundle"),
         (["--model", "no-such-model"], "unknown target"),
         (["--drafter", "no-such-drafter"], "no-such-drafter"),

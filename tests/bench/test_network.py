@@ -256,6 +256,15 @@ def test_the_command_prints_tables_and_answers(command, verifier):
     assert "> [direct, oracle] Name three primary colours." in err and "⟨d:" in err
 
 
+def test_the_command_draws_what_the_device_did(command, verifier, tmp_path):
+    options = ["--profiles", "direct", "--modes", "draft,stream", "--limit", "1", "--timeline", str(tmp_path / "out")]
+    assert command("--server", verifier.endpoint.url, *options)[0] == 0
+    events = json.loads((tmp_path / "out").read_text())["traceEvents"]
+    assert {event["name"] for event in events if event["ph"] == "X"} == {"draft", "send", "wait", "receive"}
+    answered = [event["name"] for event in events if event["name"].startswith("answered")]
+    assert answered == ["answered over direct, draft", "answered over direct, stream"]
+
+
 def test_a_verifier_that_dies_leaves_what_was_measured(command, tiny, monkeypatch):
     target, drafter, *_ = tiny
     opened, add = [], Answer.add

@@ -6,18 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import tiny
-
-
-@pytest.fixture(scope="session")
-def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.make_tiny_target(tmp_path_factory.mktemp("target"))
-
-
-@pytest.fixture(scope="session")
-def tiny_drafter(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.make_tiny_drafter(tiny_target, tmp_path_factory.mktemp("drafter"))
-
 
 @pytest.fixture(scope="session")
 def onnx_export(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
@@ -30,8 +18,3 @@ def onnx_export(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr == ""  # no toolchain noise where no terminal is
     return out, ran.stdout
-
-
-@pytest.fixture(scope="session")
-def onnx_bundle(onnx_export: tuple[Path, str]) -> Path:
-    return onnx_export[0]

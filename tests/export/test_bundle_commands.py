@@ -13,25 +13,30 @@ from moa_runtime.bundle import Bundle, read_manifest, write_manifest
 
 
 @pytest.fixture
-def copy(onnx_bundle: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(onnx_bundle, tmp_path / "copy")
+def bundle(onnx_export: tuple[Path, str]) -> Path:
+    return onnx_export[0]
 
 
-def test_inspect_prints_the_manifest_or_a_summary(onnx_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["inspect", str(onnx_bundle), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads((onnx_bundle / "manifest.json").read_text())
-    assert cli.main(["inspect", str(onnx_bundle)]) == 0
+@pytest.fixture
+def copy(bundle: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(bundle, tmp_path / "copy")
+
+
+def test_inspect_prints_the_manifest_or_a_summary(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", str(bundle), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((bundle / "manifest.json").read_text())
+    assert cli.main(["inspect", str(bundle)]) == 0
     out = capsys.readouterr().out
-    assert "device_half.onnx" in out and Bundle.open(onnx_bundle).manifest.fingerprints.drafter in out
+    assert "device_half.onnx" in out and Bundle.open(bundle).manifest.fingerprints.drafter in out
 
 
 def test_verify_proves_the_graphs_again(
-    onnx_bundle: Path, tiny_target: Path, tiny_drafter: Path, capsys: pytest.CaptureFixture[str]
+    bundle: Path, tiny_target: Path, tiny_drafter: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = ["--model", str(tiny_target), "--drafter", str(tiny_drafter)]
-    assert cli.main(["verify", str(onnx_bundle), "--json", *where]) == 0
+    assert cli.main(["verify", str(bundle), "--json", *where]) == 0
     found = json.loads(capsys.readouterr().out)
-    checks = Bundle.open(onnx_bundle).manifest.targets["onnx"].checks
+    checks = Bundle.open(bundle).manifest.targets["onnx"].checks
     assert {name: found["targets"]["onnx"][name] for name in checks} == checks
     assert found["files"] == {"status": "passed", "count": 3}
 
@@ -56,31 +61,31 @@ def test_verify_finds_a_graph_that_computes_something_else(
 
 
 def test_verify_refuses_another_drafter(
-    onnx_bundle: Path, tiny_target: Path, tiny_drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bundle: Path, tiny_target: Path, tiny_drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import tiny
 
     other = tiny.make_tiny_drafter(tiny_target, tmp_path / "other", seed=9)
-    assert cli.main(["verify", str(onnx_bundle), "--model", str(tiny_target), "--drafter", str(other)]) == 2
+    assert cli.main(["verify", str(bundle), "--model", str(tiny_target), "--drafter", str(other)]) == 2
     assert "was made from the drafter" in capsys.readouterr().err
 
 
-def test_files_only_needs_no_torch(onnx_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["verify", str(onnx_bundle), "--files-only"]) == 0
+def test_files_only_needs_no_torch(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", str(bundle), "--files-only"]) == 0
     assert capsys.readouterr().out == "3 files are whole\n"
 
 
-def test_diff_names_what_differs(onnx_bundle: Path, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["diff", str(onnx_bundle), str(copy)]) == 0
+def test_diff_names_what_differs(bundle: Path, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["diff", str(bundle), str(copy)]) == 0
     assert capsys.readouterr().out == "the bundles are the same\n"
     (copy / "chat_template.jinja").write_text("other")
     write_manifest(copy, read_manifest(copy))
-    assert cli.main(["diff", str(onnx_bundle), str(copy), "--json"]) == 1
+    assert cli.main(["diff", str(bundle), str(copy), "--json"]) == 1
     assert sorted(json.loads(capsys.readouterr().out)) == [
         "files/chat_template.jinja/bytes",
         "files/chat_template.jinja/sha256",
     ]
-    assert cli.main(["diff", str(onnx_bundle), str(copy)]) == 1
+    assert cli.main(["diff", str(bundle), str(copy)]) == 1
     assert "files/chat_template.jinja/bytes:" in capsys.readouterr().out
 
 

@@ -143,11 +143,11 @@ class ServeProcess:
         self._process.communicate()
 
 
-def test_a_killed_verifier_goes_on_with_the_answer(tiny_root: Path, bundle: Bundle, verifier: Verifier) -> None:
+def test_a_killed_verifier_goes_on_with_the_answer(tiny_target: Path, bundle: Bundle, verifier: Verifier) -> None:
     """SIGKILL in the middle of an answer: the next process knows nothing, and continues it token for token."""
 
     async def run() -> None:
-        process = ServeProcess(tiny_root, 0)
+        process = ServeProcess(tiny_target.parent, 0)
         try:
             async with chatting(bundle, Endpoint(f"ws://127.0.0.1:{process.port}")) as chat:
                 begun = asyncio.Event()
@@ -159,7 +159,7 @@ def test_a_killed_verifier_goes_on_with_the_answer(tiny_root: Path, bundle: Bund
                 question = asyncio.create_task(ask(chat, count=200, watch=watch))
                 await begun.wait()
                 process.kill()
-                process = await asyncio.to_thread(ServeProcess, tiny_root, process.port)
+                process = await asyncio.to_thread(ServeProcess, tiny_target.parent, process.port)
                 answer = await question
                 assert answer.statistics.reconnects == 1
                 # The other verifier serves the same target.

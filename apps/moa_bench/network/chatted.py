@@ -15,6 +15,7 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.control import FixedLength
 from moa_runtime.drafters.base import Drafter
+from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.transport import Endpoint
 
 
@@ -25,19 +26,22 @@ class ChatMode:
     Args:
         new_drafter: what drafts the answer to a turn. With None the device proposes nothing and each round
             asks the target for one token.
+        timeline: see :meth:`moa_runtime.chat.Chat.connect`.
     """
 
     bundle: Bundle
     new_drafter: Callable[[Turn], Drafter | None]
     settings: NetworkSettings
+    timeline: Timeline = NO_TIMELINE
     in_rounds: ClassVar[bool] = True
 
     @asynccontextmanager
     async def connect(self, endpoint: Endpoint, turn: Turn) -> AsyncIterator[Ask]:
         """See :meth:`moa_bench.network.answer.Mode.connect`."""
         settings = self.settings
-        controller = FixedLength(settings.draft_length)
-        async with Chat(self.bundle, endpoint, drafter=self.new_drafter(turn), controller=controller) as chat:
+        controller, drafter = FixedLength(settings.draft_length), self.new_drafter(turn)
+        chat = Chat(self.bundle, endpoint, drafter=drafter, controller=controller, timeline=self.timeline)
+        async with chat:
             await chat.open()
 
             async def ask() -> Answer:

@@ -25,6 +25,7 @@ from moa_bench.options import (
 )
 from moa_bench.output import INTERRUPTED, add_output_options, check_output_options, finish
 from moa_bench.result import result_of
+from moa_bench.timeline_option import add_timeline_option, check_timeline_option, recording
 from moa_bench.transcript import show_answer
 from moa_bench.verifier import open_verifier
 from moa_runtime.errors import MoaError
@@ -91,6 +92,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="give up after an answer that takes longer (default %(default)g)",
     )
     parser.add_argument("--show", action="store_true", help="print the answers, each token with its origin")
+    add_timeline_option(parser)
     add_output_options(parser)
 
 
@@ -108,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
     endpoint = endpoint_of(args)
     links = links_of(args, endpoint)
     check_output_options(args)
+    check_timeline_option(args)
     questions = questions_of(args)
     bundle = bundle_of(args)
     require_extra("bench", "moa-bench network")
@@ -120,25 +123,31 @@ def run(args: argparse.Namespace) -> int:
 
     tokenizer = ChatTokenizer.from_bundle(bundle)
     prompts, skipped = prompts_of(questions, tokenizer, bundle.manifest.max_context)
-    modes = make_modes(names, bundle, settings)
     results, problem = Results(links, names), ""
     progress = tqdm(total=len(prompts) * len(links) * len(names), desc="network", unit="answer", disable=None)
 
-    def on_answer(link: str, mode: str, turn: Turn, answer: Answer) -> None:
-        progress.update()
-        if args.show:
-            show_answer(f"[{link}, {mode}] {turn.text}", answer.tokens, answer.origins, tokenizer)
+    with recording(args) as ends:
+        modes = make_modes(names, bundle, settings, ends.device)
 
-    with open_verifier(endpoint, model=args.model, drafter=args.drafter) as verifier, progress:
-        warm_up(prompts[0], verifier, modes, settings)
-        try:
-            measure(prompts, verifier, links, modes, settings, results, on_answer)
-        except KeyboardInterrupt:
-            problem = INTERRUPTED
-        except MoaError as error:
-            if not results.answers:
-                raise
-            problem = str(error)
+        def on_answer(link: str, mode: str, turn: Turn, answer: Answer) -> None:
+            progress.update()
+            ends.device.mark(f"answered over {link}, {mode}", "answers", tokens=len(answer.tokens))
+            if args.show:
+                show_answer(f"[{link}, {mode}] {turn.text}", answer.tokens, answer.origins, tokenizer)
+
+        with (
+            open_verifier(endpoint, model=args.model, drafter=args.drafter, options=ends.verifier_options) as verifier,
+            progress,
+        ):
+            warm_up(prompts[0], verifier, modes, settings)
+            try:
+                measure(prompts, verifier, links, modes, settings, results, on_answer)
+            except KeyboardInterrupt:
+                problem = INTERRUPTED
+            except MoaError as error:
+                if not results.answers:
+                    raise
+                problem = str(error)
     result = result_of(
         "network",
         {"profiles": results.as_dict(), "skipped": [dataclasses.asdict(question) for question in skipped]},

@@ -13,17 +13,23 @@ from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.timeline import NO_TIMELINE, Timeline
 
 
-def make_modes(names: Sequence[str], bundle: Bundle, settings: NetworkSettings) -> dict[str, Mode]:
+def make_modes(
+    names: Sequence[str], bundle: Bundle, settings: NetworkSettings, timeline: Timeline = NO_TIMELINE
+) -> dict[str, Mode]:
     """Those of :data:`moa_bench.network.command.MODES` that are called ``names``, in the order of ``names``.
+
+    Args:
+        timeline: gets what the device does in the modes that draft.
 
     Raises:
         MoaError: the bundle's graph cannot be loaded.
     """
 
     def chat(new_drafter: Callable[[Turn], Drafter | None]) -> Mode:
-        return ChatMode(bundle, new_drafter, settings)
+        return ChatMode(bundle, new_drafter, settings, timeline)
 
     def ours() -> Callable[[Turn], Drafter]:
         backend, manifest = load_backend(bundle, threads=settings.threads), bundle.manifest

@@ -30,7 +30,7 @@ _HEADER = (
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """See :class:`moa_bench.output.Presentation`."""
-    last = list(result["profiles"])[-1]
+    last = next(reversed(result["profiles"]), None)
     return [
         Table(
             _HEADER,

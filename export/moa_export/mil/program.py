@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -87,16 +87,16 @@ class MilFunction:
                 or a parameter that the evaluator does not know, when first called.
         """
         if inputs.keys() != self.inputs.keys():
-            raise MilError(f"the function takes the inputs {', '.join(self.inputs)}; it was given {', '.join(inputs)}")
+            raise MilError(f"the function takes the inputs {_listed(self.inputs)}; it was given {_listed(inputs)}")
         states = states or {}
         if states.keys() != self.states.keys():
-            raise MilError(f"the function keeps the states {', '.join(self.states)}; it was given {', '.join(states)}")
+            raise MilError(f"the function keeps the states {_listed(self.states)}; it was given {_listed(states)}")
         constants, steps = self._plan
         values: dict[str, Any] = {**constants, **states}
         for name, kind in self.inputs.items():
             if inputs[name].shape != kind.shape:
                 raise MilError(f"the input {name} has shape {inputs[name].shape}, the function takes {kind.shape}")
-            values[name] = _held(inputs[name].astype(kind.dtype))
+            values[name] = _taken(inputs[name], kind.dtype)
         # What is too large for float16 becomes infinite there as on a device.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             for step in steps:
@@ -179,6 +179,17 @@ def _held(value: Any) -> Any:
     if isinstance(value, np.bool_ | np.integer):
         return value.item()
     return value.astype(np.float32) if getattr(value, "dtype", None) == np.float16 else value
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _taken(value: Array, dtype: np.dtype[Any]) -> Array:
+    """An input as the function takes it."""
+    if dtype == np.float16:
+        return round_to_half(value.astype(np.float32, copy=False))
+    return value.astype(dtype)
 
 
 def _tensor_type(kind: Any) -> TensorType:

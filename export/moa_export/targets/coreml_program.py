@@ -31,6 +31,12 @@ from moa_export.targets.coreml_weights import Var, half, shared_constant, stored
 #: Tokens of one call that predicts; of one that only appends; memory rows of one call.
 STEP_SIZES, EXTEND_SIZE, ROWS_SIZE = (1, 8), 32, 32
 STATELESS_SIZE = 8
+#: The functions of the stateful program and what they are for.
+FUNCTIONS = {
+    **{f"step_{size}": f"append {size} token{'s' * (size > 1)} and predict what follows each" for size in STEP_SIZES},
+    f"extend_{EXTEND_SIZE}": f"append {EXTEND_SIZE} tokens without predicting",
+    f"remember_{ROWS_SIZE}": f"store {ROWS_SIZE} memory rows",
+}
 #: The cache tensors.
 CACHES = ("self_keys", "self_values", "memory_keys", "memory_values")
 
@@ -38,17 +44,18 @@ CACHES = ("self_keys", "self_values", "memory_keys", "memory_values")
 def stateful_program(drafter: MoADrafter, recipe: Recipe, capacity: int) -> Program:
     """Functions that share weights and keep their caches in states, for iOS 18 and macOS 15.
 
-    ``step_1`` and ``step_8`` append tokens and predict what follows each of them, ``extend_32`` only appends,
-    ``remember_32`` stores memory rows. All declare the same states, so that a state made by one function
-    serves the others.
+    Those of :data:`FUNCTIONS`. All declare the same states, so that a state made by one serves the others.
     """
     network = _Network(drafter, recipe, capacity, ct.target.iOS18)
+    functions = [
+        *(network.stateful_step(size) for size in STEP_SIZES),
+        network.extend(EXTEND_SIZE),
+        network.remember(ROWS_SIZE),
+    ]
     program = Program()
-    for size in STEP_SIZES:
-        program.add_function(f"step_{size}", network.stateful_step(size))
-    program.add_function(f"extend_{EXTEND_SIZE}", network.extend(EXTEND_SIZE))
-    program.add_function(f"remember_{ROWS_SIZE}", network.remember(ROWS_SIZE))
-    program.default_function_name = f"step_{STEP_SIZES[0]}"
+    for name, function in zip(FUNCTIONS, functions, strict=True):
+        program.add_function(name, function)
+    program.default_function_name = next(iter(FUNCTIONS))
     program.export_as_multifunction = True
     return program
 

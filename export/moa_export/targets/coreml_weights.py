@@ -32,6 +32,7 @@ from coremltools.converters.mil.mil import types
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moa_export.embedding import QuantisedEmbedding
 from moa_export.recipe import Weights
 
 #: A value of a MIL function under construction.
@@ -70,7 +71,16 @@ def stored_embedding(name: str, table: Tensor, spec: Weights) -> Embedding:
     """The form in which ``table [vocab_size, hidden]`` is stored; the same for every operator set."""
     if not spec.is_integer:
         return _HalfEmbedding(name, table)
-    return _ByteEmbedding(name, table, spec) if spec.bits == 8 else _NibbleEmbedding(name, table, spec)
+    return _IntegerEmbedding(name, table, spec)
+
+
+def stored_form(spec: Weights, opset: ct.target) -> str:
+    """The form of a matrix in words."""
+    if not spec.is_integer:
+        return "float16"
+    if opset < ct.target.iOS18:
+        return "int8, one scale a row" if spec.bits == 8 else f"{PALETTE_SIZE} values, one scale a row"
+    return f"int{spec.bits}, " + (f"one scale for {spec.group_size} inputs" if spec.group_size else "one scale a row")
 
 
 def shared_constant(name: str, value: NDArray[Any]) -> Var:
@@ -192,40 +202,27 @@ class _HalfEmbedding:
         return take_rows(shared_constant(self._name, self._table), tokens)
 
 
-class _ByteEmbedding:
-    """int8 codes."""
+class _IntegerEmbedding:
+    """The table of a :class:`~moa_export.embedding.QuantisedEmbedding`, widened as that does it."""
 
     def __init__(self, name: str, table: Tensor, spec: Weights) -> None:
         self._name = name
-        self._codes, self._scales = round_symmetric(_numpy(table), 8, spec.group_size)
+        quantised = QuantisedEmbedding(table, spec)
+        self._bits, self._group = quantised.bits, quantised.group
+        self._rows, self._scales = quantised.rows.numpy(), quantised.scales.numpy()
 
     def __call__(self, tokens: Var) -> Var:
-        codes = take_rows(shared_constant(f"{self._name}_codes", self._codes), tokens)
+        rows = take_rows(shared_constant(f"{self._name}_rows", self._rows), tokens)
         scales = take_rows(shared_constant(f"{self._name}_scales", self._scales), tokens)
-        return _scaled_groups(mb.cast(x=codes, dtype="fp16"), scales)
-
-
-class _NibbleEmbedding:
-    """4-bit codes, two a byte: of each row, the first half in the low nibbles, the second in the high ones."""
-
-    def __init__(self, name: str, table: Tensor, spec: Weights) -> None:
-        self._name = name
-        codes, self._scales = round_symmetric(_numpy(table), 4, spec.group_size)
-        low, high = np.split((codes + _NIBBLE_ZERO).astype(np.uint8), 2, axis=1)
-        self._bytes = low | high << 4
-
-    def __call__(self, tokens: Var) -> Var:
-        packed = take_rows(shared_constant(f"{self._name}_codes", self._bytes), tokens)
-        scales = take_rows(shared_constant(f"{self._name}_scales", self._scales), tokens)
-        # All of these numbers are whole and below 256: exact in float16.
-        pairs = mb.cast(x=packed, dtype="fp16")
-        high = mb.floor(x=mb.mul(x=pairs, y=np.float16(1 / 16)))
-        low = mb.sub(x=pairs, y=mb.mul(x=high, y=np.float16(16)))
-        codes = mb.sub(x=mb.concat(values=[low, high], axis=1), y=np.float16(_NIBBLE_ZERO))
-        return _scaled_groups(codes, scales)
-
-
-_NIBBLE_ZERO = 8
+        codes = mb.cast(x=rows, dtype="fp16")
+        if self._bits == 4:
+            # All of these numbers are whole and below 256: exact in float16.
+            high = mb.floor(x=mb.mul(x=codes, y=np.float16(1 / 16)))
+            low = mb.sub(x=codes, y=mb.mul(x=high, y=np.float16(16)))
+            codes = mb.sub(x=mb.concat(values=[low, high], axis=1), y=np.float16(8))
+        count, width = codes.shape
+        blocks = mb.reshape(x=codes, shape=[count, width // self._group, self._group])
+        return mb.reshape(x=mb.mul(x=blocks, y=mb.expand_dims(x=scales, axes=[2])), shape=[count, width])
 
 
 def take_rows(table: Var, indices: Var, **name: str) -> Var:
@@ -236,15 +233,6 @@ def take_rows(table: Var, indices: Var, **name: str) -> Var:
 def pack_nibbles(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """4-bit values ``[2 n]``, two a byte, the first in the low nibble: ``[n]``."""
     return values[0::2] | values[1::2] << 4
-
-
-def _scaled_groups(codes: Var, scales: Var) -> Var:
-    """float16 ``[T, n]`` times one scale per group, ``[T, groups]``."""
-    (rows, size), groups = codes.shape, scales.shape[1]
-    if groups == 1:
-        return mb.mul(x=codes, y=scales)
-    blocks = mb.reshape(x=codes, shape=[rows, groups, size // groups])
-    return mb.reshape(x=mb.mul(x=blocks, y=mb.expand_dims(x=scales, axes=[2])), shape=[rows, size])
 
 
 def half(weight: Tensor) -> Float16:

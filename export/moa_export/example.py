@@ -1,0 +1,85 @@
+"""A worked numeric example of three drafting steps, for whoever ports the runtime to another language.
+
+Inputs follow from formulas, so that a port needs no file of them; outputs are what a backend computes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from moa_runtime.backends.base import Backend, Float32, StepResult
+from moa_runtime.drafters.moa import GrowingRows
+
+PREFIX = (1, 9, 25, 49, 81)
+CORRECTION = 64
+
+
+def memory_rows(count: int, kv_shape: tuple[int, int]) -> tuple[Float32, Float32]:
+    """Rows of positions ``0..count-1``, ``[count, kv_heads, head_dim]`` each.
+
+    ``keys[i, h, d] = sin(0.37 i + 0.11 d + h)`` and ``values[i, h, d] = 0.5 cos(0.23 i + 0.07 d + h)``.
+    """
+    i, h, d = np.meshgrid(*(np.arange(n, dtype=np.float64) for n in (count, *kv_shape)), indexing="ij")
+    keys, values = np.sin(0.37 * i + 0.11 * d + h), 0.5 * np.cos(0.23 * i + 0.07 * d + h)
+    return keys.astype(np.float32), values.astype(np.float32)
+
+
+def worked_example(backend: Backend) -> dict[str, Any]:
+    """Run three steps and write down what goes in and what comes out.
+
+    1. Catch up: :data:`PREFIX` is committed, rows of all but its last token are there, nothing is cached.
+    2. Draft on: the token that step 1 proposes, behind the cache that step 1 filled.
+    3. Roll back: the target chose :data:`CORRECTION` instead; the cache is cut to the prefix, and one more
+       row has come.
+    """
+    cache = GrowingRows(backend.kv_shape)
+    first = _step(backend, cache, PREFIX, rows=len(PREFIX) - 1)
+    second = _step(backend, cache, (first["outputs"]["top_tokens"][0][0],), rows=len(PREFIX) - 1)
+    cache.truncate(len(PREFIX))
+    third = _step(backend, cache, (CORRECTION,), rows=len(PREFIX))
+    return {"kv_shape": list(backend.kv_shape), "steps": [first, second, third]}
+
+
+def _step(backend: Backend, cache: GrowingRows, tokens: tuple[int, ...], rows: int) -> dict[str, Any]:
+    held, new = cache.length, len(tokens)
+    positions = np.arange(held, held + new, dtype=np.int64)
+    mask = np.tri(new, held + new, held, dtype=np.bool_)
+    result = backend.step(
+        np.array(tokens, np.int64),
+        positions,
+        np.array([new - 1], np.int64),
+        *cache.first(held),
+        mask,
+        *memory_rows(rows, backend.kv_shape),
+    )
+    cache.write(held, result.keys, result.values)
+    inputs = {
+        "tokens": list(tokens),
+        "positions": positions.tolist(),
+        "queries": [new - 1],
+        "cached": held,
+        "memory_rows": rows,
+        "self_mask": mask.astype(int).tolist(),
+    }
+    return {"inputs": inputs, "outputs": _outputs(result)}
+
+
+def _outputs(result: StepResult) -> dict[str, Any]:
+    return {
+        "top_tokens": result.top_tokens.tolist(),
+        "top_logprobs": np.round(result.top_logprobs.astype(np.float64), 4).tolist(),
+        "keys": _digest(result.keys),
+        "values": _digest(result.values),
+    }
+
+
+def _digest(array: Float32) -> dict[str, Any]:
+    """Shape, the first numbers in row-major order, and the sum: enough to find a wrong layout."""
+    flat = array.astype(np.float64).ravel()
+    return {
+        "shape": list(array.shape),
+        "first": np.round(flat[:4], 4).tolist(),
+        "sum": round(float(flat.sum()), 3),
+    }

@@ -1,0 +1,167 @@
+"""Export target ``coreml``: two ``.mlpackage`` models, one that keeps its caches and one for older systems.
+
+Both are ML programs of fixed sizes in float16; weights of 16 and 32 bits are stored as float16 alike. What the
+functions are for, :mod:`moa_export.targets.coreml_program` tells.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import coremltools as ct
+
+from moa_drafter.config import DrafterConfig
+from moa_drafter.model import MoADrafter
+from moa_export.errors import ExportError
+from moa_export.mil.program import read_package
+from moa_export.recipe import Recipe, Weights
+from moa_export.targets.base import Artifact, NotRun, TargetOptions
+from moa_export.targets.coreml_package import write_package
+from moa_export.targets.coreml_program import FUNCTIONS, stateful_program, stateless_program
+from moa_export.targets.coreml_stateful import StatefulBackend
+from moa_export.targets.coreml_weights import stored_form
+from moa_runtime.backends.base import Backend
+from moa_runtime.backends.coreml import CoremlBackend, FixedSizeBackend, load_model
+from moa_runtime.bundle import TensorSpec
+from moa_runtime.errors import MoaError
+
+STATEFUL_FILE, STATELESS_FILE = "DeviceHalf.mlpackage", "DeviceHalfStateless.mlpackage"
+# What the Neural Engine takes: caches in steps of 32 positions, and no axis longer than this.
+_CAPACITY_STEP, _MOST_CAPACITY = 32, 16384
+
+
+class CoremlTarget:
+    """See :class:`moa_export.targets.base.ExportTarget`."""
+
+    extra: ClassVar[str] = "coreml"
+
+    def __init__(self, recipe: Recipe, options: TargetOptions) -> None:
+        self._recipe, self._options = recipe, options
+
+    def check(self, config: DrafterConfig) -> None:
+        """See :meth:`moa_export.targets.base.ExportTarget.check`."""
+        context, decoder = self._options.context, config.decoder
+        if context % _CAPACITY_STEP or not 0 < context <= _MOST_CAPACITY:
+            raise ExportError(
+                f"coreml takes a --context that is a multiple of {_CAPACITY_STEP} and at most {_MOST_CAPACITY}, "
+                f"not {context}"
+            )
+        inner = (decoder.hidden_size, decoder.intermediate_size, decoder.num_heads * decoder.head_dim)
+        _check_weights("linear layers", self._recipe.linear, inner)
+        _check_weights("head", self._recipe.head, (decoder.hidden_size,))
+        _check_weights("embedding", self._recipe.embedding, (decoder.hidden_size,))
+
+    def export(self, drafter: MoADrafter, folder: Path) -> list[Artifact]:
+        """Write both packages."""
+        return [self._stateful(drafter, folder), self._stateless(drafter, folder)]
+
+    def runner(self, folder: Path, artifact: Artifact) -> Backend | NotRun:
+        """Core ML on a Mac; elsewhere the program of the package, read back and computed with numpy."""
+        package = folder / artifact.file
+        if platform.system() != "Darwin":
+            return _evaluated(package, artifact)
+        try:
+            return _on_core_ml(package, artifact)
+        except MoaError as error:
+            return NotRun(str(error))
+
+    def _stateful(self, drafter: MoADrafter, folder: Path) -> Artifact:
+        facts = self._facts(ct.target.iOS18)
+        specification = write_package(
+            stateful_program(drafter, self._recipe, self._options.context),
+            folder / STATEFUL_FILE,
+            ct.target.iOS18,
+            f"{_PURPOSE} Its caches are states. Functions: "
+            + "; ".join(f"{name}: {purpose}" for name, purpose in FUNCTIONS.items()),
+            facts,
+        )
+        functions = {function.name: function for function in specification.description.functions}
+        main = functions[specification.description.defaultFunctionName]
+        details = {
+            "least_systems": {"iOS": 18, "macOS": 15},
+            "stored": facts,
+            "functions": {
+                name: {
+                    "purpose": purpose,
+                    "inputs": [dataclasses.asdict(spec) for spec in _specs(functions[name].input)],
+                    "outputs": [dataclasses.asdict(spec) for spec in _specs(functions[name].output)],
+                }
+                for name, purpose in FUNCTIONS.items()
+            },
+        }
+        return Artifact("coreml", STATEFUL_FILE, _specs(main.input), _specs(main.output), _specs(main.state), details)
+
+    def _stateless(self, drafter: MoADrafter, folder: Path) -> Artifact:
+        facts = self._facts(ct.target.iOS17)
+        specification = write_package(
+            stateless_program(drafter, self._recipe, self._options.context),
+            folder / STATELESS_FILE,
+            ct.target.iOS17,
+            f"{_PURPOSE} Its caches are inputs, which the caller extends by the outputs keys and values.",
+            facts,
+        )
+        main = specification.description
+        details = {"least_systems": {"iOS": 17, "macOS": 14}, "stored": facts}
+        return Artifact("coreml-stateless", STATELESS_FILE, _specs(main.input), _specs(main.output), (), details)
+
+    def _facts(self, opset: ct.target) -> dict[str, str]:
+        """How things are stored, for the model's metadata and the manifest."""
+        return {
+            "linear": stored_form(self._recipe.linear, opset),
+            "head": stored_form(self._recipe.head, opset),
+            "embedding": stored_form(self._recipe.embedding, ct.target.iOS18),
+            "activations": "float16",
+            "positions": str(self._options.context),
+        }
+
+
+_PURPOSE = "Drafts the next tokens of a conversation, for a larger model to verify."
+
+
+def _check_weights(part: str, weights: Weights, widths: Iterable[int]) -> None:
+    if not weights.is_integer:
+        return
+    if not weights.symmetric:
+        raise ExportError(f"coreml stores the {part} without an offset: set symmetric for them")
+    for width in widths:
+        if weights.group_size and width % weights.group_size:
+            raise ExportError(
+                f"a group size of {weights.group_size} does not divide the {width} inputs of the {part}: choose a "
+                "divisor with --group-size"
+            )
+
+
+def _evaluated(package: Path, artifact: Artifact) -> Backend:
+    functions = read_package(package)
+    if not artifact.states:
+        return FixedSizeBackend(functions["main"], _shapes(artifact))
+    states = functions[next(iter(FUNCTIONS))].new_states()
+    return StatefulBackend(lambda name, inputs: functions[name](inputs, states), _shapes(artifact))
+
+
+def _on_core_ml(package: Path, artifact: Artifact) -> Backend:
+    if not artifact.states:
+        return CoremlBackend(package)
+    models = {name: load_model(package, name) for name in FUNCTIONS}
+    state = models[next(iter(FUNCTIONS))].make_state()
+    return StatefulBackend(lambda name, inputs: models[name].predict(dict(inputs), state=state), _shapes(artifact))
+
+
+def _shapes(artifact: Artifact) -> dict[str, tuple[int, ...]]:
+    tensors = (*artifact.inputs, *artifact.outputs, *artifact.states)
+    return {tensor.name: tuple(map(int, tensor.shape)) for tensor in tensors}
+
+
+def _specs(features: Iterable[Any]) -> tuple[TensorSpec, ...]:
+    """Signature out of the descriptions of features in a specification."""
+    specs = []
+    for feature in features:
+        state = feature.type.WhichOneof("Type") == "stateType"
+        array = feature.type.stateType.arrayType if state else feature.type.multiArrayType
+        dtype = array.ArrayDataType.Name(array.dataType).lower()
+        specs.append(TensorSpec(feature.name, dtype, tuple(array.shape)))
+    return tuple(specs)

@@ -1,0 +1,162 @@
+"""A stateful Core ML model behind the stateless contract of backends, so that it can be compared with PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moa_export.targets.coreml_program import EXTEND_SIZE, ROWS_SIZE, STEP_SIZES
+from moa_runtime.backends.base import Float32, Int64, StepResult
+from moa_runtime.backends.coreml import (
+    Array,
+    additive_mask,
+    check_capacity,
+    heads_first,
+    padded,
+    rows_first,
+)
+from moa_runtime.errors import MoaError
+
+#: Runs a function of a model, by name, on the model's one state.
+CallFunction = Callable[[str, Mapping[str, Array]], Mapping[str, Array]]
+
+
+class StatefulBackend:
+    """Implements :class:`moa_runtime.backends.base.Backend` with a model that keeps its caches in states.
+
+    It remembers what the states hold. Where the caller's cache is shorter, what lies behind it counts as free;
+    where memory rows differ, they are written again from the first that does. Tokens before the first query are
+    only appended, in larger pieces.
+
+    Args:
+        call: runs the model's functions.
+        shapes: of the states, and of the inputs and outputs of a step function, by name.
+    """
+
+    def __init__(self, call: CallFunction, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        _, kv_heads, self._capacity, head_dim = shapes["self_keys"]
+        self._call, self._top_k, self._kv_shape = call, shapes["top_tokens"][1], (kv_heads, head_dim)
+        self._own = _Mirror(self._capacity, self._kv_shape)
+        self._memory = _Mirror(self._capacity, self._kv_shape)
+
+    @property
+    def top_k(self) -> int:
+        return self._top_k
+
+    @property
+    def kv_shape(self) -> tuple[int, int]:
+        return self._kv_shape
+
+    def step(
+        self,
+        tokens: Int64,
+        positions: Int64,
+        queries: Int64,
+        self_keys: Float32,
+        self_values: Float32,
+        self_mask: NDArray[np.bool_],
+        memory_keys: Float32,
+        memory_values: Float32,
+    ) -> StepResult:
+        """See :meth:`moa_runtime.backends.base.Backend.step`.
+
+        Raises:
+            MoaError: more positions than the model holds, or cache entries that it did not compute.
+        """
+        held, count, rows = len(self_keys), len(tokens), len(memory_keys)
+        check_capacity(self._capacity, held + count, rows, int(positions.max()) + 1)
+        if self._own.common_length(self_keys, self_values) < held:
+            raise MoaError("a stateful Core ML model can only go on from cache entries that it computed itself")
+        self._remember(memory_keys, memory_values)
+        memory_mask = additive_mask(np.arange(self._capacity)[None] < rows)
+        top_tokens = np.zeros((count, self._top_k), np.int64)
+        top_logprobs = np.zeros((count, self._top_k), np.float32)
+        for name, size, start, stop in self._pieces(held, count, int(queries.min())):
+            inputs: dict[str, Array] = {
+                "tokens": padded(tokens[start:stop], size),
+                "positions": padded(positions[start:stop], size),
+                "slot": np.array([held + start], np.int32),
+            }
+            if name == "step":
+                allowed = np.zeros((size, self._capacity), np.bool_)
+                allowed[: stop - start, : held + stop] = self_mask[start:stop, : held + stop]
+                inputs.update(self_mask=additive_mask(allowed), memory_mask=memory_mask)
+            outputs = self._call(f"{name}_{size}", inputs)
+            if name == "step":
+                top_tokens[start:stop] = outputs["top_tokens"][: stop - start]
+                top_logprobs[start:stop] = outputs["top_logprobs"][: stop - start]
+            keys, values = (rows_first(outputs[part])[: stop - start] for part in ("keys", "values"))
+            self._own.write(held + start, keys, values)
+        new = slice(held, held + count)
+        return StepResult(
+            top_tokens[queries], top_logprobs[queries], self._own.keys[new].copy(), self._own.values[new].copy()
+        )
+
+    def _pieces(self, held: int, count: int, unqueried: int) -> Iterator[tuple[str, int, int, int]]:
+        """The calls that feed ``count`` tokens behind ``held`` cached ones: ``extend`` or ``step``, its size, the
+        first token and the one after the last. A call needs room for its whole size."""
+        start = 0
+        while start < count:
+            room = self._capacity - held - start
+            if start < unqueried and room >= EXTEND_SIZE:
+                name, size, limit = "extend", EXTEND_SIZE, unqueried
+            else:
+                small, large = STEP_SIZES
+                size = small if start + small == count or room < large else large
+                name, limit = "step", count
+            stop = min(start + size, limit)
+            yield name, size, start, stop
+            start = stop
+
+    def _remember(self, keys: Float32, values: Float32) -> None:
+        """Make the memory states begin with these rows."""
+        start = self._memory.common_length(keys, values)
+        while start < len(keys):
+            # Behind the last full piece of room, some rows are written again.
+            slot = min(start, self._capacity - ROWS_SIZE)
+            piece = slice(slot, min(slot + ROWS_SIZE, len(keys)))
+            self._call(
+                f"remember_{ROWS_SIZE}",
+                {
+                    "new_keys": _filled(keys[piece]),
+                    "new_values": _filled(values[piece]),
+                    "slot": np.array([slot], np.int32),
+                },
+            )
+            self._memory.write(slot, keys[piece], values[piece])
+            start = piece.stop
+
+
+class _Mirror:
+    """What the states of one cache hold at positions ``0..length-1``.
+
+    Args:
+        capacity: of the states.
+        kv_shape: ``(kv_heads, head_dim)``.
+    """
+
+    def __init__(self, capacity: int, kv_shape: tuple[int, int]) -> None:
+        self.keys, self.values = (np.zeros((capacity, *kv_shape), np.float32) for _ in range(2))
+        self._length = 0
+
+    def common_length(self, keys: Float32, values: Float32) -> int:
+        """How many of these rows, from the first on, the states hold already."""
+        shared = min(self._length, len(keys))
+        same = (self.keys[:shared] == keys[:shared]) & (self.values[:shared] == values[:shared])
+        differing = np.flatnonzero(~same.all(axis=(1, 2)))
+        return int(differing[0]) if differing.size else shared
+
+    def write(self, start: int, keys: Float32, values: Float32) -> None:
+        """Rows were written at ``start``; what lies behind them is no longer known."""
+        self._length = start + len(keys)
+        self.keys[start : self._length] = keys
+        self.values[start : self._length] = values
+
+
+def _filled(rows: Float32) -> Float32:
+    """``[n, kv_heads, head_dim]``, at most as many as one call takes -> zeros added, heads first."""
+    whole = np.zeros((ROWS_SIZE, *rows.shape[1:]), np.float32)
+    whole[: len(rows)] = rows
+    return heads_first(whole)

@@ -1,0 +1,205 @@
+"""The device half on Core ML. Its models have fixed sizes; what fits any call to them is plain numpy.
+
+Only :class:`CoremlBackend` needs a Mac.
+"""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moa_runtime.backends.base import Float32, Int64, StepResult
+from moa_runtime.errors import MoaError
+
+Array = NDArray[Any]
+#: Runs a model: inputs by name to outputs by name.
+Predict = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+#: Added to the score of what a query must not look at; float16 holds it, and any softmax makes it 0.
+BLOCKED = np.float32(-1e4)
+
+
+class FixedSizeBackend:
+    """Implements :class:`moa_runtime.backends.base.Backend` with a stateless model of fixed sizes.
+
+    Caches are copied to the front of full-size inputs and the rest is masked. Tokens are fed in pieces of the
+    model's size, the last one padded; each piece sees the keys and values of those before it as cached ones.
+
+    Args:
+        predict: takes and returns the tensors that ``shapes`` names; numbers come as int32 and float32.
+        shapes: of the model's inputs and outputs, by name.
+    """
+
+    def __init__(self, predict: Predict, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._predict = predict
+        self._size, self._top_k = shapes["top_tokens"]
+        _, kv_heads, self._capacity, head_dim = shapes["self_keys"]
+        self._kv_shape = kv_heads, head_dim
+        names = ("self_keys", "self_values", "memory_keys", "memory_values")
+        self._caches = {name: np.zeros(shapes[name], np.float32) for name in names}
+
+    @property
+    def top_k(self) -> int:
+        return self._top_k
+
+    @property
+    def kv_shape(self) -> tuple[int, int]:
+        return self._kv_shape
+
+    def step(
+        self,
+        tokens: Int64,
+        positions: Int64,
+        queries: Int64,
+        self_keys: Float32,
+        self_values: Float32,
+        self_mask: NDArray[np.bool_],
+        memory_keys: Float32,
+        memory_values: Float32,
+    ) -> StepResult:
+        """See :meth:`moa_runtime.backends.base.Backend.step`.
+
+        Raises:
+            MoaError: more positions than the model holds.
+        """
+        held, rows = len(self_keys), len(memory_keys)
+        check_capacity(self._capacity, held + len(tokens), rows, int(positions.max()) + 1)
+        self._put("self", 0, self_keys, self_values)
+        self._put("memory", 0, memory_keys, memory_values)
+        memory_mask = additive_mask(np.arange(self._capacity)[None] < rows)
+        parts = []
+        for start in range(0, len(tokens), self._size):
+            stop = min(start + self._size, len(tokens))
+            mask = self._self_mask(self_mask[start:stop], held + start)
+            part = self._predict(
+                {
+                    "tokens": padded(tokens[start:stop], self._size),
+                    "positions": padded(positions[start:stop], self._size),
+                    "self_mask": mask,
+                    "memory_mask": memory_mask,
+                    **self._caches,
+                }
+            )
+            parts.append(step_result(part, stop - start))
+            self._put("self", held + start, parts[-1].keys, parts[-1].values)
+        return joined(parts, queries)
+
+    def _self_mask(self, allowed: NDArray[np.bool_], cached: int) -> Float32:
+        """``[n, S + T]`` with ``cached`` columns before those of the ``n`` tokens -> ``[size, capacity + size]``."""
+        new = len(allowed)
+        wide = np.zeros((self._size, self._capacity + self._size), np.bool_)
+        wide[:new, :cached] = allowed[:, :cached]
+        wide[:new, self._capacity : self._capacity + new] = allowed[:, cached : cached + new]
+        return additive_mask(wide)
+
+    def _put(self, cache: str, start: int, keys: Float32, values: Float32) -> None:
+        stop = start + len(keys)
+        self._caches[f"{cache}_keys"][:, :, start:stop] = heads_first(keys)
+        self._caches[f"{cache}_values"][:, :, start:stop] = heads_first(values)
+
+
+class CoremlBackend(FixedSizeBackend):
+    """Runs the package that ``moa-export --target coreml`` writes for systems without states, on macOS 14 or later.
+
+    Args:
+        graph: the ``.mlpackage``.
+        threads: for the sake of the other backends; Core ML chooses by itself.
+
+    Raises:
+        MoaError: this is no Mac, coremltools is not installed, or Core ML cannot load the package.
+    """
+
+    def __init__(self, graph: Path, *, threads: int = 2) -> None:
+        model = load_model(graph)
+        super().__init__(model.predict, shapes_of(model.get_spec().description))
+
+
+def load_model(package: Path, function: str | None = None) -> Any:
+    """Load an ``.mlpackage`` into Core ML: a ``coremltools.models.MLModel``.
+
+    Args:
+        function: one of the model's functions; its default one when omitted.
+
+    Raises:
+        MoaError: this is no Mac, coremltools is not installed, or Core ML cannot load the package.
+    """
+    if platform.system() != "Darwin":
+        raise MoaError("Core ML runs on macOS only: choose another backend, such as onnx")
+    try:
+        import coremltools
+    except ImportError as error:
+        raise MoaError("the coreml backend needs coremltools: pip install coremltools") from error
+    try:
+        with warnings.catch_warnings():
+            # coremltools only warns of a model that it will not be able to run.
+            warnings.simplefilter("error", RuntimeWarning)
+            return coremltools.models.MLModel(str(package), function_name=function)
+    except Exception as error:  # coremltools raises what comes to hand
+        raise MoaError(f"Core ML cannot load {package}: {error}") from error
+
+
+def shapes_of(description: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes of inputs and outputs in the description of a Core ML model or of one of its functions."""
+    return {
+        feature.name: tuple(feature.type.multiArrayType.shape) for feature in [*description.input, *description.output]
+    }
+
+
+def check_capacity(capacity: int, *needed: int) -> None:
+    """Refuse what does not fit a cache.
+
+    Raises:
+        MoaError: one of the ``needed`` numbers of positions exceeds ``capacity``.
+    """
+    if max(needed) > capacity:
+        raise MoaError(
+            f"the conversation needs {max(needed)} positions, this Core ML model holds {capacity}: begin a new "
+            "conversation, or export with a larger --context"
+        )
+
+
+def additive_mask(allowed: NDArray[np.bool_]) -> Float32:
+    """0 where a query may look, :data:`BLOCKED` elsewhere."""
+    return np.where(allowed, np.float32(0), BLOCKED)
+
+
+def padded(numbers: Int64, size: int) -> NDArray[np.int32]:
+    """``numbers`` as int32, followed by zeros up to ``size``."""
+    whole = np.zeros(size, np.int32)
+    whole[: len(numbers)] = numbers
+    return whole
+
+
+def heads_first(rows: Float32) -> Float32:
+    """``[n, kv_heads, head_dim]`` -> ``[1, kv_heads, n, head_dim]``."""
+    return rows.swapaxes(0, 1)[None]
+
+
+def rows_first(heads: Array) -> Float32:
+    """``[1, kv_heads, n, head_dim]`` -> float32 ``[n, kv_heads, head_dim]``."""
+    return np.ascontiguousarray(heads[0].swapaxes(0, 1), np.float32)
+
+
+def step_result(outputs: Mapping[str, Array], count: int) -> StepResult:
+    """A model's outputs for its first ``count`` tokens, each of them a query."""
+    return StepResult(
+        outputs["top_tokens"][:count].astype(np.int64),
+        outputs["top_logprobs"][:count].astype(np.float32),
+        rows_first(outputs["keys"])[:count],
+        rows_first(outputs["values"])[:count],
+    )
+
+
+def joined(parts: list[StepResult], queries: Int64) -> StepResult:
+    """The result of one step whose tokens were fed in parts."""
+    return StepResult(
+        np.concatenate([part.top_tokens for part in parts])[queries],
+        np.concatenate([part.top_logprobs for part in parts])[queries],
+        np.concatenate([part.keys for part in parts]),
+        np.concatenate([part.values for part in parts]),
+    )

@@ -1,0 +1,195 @@
+"""The evaluator of ML programs, operator by operator: against coremltools' own constant folding, and PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from coremltools.converters.mil.mil import Builder as mb  # noqa: N813 - its customary name
+from coremltools.converters.mil.mil import Function, types
+
+from moa_export.mil.operators import MilError
+from moa_export.mil.program import MilFunction, read_package, round_to_half
+
+RANDOM = np.random.default_rng(0)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def built(body: Callable[..., Any], *specs: Any, opset: ct.target = ct.target.iOS18) -> MilFunction:
+    """A function of inputs ``x0``, ``x1``, ..."""
+    names = [f"x{i}" for i in range(len(specs))]
+    with Function(dict(zip(names, specs, strict=True)), opset_version=opset) as function:
+        results = body(*(function.inputs[name] for name in names))
+        function.set_outputs(list(results) if isinstance(results, Sequence) else [results])
+    return MilFunction(function)
+
+
+def evaluated(body: Callable[..., Any], *values: np.ndarray, **opset: ct.target) -> list[np.ndarray]:
+    specs = [mb.TensorSpec(value.shape, types.numpy_type_to_builtin_type(value.dtype)) for value in values]
+    outputs = built(body, *specs, **opset)({f"x{i}": value for i, value in enumerate(values)})
+    return list(outputs.values())
+
+
+def folded(body: Callable[..., Any], *values: np.ndarray) -> list[np.ndarray]:
+    """What coremltools computes where all inputs are constants."""
+    with Function({}, opset_version=ct.target.iOS18) as function:
+        results = body(*(mb.const(val=value) for value in values))
+        results = list(results) if isinstance(results, Sequence) else [results]
+        function.set_outputs(results)
+    assert all(result.val is not None for result in results), "coremltools does not fold this operator"
+    return [result.val for result in results]
+
+
+FOLDED = {
+    "abs": (lambda x: mb.abs(x=x), floats(3, 4)),
+    "add": (lambda x, y: mb.add(x=x, y=y), floats(3, 4), floats(1, 4)),
+    "cast to int32": (lambda x: mb.cast(x=x, dtype="int32"), floats(9) * 10),
+    "cast from uint8": (lambda x: mb.cast(x=x, dtype="fp32"), np.arange(250, 256, dtype=np.uint8)),
+    "concat": (lambda x, y: mb.concat(values=[x, y], axis=1), floats(2, 3), floats(2, 5)),
+    "expand_dims": (lambda x: mb.expand_dims(x=x, axes=[0, 2]), floats(3, 4)),
+    "floor": (lambda x: mb.floor(x=x), floats(20) * 3),
+    "gather rows": (lambda x, i: mb.gather(x=x, indices=i, axis=0), floats(6, 2), np.array([[5, 0], [2, 2]], np.int32)),
+    "gather columns": (lambda x, i: mb.gather(x=x, indices=i, axis=1), floats(2, 6), np.array([5, 1], np.int32)),
+    "maximum": (lambda x, y: mb.maximum(x=x, y=y), floats(3, 4), floats(4)),
+    "matmul": (lambda x, y: mb.matmul(x=x, y=y), floats(2, 3, 4), floats(2, 4, 5)),
+    "matmul of transposed": (
+        lambda x, y: mb.matmul(x=x, y=y, transpose_x=True, transpose_y=True),
+        floats(1, 4, 3),
+        floats(1, 5, 4),
+    ),
+    "mul": (lambda x, y: mb.mul(x=x, y=y), floats(3, 4), floats(3, 1)),
+    "real_div": (lambda x, y: mb.real_div(x=x, y=y), floats(3, 4), floats(3, 4)),
+    "reduce_log_sum_exp": (lambda x: mb.reduce_log_sum_exp(x=x, axes=[-1], keep_dims=True), floats(3, 50)),
+    "reduce_max": (lambda x: mb.reduce_max(x=x, axes=[-1], keep_dims=True), floats(3, 5)),
+    "reduce_mean": (lambda x: mb.reduce_mean(x=x, axes=[0, 1], keep_dims=False), floats(3, 5, 2)),
+    "reshape": (lambda x: mb.reshape(x=x, shape=[4, 3]), floats(2, 6)),
+    "softmax": (lambda x: mb.softmax(x=x, axis=-1), floats(3, 7) * 4),
+    "split": (lambda x: mb.split(x=x, num_splits=2, axis=-1), floats(3, 8)),
+    "sqrt": (lambda x: mb.sqrt(x=x), np.abs(floats(9))),
+    "square": (lambda x: mb.square(x=x), floats(9)),
+    "sub": (lambda x, y: mb.sub(x=x, y=y), floats(3, 4), floats(3, 4)),
+    "tile": (lambda x: mb.tile(x=x, reps=[3, 1]), floats(2, 4)),
+    "topk": (lambda x: mb.topk(x=x, k=4, axis=-1, ascending=False), floats(3, 60)),
+    "transpose": (lambda x: mb.transpose(x=x, perm=[2, 0, 1]), floats(2, 3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_an_operator_agrees_with_coremltools_constant_folding(name: str) -> None:
+    body, *values = FOLDED[name]
+    ours, theirs = evaluated(body, *values), folded(body, *values)
+    assert len(ours) == len(theirs)
+    for mine, expected in zip(ours, theirs, strict=True):
+        assert mine.dtype == expected.dtype
+        np.testing.assert_allclose(mine, expected, rtol=2e-6, atol=2e-6)
+
+
+def test_what_coremltools_does_not_fold_agrees_with_pytorch() -> None:
+    x, weight, bias = floats(3, 8), floats(5, 8), floats(5)
+    (linear,) = evaluated(lambda x: mb.linear(x=x, weight=weight, bias=bias), x)
+    expected = torch.nn.functional.linear(*map(torch.from_numpy, (x, weight, bias)))
+    np.testing.assert_allclose(linear, expected.numpy(), rtol=1e-5, atol=1e-5)
+    wide = np.array([-1e4, -90, -5, -0.5, 0, 0.5, 5, 90, 1e4], np.float32)
+    (silu,) = evaluated(lambda x: mb.silu(x=x), wide)
+    np.testing.assert_allclose(silu, torch.nn.functional.silu(torch.from_numpy(wide)).numpy(), rtol=1e-5, atol=1e-30)
+
+
+def test_the_first_of_equal_numbers_is_the_top_one() -> None:
+    values, indices = evaluated(
+        lambda x: mb.topk(x=x, k=3, axis=-1, ascending=False), np.array([[1, 7, 7, 0, 7]], np.float32)
+    )
+    assert values.tolist() == [[7, 7, 7]]
+    assert indices.tolist() == [[1, 2, 4]]
+
+
+def test_float16_is_rounded_after_each_operator() -> None:
+    half = np.float16
+
+    def body(x: Any) -> Any:
+        return mb.sub(x=mb.add(x=x, y=half(1)), y=half(2048))
+
+    values = np.array([2048, 2050, 1, 60000], half)
+    (result,) = evaluated(body, values)
+    # float16 has steps of 2 from 2048 on: 2049 becomes 2048 and 2051 becomes 2052 before the subtraction.
+    assert result.dtype == half
+    assert result.tolist() == [0, 4, -2046, 57952]
+    (doubled,) = evaluated(lambda x: mb.mul(x=x, y=half(2)), values)
+    assert doubled.tolist() == [4096, 4100, 2, np.inf]  # beyond float16, as on a device
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-6, 1e-3, 1.0, 1e3, 1e5])
+def test_rounding_to_float16_is_numpys(scale: float) -> None:
+    values = floats(1000) * np.float32(scale)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(round_to_half(values), values.astype(np.float16).astype(np.float32))
+
+
+def test_states_are_read_written_and_kept() -> None:
+    def body(x: Any, slot: Any, state: Any) -> Any:
+        begin = mb.concat(values=[slot, np.zeros(1, np.int32)], axis=0)
+        end = mb.add(x=begin, y=np.array([2, 0], np.int32))
+        written = mb.slice_update(
+            x=mb.read_state(input=state), update=x, begin=begin, end=end, end_mask=[False, True], name="written"
+        )
+        return mb.reduce_max(x=mb.coreml_update_state(state=state, value=written), axes=[0], keep_dims=False)
+
+    function = built(
+        body,
+        mb.TensorSpec((2, 3), types.fp16),
+        mb.TensorSpec((1,), types.int32),
+        mb.state_tensor_placeholder((5, 3), types.fp16),
+    )
+    states = function.new_states()
+    expected = torch.zeros(5, 3)
+    for slot in (1, 3, 0):
+        new = RANDOM.standard_normal((2, 3)).astype(np.float16)
+        expected[slot : slot + 2] = torch.from_numpy(new).float()
+        (largest,) = function({"x0": new, "x1": np.array([slot], np.int32)}, states).values()
+        np.testing.assert_array_equal(states["x2"], expected.numpy())
+        np.testing.assert_array_equal(largest, expected.amax(0).half().numpy())
+    with pytest.raises(MilError, match=r"slice_update writes \[2, 3\] to .* of \[5, 3\]"):
+        function({"x0": new, "x1": np.array([4], np.int32)}, states)
+    with pytest.raises(MilError, match="keeps the states x2; it was given none"):
+        function({"x0": new, "x1": np.array([0], np.int32)})
+
+
+def test_what_the_evaluator_does_not_know_is_named() -> None:
+    x = floats(2, 3)
+    with pytest.raises(MilError, match="does not know the operator erf"):
+        evaluated(lambda x: mb.erf(x=x), x)
+    with pytest.raises(MilError, match="no gather with batch dimensions"):
+        evaluated(lambda x: mb.gather(x=x, indices=np.zeros((2, 1), np.int32), axis=1, batch_dims=1), x)
+    with pytest.raises(MilError, match="no topk other than"):
+        evaluated(lambda x: mb.topk(x=x, k=1, axis=-1, ascending=True), x)
+    # As iOS 15 has it, without a choice of what is returned.
+    with pytest.raises(MilError, match="knows topk, but not as .* uses it: missing a required argument"):
+        evaluated(lambda x: mb.topk(x=x, k=1, axis=-1, ascending=False), x, opset=ct.target.iOS15)
+
+
+def test_wrong_inputs_are_refused() -> None:
+    function = built(
+        lambda x, i: mb.gather(x=x, indices=i, axis=0),
+        mb.TensorSpec((4, 2), types.fp32),
+        mb.TensorSpec((1,), types.int32),
+    )
+    table, index = floats(4, 2), np.array([3], np.int32)
+    assert function({"x0": table, "x1": index})
+    with pytest.raises(MilError, match=r"the input x1 has shape \(2,\), the function takes \(1,\)"):
+        function({"x0": table, "x1": np.array([0, 1], np.int32)})
+    with pytest.raises(MilError, match="takes the inputs x0, x1; it was given x0"):
+        function({"x0": table})
+    with pytest.raises(MilError, match=r"gather reads position 4\.\.4 of an axis of 4"):
+        function({"x0": table, "x1": index + 1})
+
+
+def test_a_folder_that_is_no_package_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MilError, match="cannot read the ML program in"):
+        read_package(tmp_path / "nothing.mlpackage")
