@@ -23,7 +23,8 @@ class Ends:
 
 
 @asynccontextmanager
-async def connected(profile: LinkProfile) -> AsyncIterator[Ends]:
+async def connected(profile: LinkProfile, idle_s: float = 0.0) -> AsyncIterator[Ends]:
+    """``idle_s``: how long the link is there before it is first used."""
     accepted: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
     writers: list[asyncio.StreamWriter] = []
 
@@ -33,6 +34,7 @@ async def connected(profile: LinkProfile) -> AsyncIterator[Ends]:
 
     target = await asyncio.start_server(accept, "127.0.0.1", 0)
     async with Link(profile, "127.0.0.1", target.sockets[0].getsockname()[1]) as link:
+        await asyncio.sleep(idle_s)
         client_reader, client = await asyncio.open_connection("127.0.0.1", link.port)
         server_reader, server = await asyncio.wait_for(accepted.get(), 5)
         yield Ends(link, client_reader, client, server_reader, server, accepted)

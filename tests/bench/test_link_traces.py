@@ -88,7 +88,9 @@ def test_a_link_delivers_the_rate_and_the_gaps_of_its_trace() -> None:
 def test_a_trace_waits_for_the_first_connection_and_stands_still_in_an_outage() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        async with connected(LinkProfile("recorded", None, None, 0, up_trace=Trace((300, 10_000)))) as ends:
+        # Its one opportunity for long: already over, were the trace to run before the connection or in the outage.
+        profile = LinkProfile("recorded", None, None, 0, up_trace=Trace((300, 30_000)))
+        async with connected(profile, idle_s=0.4) as ends:
             ends.link.cut()
             ends.client.write(b"x" * PACKET_BYTES)
             await asyncio.sleep(0.4)

@@ -170,7 +170,7 @@ def test_what_the_evaluator_does_not_know_is_named() -> None:
     with pytest.raises(MilError, match="no topk other than"):
         evaluated(lambda x: mb.topk(x=x, k=1, axis=-1, ascending=True), x)
     # As iOS 15 has it, without a choice of what is returned.
-    with pytest.raises(MilError, match="knows topk, but not as .* uses it: missing a required argument"):
+    with pytest.raises(MilError, match=r"knows topk, but not as .* uses it: missing a required argument"):
         evaluated(lambda x: mb.topk(x=x, k=1, axis=-1, ascending=False), x, opset=ct.target.iOS15)
 
 

@@ -6,9 +6,8 @@ functions are for, :mod:`moa_export.targets.coreml_program` tells.
 
 from __future__ import annotations
 
-import dataclasses
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,21 +16,21 @@ import coremltools as ct
 from moa_drafter.config import DrafterConfig
 from moa_drafter.model import MoADrafter
 from moa_export.errors import ExportError
-from moa_export.mil.program import read_package
+from moa_export.mil.program import MilFunction, read_package, round_to_half
 from moa_export.recipe import Recipe, Weights
 from moa_export.targets.base import Artifact, NotRun, TargetOptions
 from moa_export.targets.coreml_package import write_package
 from moa_export.targets.coreml_program import FUNCTIONS, stateful_program, stateless_program
 from moa_export.targets.coreml_stateful import StatefulBackend
 from moa_export.targets.coreml_weights import stored_form
-from moa_runtime.backends.base import Backend
-from moa_runtime.backends.coreml import CoremlBackend, FixedSizeBackend, load_model
+from moa_runtime.backends.base import Backend, Float32
+from moa_runtime.backends.coreml import Array, CoremlBackend, FixedSizeBackend, load_model
 from moa_runtime.bundle import TensorSpec
 from moa_runtime.errors import MoaError
 
 STATEFUL_FILE, STATELESS_FILE = "DeviceHalf.mlpackage", "DeviceHalfStateless.mlpackage"
-# What the Neural Engine takes: caches in steps of 32 positions, and no axis longer than this.
-_CAPACITY_STEP, _MOST_CAPACITY = 32, 16384
+# Caches are written in pieces of 32 positions. The Neural Engine has no axes longer than 16384.
+_CAPACITY_STEP, _MOST_CAPACITY = 32, 8192
 
 
 class CoremlTarget:
@@ -63,9 +62,12 @@ class CoremlTarget:
         """Core ML on a Mac; elsewhere the program of the package, read back and computed with numpy."""
         package = folder / artifact.file
         if platform.system() != "Darwin":
-            return _evaluated(package, artifact)
+            functions = read_package(package)
+            if artifact.states:
+                return StatefulBackend(_Evaluated(functions), _shapes(artifact))
+            return FixedSizeBackend(functions["main"], _shapes(artifact))
         try:
-            return _on_core_ml(package, artifact)
+            return StatefulBackend(_Loaded(package), _shapes(artifact)) if artifact.states else CoremlBackend(package)
         except MoaError as error:
             return NotRun(str(error))
 
@@ -87,8 +89,8 @@ class CoremlTarget:
             "functions": {
                 name: {
                     "purpose": purpose,
-                    "inputs": [dataclasses.asdict(spec) for spec in _specs(functions[name].input)],
-                    "outputs": [dataclasses.asdict(spec) for spec in _specs(functions[name].output)],
+                    "inputs": _plain(_specs(functions[name].input)),
+                    "outputs": _plain(_specs(functions[name].output)),
                 }
                 for name, purpose in FUNCTIONS.items()
             },
@@ -135,20 +137,37 @@ def _check_weights(part: str, weights: Weights, widths: Iterable[int]) -> None:
             )
 
 
-def _evaluated(package: Path, artifact: Artifact) -> Backend:
-    functions = read_package(package)
-    if not artifact.states:
-        return FixedSizeBackend(functions["main"], _shapes(artifact))
-    states = functions[next(iter(FUNCTIONS))].new_states()
-    return StatefulBackend(lambda name, inputs: functions[name](inputs, states), _shapes(artifact))
+class _Evaluated:
+    """A package computed with numpy: a :class:`~moa_export.targets.coreml_stateful.StatefulModel`."""
+
+    def __init__(self, functions: Mapping[str, MilFunction]) -> None:
+        self._functions = functions
+        self._states = functions[next(iter(FUNCTIONS))].new_states()
+
+    def call(self, function: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        return self._functions[function](inputs, self._states)
+
+    def write_state(self, name: str, value: Float32) -> None:
+        self._states[name] = round_to_half(value)
 
 
-def _on_core_ml(package: Path, artifact: Artifact) -> Backend:
-    if not artifact.states:
-        return CoremlBackend(package)
-    models = {name: load_model(package, name) for name in FUNCTIONS}
-    state = models[next(iter(FUNCTIONS))].make_state()
-    return StatefulBackend(lambda name, inputs: models[name].predict(dict(inputs), state=state), _shapes(artifact))
+class _Loaded:
+    """A package in Core ML, on a Mac: a :class:`~moa_export.targets.coreml_stateful.StatefulModel`."""
+
+    def __init__(self, package: Path) -> None:
+        self._models = {name: load_model(package, name) for name in FUNCTIONS}
+        self._state = self._models[next(iter(FUNCTIONS))].make_state()
+
+    def call(self, function: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        outputs: Mapping[str, Array] = self._models[function].predict(dict(inputs), state=self._state)
+        return outputs
+
+    def write_state(self, name: str, value: Float32) -> None:
+        self._state.write_state(name, value)
+
+
+def _plain(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
+    return [{"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in specs]
 
 
 def _shapes(artifact: Artifact) -> dict[str, tuple[int, ...]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,27 +18,33 @@ from moa_runtime.backends.coreml import (
     padded,
     rows_first,
 )
-from moa_runtime.errors import MoaError
 
-#: Runs a function of a model, by name, on the model's one state.
-CallFunction = Callable[[str, Mapping[str, Array]], Mapping[str, Array]]
+
+class StatefulModel(Protocol):
+    """A model with several functions and one set of states."""
+
+    def call(self, function: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Run a function, by name; it reads and changes the states."""
+
+    def write_state(self, name: str, value: Float32) -> None:
+        """Replace a whole state."""
 
 
 class StatefulBackend:
     """Implements :class:`moa_runtime.backends.base.Backend` with a model that keeps its caches in states.
 
     It remembers what the states hold. Where the caller's cache is shorter, what lies behind it counts as free;
-    where memory rows differ, they are written again from the first that does. Tokens before the first query are
-    only appended, in larger pieces.
+    where memory rows differ, they are written again from the first that does. A cache that the model did not
+    compute is written to the states. Tokens before the first query are only appended, in larger pieces.
 
     Args:
-        call: runs the model's functions.
+        model: its states zero.
         shapes: of the states, and of the inputs and outputs of a step function, by name.
     """
 
-    def __init__(self, call: CallFunction, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, model: StatefulModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
         _, kv_heads, self._capacity, head_dim = shapes["self_keys"]
-        self._call, self._top_k, self._kv_shape = call, shapes["top_tokens"][1], (kv_heads, head_dim)
+        self._model, self._top_k, self._kv_shape = model, shapes["top_tokens"][1], (kv_heads, head_dim)
         self._own = _Mirror(self._capacity, self._kv_shape)
         self._memory = _Mirror(self._capacity, self._kv_shape)
 
@@ -63,12 +70,11 @@ class StatefulBackend:
         """See :meth:`moa_runtime.backends.base.Backend.step`.
 
         Raises:
-            MoaError: more positions than the model holds, or cache entries that it did not compute.
+            MoaError: more positions than the model holds.
         """
         held, count, rows = len(self_keys), len(tokens), len(memory_keys)
         check_capacity(self._capacity, held + count, rows, int(positions.max()) + 1)
-        if self._own.common_length(self_keys, self_values) < held:
-            raise MoaError("a stateful Core ML model can only go on from cache entries that it computed itself")
+        self._restore(self_keys, self_values)
         self._remember(memory_keys, memory_values)
         memory_mask = additive_mask(np.arange(self._capacity)[None] < rows)
         top_tokens = np.zeros((count, self._top_k), np.int64)
@@ -83,7 +89,7 @@ class StatefulBackend:
                 allowed = np.zeros((size, self._capacity), np.bool_)
                 allowed[: stop - start, : held + stop] = self_mask[start:stop, : held + stop]
                 inputs.update(self_mask=additive_mask(allowed), memory_mask=memory_mask)
-            outputs = self._call(f"{name}_{size}", inputs)
+            outputs = self._model.call(f"{name}_{size}", inputs)
             if name == "step":
                 top_tokens[start:stop] = outputs["top_tokens"][: stop - start]
                 top_logprobs[start:stop] = outputs["top_logprobs"][: stop - start]
@@ -110,6 +116,14 @@ class StatefulBackend:
             yield name, size, start, stop
             start = stop
 
+    def _restore(self, keys: Float32, values: Float32) -> None:
+        """Make the self-attention states begin with these entries, which the model need not have computed."""
+        known = self._own.common_length(keys, values)
+        if known < len(keys):
+            self._own.write(known, keys[known:], values[known:])
+            self._model.write_state("self_keys", np.ascontiguousarray(heads_first(self._own.keys)))
+            self._model.write_state("self_values", np.ascontiguousarray(heads_first(self._own.values)))
+
     def _remember(self, keys: Float32, values: Float32) -> None:
         """Make the memory states begin with these rows."""
         start = self._memory.common_length(keys, values)
@@ -117,7 +131,7 @@ class StatefulBackend:
             # Behind the last full piece of room, some rows are written again.
             slot = min(start, self._capacity - ROWS_SIZE)
             piece = slice(slot, min(slot + ROWS_SIZE, len(keys)))
-            self._call(
+            self._model.call(
                 f"remember_{ROWS_SIZE}",
                 {
                     "new_keys": _filled(keys[piece]),
@@ -156,7 +170,8 @@ class _Mirror:
 
 
 def _filled(rows: Float32) -> Float32:
-    """``[n, kv_heads, head_dim]``, at most as many as one call takes -> zeros added, heads first."""
-    whole = np.zeros((ROWS_SIZE, *rows.shape[1:]), np.float32)
-    whole[: len(rows)] = rows
-    return heads_first(whole)
+    """``[n, kv_heads, head_dim]``, at most as many as one call takes -> heads first, zeros added."""
+    _, kv_heads, head_dim = rows.shape
+    whole = np.zeros((1, kv_heads, ROWS_SIZE, head_dim), np.float32)
+    whole[:, :, : len(rows)] = heads_first(rows)
+    return whole
