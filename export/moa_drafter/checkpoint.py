@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from moa_drafter.config import ConfigError, DrafterConfig
 from moa_drafter.model import MoADrafter
+from moa_drafter.published import is_published, keys_before_values, published_config
 from moa_runtime.errors import MoaError
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -41,12 +45,17 @@ def save_checkpoint(drafter: MoADrafter, folder: Path, *, dtype: torch.dtype = t
 def load_checkpoint(folder: Path) -> MoADrafter:
     """Load a drafter in float32; :meth:`MoADrafter.bind_target` must follow before it can draft.
 
+    A folder in the layout of the paper's authors is taken too (:mod:`moa_drafter.published`).
+
     Raises:
         CheckpointError: a missing file or tensor, a wrong shape, or a truncated file.
     """
     try:
-        config = DrafterConfig.read(folder / CONFIG_FILE)
+        published = _published_config(folder / CONFIG_FILE)
+        config = DrafterConfig.read(folder / CONFIG_FILE) if published is None else None
         state = load_file(folder / WEIGHTS_FILE)
+        if config is None:
+            config, state = _converted(published, state)
     except ConfigError as error:
         raise CheckpointError(f"{error}; expected a folder written by moa-train") from error
     except (OSError, SafetensorError) as error:
@@ -66,6 +75,23 @@ def load_checkpoint(folder: Path) -> MoADrafter:
         raise CheckpointError(f"{folder / WEIGHTS_FILE} has tensors this drafter does not know: {unknown[:3]}")
     drafter.load_state_dict(state)
     return drafter.eval()
+
+
+def _published_config(path: Path) -> dict[str, Any] | None:
+    """What a ``config.json`` in the authors' layout says; None for one of ours, or one that cannot be read."""
+    try:
+        raw = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return raw if isinstance(raw, dict) and is_published(raw) else None
+
+
+def _converted(raw: dict[str, Any], state: dict[str, Tensor]) -> tuple[DrafterConfig, dict[str, Tensor]]:
+    """Configuration and weights of a published checkpoint, as ours."""
+    config = published_config(raw, {name: tuple(tensor.shape) for name, tensor in state.items()})
+    # The target's key-value heads have the size of the decoder's own heads.
+    state = keys_before_values(state, config.target_kv_size // (2 * config.decoder.head_dim))
+    return config, {**state, "draft_to_target": torch.arange(config.vocab_size)}
 
 
 def drafter_fingerprint(folder: Path) -> str:

@@ -1,0 +1,59 @@
+"""Every backend on the tiny drafter, and PyTorch beside it."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+
+from moa_runtime.backends.base import Backend
+from moa_runtime.backends.load import BACKENDS, load_backend
+from moa_runtime.bundle import Bundle
+
+
+@pytest.fixture(scope="session")
+def every_target(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A bundle with a graph for every backend."""
+    from moa_export.pipeline import ExportSettings, export_bundle
+    from moa_export.progress import Progress
+    from moa_export.targets import TARGETS
+    from moa_export.targets.base import TargetOptions
+
+    out = tmp_path_factory.mktemp("every") / "bundle"
+    settings = ExportSettings(
+        tuple(TARGETS),
+        tiny_drafter,
+        model=str(tiny_target),
+        options=TargetOptions(context=256),
+        questions=["Name three colours.", "Why is the sky blue?"],
+    )
+    export_bundle(out, settings, Progress(sys.stderr, quiet=True))
+    return Bundle.open(out)
+
+
+@pytest.fixture(scope="session")
+def reference(tiny_target: Path, tiny_drafter: Path) -> Backend:
+    from moa_drafter.checkpoint import load_checkpoint
+    from moa_drafter.target import load_target
+    from moa_export.torch_backend import TorchBackend
+
+    drafter = load_checkpoint(tiny_drafter)
+    target = load_target(str(tiny_target))
+    drafter.bind_target(target.embedding, target.head)
+    return TorchBackend(drafter, top_k=8)
+
+
+@pytest.fixture(scope="session", params=list(BACKENDS))
+def backend(request: pytest.FixtureRequest, every_target: Bundle) -> Backend:
+    """Core ML only runs on a Mac: elsewhere its adapter runs on the program of the package, computed with numpy."""
+    if request.param == "coreml" and platform.system() != "Darwin":
+        from moa_export.recipe import Recipe
+        from moa_export.targets.base import Artifact, TargetOptions
+        from moa_export.targets.coreml import CoremlTarget
+
+        entry = every_target.manifest.targets["coreml-stateless"]
+        artifact = Artifact("coreml-stateless", entry.file, entry.inputs, entry.outputs)
+        return CoremlTarget(Recipe(), TargetOptions(context=256)).runner(every_target.folder, artifact)
+    return load_backend(every_target, request.param, threads=1)
