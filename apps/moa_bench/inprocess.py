@@ -28,9 +28,13 @@ class Device:
     stop_tokens: tuple[int, ...]
 
 
-def device_of(bundle: Bundle) -> Device:
-    """Raises MoaError: the bundle's graph or tokenizer cannot be loaded."""
-    backend, manifest = load_backend(bundle), bundle.manifest
+def device_of(bundle: Bundle, backend_name: str | None = None) -> Device:
+    """What drafts with ``bundle`` on the backend of that name, or on the first it has a graph for.
+
+    Raises:
+        MoaError: the bundle's graph or tokenizer cannot be loaded.
+    """
+    backend, manifest = load_backend(bundle, backend_name), bundle.manifest
     return Device(
         manifest.fingerprints,
         ChatTokenizer.from_bundle(bundle),

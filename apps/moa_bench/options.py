@@ -43,6 +43,12 @@ def add_bundle_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_backend_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--backend", metavar="NAME", help="onnx, executorch or coreml (default: the first that the bundle is for)"
+    )
+
+
 def bundle_of(args: argparse.Namespace) -> Bundle:
     """Raises MoaError: no bundle there, or one that is damaged."""
     return Bundle.open(args.bundle or default_bundle())

@@ -25,6 +25,7 @@ class Setup:
     bundle: Bundle
     endpoint: Endpoint
     system: str | None = None
+    backend: str | None = None
     threads: int = 2
     draft_length: int = 6
     offline_limit: int = 256
@@ -47,6 +48,7 @@ class Setup:
         return await Chat.connect(
             self.bundle,
             self.endpoint,
+            backend=self.backend,
             threads=self.threads,
             controller=FixedLength(self.draft_length),
             policy=self.policy,
@@ -67,6 +69,7 @@ def setup_for(options: argparse.Namespace, bundle: Bundle, endpoint: Endpoint) -
         bundle,
         endpoint,
         system=options.system,
+        backend=options.backend,
         threads=options.threads,
         draft_length=options.draft_length,
         offline_limit=options.offline_limit,

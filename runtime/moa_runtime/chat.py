@@ -94,6 +94,7 @@ class Chat:
         bundle: Bundle,
         endpoint: Endpoint,
         *,
+        backend: str | None = None,
         threads: int = 2,
         controller: Controller | None = None,
         policy: Policy = Policy.ROLLBACK,
@@ -104,7 +105,9 @@ class Chat:
         """Load the bundle's drafter and open the first connection.
 
         Args:
-            threads: of the drafter's backend.
+            backend: a key of :data:`moa_runtime.backends.load.BACKENDS`; the first that the bundle has a graph for
+                when omitted.
+            threads: of the backend.
             timeline: gets what the device does and when, see :class:`moa_runtime.driver.Driver`.
 
         Raises:
@@ -113,7 +116,9 @@ class Chat:
         """
         manifest = bundle.manifest
         drafter = MoaDrafter(
-            load_backend(bundle, threads=threads), max_context=manifest.max_context, stop_tokens=manifest.stop_tokens
+            load_backend(bundle, backend, threads=threads),
+            max_context=manifest.max_context,
+            stop_tokens=manifest.stop_tokens,
         )
         chat = cls(
             bundle,

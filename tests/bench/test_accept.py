@@ -142,7 +142,7 @@ def test_settings_out_of_range(changed, said):
 def command(tiny, questions, monkeypatch, capsys):
     """Runs ``moa-bench accept`` on the tiny model: more arguments -> exit status, stdout, stderr."""
     target_folder, drafter_folder, bundle, backend, _ = tiny
-    monkeypatch.setattr(inprocess, "load_backend", lambda bundle: backend)
+    monkeypatch.setattr(inprocess, "load_backend", lambda bundle, name: backend)
 
     def run(*more: str) -> tuple[int, str, str]:
         where = ["--questions", str(questions), "--bundle", str(bundle), "--model", str(target_folder)]

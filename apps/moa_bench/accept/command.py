@@ -12,6 +12,7 @@ from moa_bench.conversation import Answer
 from moa_bench.inprocess import device_of, engine_of, with_progress
 from moa_bench.options import (
     add_answer_options,
+    add_backend_option,
     add_bundle_option,
     add_question_options,
     add_target_options,
@@ -44,6 +45,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(run=run)
     add_question_options(parser)
     add_bundle_option(parser)
+    add_backend_option(parser)
     add_target_options(parser)
     add_answer_options(parser, max_new_tokens=128)
     parser.add_argument("--show", action="store_true", help="print the answers, each token with its origin")
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     questions = questions_of(args)
     bundle = bundle_of(args)
     require_extra("server", "moa-bench accept")
-    device = device_of(bundle)
+    device = device_of(bundle, args.backend)
     engine = engine_of(args)
     results = Results(settings.draft_length)
 

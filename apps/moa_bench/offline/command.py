@@ -12,6 +12,7 @@ from moa_bench.offline import present
 from moa_bench.offline.measure import OfflineSettings, Results, Trial, measure
 from moa_bench.offline.show import show_trial
 from moa_bench.options import (
+    add_backend_option,
     add_bundle_option,
     add_question_options,
     add_target_options,
@@ -61,6 +62,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(run=run)
     add_question_options(parser)
     add_bundle_option(parser)
+    add_backend_option(parser)
     add_target_options(parser)
     parser.add_argument(
         "--after",
@@ -96,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     questions = questions_of(args)
     bundle = bundle_of(args)
     require_extra("bench", "moa-bench offline")
-    device = device_of(bundle)
+    device = device_of(bundle, args.backend)
     engine = engine_of(args)
     from moa_server.scoring import log_probabilities  # imported late: it brings torch
 

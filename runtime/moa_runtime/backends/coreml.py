@@ -116,7 +116,7 @@ class CoremlBackend(FixedSizeBackend):
 
     def __init__(self, graph: Path, *, threads: int = 2) -> None:
         model = load_model(graph)
-        super().__init__(model.predict, shapes_of(model.get_spec().description))
+        super().__init__(running(model), shapes_of(model.get_spec().description))
 
 
 def load_model(package: Path, function: str | None = None) -> Any:
@@ -141,6 +141,25 @@ def load_model(package: Path, function: str | None = None) -> Any:
             return coremltools.models.MLModel(str(package), function_name=function)
     except Exception as error:  # coremltools raises what comes to hand
         raise MoaError(f"Core ML cannot load {package}: {error}") from error
+
+
+def running(model: Any, **options: Any) -> Predict:
+    """The prediction of a loaded model as a function.
+
+    Args:
+        options: further arguments of ``MLModel.predict``.
+
+    The function raises MoaError: Core ML cannot run the model.
+    """
+
+    def predict(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        try:
+            outputs: Mapping[str, Array] = model.predict(dict(inputs), **options)
+        except Exception as error:  # coremltools raises what comes to hand
+            raise MoaError(f"Core ML could not run the model: {error}") from error
+        return outputs
+
+    return predict
 
 
 def shapes_of(description: Any) -> dict[str, tuple[int, ...]]:

@@ -1,0 +1,77 @@
+"""The worked example of ``docs/mobile.md``: what is stored is what every engine computes.
+
+To make the file again after a change of the tiny drafter: ``python tests/runtime/test_port_check.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moa_export.example import worked_example
+from moa_runtime.backends.base import Backend
+
+STORED = Path(__file__).with_name("port_check.json")
+
+
+def check(backend: Backend, tolerance: float) -> int:
+    """Compare with what is stored, step by step, until the drafted token differs; returns the steps compared."""
+    stored, got = json.loads(STORED.read_text()), worked_example(backend)
+    assert got["kv_shape"] == stored["kv_shape"]
+    compared = 0
+    for ours, theirs in zip(got["steps"], stored["steps"], strict=True):
+        if ours["inputs"] != theirs["inputs"]:
+            continue  # two candidates that are almost equal may trade places under rounding
+        compared += 1
+        for name in ("keys", "values"):
+            digest, expected = ours["outputs"][name], theirs["outputs"][name]
+            assert digest["shape"] == expected["shape"]
+            assert digest["first"] == pytest.approx(expected["first"], abs=tolerance)
+            assert digest["sum"] == pytest.approx(expected["sum"], abs=10 * tolerance)
+        pairs = zip(*(side["outputs"]["top_logprobs"][0] for side in (ours, theirs)), strict=True)
+        assert all(abs(a - b) <= tolerance for a, b in pairs)
+    return compared
+
+
+def test_pytorch_computes_what_is_stored(reference: Backend) -> None:
+    assert check(reference, 2e-3) == 3
+
+
+def test_every_backend_computes_what_is_stored(backend: Backend) -> None:
+    assert check(backend, 0.15) >= 2
+
+
+def test_a_wrong_layout_is_noticed(reference: Backend) -> None:
+    class Transposed:
+        top_k, kv_shape = reference.top_k, reference.kv_shape
+
+        def step(self, *arguments: np.ndarray):
+            *rest, keys, values = arguments
+            return reference.step(*rest, keys[:, ::-1].copy(), values[:, ::-1].copy())
+
+    with pytest.raises(AssertionError):
+        check(Transposed(), 0.05)
+
+
+def make() -> None:
+    from moa_drafter.checkpoint import load_checkpoint
+    from moa_drafter.target import load_target
+    from moa_export.torch_backend import TorchBackend
+    from tiny import make_tiny_drafter, make_tiny_target
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = make_tiny_target(Path(scratch) / "target")
+        drafter = load_checkpoint(make_tiny_drafter(folder, Path(scratch) / "drafter"))
+        target = load_target(str(folder))
+        drafter.bind_target(target.embedding, target.head)
+        STORED.write_text(json.dumps(worked_example(TorchBackend(drafter, top_k=8)), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    make()
