@@ -54,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     drafting = parser.add_argument_group("drafting")
     drafting.add_argument("--draft-length", type=int, default=6, metavar="N", help="tokens (default: %(default)s)")
     drafting.add_argument(
-        "--backend", metavar="NAME", help="onnx, executorch or coreml (default: the first that the bundle is for)"
+        "--backend", metavar="NAME", help="onnx or coreml (default: the first that the bundle is for)"
     )
     drafting.add_argument("--threads", type=int, default=2, metavar="N", help="of the drafter (default: %(default)s)")
     drafting.add_argument(

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from moa_export.pipeline import ExportSettings, Made, Report
 
 #: Extras by target; ``--target all`` needs them all. Known here so that a missing one is said at once.
-EXTRAS = {"onnx": "export", "executorch": "executorch", "coreml": "coreml"}
-DELEGATES = ("xnnpack", "coreml", "vulkan")
+EXTRAS = {"onnx": "export", "coreml": "coreml"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -45,11 +44,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     recipe.add_argument("--embedding-bits", type=int, metavar="N", help="of the token embedding")
     recipe.add_argument(
         "--group-size", type=int, metavar="N", help="weights that share a scale; a multiple of 16, 0 for a whole row"
-    )
-    recipe.add_argument(
-        "--backend",
-        metavar="NAME",
-        help=f"delegates of an ExecuTorch program, several with commas: {', '.join(DELEGATES)} (default xnnpack)",
     )
     recipe.add_argument(
         "--context", type=int, metavar="TOKENS", help="positions of caches that have a fixed size (default 2048)"
@@ -125,9 +119,6 @@ def _settings(
     from moa_export.pipeline import ExportSettings
     from moa_export.targets.base import TargetOptions
 
-    delegates = tuple(str(args.backend or config.get("backend") or "xnnpack").split(","))
-    if unknown := [name for name in delegates if name not in DELEGATES]:
-        raise ExportError(f"unknown --backend {unknown[0]!r}: choose one of {', '.join(DELEGATES)}")
     context = args.context if args.context is not None else config.get("context", TargetOptions().context)
     if not isinstance(context, int) or context < 64:
         raise ExportError(f"--context must be a number of at least 64 tokens, not {context}")
@@ -137,7 +128,7 @@ def _settings(
         drafter,
         model=args.model or config.get("model") or DEFAULT_TARGET,
         recipe=recipe,
-        options=TargetOptions(context, delegates),
+        options=TargetOptions(context),
     )
 
 

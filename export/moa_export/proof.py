@@ -18,7 +18,7 @@ from moa_export.tau import Tau, replay
 from moa_runtime.backends.base import Backend
 
 PARITY_CONVERSATIONS = 6
-_TIMED_STEPS, _TIMED_CONTEXT = 20, 256
+_TIMED_STEPS, _TIMED_CONTEXT = 20, 128
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 
 #: ``{"status": ..., "reason": ...}`` and figures; how a check stands in the manifest.

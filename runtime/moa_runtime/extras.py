@@ -12,7 +12,6 @@ _SERVER = (*_TRAIN, "uvicorn", "starlette")
 MODULES = {
     "train": _TRAIN,
     "export": _EXPORT,
-    "executorch": (*_EXPORT, "executorch", "torchao"),
     "coreml": (*_EXPORT, "coremltools"),
     "server": _SERVER,
     "bench": (*_SERVER, "onnx", "matplotlib", "psutil", "httpx"),

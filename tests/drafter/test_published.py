@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,12 +111,13 @@ def published_state() -> dict[str, Tensor]:
 
 
 @pytest.mark.slow
-def test_the_published_dimensions_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_published_dimensions_export(tmp_path: Path) -> None:
     """Random weights, and a target of two layers with Llama 3's sizes."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     import tiny
-    from moa_export import cli
+    from moa_export.pipeline import ExportSettings, export_bundle
+    from moa_export.progress import Progress
 
     target = tmp_path / "target"
     tiny.make_tiny_target(target)  # for its tokenizer and template
@@ -136,10 +138,9 @@ def test_the_published_dimensions_export(tmp_path: Path, capsys: pytest.CaptureF
     folder.mkdir()
     written(folder, published_state(), {**LLAMA, "hidden_size": 4096, "num_attention_heads": 32,
             "num_hidden_layers": 2, "vocab_size": 128256, "rope_theta": 500000.0})  # fmt: skip
-    argv = ["--target", "onnx", "--model", str(target), "--drafter", str(folder), "--out", str(tmp_path / "bundle")]
-    assert cli.main([*argv, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)["targets"]["onnx"]
-    assert report["parity"]["status"] == "passed"
+    settings = ExportSettings(("onnx",), folder, model=str(target), questions=["Name three colours."])
+    report = export_bundle(tmp_path / "bundle", settings, Progress(sys.stderr, quiet=True))
+    assert report.made[0].proof.checks["parity"]["status"] == "passed"
 
 
 def test_the_published_shapes_give_the_published_dimensions() -> None:

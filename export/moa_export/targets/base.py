@@ -19,7 +19,7 @@ class Artifact:
     """One graph that an export wrote.
 
     Attributes:
-        name: its key in the manifest, such as ``"onnx"`` or ``"executorch-vulkan"``.
+        name: its key in the manifest, such as ``"onnx"`` or ``"coreml-stateless"``.
         file: a file, or a folder such as an ``.mlpackage``, relative to the bundle.
         inputs, outputs: signature, in order; of the main function where there are several.
         states: tensors that the graph keeps between calls.
@@ -47,11 +47,9 @@ class TargetOptions:
 
     Attributes:
         context: positions that fixed-size caches hold.
-        delegates: of ExecuTorch: ``"xnnpack"``, ``"coreml"``, ``"vulkan"``.
     """
 
     context: int = 2048
-    delegates: tuple[str, ...] = ("xnnpack",)
 
 
 class ExportTarget(Protocol):

@@ -24,7 +24,7 @@ from moa_export.targets.coreml_program import FUNCTIONS, stateful_program, state
 from moa_export.targets.coreml_stateful import StatefulBackend
 from moa_export.targets.coreml_weights import stored_form
 from moa_runtime.backends.base import Backend, Float32
-from moa_runtime.backends.coreml import Array, CoremlBackend, FixedSizeBackend, load_model
+from moa_runtime.backends.coreml import Array, CoremlBackend, FixedSizeBackend, load_model, running
 from moa_runtime.bundle import TensorSpec
 from moa_runtime.errors import MoaError
 
@@ -147,6 +147,9 @@ class _Evaluated:
     def call(self, function: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         return self._functions[function](inputs, self._states)
 
+    def read_state(self, name: str) -> Array:
+        return self._states[name]
+
     def write_state(self, name: str, value: Float32) -> None:
         self._states[name] = round_to_half(value)
 
@@ -155,12 +158,16 @@ class _Loaded:
     """A package in Core ML, on a Mac: a :class:`~moa_export.targets.coreml_stateful.StatefulModel`."""
 
     def __init__(self, package: Path) -> None:
-        self._models = {name: load_model(package, name) for name in FUNCTIONS}
-        self._state = self._models[next(iter(FUNCTIONS))].make_state()
+        models = {name: load_model(package, name) for name in FUNCTIONS}
+        self._state = models[next(iter(FUNCTIONS))].make_state()
+        self._functions = {name: running(model, state=self._state) for name, model in models.items()}
 
     def call(self, function: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        outputs: Mapping[str, Array] = self._models[function].predict(dict(inputs), state=self._state)
-        return outputs
+        return self._functions[function](inputs)
+
+    def read_state(self, name: str) -> Array:
+        state: Array = self._state.read_state(name)
+        return state
 
     def write_state(self, name: str, value: Float32) -> None:
         self._state.write_state(name, value)

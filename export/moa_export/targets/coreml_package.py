@@ -22,7 +22,7 @@ LICENSE = (
 FEATURES = {
     "tokens": "Ids of new tokens in the target's vocabulary. Fill up with any id where there are fewer.",
     "positions": "Absolute position of each token in the conversation.",
-    "slot": "Where in the cache the first new entry is written; the others follow it.",
+    "slot": "Where in the cache the first new entry is written; the cache must have room for all of the call.",
     "self_mask": "0 where a token (row) may look at a cache entry (column), -10000 elsewhere.",
     "memory_mask": "0 for each memory row in use, -10000 for the others. At least one must be in use.",
     "self_keys": "Self-attention keys of earlier tokens: [1, heads, positions, head size].",
@@ -35,7 +35,7 @@ FEATURES = {
     "top_logprobs": "Their natural log-probabilities over the draft vocabulary.",
     "keys": "Self-attention keys of the new tokens: [1, heads, tokens, head size].",
     "values": "Self-attention values of the new tokens: [1, heads, tokens, head size].",
-    "next_slot": "The slot after the last row written.",
+    "next_slot": "The slot after the last entry written.",
 }
 
 

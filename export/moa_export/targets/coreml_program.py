@@ -111,7 +111,7 @@ class _Network:
             fresh = self._fresh(inputs)
             self_kv = _store(inputs, "self", (fresh.keys, fresh.values))
             memory = tuple(mb.read_state(input=inputs[name]) for name in ("memory_keys", "memory_values"))
-            return *self._predict(fresh, self_kv, memory, inputs), fresh.keys, fresh.values
+            return self._predict(fresh, self_kv, memory, inputs)
 
         masks = {"self_mask": _halves(size, self._capacity), "memory_mask": _halves(1, self._capacity)}
         return self._function({**_tokens(size), "slot": _integers(1), **masks, **self._states()}, body)
@@ -122,16 +122,16 @@ class _Network:
         def body(inputs: dict[str, Var]) -> Sequence[Var]:
             fresh = self._fresh(inputs)
             _store(inputs, "self", (fresh.keys, fresh.values))
-            return fresh.keys, fresh.values
+            return [_slot_after(inputs["slot"], size)]
 
         return self._function({**_tokens(size), "slot": _integers(1), **self._states()}, body)
 
     def remember(self, size: int) -> Function:
-        """Write ``size`` memory rows at a slot. Core ML wants an output: the slot after the last row."""
+        """Write ``size`` memory rows at a slot."""
 
         def body(inputs: dict[str, Var]) -> Sequence[Var]:
             _store(inputs, "memory", (inputs["new_keys"], inputs["new_values"]))
-            return [mb.add(x=inputs["slot"], y=np.int32(size), name="next_slot")]
+            return [_slot_after(inputs["slot"], size)]
 
         rows = {name: _halves(1, self._kv_heads, size, self._head_dim) for name in ("new_keys", "new_values")}
         return self._function({**rows, "slot": _integers(1), **self._states()}, body)
@@ -144,7 +144,8 @@ class _Network:
             keys = mb.concat(values=[inputs["self_keys"], fresh.keys], axis=2)
             values = mb.concat(values=[inputs["self_values"], fresh.values], axis=2)
             memory = inputs["memory_keys"], inputs["memory_values"]
-            return *self._predict(fresh, (keys, values), memory, inputs), fresh.keys, fresh.values
+            predicted = self._predict(fresh, (keys, values), memory, inputs)
+            return *predicted, fresh.keys, fresh.values
 
         masks = {"self_mask": _halves(size, self._capacity + size), "memory_mask": _halves(1, self._capacity)}
         caches = {name: _halves(1, self._kv_heads, self._capacity, self._head_dim) for name in CACHES}
@@ -181,6 +182,12 @@ class _Network:
         # The sum over the whole draft vocabulary has too many small terms for float16.
         total = mb.reduce_log_sum_exp(x=mb.cast(x=logits, dtype="fp32"), axes=[-1], keep_dims=True)
         return tokens, mb.sub(x=mb.cast(x=top, dtype="fp32"), y=total, name="top_logprobs")
+
+
+def _slot_after(slot: Var, size: int) -> Var:
+    """The output of functions that have none of their own: Core ML wants one, but not what is written to a state
+    (loading crashes: github.com/apple/coremltools/pull/2713)."""
+    return mb.add(x=slot, y=np.int32(size), name="next_slot")
 
 
 def _store(inputs: dict[str, Var], cache: str, new: tuple[Var, Var]) -> tuple[Var, Var]:

@@ -26,6 +26,9 @@ class StatefulModel(Protocol):
     def call(self, function: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """Run a function, by name; it reads and changes the states."""
 
+    def read_state(self, name: str) -> Array:
+        """A whole state."""
+
     def write_state(self, name: str, value: Float32) -> None:
         """Replace a whole state."""
 
@@ -93,12 +96,11 @@ class StatefulBackend:
             if name == "step":
                 top_tokens[start:stop] = outputs["top_tokens"][: stop - start]
                 top_logprobs[start:stop] = outputs["top_logprobs"][: stop - start]
-            keys, values = (rows_first(outputs[part])[: stop - start] for part in ("keys", "values"))
-            self._own.write(held + start, keys, values)
-        new = slice(held, held + count)
-        return StepResult(
-            top_tokens[queries], top_logprobs[queries], self._own.keys[new].copy(), self._own.values[new].copy()
+        keys, values = (
+            rows_first(self._model.read_state(name)[:, :, held : held + count]) for name in ("self_keys", "self_values")
         )
+        self._own.write(held, keys, values)
+        return StepResult(top_tokens[queries], top_logprobs[queries], keys, values)
 
     def _pieces(self, held: int, count: int, unqueried: int) -> Iterator[tuple[str, int, int, int]]:
         """The calls that feed ``count`` tokens behind ``held`` cached ones: ``extend`` or ``step``, its size, the
