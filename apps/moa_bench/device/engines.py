@@ -1,8 +1,16 @@
-"""Which of the runtime's backends runs a graph of a bundle."""
+"""What runs, watches and bounds each graph of a bundle. Engines are imported late: a probe measures what that takes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moa_bench.device.floor import Floor
+from moa_bench.device.profile import Profile
 from moa_runtime.backends.load import BACKENDS
+from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
 
 
@@ -17,3 +25,34 @@ def backend_of(target: str) -> tuple[str, str]:
             return name, entry.module
     runs = ", ".join(entry.graph for entry in BACKENDS.values())
     raise MoaError(f"the runtime has no backend for {target!r}; it has some for {runs}")
+
+
+def floor_of(bundle: Bundle, target: str, *, threads: int) -> Floor:
+    """The floor of one of the bundle's targets.
+
+    Raises:
+        MoaError: there is none for its engine yet, or its graph has products that the floor does not know.
+    """
+    if target == "onnx":
+        from moa_bench.device.onnx_floor import OnnxFloor
+
+        return OnnxFloor(bundle.graph_path(target), threads=threads)
+    raise MoaError(f"there is no floor for {target} yet")
+
+
+def profile_step(
+    bundle: Bundle, target: str, inputs: Mapping[str, NDArray[np.generic]], *, threads: int, repeats: int
+) -> Profile:
+    """Watch ``repeats`` steps of one of the bundle's targets.
+
+    Args:
+        inputs: arguments of :meth:`moa_runtime.backends.base.Backend.step`, by name.
+
+    Raises:
+        MoaError: nothing here can watch its engine.
+    """
+    if target == "onnx":
+        from moa_bench.device.onnx_profile import profile_onnx
+
+        return profile_onnx(bundle.graph_path(target), inputs, threads=threads, repeats=repeats)
+    raise MoaError(f"there is no profiler for {target} yet")

@@ -6,9 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from moa_runtime.bundle import Bundle
-from moa_runtime.errors import MoaError
-
 
 @dataclass(frozen=True)
 class Product:
@@ -38,17 +35,3 @@ class Floor(Protocol):
         Returns:
             a function that computes every product once.
         """
-
-
-def floor_of(bundle: Bundle, target: str, *, threads: int) -> Floor:
-    """The floor of one of the bundle's targets.
-
-    Raises:
-        MoaError: there is none for its engine yet, or its graph has products that the floor does not know.
-    """
-    if target == "onnx":
-        # Imported late, like every engine: the probe measures what importing its own one takes.
-        from moa_bench.device.onnx_floor import OnnxFloor
-
-        return OnnxFloor(bundle.graph_path(target), threads=threads)
-    raise MoaError(f"there is no floor for {target} yet")

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from moa_bench.result import rounded
-from moa_runtime.bundle import Bundle
-from moa_runtime.errors import MoaError
 
 _TOP_NODES = 10
 
@@ -54,21 +49,3 @@ class Profile:
 
     def _figures(self, ms: float) -> dict[str, float | None]:
         return {"ms": rounded(ms), "share": rounded(ms / self.step_ms)}
-
-
-def profile_step(
-    bundle: Bundle, target: str, inputs: Mapping[str, NDArray[np.generic]], *, threads: int, repeats: int
-) -> Profile:
-    """Watch ``repeats`` steps of one of the bundle's targets.
-
-    Args:
-        inputs: arguments of :meth:`moa_runtime.backends.base.Backend.step`, by name.
-
-    Raises:
-        MoaError: nothing here can watch its engine.
-    """
-    if target == "onnx":
-        from moa_bench.device.onnx_profile import profile_onnx
-
-        return profile_onnx(bundle.graph_path(target), inputs, threads=threads, repeats=repeats)
-    raise MoaError(f"there is no profiler for {target} yet")

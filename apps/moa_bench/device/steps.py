@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moa_bench.device.engines import backend_of
-from moa_bench.device.floor import Floor, floor_of
+from moa_bench.device.engines import backend_of, floor_of, profile_step
+from moa_bench.device.floor import Floor
 from moa_bench.device.memory import peak_memory_mb
-from moa_bench.device.profile import profile_step
 from moa_bench.result import rounded
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend
