@@ -24,6 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="folder of the run; the checkpoint is OUT/drafter")
     parser.add_argument("--model", default=None, help="target: the built-in default, a folder, or a Hub id")
     parser.add_argument("--data", type=Path, nargs="+", help="token stores (JSON lines of {p, r} token ids, .gz too)")
+    parser.add_argument("--init", type=Path, metavar="FOLDER", help="a checkpoint to train on, with longer futures")
     parser.add_argument("--prompts", type=Path, help="JSON lines of prompts for the target to answer")
     parser.add_argument(
         "--conversations",
@@ -102,11 +103,13 @@ def _train(args: argparse.Namespace) -> dict[str, object]:
             learning_rate=args.learning_rate,
             seed=args.seed,
             bfloat16=dtype == torch.bfloat16,
+            continued=args.init is not None,
         ),
         draft_vocab_size=args.draft_vocab,
         lsa_layers=args.lsa_layers,
         conversations=args.conversations,
         minutes=args.minutes,
+        initial=args.init,
     )
     with tqdm(desc="training", unit="step", disable=None) as bar:
 

@@ -108,11 +108,20 @@ def test_features_are_kept_and_equal_the_targets(
 
 
 def run(target: Target, tokens: Path, folder: Path, steps: int, **changes: object) -> dict[str, object]:
+    initial = changes.pop("initial", None)
     settings = RunSettings(
-        TrainSettings(steps=steps, step_tokens=160, warmup_steps=5, save_every=10, evaluate_every=1000),
+        TrainSettings(
+            steps=steps,
+            step_tokens=160,
+            warmup_steps=5,
+            save_every=10,
+            evaluate_every=1000,
+            continued=initial is not None,
+        ),
         draft_vocab_size=384,
         lsa_layers=2,
         held_out=4,
+        initial=initial,
     )
     folder.mkdir(exist_ok=True)
     resume = bool(changes.pop("resume", False))
@@ -143,6 +152,13 @@ def test_an_interrupted_run_resumes_exactly(target: Target, tokens: Path, tmp_pa
     assert resumed == whole
     weights = "drafter/model.safetensors"
     assert (tmp_path / "cut" / weights).read_bytes() == (tmp_path / "whole" / weights).read_bytes()
+
+
+def test_a_checkpoint_is_trained_on(target: Target, tokens: Path, tmp_path: Path) -> None:
+    first = run(target, tokens, tmp_path / "first", 40)
+    more = run(target, tokens, tmp_path / "more", 20, initial=tmp_path / "first" / "drafter")
+    scratch = run(target, tokens, tmp_path / "scratch", 20)
+    assert more["loss"] < first["loss"] < scratch["loss"]
 
 
 def test_a_run_is_not_overwritten(target: Target, tokens: Path, tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import torch
 
+from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.config import config_for_target
+from moa_drafter.fit import check_fit
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from moa_drafter.training.data import Conversation, frequent_tokens, read_conversations
@@ -27,7 +29,8 @@ _SAMPLES = 64  # conversations that the initialisation looks at
 @dataclass(frozen=True)
 class RunSettings:
     """What to train on and for how long. ``minutes`` fixes the number of steps from the speed of the first
-    ten, when ``training.steps`` is 0; ``held_out`` conversations are for evaluation only."""
+    ten, when ``training.steps`` is 0; ``held_out`` conversations are for evaluation only. ``initial`` is a
+    checkpoint to train on, instead of starting from the target's weights; it keeps its draft vocabulary."""
 
     training: TrainSettings
     draft_vocab_size: int = 16384
@@ -36,6 +39,7 @@ class RunSettings:
     longest: int = 448
     conversations: int | None = None
     minutes: float | None = None
+    initial: Path | None = None
 
 
 def train_run(
@@ -65,17 +69,15 @@ def train_run(
     if resume and not state.is_file():
         raise MoaError(f"nothing to resume in {folder}: it has no {STATE_FILE}")
     conversations, validation = _split(target, token_files, settings)
-    drafter = _new_drafter(target, conversations, settings)
+    drafter = _initial_drafter(target, settings.initial) or _new_drafter(target, conversations, settings)
     drafter.bind_target(target.embedding, target.head)
     features = FeatureStore(folder / "features", target, conversations, drafter.config.lsa_layers)
-    if resume:
-        steps = json.loads((folder / "run.json").read_text())["steps"]
-    else:
+    steps = json.loads((folder / "run.json").read_text())["steps"] if resume else settings.training.steps
+    if not resume and settings.initial is None:
         samples = range(min(_SAMPLES, len(conversations)))
         initialise_from_target(
             drafter, target.model, ((torch.tensor(conversations[i].tokens), *features[i]) for i in samples)
         )
-        steps = settings.training.steps
 
     def trainer(total: int) -> Trainer:
         return Trainer(drafter, conversations, features, replace(settings.training, steps=total), folder, validation)
@@ -116,6 +118,19 @@ def _new_drafter(target: Target, conversations: Sequence[Conversation], settings
     drafter = MoADrafter(config)
     vocabulary = frequent_tokens(conversations, config.draft_vocab_size, target.stop_tokens)
     drafter.draft_to_target.copy_(torch.tensor(vocabulary))
+    return drafter.to(target.device)
+
+
+def _initial_drafter(target: Target, folder: Path | None) -> MoADrafter | None:
+    """The checkpoint to train on, if there is one.
+
+    Raises:
+        MoaError: it cannot be loaded, or is for another target.
+    """
+    if folder is None:
+        return None
+    drafter = load_checkpoint(folder)
+    check_fit(drafter.config, target)
     return drafter.to(target.device)
 
 

@@ -27,7 +27,7 @@ Report = Callable[[dict[str, float]], None]
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """One run. Sizes are in tokens, ``steps`` in optimiser steps."""
+    """One run. Sizes are in tokens, ``steps`` in optimiser steps; ``continued`` leaves out the curriculum."""
 
     steps: int
     step_tokens: int = 640
@@ -39,6 +39,7 @@ class TrainSettings:
     bfloat16: bool = False
     save_every: int = 250
     evaluate_every: int = 500
+    continued: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class Trainer:
     def _train_step(self, indices: list[int]) -> tuple[float, int]:
         settings = self.settings
         rng = random.Random(f"{settings.seed}/step/{self.step}")
-        lengths = future_lengths_at(self.step / settings.steps)
+        lengths = future_lengths_at(self.step / settings.steps, continued=settings.continued)
         device = self.drafter.Ekv2E.weight.device
         batch = make_batch(self.conversations, self.features, indices, lengths, rng, device)
         for group in self.optimizer.param_groups:

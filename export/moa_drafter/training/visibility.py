@@ -37,10 +37,14 @@ CURRICULUM = (
     (0.4, FutureLengths(1, 4)),
     (1.0, FutureLengths(1, 9, long_share=0.12)),
 )
+#: For weights that have been through the curriculum: longer futures, which offline text needs.
+CONTINUED = FutureLengths(1, 9, long_share=0.2, longest=256)
 
 
-def future_lengths_at(progress: float) -> FutureLengths:
-    """The curriculum's stage at ``progress`` in 0..1 of the run."""
+def future_lengths_at(progress: float, *, continued: bool = False) -> FutureLengths:
+    """The curriculum's stage at ``progress`` in 0..1 of the run; :data:`CONTINUED` where weights are trained on."""
+    if continued:
+        return CONTINUED
     return next(stage for until, stage in CURRICULUM if progress <= until)
 
 
