@@ -43,6 +43,8 @@ def published_config(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, 
     Raises:
         ConfigError: something is in neither; the message names it.
     """
+    if "Ekv2E.weight" not in shapes:
+        raise ConfigError("the folder holds no drafter: its weights have no Ekv2E.weight")
     try:
         hidden, kv_size = shapes["Ekv2E.weight"]
         # A moa_spec configuration keeps the number of key-value heads under this name, and adds head_dim.

@@ -28,7 +28,7 @@ from moa_bench.device.onnx_floor import floor_model
 from moa_bench.device.onnx_profile import parse_profile
 from moa_bench.device.steps import StepInputs, interleaved
 from moa_runtime.answer import LinkChanged, LinkStatus
-from moa_runtime.bundle import Bundle, TargetEntry, read_manifest, write_manifest
+from moa_runtime.bundle import Bundle, read_manifest, write_manifest
 from moa_runtime.errors import MoaError
 from server.running import serving
 
@@ -97,19 +97,16 @@ def drafter(tiny):
 
 
 @pytest.fixture(scope="module")
-def bundle(tiny, drafter, tmp_path_factory):
-    """A bundle of the tiny drafter with a real 8-bit graph, and a second target that nothing here runs."""
-    from moa_export.recipe import Recipe
-    from moa_export.targets.base import TargetOptions
-    from moa_export.targets.onnx import OnnxTarget
-
-    folder = tmp_path_factory.mktemp("device") / "bundle"
-    shutil.copytree(tiny[2], folder)
-    (graph,) = OnnxTarget(Recipe(), TargetOptions()).export(drafter, folder)
-    entry = TargetEntry(graph.file, 0, graph.inputs, graph.outputs)
-    stranger = dataclasses.replace(entry, file="graph")
-    manifest = dataclasses.replace(read_manifest(folder), targets={"onnx": entry, "stranger": stranger})
-    write_manifest(folder, manifest)
+def bundle(onnx_bundle, tmp_path_factory):
+    """The tiny bundle with a second graph that nothing here runs."""
+    folder = shutil.copytree(onnx_bundle, tmp_path_factory.mktemp("device") / "bundle")
+    manifest = read_manifest(folder)
+    entry = manifest.targets["onnx"]
+    (folder / "graph").write_text("for an engine of another world")
+    write_manifest(
+        folder,
+        dataclasses.replace(manifest, targets={"onnx": entry, "stranger": dataclasses.replace(entry, file="graph")}),
+    )
     return Bundle.open(folder)
 
 
@@ -267,8 +264,10 @@ def test_a_probe_that_dies_is_a_target_that_was_not_run():
     assert "TypeError" in part["not_run"] and "nonsense" in part["not_run"]
 
 
-def test_a_graph_that_cannot_be_loaded_was_not_run(tiny):
-    folder = tiny[2]  # its graph is no graph
+def test_a_graph_that_cannot_be_loaded_was_not_run(onnx_bundle, tmp_path):
+    folder = shutil.copytree(onnx_bundle, tmp_path / "bundle")
+    (folder / "device_half.onnx").write_text("no graph")
+    write_manifest(folder, read_manifest(folder))
     request = {"threads": 1, "contexts": [0], "tokens": [1], "repeats": 1, "profile": None}
     (part,) = run_probe("steps", {"bundle": str(folder), "target": "onnx", **request})
     assert "onnxruntime cannot load" in part["not_run"]

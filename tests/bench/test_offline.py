@@ -268,7 +268,7 @@ def test_the_command_prints_one_object_and_plots_it(command, tmp_path):
     assert found["settings"] == {
         "questions": "questions.jsonl",
         "limit": None,
-        "target": "tiny",
+        "target": "target",
         "after": 6,
         "lengths": [4, 16],
     }

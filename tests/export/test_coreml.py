@@ -270,6 +270,8 @@ def test_no_operator_is_used_that_breaks_and_functions_share_their_weights(made:
         for function in specification.mlProgram.functions.values():
             for block in function.block_specializations.values():
                 assert "scaled_dot_product_attention" not in {operation.type for operation in block.operations}
+                names = [output.name for operation in block.operations for output in operation.outputs]
+                assert len(names) == len(set(names))
         content = b"".join(path.read_bytes() for path in (folder / artifact.file).rglob("*") if path.is_file())
         assert str(Path(__file__).parents[2]).encode() not in content
 
