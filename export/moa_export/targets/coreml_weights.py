@@ -23,7 +23,6 @@ and widened by ordinary arithmetic.
 
 from __future__ import annotations
 
-import math
 from typing import Any, Protocol
 
 import coremltools as ct
@@ -95,45 +94,22 @@ def shared_constant(name: str, value: NDArray[Any]) -> Var:
     return constant
 
 
-def round_to_bytes(weight: NDArray[np.float32], group_size: int) -> tuple[NDArray[np.int8], Float16]:
-    """Round ``weight [rows, n]`` to ``code * scale``.
+def round_symmetric(weight: NDArray[np.float32], bits: int, group_size: int) -> tuple[NDArray[np.int8], Float16]:
+    """Round ``weight [rows, n]`` to integers that stand for ``code * scale``.
 
     Args:
+        bits: of a code; codes lie in ``-(2**(bits-1) - 1) .. 2**(bits-1) - 1``.
         group_size: neighbours in a row that share a scale; 0 for the whole row.
 
     Returns:
-        int8 codes from -127 on, ``[rows, n]``, and float16 scales ``[rows, n / group_size]``.
+        int8 codes ``[rows, n]`` and float16 scales ``[rows, n / group_size]``.
     """
+    limit = 2 ** (bits - 1) - 1
     blocks = weight.reshape(len(weight), -1, group_size or weight.shape[1])
-    scales = _stored_scales(np.abs(blocks).max(axis=2) / 127)
-    codes = np.rint(blocks / scales[:, :, None].astype(np.float32)).clip(-127, 127)
+    # Codes are counted in steps of the stored scale, not of the exact one it was rounded from.
+    scales = np.maximum((np.abs(blocks).max(axis=2) / limit).astype(np.float16), _LEAST_SCALE)
+    codes = np.rint(blocks / scales[:, :, None].astype(np.float32)).clip(-limit, limit)
     return codes.astype(np.int8).reshape(weight.shape), scales
-
-
-def round_to_nibbles(
-    weight: NDArray[np.float32], group_size: int
-) -> tuple[NDArray[np.uint8], Float16, NDArray[np.uint8]]:
-    """Round ``weight [rows, n]`` to ``(code - zero) * scale``.
-
-    All 16 codes are used: a group reaches 8 steps to the side of its largest number and 7 to the other.
-
-    Args:
-        group_size: neighbours in a row that share a scale and a zero; 0 for the whole row.
-
-    Returns:
-        uint8 codes 0..15, ``[rows, n]``, float16 scales and uint8 zeros, 7 or 8, ``[rows, n / group_size]``.
-    """
-    blocks = weight.reshape(len(weight), -1, group_size or weight.shape[1])
-    most, least = blocks.max(axis=2), blocks.min(axis=2)
-    zeros = np.where(most > -least, 7, 8).astype(np.uint8)
-    scales = _stored_scales(np.maximum(most, -least) / 8)
-    codes = (np.rint(blocks / scales[:, :, None].astype(np.float32)) + zeros[:, :, None]).clip(0, 15)
-    return codes.astype(np.uint8).reshape(weight.shape), scales, zeros
-
-
-def _stored_scales(exact: NDArray[np.float32]) -> Float16:
-    """Codes are counted in steps of these, not of the exact scales."""
-    return np.maximum(exact.astype(np.float16), _LEAST_SCALE)
 
 
 def fit_palette(weight: NDArray[np.float32]) -> tuple[NDArray[np.uint8], Float16, Float16]:
@@ -165,7 +141,6 @@ def fit_palette(weight: NDArray[np.float32]) -> tuple[NDArray[np.uint8], Float16
 
 
 _LLOYD_ROUNDS = 100
-_MOST_ROTATED = 64
 
 
 class _HalfLinear:
@@ -179,24 +154,22 @@ class _HalfLinear:
 class _BlockwiseLinear:
     def __init__(self, name: str, weight: Tensor, spec: Weights) -> None:
         self._name = name
-        self._parts: dict[str, NDArray[Any]] = {}
-        if spec.bits == 8:
-            self._parts["data"], self._parts["scale"] = round_to_bytes(_numpy(weight), spec.group_size)
-        else:
-            codes, self._parts["scale"], zeros = round_to_nibbles(_numpy(weight), spec.group_size)
-            # coremltools tells 4-bit integers from uint8 by a mark on numpy's dtype.
-            nibble = types.nptype_from_builtin(types.uint4)
-            self._parts.update(data=codes.astype(nibble), offset=zeros.astype(nibble))
+        codes, self._scales = round_symmetric(_numpy(weight), spec.bits, spec.group_size)
+        # coremltools tells 4-bit integers from int8 by a mark on numpy's dtype.
+        self._codes = codes.astype(types.nptype_from_builtin(types.int4)) if spec.bits == 4 else codes
 
     def __call__(self, x: Var) -> Var:
-        parts = {part: shared_constant(f"{self._name}_{part}", value) for part, value in self._parts.items()}
-        return mb.linear(x=x, weight=mb.constexpr_blockwise_shift_scale(**parts))
+        weight = mb.constexpr_blockwise_shift_scale(
+            data=shared_constant(f"{self._name}_codes", self._codes),
+            scale=shared_constant(f"{self._name}_scales", self._scales),
+        )
+        return mb.linear(x=x, weight=weight)
 
 
 class _ChannelLinear:
     def __init__(self, name: str, weight: Tensor) -> None:
         self._name = name
-        self._codes, scales = round_to_bytes(_numpy(weight), 0)
+        self._codes, scales = round_symmetric(_numpy(weight), 8, 0)
         self._scales = scales[:, 0]
 
     def __call__(self, x: Var) -> Var:
@@ -210,15 +183,9 @@ class _ChannelLinear:
 
 
 class _PaletteLinear:
-    """16 values a matrix. Inputs and rows are rotated alike, which leaves the product as it is and spreads each
-    weight that is far larger than its neighbours over a block: a single palette could not serve both. The idea
-    is QuaRot's (arXiv 2404.00456)."""
-
     def __init__(self, name: str, weight: Tensor) -> None:
         self._name, self._shape = name, tuple(weight.shape)
-        self._rotation = hadamard(math.gcd(weight.shape[1], _MOST_ROTATED))
-        rotated = _numpy(weight).reshape(-1, len(self._rotation)) @ self._rotation
-        indices, self._palette, scales = fit_palette(rotated.reshape(self._shape))
+        indices, self._palette, scales = fit_palette(_numpy(weight))
         self._indices = pack_nibbles(indices.ravel())
         self._scales = scales[:, 0]
 
@@ -228,14 +195,7 @@ class _PaletteLinear:
             lut=shared_constant(f"{self._name}_palette", self._palette),
             shape=np.array(self._shape, np.uint32),
         )
-        product = mb.linear(x=self._rotated(x), weight=weight)
-        return mb.mul(x=product, y=shared_constant(f"{self._name}_scales", self._scales))
-
-    def _rotated(self, x: Var) -> Var:
-        size = len(self._rotation)
-        rotation = shared_constant(f"rotation_{size}", self._rotation.astype(np.float16))
-        blocks = mb.reshape(x=x, shape=[x.shape[0] * x.shape[1] // size, size])
-        return mb.reshape(x=mb.matmul(x=blocks, y=rotation), shape=x.shape)
+        return mb.mul(x=mb.linear(x=x, weight=weight), y=shared_constant(f"{self._name}_scales", self._scales))
 
 
 class _HalfEmbedding:
@@ -272,15 +232,6 @@ class _IntegerEmbedding:
 def take_rows(table: Var, indices: Var, **name: str) -> Var:
     """Rows of ``table [n, ...]`` by position, int32 ``[...]``."""
     return mb.gather(x=table, indices=indices, axis=0, batch_dims=0, validate_indices=False, **name)
-
-
-def hadamard(size: int) -> NDArray[np.float32]:
-    """Sylvester's matrix of ones and minus ones, scaled to a rotation that is its own inverse; ``size`` is a power
-    of two."""
-    matrix = np.ones((1, 1), np.float32)
-    while len(matrix) < size:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    return matrix / np.float32(math.sqrt(size))
 
 
 def pack_nibbles(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
