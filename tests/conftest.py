@@ -1,8 +1,11 @@
 """Settings for every test, and the tiny target with its drafter and bundle, each made once."""
 
+from __future__ import annotations
+
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Tiny matrices gain nothing from threads, and two test machines' cores are soon oversubscribed.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -11,6 +14,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 
 from tiny import make_tiny_drafter, make_tiny_target
+
+if TYPE_CHECKING:
+    from moa_runtime.bundle import Bundle
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +39,24 @@ def onnx_bundle(tiny_target: Path, tiny_drafter: Path) -> Path:
     settings = ExportSettings(("onnx",), tiny_drafter, model=str(tiny_target), questions=["Name three colours."])
     export_bundle(out, settings, Progress(sys.stderr, quiet=True))
     return out
+
+
+@pytest.fixture(scope="session")
+def every_target(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A bundle with a graph for every backend."""
+    from moa_export.pipeline import ExportSettings, export_bundle
+    from moa_export.progress import Progress
+    from moa_export.targets import TARGETS
+    from moa_export.targets.base import TargetOptions
+    from moa_runtime.bundle import Bundle
+
+    out = tmp_path_factory.mktemp("every") / "bundle"
+    settings = ExportSettings(
+        tuple(TARGETS),
+        tiny_drafter,
+        model=str(tiny_target),
+        options=TargetOptions(context=256),
+        questions=["Name three colours.", "Why is the sky blue?"],
+    )
+    export_bundle(out, settings, Progress(sys.stderr, quiet=True))
+    return Bundle.open(out)

@@ -44,7 +44,9 @@ def add_bundle_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_backend_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--backend", metavar="NAME", help="onnx or coreml (default: the first that the bundle is for)")
+    parser.add_argument(
+        "--backend", metavar="NAME", help="onnx, executorch or coreml (default: the first that the bundle is for)"
+    )
 
 
 def bundle_of(args: argparse.Namespace) -> Bundle:

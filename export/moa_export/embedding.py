@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from moa_export.errors import ExportError
 from moa_export.recipe import Weights
+from moa_export.rounding import round_symmetric
 
 
 class QuantisedEmbedding(nn.Module):
@@ -29,11 +30,7 @@ class QuantisedEmbedding(nn.Module):
         self.bits, self.group = weights.bits, weights.group_size or hidden
         if hidden % self.group:
             raise ExportError(f"a group size of {self.group} does not divide the embedding's width of {hidden}")
-        most = 2 ** (weights.bits - 1) - 1
-        grouped = table.float().unflatten(1, (-1, self.group))
-        # Rounded to what is stored before it is used, so that the rows fit the scales.
-        scales = (grouped.abs().amax(dim=2).clamp(min=1e-6) / most).half()
-        rows = (grouped / scales.float()[:, :, None]).round().clamp(-most, most).flatten(1).to(torch.int8)
+        rows, scales = round_symmetric(table, weights.bits, weights.group_size)
         if weights.bits == 4:
             # The first half of a row in the low nibbles, the second in the high ones: unpacking is a concatenation.
             low, high = (rows + 8).to(torch.uint8).chunk(2, dim=1)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from moa_export.pipeline import ExportSettings, Made, Report
 
 #: Extras by target; ``--target all`` needs them all. Known here so that a missing one is said at once.
-EXTRAS = {"onnx": "export", "coreml": "coreml"}
+EXTRAS = {"onnx": "export", "executorch": "executorch", "coreml": "coreml"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +44,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     recipe.add_argument("--embedding-bits", type=int, metavar="N", help="of the token embedding")
     recipe.add_argument(
         "--group-size", type=int, metavar="N", help="weights that share a scale; a multiple of 16, 0 for a whole row"
+    )
+    recipe.add_argument(
+        "--backend",
+        metavar="NAME",
+        help="delegates of an ExecuTorch program, several with commas: xnnpack, coreml, vulkan (default xnnpack)",
     )
     recipe.add_argument(
         "--context", type=int, metavar="TOKENS", help="positions of caches that have a fixed size (default 2048)"
@@ -119,6 +124,7 @@ def _settings(
     from moa_export.pipeline import ExportSettings
     from moa_export.targets.base import TargetOptions
 
+    delegates = str(args.backend or config.get("backend") or ",".join(TargetOptions().delegates)).split(",")
     context = args.context if args.context is not None else config.get("context", TargetOptions().context)
     if not isinstance(context, int) or context < 64:
         raise ExportError(f"--context must be a number of at least 64 tokens, not {context}")
@@ -128,7 +134,7 @@ def _settings(
         drafter,
         model=args.model or config.get("model") or DEFAULT_TARGET,
         recipe=recipe,
-        options=TargetOptions(context),
+        options=TargetOptions(context, tuple(delegates)),
     )
 
 

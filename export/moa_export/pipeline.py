@@ -20,6 +20,7 @@ from moa_export.prompts import PROMPTS
 from moa_export.proof import Proof, Reference, prove
 from moa_export.recipe import Recipe
 from moa_export.recordings import record
+from moa_export.rotation import rotate_residual_stream
 from moa_export.targets import target_of
 from moa_export.targets.base import Artifact, ExportTarget, TargetOptions
 from moa_export.tau import replay
@@ -99,10 +100,11 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
         for exporter in exporters.values():
             exporter.check(drafter.config)
         reference = reference_for(settings, drafter, target, progress)
+        turned = rotate_residual_stream(drafter)
         made = [
             one
             for name, exporter in exporters.items()
-            for one in _make(name, exporter, drafter, stage, reference, settings.recipe, progress)
+            for one in _make(name, exporter, turned, stage, reference, settings.recipe, progress)
         ]
         with progress.stage("writing the bundle"):
             _write_tokenizer(target, stage)

@@ -27,7 +27,7 @@ PRESETS: dict[str, Recipe] = {
 DEFAULT_PRESET = "laptop"
 
 _PARTS = ("linear", "head", "embedding")
-_SETTINGS = ("model", "drafter", "target", "context")
+_SETTINGS = ("model", "drafter", "target", "backend", "context")
 
 
 def preset(name: str) -> Recipe:
@@ -39,7 +39,7 @@ def preset(name: str) -> Recipe:
 
 def read_config(path: Path) -> dict[str, Any]:
     """Read an export's YAML file: ``preset``, ``linear``, ``head``, ``embedding``, ``activation_bits``, ``top_k``,
-    ``tolerance``, and the command's ``target``, ``model``, ``drafter`` and ``context``.
+    ``tolerance``, and the command's ``target``, ``model``, ``drafter``, ``backend`` and ``context``.
 
     Raises:
         ExportError: no such file, no YAML mapping, or a key that there is not.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from moa_drafter.config import DrafterConfig
 from moa_export.errors import ExportError
 
 #: Widths that stored weights can have. 32 is float32, 16 float16; 8 and 4 are integers with scales.
@@ -40,6 +41,17 @@ class Weights:
     @property
     def is_integer(self) -> bool:
         return self.bits < 16
+
+    def check_divides(self, sizes: Mapping[str, int]) -> None:
+        """Raises ExportError: the groups do not divide one of the ``sizes``, each given by its name."""
+        if not self.is_integer or not self.group_size:
+            return
+        for name, size in sizes.items():
+            if size % self.group_size:
+                raise ExportError(
+                    f"a group size of {self.group_size} does not divide the drafter's {name} of {size}: choose a "
+                    "divisor with --group-size"
+                )
 
 
 @dataclass(frozen=True)
@@ -82,6 +94,15 @@ class Recipe:
     def describe(self) -> dict[str, Any]:
         """The resolved recipe in plain values, as the manifest keeps it."""
         return dataclasses.asdict(self)
+
+    def check_divides(self, config: DrafterConfig) -> None:
+        """Raises ExportError: a part's groups do not divide the drafter's sizes."""
+        decoder = config.decoder
+        hidden = {"hidden size": decoder.hidden_size}
+        inner = {"FFN": decoder.intermediate_size, "attention width": decoder.num_heads * decoder.head_dim}
+        self.linear.check_divides({**hidden, **inner})
+        self.head.check_divides(hidden)
+        self.embedding.check_divides(hidden)
 
     @classmethod
     def from_description(cls, plain: Mapping[str, Any]) -> Recipe:

@@ -32,6 +32,10 @@ class TorchBackend:
     def kv_shape(self) -> tuple[int, int]:
         return self._kv_shape
 
+    @property
+    def max_positions(self) -> None:
+        return None
+
     @torch.no_grad()
     def step(
         self,

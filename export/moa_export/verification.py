@@ -47,7 +47,7 @@ def prove_again(bundle: Bundle, *, model: str | None, drafter: Path | None, prog
     reference = reference_for(settings, module, target, progress)
     proofs = {}
     for name in names:
-        # "coreml-stateless" was made by the target "coreml".
+        # "executorch-vulkan" was made by the target "executorch".
         exporter = target_of(name.partition("-")[0])(recipe, TargetOptions())
         artifact = _artifact(name, bundle.manifest.targets[name])
         with progress.stage(f"{name}: comparing with PyTorch", 1 + len(reference.recordings)) as advance:

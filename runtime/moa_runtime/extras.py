@@ -12,8 +12,11 @@ _SERVER = (*_TRAIN, "uvicorn", "starlette")
 MODULES = {
     "train": _TRAIN,
     "export": _EXPORT,
+    "executorch": (*_EXPORT, "executorch", "torchao"),
     "coreml": (*_EXPORT, "coremltools"),
     "server": _SERVER,
+    "gateway": ("uvicorn", "starlette"),
+    "desktop": ("uvicorn", "starlette", "PySide6", "markdown_it", "pygments"),
     "bench": (*_SERVER, "onnx", "matplotlib", "psutil", "httpx"),
 }
 

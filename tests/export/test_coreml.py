@@ -27,11 +27,12 @@ from moa_export.mil.program import MilFunction, read_package
 from moa_export.parity import compare
 from moa_export.recipe import Recipe, Tolerance, Weights
 from moa_export.recordings import Recording
+from moa_export.rounding import round_symmetric
 from moa_export.targets.base import Artifact, TargetOptions
 from moa_export.targets.coreml import CoremlTarget
 from moa_export.targets.coreml_package import FEATURES
 from moa_export.targets.coreml_program import FUNCTIONS
-from moa_export.targets.coreml_weights import fit_palette, round_symmetric, stored_embedding, stored_linear
+from moa_export.targets.coreml_weights import fit_palette, stored_embedding, stored_linear
 from moa_export.torch_backend import TorchBackend
 from moa_runtime.backends.base import Backend, StepResult
 from moa_runtime.backends.coreml import CoremlBackend
@@ -208,7 +209,7 @@ def test_a_damaged_weight_is_noticed(
     shutil.copytree(folder, tmp_path / "damaged")
     weights = tmp_path / "damaged" / artifacts[name].file / "Data/com.apple.CoreML/weights/weight.bin"
     content = bytearray(weights.read_bytes())
-    codes, _ = round_symmetric(drafter.head.numpy(), 8, group_size)
+    codes = round_symmetric(drafter.head, 8, group_size)[0].numpy()
     at = bytes(content).find(codes.tobytes())
     assert at > 0
     content[at : at + codes.size] = codes[::-1].tobytes()
@@ -289,17 +290,18 @@ def evaluated(opset: ct.target, values: np.ndarray, use: Callable[[Any], Any]) -
 def test_a_stored_matrix_is_as_near_as_its_bits_allow(bits: int, opset: ct.target) -> None:
     weight = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-2, 0, 40)[:, None]
     weight[7] = 0
-    linear = stored_linear("matrix", weight, Weights(bits, 16), opset)
+    linear = stored_linear("matrix", weight, Weights(bits, 16), opset, palette_bits=4)
     stored = evaluated(opset, np.eye(64, dtype=np.float16), linear).T
     error = np.abs(stored - weight.numpy())
-    if bits == 4 and opset == ct.target.iOS17:
+    if bits == 4:  # a palette, or scales that clip: no bound for each number
         spread = np.sqrt(np.square(weight.numpy()).mean(axis=1))
-        assert (np.sqrt(np.square(error).mean(axis=1)) <= 0.2 * spread + 2**-14).all()
-        assert len(np.unique((stored[0] / spread[0]).round(2))) <= 16
+        most = 0.2 if opset == ct.target.iOS17 else 0.1
+        assert (np.sqrt(np.square(error).mean(axis=1)) <= most * spread + 2**-14).all()
+        assert opset != ct.target.iOS17 or len(np.unique((stored[0] / spread[0]).round(2))) <= 16
         return
     group = 16 if opset == ct.target.iOS18 else 64
     largest = weight.abs().unflatten(1, (-1, group)).amax(2).repeat_interleave(group, 1).numpy()
-    step = {16: 2**-10, 8: 1 / 127, 4: 1 / 7}[bits] * largest
+    step = {16: 2**-10, 8: 1 / 127}[bits] * largest
     assert (error <= 0.52 * step + 2**-13 * largest).all()
 
 
@@ -315,17 +317,21 @@ def test_the_stored_embedding_gives_the_rows_of_the_other_targets(spec: Weights)
 def test_a_palette_follows_the_values() -> None:
     values = np.array([-3, -1, -0.5, 0.25, 1, 2], np.float32)
     weight = np.random.default_rng(0).permuted(np.tile(values, (30, 10)), axis=1)
-    indices, palette, scales = fit_palette(weight)
+    indices, palette, scales = fit_palette(weight, 16)
     np.testing.assert_allclose(palette[indices] * scales, weight, rtol=0.02)
 
 
 @pytest.mark.parametrize(
     ("recipe", "context", "message"),
     [
-        (Recipe(linear=Weights(8, 48)), CAPACITY, "a group size of 48 does not divide the 64 inputs of the linear"),
-        (Recipe(head=Weights(4, 128)), CAPACITY, "a group size of 128 does not divide the 64 inputs of the head"),
-        (Recipe(embedding=Weights(4, 48)), CAPACITY, "a group size of 48 does not divide the 64 inputs of the emb"),
-        (Recipe(linear=Weights(symmetric=False)), CAPACITY, "coreml stores the linear layers without an offset"),
+        (Recipe(linear=Weights(8, 48)), CAPACITY, "a group size of 48 does not divide the drafter's hidden size of 64"),
+        (Recipe(head=Weights(4, 128)), CAPACITY, "a group size of 128 does not divide the drafter's hidden size of 64"),
+        (
+            Recipe(embedding=Weights(4, 48)),
+            CAPACITY,
+            "a group size of 48 does not divide the drafter's hidden size of 64",
+        ),
+        (Recipe(linear=Weights(symmetric=False)), CAPACITY, "coreml stores the linear weights without an offset"),
         (Recipe(), 100, "a --context that is a multiple of 32 and at most 8192, not 100"),
         (Recipe(), 16384, "a --context that is a multiple of 32 and at most 8192, not 16384"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,26 +10,6 @@ import pytest
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import BACKENDS, load_backend
 from moa_runtime.bundle import Bundle
-
-
-@pytest.fixture(scope="session")
-def every_target(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """A bundle with a graph for every backend."""
-    from moa_export.pipeline import ExportSettings, export_bundle
-    from moa_export.progress import Progress
-    from moa_export.targets import TARGETS
-    from moa_export.targets.base import TargetOptions
-
-    out = tmp_path_factory.mktemp("every") / "bundle"
-    settings = ExportSettings(
-        tuple(TARGETS),
-        tiny_drafter,
-        model=str(tiny_target),
-        options=TargetOptions(context=256),
-        questions=["Name three colours.", "Why is the sky blue?"],
-    )
-    export_bundle(out, settings, Progress(sys.stderr, quiet=True))
-    return Bundle.open(out)
 
 
 @pytest.fixture(scope="session")

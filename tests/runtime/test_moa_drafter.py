@@ -21,6 +21,7 @@ class EchoBackend:
 
     top_k = 1
     kv_shape = KV
+    max_positions = None
 
     def __init__(self) -> None:
         self.fed: list[int] = []
@@ -156,6 +157,14 @@ def test_the_context_is_never_exceeded() -> None:
     assert drafter.draft([1] * 8, 10) == []
     assert drafter.draft([1] * 9, 10) == []
     assert drafter.draft([1], 0) == []
+
+
+def test_a_backend_of_fixed_size_is_not_asked_for_more() -> None:
+    backend = EchoBackend()
+    backend.max_positions = 6
+    drafter = MoaDrafter(backend, max_context=8)
+    assert len(drafter.draft([1] * 5, 10)) == 1
+    assert drafter.draft([1] * 7, 10) == []
 
 
 def test_an_empty_prefix_is_a_mistake(drafter: MoaDrafter) -> None:

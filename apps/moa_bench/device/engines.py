@@ -37,6 +37,10 @@ def floor_of(bundle: Bundle, target: str, *, threads: int) -> Floor:
         from moa_bench.device.onnx_floor import OnnxFloor
 
         return OnnxFloor(bundle.graph_path(target), threads=threads)
+    if target == "executorch":
+        from moa_bench.device.executorch_floor import ExecutorchFloor
+
+        return ExecutorchFloor(bundle.manifest.targets[target].details["products"], threads=threads)
     raise MoaError(f"there is no floor for {target} yet")
 
 
@@ -55,4 +59,8 @@ def profile_step(
         from moa_bench.device.onnx_profile import profile_onnx
 
         return profile_onnx(bundle.graph_path(target), inputs, threads=threads, repeats=repeats)
+    if target == "executorch":
+        from moa_bench.device.executorch_profile import profile_executorch
+
+        return profile_executorch(bundle.graph_path(target), inputs, threads=threads, repeats=repeats)
     raise MoaError(f"there is no profiler for {target} yet")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -47,9 +47,11 @@ class TargetOptions:
 
     Attributes:
         context: positions that fixed-size caches hold.
+        delegates: of ExecuTorch, by the names in :data:`moa_export.targets.executorch_delegates.DELEGATES`.
     """
 
     context: int = 2048
+    delegates: tuple[str, ...] = ("xnnpack",)
 
 
 class ExportTarget(Protocol):
@@ -68,7 +70,16 @@ class ExportTarget(Protocol):
         """
 
     def export(self, drafter: MoADrafter, folder: Path) -> list[Artifact]:
-        """Write the device half of ``drafter``, bound to its target, into ``folder``."""
+        """Write the device half of ``drafter`` into ``folder``.
+
+        Args:
+            drafter: as :func:`moa_export.rotation.rotate_residual_stream` returns it; left as it is.
+        """
 
     def runner(self, folder: Path, artifact: Artifact) -> Backend | NotRun:
         """What runs an artifact read back from disk; it is compared with PyTorch."""
+
+
+def plain_specs(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
+    """A signature in plain values, for an artifact's details."""
+    return [{"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in specs]

@@ -17,12 +17,12 @@ from moa_drafter.config import DrafterConfig
 from moa_drafter.model import MoADrafter
 from moa_export.errors import ExportError
 from moa_export.mil.program import MilFunction, read_package, round_to_half
-from moa_export.recipe import Recipe, Weights
-from moa_export.targets.base import Artifact, NotRun, TargetOptions
+from moa_export.recipe import Recipe
+from moa_export.targets.base import Artifact, NotRun, TargetOptions, plain_specs
 from moa_export.targets.coreml_package import write_package
 from moa_export.targets.coreml_program import FUNCTIONS, stateful_program, stateless_program
 from moa_export.targets.coreml_stateful import StatefulBackend
-from moa_export.targets.coreml_weights import stored_form
+from moa_export.targets.coreml_weights import HEAD_PALETTE_BITS, stored_form
 from moa_runtime.backends.base import Backend, Float32
 from moa_runtime.backends.coreml import Array, CoremlBackend, FixedSizeBackend, load_model, running
 from moa_runtime.bundle import TensorSpec
@@ -43,16 +43,17 @@ class CoremlTarget:
 
     def check(self, config: DrafterConfig) -> None:
         """See :meth:`moa_export.targets.base.ExportTarget.check`."""
-        context, decoder = self._options.context, config.decoder
+        context = self._options.context
         if context % _CAPACITY_STEP or not 0 < context <= _MOST_CAPACITY:
             raise ExportError(
                 f"coreml takes a --context that is a multiple of {_CAPACITY_STEP} and at most {_MOST_CAPACITY}, "
                 f"not {context}"
             )
-        inner = (decoder.hidden_size, decoder.intermediate_size, decoder.num_heads * decoder.head_dim)
-        _check_weights("linear layers", self._recipe.linear, inner)
-        _check_weights("head", self._recipe.head, (decoder.hidden_size,))
-        _check_weights("embedding", self._recipe.embedding, (decoder.hidden_size,))
+        for part in ("linear", "head", "embedding"):
+            weights = getattr(self._recipe, part)
+            if weights.is_integer and not weights.symmetric:
+                raise ExportError(f"coreml stores the {part} weights without an offset: set symmetric for them")
+        self._recipe.check_divides(config)
 
     def export(self, drafter: MoADrafter, folder: Path) -> list[Artifact]:
         """Write both packages."""
@@ -89,8 +90,8 @@ class CoremlTarget:
             "functions": {
                 name: {
                     "purpose": purpose,
-                    "inputs": _plain(_specs(functions[name].input)),
-                    "outputs": _plain(_specs(functions[name].output)),
+                    "inputs": plain_specs(_specs(functions[name].input)),
+                    "outputs": plain_specs(_specs(functions[name].output)),
                 }
                 for name, purpose in FUNCTIONS.items()
             },
@@ -114,7 +115,7 @@ class CoremlTarget:
         """How things are stored, for the model's metadata and the manifest."""
         return {
             "linear": stored_form(self._recipe.linear, opset),
-            "head": stored_form(self._recipe.head, opset),
+            "head": stored_form(self._recipe.head, opset, palette_bits=HEAD_PALETTE_BITS),
             "embedding": stored_form(self._recipe.embedding, ct.target.iOS18),
             "activations": "float16",
             "positions": str(self._options.context),
@@ -122,19 +123,6 @@ class CoremlTarget:
 
 
 _PURPOSE = "Drafts the next tokens of a conversation, for a larger model to verify."
-
-
-def _check_weights(part: str, weights: Weights, widths: Iterable[int]) -> None:
-    if not weights.is_integer:
-        return
-    if not weights.symmetric:
-        raise ExportError(f"coreml stores the {part} without an offset: set symmetric for them")
-    for width in widths:
-        if weights.group_size and width % weights.group_size:
-            raise ExportError(
-                f"a group size of {weights.group_size} does not divide the {width} inputs of the {part}: choose a "
-                "divisor with --group-size"
-            )
 
 
 class _Evaluated:
@@ -171,10 +159,6 @@ class _Loaded:
 
     def write_state(self, name: str, value: Float32) -> None:
         self._state.write_state(name, value)
-
-
-def _plain(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
-    return [{"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in specs]
 
 
 def _shapes(artifact: Artifact) -> dict[str, tuple[int, ...]]:

@@ -11,8 +11,9 @@ bits      iOS 18, macOS 15                               iOS 17, macOS 14
 ========  =============================================  ==================================================
 16        float16                                        float16
 8         ``constexpr_blockwise_shift_scale``            ``constexpr_affine_dequantize``, one scale a row
-4         ``constexpr_blockwise_shift_scale``            ``constexpr_lut_to_dense``, 16 values a matrix,
-                                                         and one scale a row, multiplied in after the product
+4         ``constexpr_blockwise_shift_scale``            ``constexpr_lut_to_dense``, 16 values a matrix (64 for
+                                                         the layers), and one scale a row, multiplied in after
+                                                         the product
 ========  =============================================  ==================================================
 
 Embedding tables are not left to ``constexpr`` operators: those describe a whole table, which a device may
@@ -30,17 +31,20 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb  # noqa: N813 - its customary name
 from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.block import curr_block
+from coremltools.optimize._utils import pack_elements_into_bits
 from numpy.typing import NDArray
 from torch import Tensor
 
 from moa_export.embedding import QuantisedEmbedding
 from moa_export.recipe import Weights
+from moa_export.rounding import round_symmetric
 
 #: A value of a MIL function under construction.
 Var = Any
 Float16 = NDArray[np.float16]
 
-PALETTE_SIZE = 16
+#: Of the head's indices where 4 bits have to be a palette: it is more than half of all, the layers can have 6.
+HEAD_PALETTE_BITS = 4
 # The smallest normal float16: the Neural Engine takes smaller numbers for zero.
 _LEAST_SCALE = np.float16(2.0**-14)
 
@@ -59,13 +63,17 @@ class Embedding(Protocol):
         """int32 ``[T]`` -> float16 ``[T, hidden]``."""
 
 
-def stored_linear(name: str, weight: Tensor, spec: Weights, opset: ct.target) -> Linear:
-    """The form in which ``weight [out, in]`` is stored for an operator set; ``name`` is unique in the program."""
+def stored_linear(name: str, weight: Tensor, spec: Weights, opset: ct.target, *, palette_bits: int = 6) -> Linear:
+    """The form in which ``weight [out, in]`` is stored for an operator set; ``name`` is unique in the program.
+
+    Args:
+        palette_bits: of an index where 4 bits have to be a palette; 4 or 6.
+    """
     if not spec.is_integer:
         return _HalfLinear(name, weight)
     if opset >= ct.target.iOS18:
         return _BlockwiseLinear(name, weight, spec)
-    return _ChannelLinear(name, weight) if spec.bits == 8 else _PaletteLinear(name, weight)
+    return _ChannelLinear(name, weight) if spec.bits == 8 else _PaletteLinear(name, weight, palette_bits)
 
 
 def stored_embedding(name: str, table: Tensor, spec: Weights) -> Embedding:
@@ -75,12 +83,12 @@ def stored_embedding(name: str, table: Tensor, spec: Weights) -> Embedding:
     return _IntegerEmbedding(name, table, spec)
 
 
-def stored_form(spec: Weights, opset: ct.target) -> str:
-    """The form of a matrix in words."""
+def stored_form(spec: Weights, opset: ct.target, *, palette_bits: int = 6) -> str:
+    """The form of a matrix in words; see :func:`stored_linear`."""
     if not spec.is_integer:
         return "float16"
     if opset < ct.target.iOS18:
-        return "int8, one scale a row" if spec.bits == 8 else f"{PALETTE_SIZE} values, one scale a row"
+        return "int8, one scale a row" if spec.bits == 8 else f"{2**palette_bits} values, one scale a row"
     return f"int{spec.bits}, " + (f"one scale for {spec.group_size} inputs" if spec.group_size else "one scale a row")
 
 
@@ -94,26 +102,8 @@ def shared_constant(name: str, value: NDArray[Any]) -> Var:
     return constant
 
 
-def round_symmetric(weight: NDArray[np.float32], bits: int, group_size: int) -> tuple[NDArray[np.int8], Float16]:
-    """Round ``weight [rows, n]`` to integers that stand for ``code * scale``.
-
-    Args:
-        bits: of a code; codes lie in ``-(2**(bits-1) - 1) .. 2**(bits-1) - 1``.
-        group_size: neighbours in a row that share a scale; 0 for the whole row.
-
-    Returns:
-        int8 codes ``[rows, n]`` and float16 scales ``[rows, n / group_size]``.
-    """
-    limit = 2 ** (bits - 1) - 1
-    blocks = weight.reshape(len(weight), -1, group_size or weight.shape[1])
-    # Codes are counted in steps of the stored scale, not of the exact one it was rounded from.
-    scales = np.maximum((np.abs(blocks).max(axis=2) / limit).astype(np.float16), _LEAST_SCALE)
-    codes = np.rint(blocks / scales[:, :, None].astype(np.float32)).clip(-limit, limit)
-    return codes.astype(np.int8).reshape(weight.shape), scales
-
-
-def fit_palette(weight: NDArray[np.float32]) -> tuple[NDArray[np.uint8], Float16, Float16]:
-    """Choose one palette of 16 values for a matrix whose rows are first scaled alike.
+def fit_palette(weight: NDArray[np.float32], size: int) -> tuple[NDArray[np.uint8], Float16, Float16]:
+    """Choose one palette of ``size`` values for a matrix whose rows are first scaled alike.
 
     Lloyd's algorithm on a histogram of the scaled weights.
 
@@ -121,7 +111,7 @@ def fit_palette(weight: NDArray[np.float32]) -> tuple[NDArray[np.uint8], Float16
         weight: ``[out, in]``.
 
     Returns:
-        uint8 indices ``[out, in]`` into the palette, the float16 palette ``[16]``, ascending, and the float16
+        uint8 indices ``[out, in]`` into the palette, the float16 palette ``[size]``, ascending, and the float16
         scale of each row ``[out, 1]``, its root mean square.
     """
     scales = np.maximum(np.sqrt(np.square(weight).mean(axis=1, keepdims=True)), _LEAST_SCALE).astype(np.float16)
@@ -129,11 +119,11 @@ def fit_palette(weight: NDArray[np.float32]) -> tuple[NDArray[np.uint8], Float16
     counts, edges = np.histogram(scaled, bins=4096)
     centres = (edges[:-1] + edges[1:]) / 2
     shares = np.cumsum(counts) / counts.sum()
-    palette = np.interp((np.arange(PALETTE_SIZE) + 0.5) / PALETTE_SIZE, shares, centres)
+    palette = np.interp((np.arange(size) + 0.5) / size, shares, centres)
     for _ in range(_LLOYD_ROUNDS):
         nearest = np.searchsorted((palette[1:] + palette[:-1]) / 2, centres)
-        members = np.bincount(nearest, counts, PALETTE_SIZE)
-        sums = np.bincount(nearest, counts * centres, PALETTE_SIZE)
+        members = np.bincount(nearest, counts, size)
+        sums = np.bincount(nearest, counts * centres, size)
         palette = np.sort(np.where(members > 0, sums / np.maximum(members, 1), palette))
     stored = palette.astype(np.float16)
     limits = (stored[1:].astype(np.float32) + stored[:-1]) / 2
@@ -154,9 +144,10 @@ class _HalfLinear:
 class _BlockwiseLinear:
     def __init__(self, name: str, weight: Tensor, spec: Weights) -> None:
         self._name = name
-        codes, self._scales = round_symmetric(_numpy(weight), spec.bits, spec.group_size)
+        codes, scales = round_symmetric(weight, spec.bits, spec.group_size)
         # coremltools tells 4-bit integers from int8 by a mark on numpy's dtype.
-        self._codes = codes.astype(types.nptype_from_builtin(types.int4)) if spec.bits == 4 else codes
+        dtype = types.nptype_from_builtin(types.int4) if spec.bits == 4 else np.int8
+        self._codes, self._scales = codes.numpy().astype(dtype), scales.numpy()
 
     def __call__(self, x: Var) -> Var:
         weight = mb.constexpr_blockwise_shift_scale(
@@ -169,8 +160,8 @@ class _BlockwiseLinear:
 class _ChannelLinear:
     def __init__(self, name: str, weight: Tensor) -> None:
         self._name = name
-        self._codes, scales = round_symmetric(_numpy(weight), 8, 0)
-        self._scales = scales[:, 0]
+        codes, scales = round_symmetric(weight, 8, 0)
+        self._codes, self._scales = codes.numpy(), scales[:, 0].numpy()
 
     def __call__(self, x: Var) -> Var:
         weight = mb.constexpr_affine_dequantize(
@@ -183,10 +174,10 @@ class _ChannelLinear:
 
 
 class _PaletteLinear:
-    def __init__(self, name: str, weight: Tensor) -> None:
+    def __init__(self, name: str, weight: Tensor, bits: int) -> None:
         self._name, self._shape = name, tuple(weight.shape)
-        indices, self._palette, scales = fit_palette(_numpy(weight))
-        self._indices = pack_nibbles(indices.ravel())
+        indices, self._palette, scales = fit_palette(_numpy(weight), 2**bits)
+        self._indices = pack_elements_into_bits(indices, bits)
         self._scales = scales[:, 0]
 
     def __call__(self, x: Var) -> Var:
@@ -232,11 +223,6 @@ class _IntegerEmbedding:
 def take_rows(table: Var, indices: Var, **name: str) -> Var:
     """Rows of ``table [n, ...]`` by position, int32 ``[...]``."""
     return mb.gather(x=table, indices=indices, axis=0, batch_dims=0, validate_indices=False, **name)
-
-
-def pack_nibbles(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """4-bit values ``[2 n]``, two a byte, the first in the low nibble: ``[n]``."""
-    return values[0::2] | values[1::2] << 4
 
 
 def half(weight: Tensor) -> Float16:

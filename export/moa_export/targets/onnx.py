@@ -15,7 +15,7 @@ from moa_drafter.model import MoADrafter
 from moa_export.device_half import DeviceHalf, signature
 from moa_export.embedding import QuantisedEmbedding
 from moa_export.errors import ExportError
-from moa_export.recipe import Recipe, Weights
+from moa_export.recipe import Recipe
 from moa_export.targets.base import Artifact, TargetOptions
 from moa_export.targets.onnx_weights import halve_weights, quantise_products
 from moa_runtime.backends.base import Backend
@@ -41,15 +41,10 @@ class OnnxTarget:
 
     def check(self, config: DrafterConfig) -> None:
         """See :meth:`moa_export.targets.base.ExportTarget.check`."""
-        decoder = config.decoder
-        sizes = {"hidden size": decoder.hidden_size, "FFN": decoder.intermediate_size}
-        sizes["attention width"] = decoder.num_heads * decoder.head_dim
         for part in (self._recipe.linear, self._recipe.head):
             if part.is_integer and part.group_size not in (16, 32, 64, 128, 256):
                 raise ExportError(f"onnx takes group sizes of 16, 32, 64, 128 or 256, not {part.group_size}")
-            _check_divides(part, sizes)
-        if self._recipe.embedding.is_integer:
-            _check_divides(self._recipe.embedding, {"embedding's width": decoder.hidden_size})
+        self._recipe.check_divides(config)
 
     def export(self, drafter: MoADrafter, folder: Path) -> list[Artifact]:
         """Write a single ONNX file."""
@@ -73,17 +68,6 @@ class OnnxTarget:
     def runner(self, folder: Path, artifact: Artifact) -> Backend:
         """onnxruntime on the CPU."""
         return OnnxBackend(folder / artifact.file)
-
-
-def _check_divides(weights: Weights, sizes: dict[str, int]) -> None:
-    if not weights.is_integer or not weights.group_size:
-        return
-    for name, size in sizes.items():
-        if size % weights.group_size:
-            raise ExportError(
-                f"a group size of {weights.group_size} does not divide the drafter's {name} of {size}: choose a "
-                "divisor with --group-size"
-            )
 
 
 def capture(drafter: MoADrafter, recipe: Recipe) -> onnx.ModelProto:

@@ -39,6 +39,10 @@ class Backend(Protocol):
     def kv_shape(self) -> tuple[int, int]:
         """``(kv_heads, head_dim)`` of both caches."""
 
+    @property
+    def max_positions(self) -> int | None:
+        """How many positions, and memory rows, a step can hold; None for any number."""
+
     def step(
         self,
         tokens: Int64,

@@ -51,6 +51,10 @@ class FixedSizeBackend:
     def kv_shape(self) -> tuple[int, int]:
         return self._kv_shape
 
+    @property
+    def max_positions(self) -> int:
+        return self._capacity
+
     def step(
         self,
         tokens: Int64,

@@ -22,6 +22,7 @@ class _Entry:
 #: In the order in which they are tried where none is named.
 BACKENDS = {
     "onnx": _Entry("onnx", "moa_runtime.backends.onnx", "OnnxBackend"),
+    "executorch": _Entry("executorch", "moa_runtime.backends.executorch", "ExecutorchBackend"),
     "coreml": _Entry("coreml-stateless", "moa_runtime.backends.coreml", "CoremlBackend"),
 }
 

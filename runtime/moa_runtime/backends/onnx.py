@@ -49,6 +49,10 @@ class OnnxBackend:
     def kv_shape(self) -> tuple[int, int]:
         return int(self._kv_heads), int(self._head_dim)
 
+    @property
+    def max_positions(self) -> None:
+        return None
+
     def step(
         self,
         tokens: Int64,

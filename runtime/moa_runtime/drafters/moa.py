@@ -73,7 +73,7 @@ class MoaDrafter:
 
     Args:
         backend: the device half.
-        max_context: positions the target can hold; no token is drafted beyond.
+        max_context: positions the target can hold. No token is drafted beyond, nor beyond what the backend holds.
         stop_tokens: ids that end a turn. One is drafted only where it is more likely than not: a wrong guess
             would end what the device writes offline, and costs no more than another token online.
     """
@@ -81,7 +81,7 @@ class MoaDrafter:
     def __init__(self, backend: Backend, *, max_context: int, stop_tokens: Collection[int] = ()) -> None:
         self._backend = backend
         self._stop_tokens = frozenset(stop_tokens)
-        self._max_context = max_context
+        self._max_context = max_context if backend.max_positions is None else min(max_context, backend.max_positions)
         self._cached: list[int] = []
         self._cache = GrowingRows(backend.kv_shape)
         self._memory = GrowingRows(backend.kv_shape)

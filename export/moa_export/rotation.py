@@ -1,0 +1,51 @@
+"""Turning the residual stream, so that it rounds well.
+
+A few coordinates of the residual stream are many times larger than the rest. Where a whole row shares one scale, as
+XNNPACK's activations and 8-bit weights do, the others are left with a handful of steps. A rotation spreads what is
+large over all coordinates, and costs nothing when drafting: norms without weights commute with it, and the matrices
+that read from the stream or write to it take it up (QuaRot, arXiv 2404.00456, section 4, without its online part).
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from moa_drafter.llama import RMSNorm
+from moa_drafter.model import MoADrafter
+
+
+@torch.no_grad()
+def rotate_residual_stream(drafter: MoADrafter) -> MoADrafter:
+    """A drafter whose device half computes the same from a rotated embedding; its norms have no weights.
+
+    Cached keys and values and memory rows are what they were. The server half of the copy is of no use.
+    """
+    turned = copy.deepcopy(drafter)
+    rotation = random_rotation(drafter.config.decoder.hidden_size).to(drafter.embedding)
+    turned.embedding = drafter.embedding @ rotation
+    for layer in (turned.self_attention, turned.cross_attention):
+        attention, mlp = layer.self_attn, layer.mlp
+        readers = {
+            layer.input_layernorm: (attention.q_proj, attention.k_proj, attention.v_proj),
+            layer.post_attention_layernorm: (mlp.gate_proj, mlp.up_proj),
+        }
+        for norm, linears in readers.items():
+            for linear in linears:
+                linear.weight.copy_(linear.weight * norm.weight @ rotation)
+            norm.weight.fill_(1)
+        for writer in (attention.o_proj, mlp.down_proj):
+            writer.weight.copy_(rotation.T @ writer.weight)
+    if isinstance(turned.norm, RMSNorm):
+        turned.head = turned.head * turned.norm.weight
+        turned.norm.weight.fill_(1)
+    turned.head = turned.head @ rotation
+    return turned
+
+
+def random_rotation(size: int) -> Tensor:
+    """A random orthogonal matrix ``[size, size]``, float64, always the same."""
+    random = torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return torch.linalg.qr(random).Q

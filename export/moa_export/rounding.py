@@ -1,0 +1,47 @@
+"""Rounding matrices to few bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# The smallest normal float16: Apple's Neural Engine takes smaller numbers for zero.
+_LEAST_SCALE = 2.0**-14
+# With few codes it pays to clip the largest of a group: its error against that of all others.
+_CLIPPED_TO = (1.0, 0.975, 0.95, 0.925, 0.9, 0.875, 0.85, 0.825, 0.8, 0.775, 0.75)
+_CLIPPED_BITS = 4
+
+
+def round_symmetric(weight: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor]:
+    """Round ``weight [rows, n]`` to integers that stand for ``code * scale``, with the least squared error.
+
+    Args:
+        bits: of a code; codes lie in ``-2**(bits-1) .. 2**(bits-1) - 1``.
+        group_size: neighbours in a row that share a scale; 0 for the whole row.
+
+    Returns:
+        int8 codes ``[rows, n]`` and float16 scales ``[rows, n / group_size]``.
+    """
+    most = 2 ** (bits - 1) - 1
+    groups = weight.detach().float().unflatten(1, (-1, group_size or weight.shape[1]))
+    largest = groups.abs().amax(dim=2, keepdim=True)
+    best_codes, best_scales = _round(groups, largest / most, most)
+    if bits <= _CLIPPED_BITS:
+        least = _error(groups, best_codes, best_scales)
+        for share in _CLIPPED_TO[1:]:
+            codes, scales = _round(groups, largest * share / most, most)
+            error = _error(groups, codes, scales)
+            better = error < least
+            least = torch.where(better, error, least)
+            best_codes, best_scales = torch.where(better, codes, best_codes), torch.where(better, scales, best_scales)
+    return best_codes.flatten(1).to(torch.int8), best_scales[:, :, 0]
+
+
+def _round(groups: Tensor, scales: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Codes in steps of the scale as it is stored, not of the exact one."""
+    stored = scales.clamp(min=_LEAST_SCALE).half()
+    return (groups / stored.float()).round().clamp(-most - 1, most), stored
+
+
+def _error(groups: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    return (codes * scales.float() - groups).square().sum(dim=2, keepdim=True)
