@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from moa_export.recordings import Recording
 from moa_runtime.backends.base import Backend
 from moa_runtime.drafters.moa import MoaDrafter
-from moa_runtime.sequences import common_length
 
 DRAFT_LENGTH = 6
 
@@ -51,9 +50,12 @@ def replay(
         while base < len(recording.tokens):
             held = drafter.rows
             drafter.add_rows(held, recording.keys[held : base - 1], recording.values[held : base - 1])
-            drafted = [guess.token for guess in drafter.draft(recording.tokens[:base], draft_length)]
-            left = recording.tokens[base:]
-            committed = min(common_length(drafted, left) + 1, len(left))
-            rounds, tokens, base = rounds + 1, tokens + committed, base + committed
+            stop = min(base + draft_length, len(recording.tokens))
+            right = base
+            # Token by token, because what comes after a wrong one can commit nothing.
+            while right < stop and drafter.draft(recording.tokens[:right], 1)[0].token == recording.tokens[right]:
+                right += 1
+            end = min(right + 1, len(recording.tokens))
+            rounds, tokens, base = rounds + 1, tokens + end - base, end
         on_conversation()
     return Tau(rounds, tokens)

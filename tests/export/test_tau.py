@@ -15,7 +15,7 @@ PROMPT = 3
 class Successor:
     """Drafts token + 1, and the wrong thing after some tokens. Counts on its rows being those before the draft."""
 
-    top_k, kv_shape = 1, (1, 1)
+    top_k, kv_shape, max_positions = 1, (1, 1), None
 
     def __init__(self, wrong_after: set[int]) -> None:
         self.wrong_after = wrong_after
