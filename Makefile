@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # A plain newer torch brings gigabytes of GPU libraries.
 TORCH := torch==2.13.0
+LIBRARIES := chromium libegl1 libgl1 libxkbcommon0 libdbus-1-3 libfontconfig1 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat serve test test-slow browser lint format proto clean
+.PHONY: help demo chat serve test screenshots test-slow libraries lint format proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -27,14 +28,18 @@ chat: $(STAMP) ## chat in the terminal with a verifier started on this machine
 serve: $(STAMP) ## the verifier on 127.0.0.1:8765
 	$(BIN)/moa-serve
 
-test: $(STAMP) browser ## all tests but the slow ones
+test: $(STAMP) libraries ## all tests but the slow ones
 	$(BIN)/python -m pytest -m 'not slow'
 
-browser: # in which a test opens the report
-	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit; done; \
-	if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends chromium; \
-	else false; fi >/dev/null || echo "no Chromium here: the test that opens the report in it cannot run"
+libraries: # a browser in which a test opens the report, and what Qt needs to draw without a display
+	@if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
+	  dpkg -s $(LIBRARIES) >/dev/null 2>&1 || { apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(LIBRARIES); }; \
+	else command -v chromium chromium-browser google-chrome; fi >/dev/null || \
+	echo "no Chromium or Qt libraries here: the tests that need them cannot run"
+
+screenshots: $(STAMP) ## draw the pictures of the window in docs/screenshots again (needs Xvfb)
+	xvfb-run -a $(BIN)/python -m moa_chat.desktop.screenshots docs/screenshots
 
 test-slow: $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow

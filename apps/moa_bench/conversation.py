@@ -11,6 +11,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Faulted, Origin, RowsReceived, Sampling
 from moa_runtime.session.handshake import Fingerprints
+from moa_runtime.session.tree import DraftTree
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 
 
@@ -22,11 +23,23 @@ class RefusedError(MoaError):
         self.code = fault.code
 
 
+#: Continues a conversation's tokens by a tree.
+DraftTrees = Callable[[Sequence[int]], DraftTree]
+
+
 @dataclass(frozen=True)
 class Round:
-    """One draft and its verdict, in tokens: sent, accepted of them, committed (the bonus token included)."""
+    """One draft and its verdict, in tokens.
+
+    Attributes:
+        drafted: sent.
+        depth: of them, on the longest path; as many as were sent where the draft is a chain.
+        accepted: of them.
+        committed: the bonus token included.
+    """
 
     drafted: int
+    depth: int
     accepted: int
     committed: int
 
@@ -82,12 +95,14 @@ class Conversation:
         draft_length: int,
         max_new_tokens: int,
         on_round: Callable[[Round], None],
+        draft_tree: DraftTrees | None = None,
     ) -> Answer:
         """Let the target answer.
 
         Args:
             question: tokens of the user's turn, up to where the answer begins.
             draft_length: see :meth:`round`.
+            draft_tree: makes every draft, where they are not to be chains.
             on_round: called after each verdict on a draft; not after the question's own verdict, which
                 brings the first token of the answer.
 
@@ -96,7 +111,8 @@ class Conversation:
         """
         answer = self.ask(question, sampling, max_new_tokens)
         while self.answering:
-            on_round(self.round(draft_length, answer))
+            round_of = self.round(draft_length, answer) if draft_tree is None else self.tree_round(draft_tree, answer)
+            on_round(round_of)
         return answer
 
     def ask(self, question: Sequence[int], sampling: Sampling, max_new_tokens: int = 0) -> Answer:
@@ -125,9 +141,21 @@ class Conversation:
         """
         write_on(self._session, self._drafter, draft_length, Origin.DRAFTED, self._timeline)
         self._session.propose()
+        return self._judge(answer, self._session.in_flight_drafted)
+
+    def tree_round(self, draft_tree: DraftTrees, answer: Answer) -> Round:
+        """One tree and its verdict, which extends ``answer``. An answer must run."""
+        prefix = self._session.tokens
+        with self._timeline.measure("draft", "draft", position=len(prefix), origin=Origin.DRAFTED.value):
+            tree = draft_tree(prefix)
+        self._session.extend(tree.likeliest_path(), Origin.DRAFTED)
+        self._session.propose(tree=tree)
+        return self._judge(answer, tree.depth)
+
+    def _judge(self, answer: Answer, depth: int) -> Round:
         drafted = self._session.in_flight_drafted
         new = self._commit_to(answer)
-        return Round(drafted, sum(origin is Origin.DRAFTED for origin in new), len(new))
+        return Round(drafted, depth, sum(origin is Origin.DRAFTED for origin in new), len(new))
 
     def cut(self) -> ClientSession:
         """Lose the link for good: the session is the caller's now, the conversation is over."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from moa_bench.questions import Question
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle, Fingerprints
-from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.tokenizer import ChatTokenizer
 
@@ -24,7 +23,7 @@ class Device:
 
     fingerprints: Fingerprints
     tokenizer: ChatTokenizer
-    new_drafter: Callable[[], Drafter]
+    new_drafter: Callable[[], MoaDrafter]
     stop_tokens: tuple[int, ...]
 
 

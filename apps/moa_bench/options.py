@@ -80,7 +80,11 @@ def endpoint_of(args: argparse.Namespace) -> Endpoint | None:
 
 def add_answer_options(parser: argparse.ArgumentParser, *, max_new_tokens: int) -> None:
     parser.add_argument(
-        "--draft-length", type=int, default=6, metavar="N", help="tokens of each draft, a chain (default %(default)s)"
+        "--draft-length",
+        type=int,
+        default=6,
+        metavar="N",
+        help="tokens of each draft, a chain, or levels of a tree (default %(default)s)",
     )
     parser.add_argument(
         "--max-new-tokens",

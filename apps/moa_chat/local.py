@@ -44,7 +44,7 @@ def ensure_bundle() -> None:
         return
     require_extra("export", "--local (moa-export)")
     _note(f"there is no bundle at {folder} yet: exporting one (about a minute)")
-    command = _program("moa_export.cli", "--target", "onnx", "--out", str(folder), "--json")
+    command = program("moa_export.cli", "--target", "onnx", "--out", str(folder), "--json")
     if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
         raise MoaError("the bundle could not be exported: moa-export's message above says why")
 
@@ -65,7 +65,7 @@ def local_verifier(options: Sequence[str] = (), *, cpus: set[int] | None = None)
     token = secrets.token_urlsafe(24)  # other users of this machine reach its port too
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            _program("moa_server.cli", "--json", "--port", "0", *options),
+            program("moa_server.cli", "--json", "--port", "0", *options),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,  # its messages would end up in the middle of the answers
@@ -82,7 +82,8 @@ def local_verifier(options: Sequence[str] = (), *, cpus: set[int] | None = None)
             _stop(process)
 
 
-def _program(module: str, *arguments: str) -> list[str]:
+def program(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module's ``main`` with this Python."""
     # Not `-m`, nor the console script: neither has to be there or on the path.
     return [sys.executable, "-c", f"import sys; from {module} import main; sys.exit(main())", *arguments]
 

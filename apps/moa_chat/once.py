@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from moa_chat.screen import PlainView
 from moa_chat.setup import Setup
 from moa_chat.worker import ChatLike
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, LinkStatus
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, LinkChanged, LinkStatus
 
 
 def run_once(setup: Setup, prompt: str, *, as_json: bool, out: TextIO | None = None) -> int:
@@ -41,6 +41,8 @@ async def follow(chat: ChatLike, prompt: str, setup: Setup, view: PlainView | No
         if isinstance(event, AnswerUpdate):
             if view is not None:
                 view.draw(event.committed)
+        elif not isinstance(event, LinkChanged):
+            continue
         elif event.status is LinkStatus.OFFLINE:
             why = event.detail  # only a late verdict perhaps: no news until a new connection is needed
         elif (event.status is LinkStatus.RECONNECTING) is not away:

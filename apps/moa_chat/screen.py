@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol, TextIO
 
-from moa_chat.text import REPLACEMENT, Span, clean, clip, cut_spans, text_width, wrap
+from moa_chat.text import Span, clean, clip, cut_spans, text_width, wrap
 
 _CLEAR_ROW, _CLEAR_BELOW = "\x1b[K", "\x1b[J"
 # Terminals that know "synchronised update" show the frame at once; the others ignore it. Without
@@ -38,8 +38,7 @@ class PlainView:
         self._written = 0
 
     def draw(self, committed: str, tentative: Sequence[Span] = (), status: Sequence[Span] = ()) -> None:
-        # A character of several tokens may be committed in part; what stands in for it will change.
-        self._append(committed.rstrip(REPLACEMENT))
+        self._append(committed)
 
     def finish(self, committed: str) -> None:
         self._append(committed)
@@ -82,12 +81,9 @@ class LiveView:
         if self._last_frame == (frame := (committed, tuple(tentative), tuple(status), size)):
             return
         self._last_frame = frame
-        committed = clean(committed)
-        whole = committed.rstrip(REPLACEMENT)  # see PlainView.draw
-        held_back = [Span(committed[len(whole) :])]
         parts = [_BEGIN_FRAME, self._to_live_region(columns)]
-        rest = self._freeze(whole, columns, parts)
-        spans = [Span(rest), *held_back, *(Span(clean(span.text), span.style) for span in tentative)]
+        rest = self._freeze(clean(committed), columns, parts)
+        spans = [Span(rest), *(Span(clean(span.text), span.style) for span in tentative)]
         text = "".join(span.text for span in spans)
         rows = [cut_spans(spans, start, end) for start, end in wrap(text, columns)]
         rows = [*_last_rows(rows, height - 1), clip(status, columns)]

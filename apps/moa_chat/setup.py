@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import secrets
 import ssl
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,7 @@ class Setup:
     def target(self) -> str:
         return self.bundle.manifest.target
 
-    async def connect(self) -> Chat:
+    async def connect(self, *, wait: bool = True) -> Chat:
         """See :meth:`moa_runtime.chat.Chat.connect`."""
         return await Chat.connect(
             self.bundle,
@@ -54,6 +55,7 @@ class Setup:
             policy=self.policy,
             settings=DriverSettings(offline_limit=self.offline_limit),
             system=self.system,
+            wait=wait,
         )
 
     def sampling(self) -> Sampling:
@@ -73,7 +75,7 @@ def setup_for(options: argparse.Namespace, bundle: Bundle, endpoint: Endpoint) -
         threads=options.threads,
         draft_length=options.draft_length,
         offline_limit=options.offline_limit,
-        policy=Policy(options.policy),
+        policy=Policy(options.policy or ("ask" if options.terminal and sys.stdin.isatty() else "rollback")),
         max_new_tokens=options.max_new_tokens,
         temperature=options.temperature,
         top_p=options.top_p,

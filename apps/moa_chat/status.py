@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import statistics as stats
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moa_chat.text import Span
 from moa_runtime.answer import AnswerUpdate, FinishReason, LinkStatus, Origin, Statistics
-from moa_runtime.sequences import common_length
 
 _RECENT_TRIPS = 8
 _FINISH = {
@@ -46,22 +44,12 @@ class Palette:
         }[link]
 
 
-def tentative_spans(update: AnswerUpdate, decode: Callable[[Sequence[int]], str], palette: Palette) -> list[Span]:
-    """The update's tentative text: what was drafted online, then what was written offline.
-
-    Args:
-        decode: text of token ids, to find where the one ends and the other begins.
-    """
-    tokens = update.tokens
-    first = next((i for i, t in enumerate(tokens) if not t.committed and t.origin is not Origin.DRAFTED), len(tokens))
-    whole = update.committed + update.tentative
-    before = decode([token.token for token in tokens[:first]])
-    cut = max(common_length(before, whole), len(update.committed)) if first < len(tokens) else len(whole)
-    spans = (
-        Span(whole[len(update.committed) : cut], palette.tentative),
-        Span(whole[cut:], palette.offline),
-    )
-    return [span for span in spans if span.text]
+def tentative_spans(update: AnswerUpdate, palette: Palette) -> list[Span]:
+    """The update's tentative text: what was drafted online, and what was written offline."""
+    unconfirmed = [span for span in update.spans if not span.committed]
+    return [
+        Span(span.text, palette.tentative if span.origin is Origin.DRAFTED else palette.offline) for span in unconfirmed
+    ]
 
 
 def figures(statistics: Statistics) -> str:
@@ -73,17 +61,14 @@ def figures(statistics: Statistics) -> str:
     return " | ".join(parts)
 
 
-def status_line(
-    link: LinkStatus, detail: str, update: AnswerUpdate | None, palette: Palette, hint: str = ""
-) -> list[Span]:
-    """The row beneath an answer that is being written."""
-    spans = [Span(link.value, palette.of_link(link))]
+def status_line(link: LinkStatus, words: str, update: AnswerUpdate | None, palette: Palette) -> list[Span]:
+    """The link, in ``words``, and figures of the answer that is being written."""
+    spans = [Span(words, palette.of_link(link))]
     if update is not None:
         spans.append(Span(f" | {figures(update.statistics)}", palette.quiet))
         unconfirmed = sum(not token.committed for token in update.tokens)
         if unconfirmed and link is not LinkStatus.ONLINE:
             spans.append(Span(f" | {unconfirmed} tentative", palette.offline))
-    spans += [Span(f" | {part}", palette.quiet) for part in (detail, hint) if part]
     return spans
 
 

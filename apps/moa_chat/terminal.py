@@ -7,20 +7,26 @@ import sys
 from collections.abc import Callable
 
 from moa_chat.keys import Keyboard, watch_keyboard
+from moa_chat.saving import save_conversation
 from moa_chat.screen import View, view_for
 from moa_chat.setup import Setup
-from moa_chat.status import Palette, status_line, summary, tentative_spans
+from moa_chat.shown import Shown
+from moa_chat.status import Palette, summary
 from moa_chat.text import Span, clean
 from moa_chat.worker import ChatLike, RunningAnswer, Worker
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, FinishReason, LinkChanged, LinkStatus, Statistics
+from moa_runtime.answer import Disagreement, LinkStatus, Statistics
 from moa_runtime.errors import MoaError
 
+_EXCERPT_LENGTH = 70
 _HELP = """\
-/help      this list
-/offline   work without the verifier, or with it again
-/stats     figures of the last answer
-/quit      leave (also Ctrl-D, or Ctrl-C twice)
+/help       this list
+/offline    work without the verifier, or with it again
+/stats      figures of the last answer
+/regen      answer the last question again: another answer with --temperature, the same without
+/save FILE  write the conversation as Markdown (.md) or JSON (.json)
+/quit       leave (also Ctrl-D, or Ctrl-C twice)
 While an answer is written: Ctrl-C stops it, Tab switches between offline and online."""
+_KEEP_KEY = "\x0b"  # Ctrl-K; like Tab no letter, which could be typed ahead
 
 
 def run_terminal(setup: Setup) -> int:
@@ -60,6 +66,7 @@ class Terminal:
             "/help": lambda: self._say(_HELP),
             "/offline": self._toggle_offline,
             "/stats": self._show_statistics,
+            "/regen": self._regenerate,
         }
 
     def loop(self) -> None:
@@ -94,10 +101,12 @@ class Terminal:
             return
         if line in self._commands:
             self._commands[line]()
+        elif line.split()[0] == "/save":
+            self._save(line.removeprefix("/save").strip())
         elif line.startswith("/"):
             self._complain(f"there is no command {line.split()[0]}; /help lists them")
         else:
-            self._answer(line)
+            self._ask(line)
 
     def _toggle_offline(self) -> None:
         self._offline = not self._offline
@@ -113,6 +122,27 @@ class Terminal:
         for name, value in self._last.as_dict().items():
             self._say(f"{name.replace('_', ' '):20} {'-' if value is None else value}")
 
+    def _regenerate(self) -> None:
+        messages = self._chat.messages
+        if not messages or messages[-1]["role"] != "assistant":
+            self._say("no answer yet")
+            return
+        self._worker.call(self._chat.restore, messages[:-2])
+        self._ask(messages[-2]["content"])
+
+    def _save(self, name: str) -> None:
+        try:
+            saved = save_conversation(
+                name, self._chat.messages, lambda path: self._agrees(f"{path} is there already: overwrite it? [y/N] ")
+            )
+        except MoaError as error:
+            self._complain(str(error))
+        else:
+            self._say("not saved" if saved is None else f"saved as {saved}")
+
+    def _agrees(self, question: str) -> bool:
+        return self._read_line(question).strip().lower() in ("y", "yes")
+
     def _say(self, text: str) -> None:
         self._view.write(Span(clean(text), self._palette.quiet))
 
@@ -121,17 +151,30 @@ class Terminal:
 
     # -- an answer -----------------------------------------------------------------------------
 
-    def _answer(self, question: str) -> None:
-        shown = _Shown(self._chat.status)
+    def _ask(self, question: str) -> None:
+        setup = self._setup
+        shown = self._show(lambda: self._worker.ask(self._chat, question, setup.max_new_tokens, setup.sampling()))
+        if shown.disagreement is not None and self._wants_own(shown.disagreement, shown.confirmed):
+            again = self._worker.call(self._chat.keep_mine)
+            if again is not None:
+                self._show(lambda: self._worker.follow(again))
+
+    def _wants_own(self, disagreement: Disagreement, answer: str) -> bool:
+        self._say("The server disagrees with what was written offline. From where they differ:")
+        self._say(f"  server: {_excerpt(answer[disagreement.offset :])}")
+        self._say(f"  mine:   {_excerpt(disagreement.dropped_text)}")
+        return self._agrees("Keep mine, and go on from there? [y/N] ")
+
+    def _show(self, begin: Callable[[], RunningAnswer]) -> Shown:
+        """Draw an answer while it is written, and its figures after it."""
+        shown = Shown(self._chat.link)
         problem: MoaError | None = None
         with watch_keyboard() as keyboard:
-            running = self._worker.ask(self._chat, question, self._setup.max_new_tokens, self._setup.sampling())
             try:
-                self._follow(running, shown, keyboard)
+                self._follow(begin(), shown, keyboard)
             except MoaError as error:
                 problem = error
             finally:
-                running.stop()
                 self._view.finish(shown.confirmed)
         self._last = shown.statistics
         if problem is not None:
@@ -139,39 +182,44 @@ class Terminal:
         if problem is None or shown.confirmed:
             self._say(summary(shown.reason, shown.statistics))
         self._view.write()
+        return shown
 
-    def _follow(self, running: RunningAnswer, shown: _Shown, keyboard: Keyboard) -> None:
-        while not running.ended:
-            for event in running.events():
-                shown.take(event)
-            if keyboard.interrupts:
-                running.stop()
-            if "\t" in keyboard.pressed():  # no letter, which could be typed ahead
-                self._offline = not self._offline
-                self._worker.run(self._chat.work_offline(self._offline))
-            hint = f"Tab: go {'online' if self._offline else 'offline'}" if keyboard.reads_keys else ""
-            status = status_line(shown.link, shown.detail, shown.update, self._palette, hint)
-            tentative = []
-            if shown.update is not None:
-                tentative = tentative_spans(shown.update, self._chat.tokenizer.decode, self._palette)
-            self._view.draw(shown.confirmed, tentative, status)
+    def _follow(self, running: RunningAnswer, shown: Shown, keyboard: Keyboard) -> None:
+        try:
+            while not running.ended:
+                for event in running.events():
+                    shown.take(event)
+                if keyboard.interrupts:
+                    running.stop()
+                keys = keyboard.pressed()
+                if "\t" in keys:
+                    self._offline = not self._offline
+                    self._worker.run(self._chat.work_offline(self._offline))
+                if _KEEP_KEY in keys and shown.disagreement is not None and shown.reason is None:
+                    running = self._keep(running, shown)
+                status = shown.status(self._palette, wanted_offline=self._offline, hint=self._hint(shown, keyboard))
+                self._view.draw(shown.confirmed, shown.tentative(self._palette), status)
+        finally:
+            running.stop()
+
+    def _keep(self, running: RunningAnswer, shown: Shown) -> RunningAnswer:
+        """Have the answer go on from the device's text; it is drawn anew, as confirmed rows are never touched again."""
+        shown.disagreement = None
+        self._view.finish(shown.confirmed)
+        again = self._worker.call(self._chat.keep_mine)
+        if again is not None:  # it has just ended
+            return self._worker.follow(again)
+        running.events(wait=0)  # these are about the text that is taken back
+        return running
+
+    def _hint(self, shown: Shown, keyboard: Keyboard) -> str:
+        if not keyboard.reads_keys:
+            return ""
+        if shown.disagreement is not None:
+            return "the server disagrees; Ctrl-K: keep the offline text"
+        return f"Tab: go {'online' if self._offline else 'offline'}"
 
 
-class _Shown:
-    """What is known of the answer on the screen."""
-
-    def __init__(self, link: LinkStatus) -> None:
-        self.link, self.detail = link, ""
-        self.update: AnswerUpdate | None = None
-        self.confirmed = ""
-        self.reason: FinishReason | None = None
-        self.statistics = Statistics()
-
-    def take(self, event: AnswerUpdate | LinkChanged | AnswerFinished) -> None:
-        if isinstance(event, LinkChanged):
-            self.link, self.detail = event.status, event.detail
-        elif isinstance(event, AnswerUpdate):
-            self.update, self.confirmed, self.statistics = event, event.committed, event.statistics
-        else:
-            self.update, self.confirmed, self.statistics = None, event.text, event.statistics
-            self.reason = event.reason
+def _excerpt(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _EXCERPT_LENGTH else f"{line[:_EXCERPT_LENGTH]}..."

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from moa_runtime.answer import ChatEvent, LinkStatus
+from moa_runtime.answer import ChatEvent, LinkChanged, LinkStatus
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 
@@ -22,10 +22,18 @@ _POLL_SECONDS = 0.1  # a wait without end would keep Ctrl-C from the main thread
 class ChatLike(Protocol):
     """What this program uses of :class:`moa_runtime.chat.Chat`."""
 
-    tokenizer: Any
-
     @property
     def status(self) -> LinkStatus: ...
+
+    @property
+    def link(self) -> LinkChanged: ...
+
+    @property
+    def messages(self) -> list[dict[str, str]]: ...
+
+    def restore(self, messages: Sequence[Mapping[str, str]]) -> None: ...
+
+    def keep_mine(self) -> AsyncGenerator[ChatEvent, None] | None: ...
 
     def send(
         self, text: str, *, max_new_tokens: int = 512, sampling: Sampling | None = None
@@ -50,7 +58,7 @@ class Worker:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The coroutine's result, or what it raised; Ctrl-C in the meantime cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self.submit(work)
         done = threading.Event()
         future.add_done_callback(lambda _: done.set())
         try:
@@ -61,8 +69,20 @@ class Worker:
             future.cancel()
             raise
 
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """What a plain function returns, called in the loop's thread."""
+        return self.run(_call(function, *arguments))
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin the coroutine, and do not wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def ask(self, chat: ChatLike, text: str, max_new_tokens: int, sampling: Sampling) -> RunningAnswer:
-        return RunningAnswer(chat.send(text, max_new_tokens=max_new_tokens, sampling=sampling), self._loop)
+        return self.follow(chat.send(text, max_new_tokens=max_new_tokens, sampling=sampling))
+
+    def follow(self, events: AsyncGenerator[ChatEvent, None]) -> RunningAnswer:
+        """Take an answer's events as they come."""
+        return RunningAnswer(events, self._loop)
 
     def close(self) -> None:
         """End the thread. What still runs in the loop is cancelled."""
@@ -118,6 +138,10 @@ class RunningAnswer:
             # Closing the generator is what tells the verifier that the answer was stopped.
             await events.aclose()
             self._queue.put(None)
+
+
+async def _call(function: Callable[..., T], *arguments: Any) -> T:
+    return function(*arguments)
 
 
 async def _cancel_others() -> None:

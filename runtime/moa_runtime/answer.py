@@ -11,11 +11,15 @@ __all__ = [
     "AnswerFinished",
     "AnswerUpdate",
     "ChatEvent",
+    "Disagreement",
     "FinishReason",
     "LinkChanged",
     "LinkStatus",
     "Origin",
+    "PauseReason",
+    "Paused",
     "Statistics",
+    "TextSpan",
     "TokenOrigin",
 ]
 
@@ -37,6 +41,15 @@ class TokenOrigin:
     committed: bool
 
 
+@dataclass(frozen=True)
+class TextSpan:
+    """A stretch of the answer's text of one origin. A character of several tokens belongs to its last one."""
+
+    text: str
+    origin: Origin
+    committed: bool
+
+
 @dataclass
 class Statistics:
     """Figures of one answer. Times in seconds, sizes in bytes.
@@ -47,6 +60,7 @@ class Statistics:
         offline: committed tokens that were written while the verifier was away.
         kept: those of them that stayed by the user's policy, without asking the target.
         rolled_back: tentative tokens dropped.
+        taken_back: tokens of verdicts that the user replaced by what the device had written.
         draft_seconds, wait_seconds: time spent drafting, and from sending to the verdict.
         first_token_seconds: from the question to the first committed token.
     """
@@ -58,6 +72,7 @@ class Statistics:
     offline: int = 0
     kept: int = 0
     rolled_back: int = 0
+    taken_back: int = 0
     reconnects: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
@@ -70,7 +85,7 @@ class Statistics:
     @property
     def tau(self) -> float:
         """Tokens committed by verdicts per round, bonus included."""
-        return (self.tokens - self.kept) / self.rounds if self.rounds else 0.0
+        return (self.tokens - self.kept + self.taken_back) / self.rounds if self.rounds else 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -92,6 +107,7 @@ class Statistics:
             "offline": self.offline,
             "kept": self.kept,
             "rolled_back": self.rolled_back,
+            "taken_back": self.taken_back,
             "reconnects": self.reconnects,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
@@ -110,32 +126,78 @@ class AnswerUpdate:
 
     Attributes:
         committed: text the target has confirmed.
-        tentative: text after it that may still change.
+        tentative: text after it that may still change. A character of which tokens are missing is in neither.
         tokens: all of its tokens, the tentative ones last.
+        spans: the text cut wherever the origin or the confirmation changes; joined it is committed + tentative.
+        dropped: tentative text that was there at the update before and was rolled back; mostly empty.
     """
 
     committed: str
     tentative: str
     tokens: tuple[TokenOrigin, ...]
     statistics: Statistics
+    spans: tuple[TextSpan, ...] = ()
+    dropped: str = ""
 
 
 @dataclass(frozen=True)
 class LinkChanged:
-    """The link's status changed; ``detail`` is a sentence for the user, perhaps empty."""
+    """The link changed.
+
+    Attributes:
+        detail: a sentence for the user, perhaps empty.
+        retry_in_s: seconds from the change to the next attempt to connect; None when none is planned.
+    """
 
     status: LinkStatus
     detail: str = ""
+    retry_in_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """The target writes something else than the device wrote offline, some words at least (policy ``ASK``).
+
+    The answer goes on with the target's version; :meth:`moa_runtime.chat.Chat.keep_mine` takes it back.
+
+    Attributes:
+        position: index of the first token of the answer that differs.
+        offset: the same in characters of its text.
+        dropped_text: what the device had written from there on.
+        replacement_text: what of the target's version is known by now.
+    """
+
+    position: int
+    offset: int
+    dropped_text: str
+    replacement_text: str
+
+
+class PauseReason(enum.Enum):
+    """Why the device cannot write on without the target."""
+
+    END = "end"  # it has ended the turn
+    LENGTH = "length"  # the answer has its greatest length
+    LIMIT = "limit"  # so much may be written offline, or the context is full
+    UNPREPARED = "unprepared"  # no drafter, or the target has not sent it anything to draft from
+
+
+@dataclass(frozen=True)
+class Paused:
+    """The verifier is away and the device has written all that it can; the answer goes on when it is back."""
+
+    reason: PauseReason
 
 
 @dataclass(frozen=True)
 class AnswerFinished:
-    """The last event of an answer. ``text`` is all of it."""
+    """The last event of an answer. ``text`` is all of it; ``spans`` as in :class:`AnswerUpdate`."""
 
     text: str
     tokens: tuple[TokenOrigin, ...]
     reason: FinishReason
     statistics: Statistics
+    spans: tuple[TextSpan, ...] = ()
 
 
-ChatEvent = AnswerUpdate | LinkChanged | AnswerFinished
+ChatEvent = AnswerUpdate | LinkChanged | Disagreement | Paused | AnswerFinished

@@ -8,21 +8,23 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from types import TracebackType
 
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, LinkStatus, Statistics, TokenOrigin
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, LinkStatus, Paused, PauseReason
+from moa_runtime.answer_record import AnswerRecord
+from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.control import Controller, FixedLength
+from moa_runtime.conversation import Conversation, Question
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.driver import Driver, DriverSettings
 from moa_runtime.errors import MoaError
-from moa_runtime.sequences import common_length
 from moa_runtime.session.client import ClientSession
-from moa_runtime.session.events import Committed, Event, Finished, Policy, Sampling
+from moa_runtime.session.events import Committed, Event, Finished, Policy, RolledBack, Sampling
 from moa_runtime.timeline import Timeline
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.transport import Endpoint
@@ -33,14 +35,17 @@ class ChatError(MoaError):
     """An answer that cannot go on: the verifier refused it, or the conversation does not fit."""
 
 
+class ContextFullError(ChatError):
+    """The conversation does not fit into the target's context."""
+
+
 class Chat:
     """One conversation. It keeps its history over turns and survives lost connections.
 
     Use :meth:`connect`; every method must be called in the event loop it was called in.
 
     Attributes:
-        messages: the turns so far, ``{"role": ..., "content": ...}``, finished answers included.
-        status: the link as the user should see it.
+        tokenizer: the bundle's.
     """
 
     def __init__(
@@ -56,7 +61,7 @@ class Chat:
         timeline: Timeline | None = None,
     ) -> None:
         self.tokenizer = ChatTokenizer.from_bundle(bundle)
-        self.messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+        self._conversation = Conversation(self.tokenizer, system)
         manifest = bundle.manifest
         self._session = ClientSession(
             manifest.fingerprints,
@@ -67,11 +72,10 @@ class Chat:
         )
         self._max_context = manifest.max_context
         self._drafter = drafter
-        self._updates: asyncio.Queue[ChatEvent | ChatError] = asyncio.Queue()
-        self._answer: list[TokenOrigin] = []
-        self._answer_start = 0
-        self._asked_at = 0.0
-        self._bytes_before = (0, 0)
+        # Events with the edition of the answer that they are about, see keep_mine.
+        self._updates: asyncio.Queue[tuple[int, ChatEvent | ChatError]] = asyncio.Queue()
+        self._edition = self._edition_asked = 0
+        self._following = False
         self._refusal: ChatError | None = None
         self._first_connection: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loop_task: asyncio.Task[None] | None = None
@@ -82,11 +86,13 @@ class Chat:
             endpoint,
             settings or DriverSettings(),
             on_event=self._on_event,
-            on_tentative=self._publish,
-            on_status=self._on_status,
+            on_tentative=self._on_tentative,
+            on_link=self._on_link,
+            on_pause=self._on_pause,
             on_problem=self._on_problem,
             timeline=timeline,
         )
+        self._record = self._new_record(Question([], 0, []))
 
     @classmethod
     async def connect(
@@ -94,21 +100,24 @@ class Chat:
         bundle: Bundle,
         endpoint: Endpoint,
         *,
-        backend: str | None = None,
+        backend: str | Backend | None = None,
         threads: int = 2,
         controller: Controller | None = None,
         policy: Policy = Policy.ROLLBACK,
         settings: DriverSettings | None = None,
         system: str | None = None,
         timeline: Timeline | None = None,
+        wait: bool = True,
     ) -> Chat:
         """Load the bundle's drafter and open the first connection.
 
         Args:
             backend: a key of :data:`moa_runtime.backends.load.BACKENDS`; the first that the bundle has a graph for
-                when omitted.
-            threads: of the backend.
+                when omitted. Or one that is loaded, for several chats a
+                :class:`~moa_runtime.backends.shared.SharedBackend`.
+            threads: of a backend that is to be loaded.
             timeline: gets what the device does and when, see :class:`moa_runtime.driver.Driver`.
+            wait: see :meth:`open`.
 
         Raises:
             ConnectError: no verifier answers there, or it refuses the token.
@@ -116,7 +125,7 @@ class Chat:
         """
         manifest = bundle.manifest
         drafter = MoaDrafter(
-            load_backend(bundle, backend, threads=threads),
+            load_backend(bundle, backend, threads=threads) if backend is None or isinstance(backend, str) else backend,
             max_context=manifest.max_context,
             stop_tokens=manifest.stop_tokens,
         )
@@ -131,7 +140,7 @@ class Chat:
             timeline=timeline,
         )
         try:
-            await chat.open()
+            await chat.open(wait=wait)
         except BaseException:
             await chat.close()
             raise
@@ -145,8 +154,15 @@ class Chat:
     ) -> None:
         await self.close()
 
-    async def open(self) -> None:
-        """Connect for the first time; see :meth:`connect` for what it raises."""
+    async def open(self, *, wait: bool = True) -> None:
+        """Begin to connect.
+
+        Args:
+            wait: until the verifier has answered; see :meth:`connect` for what is raised when it does not.
+                Otherwise the chat begins offline, and a refusal is raised by :meth:`send`.
+        """
+        if not wait:
+            self._first_connection.set_result(None)
         self._loop_task = asyncio.create_task(self._driver.run())
         self._loop_task.add_done_callback(self._on_loop_end)
         self._driver.go_online()
@@ -159,13 +175,38 @@ class Chat:
             await asyncio.gather(self._loop_task, return_exceptions=True)
 
     @property
+    def messages(self) -> list[dict[str, str]]:
+        """The turns so far, ``{"role": ..., "content": ...}``, finished answers included."""
+        return list(self._conversation.messages)
+
+    @property
+    def link(self) -> LinkChanged:
+        """The link's last change, also one between answers."""
+        return self._driver.link
+
+    @property
     def status(self) -> LinkStatus:
-        return self._driver.status
+        """The link as the user should see it."""
+        return self._driver.link.status
+
+    @property
+    def policy(self) -> Policy:
+        """What becomes of text written offline; may be set at any time."""
+        return self._session.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._session.policy = policy
 
     @property
     def tokens(self) -> list[int]:
         """Tokens of the whole conversation that the target has confirmed."""
-        return list(self._session.committed)
+        return self._session.committed[: None if self._following else self._conversation.length]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the conversation had up to the last answer's beginning."""
+        return self._record.start
 
     async def work_offline(self, offline: bool) -> None:
         """Drop the connection and make no other, or connect again."""
@@ -173,6 +214,24 @@ class Chat:
             await self._driver.go_offline()
         else:
             self._driver.go_online()
+
+    def restore(self, messages: Sequence[Mapping[str, str]]) -> None:
+        """Set the conversation to these turns, so that the next question continues them.
+
+        For regenerating an answer (all turns but the last two), editing a question (the turns before it) and
+        opening a stored chat. Works offline too. What the new turns have in common with the old ones is not sent
+        again.
+
+        Args:
+            messages: ``{"role": ..., "content": ...}`` each; none, a system message, or turns up to an answer.
+
+        Raises:
+            ChatError: an answer is being written.
+            MoaError: a message of another form.
+        """
+        self._check_idle()
+        self._conversation.restore(messages)
+        self._record.disputed = None
 
     async def send(
         self, text: str, *, max_new_tokens: int = 512, sampling: Sampling | None = None
@@ -182,45 +241,99 @@ class Chat:
         Leaving the iteration early stops the answer where the target has confirmed it.
 
         Raises:
-            ChatError: the conversation does not fit the target's context, or the verifier refused it.
+            ContextFullError: the conversation does not fit the target's context.
+            ChatError: the verifier refused it, or another answer is being written.
+            ChatTemplateError: the target's template refuses the conversation.
         """
+        self._check_idle()
         if self._refusal is not None and self._driver.gave_up:
             raise self._refusal
-        question = self.tokenizer.continue_chat(self._session.committed, self.messages, text)
-        length = len(self._session.committed) + len(question)
-        if length >= self._max_context:
-            raise ChatError(
-                f"the conversation would have {length} tokens, the target's context holds {self._max_context}; "
-                "shorten the message or begin a new chat"
+        question = self._conversation.ask(self._session.committed, text)
+        if question.length >= self._max_context:
+            raise ContextFullError(
+                f"the conversation would have {question.length} tokens, the target's context holds "
+                f"{self._max_context}; shorten the message or begin a new chat"
             )
-        self._begin_answer(length)
-        history = [*self.messages, {"role": "user", "content": text}]
-        self._driver.post(lambda: self._session.prompt(question, sampling or Sampling(), max_new_tokens))
-        finished = False
-        try:
-            while not finished:
-                event = await self._updates.get()
-                if isinstance(event, ChatError):
-                    raise event
-                if isinstance(event, AnswerFinished):
-                    finished = True
-                    self.messages = [*history, {"role": "assistant", "content": event.text}]
+        self._updates = asyncio.Queue()
+        self._record = self._new_record(question)
+        most = min(max_new_tokens, self._max_context)
+        self._driver.ask(question.kept, question.supplied, sampling or Sampling(), most)
+        async with aclosing(self._follow()) as events:
+            async for event in events:
                 yield event
-        finally:
-            if not finished:
-                await self._stop_answer(history)
+
+    def keep_mine(self) -> AsyncGenerator[ChatEvent, None] | None:
+        """Take the answer back to the last :class:`Disagreement` and keep what the device had written there.
+
+        The target goes on behind it. Without a disagreement nothing happens.
+
+        Returns:
+            None while the answer is being written, whose events go on; after it, the events of what is written
+            now, to be followed like those of :meth:`send`.
+        """
+        disputed, self._record.disputed = self._record.disputed, None
+        if disputed is None:
+            return None
+        if not self._following:
+            return self._reopen(disputed)
+        self._take_back(disputed)
+        return None
 
     # -- helpers -------------------------------------------------------------------------------
 
-    def _begin_answer(self, start: int) -> None:
-        while not self._updates.empty():
-            self._updates.get_nowait()
-        self._answer, self._answer_start = [], start
-        self._asked_at = time.monotonic()
-        self._bytes_before = self._driver.bytes_moved()
-        self._driver.statistics = Statistics()
+    def _check_idle(self) -> None:
+        if self._following:
+            raise ChatError("an answer is being written: stop it or wait for its end")
 
-    async def _stop_answer(self, history: list[dict[str, str]]) -> None:
+    def _new_record(self, question: Question) -> AnswerRecord:
+        record = AnswerRecord(self.tokenizer, question, self._driver.bytes_moved)
+        self._driver.statistics = record.statistics
+        return record
+
+    async def _follow(self) -> AsyncGenerator[ChatEvent, None]:
+        self._following, finished = True, False
+        try:
+            while not finished:
+                edition, event = await self._updates.get()
+                if isinstance(event, ChatError):
+                    raise event
+                if edition != self._edition_asked and not isinstance(event, LinkChanged):
+                    continue  # about text that has been taken back since
+                if isinstance(event, AnswerFinished):
+                    finished = True
+                    self._following = False
+                    self._answered(event.text)
+                yield event
+        finally:
+            if not finished:
+                try:
+                    await self._stop_answer()
+                finally:
+                    self._following = False
+
+    async def _reopen(self, disputed: RolledBack) -> AsyncGenerator[ChatEvent, None]:
+        """Go on with an answer that has ended."""
+        self._check_idle()
+        self._conversation.restore(self._record.question.messages)
+        self._record.resume_clock()
+        self._take_back(disputed)
+        async with aclosing(self._follow()) as events:
+            async for event in events:
+                yield event
+
+    def _take_back(self, disputed: RolledBack) -> None:
+        self._edition_asked += 1
+        edition = self._edition_asked
+
+        def keep() -> None:
+            self._edition = edition
+            self._driver.keep(disputed.start, disputed.tokens)
+            self._record.take_back(disputed.start)
+            self._publish()
+
+        self._driver.post(keep)
+
+    async def _stop_answer(self) -> None:
         """Cancel, and keep of question and answer what the target has confirmed."""
         stopped = asyncio.get_running_loop().create_future()
 
@@ -230,56 +343,53 @@ class Chat:
 
         self._driver.post(cancel)
         await asyncio.wait({stopped, *([self._loop_task] if self._loop_task else [])}, return_when="FIRST_COMPLETED")
-        if len(self._session.committed) >= self._answer_start:
-            text = self.tokenizer.decode([token.token for token in self._answer])
-            self.messages = [*history, {"role": "assistant", "content": text}]
+        if len(self._session.committed) >= self._record.start:
+            self._answered(self._record.confirmed_text())
 
-    def _statistics(self) -> Statistics:
-        statistics = self._driver.statistics
-        up, down = self._driver.bytes_moved()
-        statistics.bytes_up, statistics.bytes_down = up - self._bytes_before[0], down - self._bytes_before[1]
-        statistics.seconds = time.monotonic() - self._asked_at
-        return statistics.snapshot()
+    def _answered(self, text: str) -> None:
+        self._record.pause_clock()
+        self._conversation.answered(self._record.question, text, len(self._session.committed))
 
     # -- what the driver says ------------------------------------------------------------------
 
     def _on_event(self, event: Event) -> None:
-        statistics = self._driver.statistics
-        if isinstance(event, Committed):
-            if statistics.first_token_seconds is None:
-                statistics.first_token_seconds = time.monotonic() - self._asked_at
-            self._answer += [TokenOrigin(t, o, True) for t, o in zip(event.tokens, event.origins, strict=True)]
-            self._publish()
+        if isinstance(event, RolledBack):
+            self._record.roll_back(event)
+        elif isinstance(event, Committed):
+            self._record.commit(event)
+            update = self._publish()
+            disagreement = self._record.disagreement(update)
+            if disagreement is not None and self.policy is Policy.ASK:
+                self._put(disagreement)
         elif isinstance(event, Finished):
-            text = self.tokenizer.decode([token.token for token in self._answer])
-            self._updates.put_nowait(AnswerFinished(text, tuple(self._answer), event.reason, self._statistics()))
+            self._put(self._record.finish(event.reason))
 
-    def _publish(self) -> None:
-        unconfirmed = self._session.unconfirmed
-        committed = self.tokenizer.decode([token.token for token in self._answer])
-        whole = self.tokenizer.decode([*(token.token for token in self._answer), *(token for token, _ in unconfirmed)])
-        # A character of several tokens may be committed in part: it counts as tentative.
-        committed = committed[: common_length(committed, whole)]
-        self._updates.put_nowait(
-            AnswerUpdate(
-                committed=committed,
-                tentative=whole[len(committed) :],
-                tokens=(*self._answer, *(TokenOrigin(token, origin, False) for token, origin in unconfirmed)),
-                statistics=self._statistics(),
-            )
-        )
+    def _on_tentative(self) -> None:
+        self._publish()
 
-    def _on_status(self, status: LinkStatus, detail: str) -> None:
-        self._updates.put_nowait(LinkChanged(status, detail))
-        if status is LinkStatus.ONLINE and self._connecting():
+    def _on_pause(self, reason: PauseReason) -> None:
+        self._put(Paused(reason))
+
+    def _on_link(self, change: LinkChanged) -> None:
+        if self._following:
+            self._put(change)
+        if change.status is LinkStatus.ONLINE and self._connecting():
             self._first_connection.set_result(None)
+
+    def _publish(self) -> AnswerUpdate:
+        update = self._record.update(self._session.unconfirmed)
+        self._put(update)
+        return update
+
+    def _put(self, event: ChatEvent | ChatError) -> None:
+        self._updates.put_nowait((self._edition, event))
 
     def _on_problem(self, problem: MoaError, final: bool) -> None:
         if self._connecting():
             self._first_connection.set_exception(problem)
         elif final:
             self._refusal = ChatError(str(problem))
-            self._updates.put_nowait(self._refusal)
+            self._put(self._refusal)
 
     def _connecting(self) -> bool:
         return not self._first_connection.done()

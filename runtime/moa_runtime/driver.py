@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from moa_runtime.answer import LinkStatus, Statistics
+from moa_runtime.answer import FinishReason, LinkChanged, LinkStatus, PauseReason, Statistics
 from moa_runtime.control import Controller
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.errors import MoaError
 from moa_runtime.session.client import ClientSession, LinkState
-from moa_runtime.session.events import Committed, Event, Faulted, Origin, RolledBack, RowsReceived, Welcomed
+from moa_runtime.session.events import (
+    Committed,
+    Event,
+    Faulted,
+    Origin,
+    RolledBack,
+    RowsReceived,
+    Sampling,
+    Welcomed,
+)
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.transport import ConnectError, Endpoint, Timing, Transport, TransportHandlers
 
@@ -46,7 +55,8 @@ class Driver:
     Args:
         on_event: called with each session event.
         on_tentative: called when tentative tokens were added.
-        on_status: called when the link's status changes, with a sentence.
+        on_link: called when the link changes.
+        on_pause: called when the verifier is away and the device cannot write on without it.
         on_problem: called with what went wrong, and whether waiting cannot mend it.
         timeline: gets a span ``draft`` for each token on the track ``draft``; ``send``, ``wait`` (from handing a
             frame over to taking up its verdict) and ``receive`` on the track ``link``, and a mark for each change
@@ -63,16 +73,17 @@ class Driver:
         *,
         on_event: Callable[[Event], None],
         on_tentative: Callable[[], None],
-        on_status: Callable[[LinkStatus, str], None],
+        on_link: Callable[[LinkChanged], None],
+        on_pause: Callable[[PauseReason], None],
         on_problem: Callable[[MoaError, bool], None],
         timeline: Timeline | None = None,
     ) -> None:
         self.session = session
         self.statistics = Statistics()
-        self.status = LinkStatus.OFFLINE
+        self.link = LinkChanged(LinkStatus.OFFLINE)
         self._drafter, self._controller, self._settings = drafter, controller, settings
         self._on_event, self._on_tentative = on_event, on_tentative
-        self._on_status, self._on_problem = on_status, on_problem
+        self._on_link, self._on_pause, self._on_problem = on_link, on_pause, on_problem
         self._endpoint = endpoint
         self._timeline = timeline or NO_TIMELINE
         self._inbox: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
@@ -83,12 +94,34 @@ class Driver:
         self._launched_ns = 0  # the same, wall-clock
         self._late = False
         self._drafter_full = False
+        self._paused = False
 
     # -- called by the chat, in the loop's thread ------------------------------------------------
 
     def post(self, action: Callable[[], None]) -> None:
         """Run ``action`` in the driver's task, between two steps."""
         self._inbox.put_nowait(action)
+
+    def ask(self, kept: int, tokens: Sequence[int], sampling: Sampling, max_new_tokens: int) -> None:
+        """Begin an answer: to ``tokens`` after the first ``kept`` committed ones."""
+
+        def begin() -> None:
+            self._forget_rows(kept)
+            self.session.rewind(kept)
+            self.session.prompt(tokens, sampling, max_new_tokens)
+            self._paused = False
+
+        self.post(begin)
+
+    def keep(self, start: int, tokens: Sequence[int]) -> None:
+        """Put ``tokens`` in place of the answer's end; call it in the driver's task.
+
+        See :meth:`moa_runtime.session.client.ClientSession.keep`.
+        """
+        self._forget_rows(start)
+        for event in self.session.keep(start, tokens):
+            self._take(event)
+        self._paused = False
 
     def go_online(self) -> None:
         """Begin to connect, and reconnect for as long as the driver runs."""
@@ -127,6 +160,7 @@ class Driver:
             if self._may_draft():
                 await self._draft_one()
             else:
+                self._note_pause()
                 await self._wait()
 
     # -- the steps -----------------------------------------------------------------------------
@@ -148,7 +182,7 @@ class Driver:
         left = self._seconds_until_late()
         if left is not None and left <= 0:
             self._late = True
-            self._set_status(LinkStatus.OFFLINE, "the verdict is late; the device writes on")
+            self._set_link(LinkStatus.OFFLINE, "the verdict is late; the device writes on")
 
     def _propose_if_due(self) -> None:
         if self.session.awaiting_verdict or not self.session.answering:
@@ -171,6 +205,20 @@ class Driver:
         # Before the first memory rows there is nothing to draft from.
         return session.rows > 0 and not self._drafter_full and len(session.tentative) < self._target_length()
 
+    def _note_pause(self) -> None:
+        pauses = self._alone and self.session.answering
+        if pauses and not self._paused:
+            self._on_pause(self._pause_reason())
+        self._paused = pauses
+
+    def _pause_reason(self) -> PauseReason:
+        if self._drafter is None or not self.session.rows:
+            return PauseReason.UNPREPARED
+        finish = self.session.tentative_finish
+        if finish is None:
+            return PauseReason.LIMIT
+        return PauseReason.END if finish is FinishReason.STOP else PauseReason.LENGTH
+
     async def _draft_one(self) -> None:
         assert self._drafter is not None
         prefix = self.session.tokens
@@ -184,6 +232,7 @@ class Driver:
             return
         # Nothing else changes the session while the thread drafts: this task handles the inbox.
         self.session.extend([drafted[0].token], origin)
+        self._paused = False
         self._on_tentative()
 
     async def _wait(self) -> None:
@@ -205,10 +254,10 @@ class Driver:
     def _new_transport(self) -> Transport:
         post = self._inbox.put_nowait
         handlers = TransportHandlers(
-            connecting=lambda: post(lambda: self._set_status(LinkStatus.RECONNECTING, "")),
+            connecting=lambda: post(lambda: self._set_link(LinkStatus.RECONNECTING)),
             opened=lambda: post(self.session.connect),
             frame=lambda data: post(lambda: self._received(data)),
-            closed=lambda problem: post(lambda: self._closed(problem)),
+            closed=lambda problem, retry_in_s: post(lambda: self._closed(problem, retry_in_s)),
         )
         return Transport(self._endpoint, handlers, self._settings.timing, self._timeline)
 
@@ -225,16 +274,24 @@ class Driver:
         for event in events:
             if isinstance(event, RowsReceived) and self._drafter is not None:
                 self._drafter.add_rows(event.start, event.keys, event.values)
-            elif isinstance(event, RolledBack):
-                self.statistics.rolled_back += len(event.tokens)
             elif isinstance(event, Welcomed):
-                self._set_status(LinkStatus.ONLINE, "")
+                self._set_link(LinkStatus.ONLINE)
         if awaited and any(isinstance(event, Committed) for event in events):
             self._count_round(drafted, events, taken_up_ns)
         for event in events:
             if isinstance(event, Faulted):
                 self._faulted(event)
-            self._on_event(event)
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, RolledBack):
+            self.statistics.rolled_back += len(event.tokens)
+        self._on_event(event)
+
+    def _forget_rows(self, length: int) -> None:
+        if self._drafter is not None:
+            self._drafter.truncate_rows(length)
+        self._drafter_full = False
 
     def _count_round(self, drafted: int, events: list[Event], taken_up_ns: int) -> None:
         statistics = self.statistics
@@ -259,7 +316,7 @@ class Driver:
         self._launched = None
         if self._late:
             self._late = False
-            self._set_status(LinkStatus.ONLINE, "")
+            self._set_link(LinkStatus.ONLINE)
 
     def _faulted(self, fault: Faulted) -> None:
         if fault.code == "IDLE":
@@ -274,20 +331,23 @@ class Driver:
     def _resend(self) -> None:
         self.session.resend()
 
-    def _closed(self, problem: ConnectError) -> None:
+    def _closed(self, problem: ConnectError, retry_in_s: float | None) -> None:
         if self.session.link is not LinkState.DOWN:
             self.statistics.reconnects += 1
-        self._disconnected(str(problem))
+        self._disconnected(str(problem), retry_in_s)
         self._on_problem(problem, problem.final)
 
-    def _disconnected(self, why: str) -> None:
+    def _disconnected(self, why: str, retry_in_s: float | None = None) -> None:
         self.session.disconnected()
         self._launched = None
         self._late = False
-        self._set_status(LinkStatus.OFFLINE, why)
+        self._set_link(LinkStatus.OFFLINE, why, retry_in_s)
 
-    def _set_status(self, status: LinkStatus, detail: str) -> None:
-        if status is not self.status:
-            self.status = status
+    def _set_link(self, status: LinkStatus, detail: str = "", retry_in_s: float | None = None) -> None:
+        changed = LinkChanged(status, detail, retry_in_s)
+        if changed == self.link:
+            return
+        if status is not self.link.status:
             self._timeline.mark(status.value, "link", detail=detail)
-            self._on_status(status, detail)
+        self.link = changed
+        self._on_link(changed)

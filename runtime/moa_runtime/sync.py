@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from moa_runtime.answer import ChatEvent, LinkStatus
@@ -49,7 +49,14 @@ class SyncChat:
 
     def send(self, text: str, *, max_new_tokens: int = 512, sampling: Sampling | None = None) -> Iterator[ChatEvent]:
         """See :meth:`moa_runtime.chat.Chat.send`. Leaving the loop early stops the answer."""
-        events = self.chat.send(text, max_new_tokens=max_new_tokens, sampling=sampling)
+        return self._follow(self.chat.send(text, max_new_tokens=max_new_tokens, sampling=sampling))
+
+    def keep_mine(self) -> Iterator[ChatEvent] | None:
+        """See :meth:`moa_runtime.chat.Chat.keep_mine`."""
+        events = self._run(_call(self.chat.keep_mine))
+        return None if events is None else self._follow(events)
+
+    def _follow(self, events: AsyncGenerator[ChatEvent, None]) -> Iterator[ChatEvent]:
         try:
             while True:
                 event = self._run(_next(events))
@@ -58,6 +65,10 @@ class SyncChat:
                 yield event
         finally:
             self._run(events.aclose())
+
+    def restore(self, messages: Sequence[Mapping[str, str]]) -> None:
+        """See :meth:`moa_runtime.chat.Chat.restore`."""
+        self._run(_call(self.chat.restore, messages))
 
     def work_offline(self, offline: bool) -> None:
         """See :meth:`moa_runtime.chat.Chat.work_offline`."""
@@ -81,6 +92,11 @@ class SyncChat:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _call(function: Callable[..., T], *arguments: Any) -> T:
+    """A plain call, made in the loop's thread."""
+    return function(*arguments)
 
 
 async def _next(events: AsyncIterator[ChatEvent]) -> ChatEvent | None:

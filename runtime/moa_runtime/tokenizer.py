@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,10 +25,17 @@ Message = Mapping[str, str]
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 #: Longer runs of replacement characters are the model's own noise, not a character still to come.
 _NOISE = 8
+#: Around the number of a special token that a user has typed. Unicode keeps these characters for internal use.
+_GUARD_OPEN, _GUARD_CLOSE = "\ufdd0", "\ufdd1"
+_GUARDED = re.compile(f"{_GUARD_OPEN}([0-9]+){_GUARD_CLOSE}")
 
 
 class ChatTemplateError(MoaError):
     """A chat template that cannot be read, or that refuses a conversation."""
+
+
+class HistoryRewrittenError(ChatTemplateError):
+    """The template writes earlier messages differently once others follow: some drop an answer's reasoning."""
 
 
 class _GenerationBlock(Extension):
@@ -40,7 +49,7 @@ class _GenerationBlock(Extension):
 
 
 class ChatTokenizer:
-    """A tokenizer with its chat template.
+    """A tokenizer with its chat template. Any thread may use it.
 
     Args:
         tokenizer_file: a ``tokenizer.json`` of the tokenizers library.
@@ -59,10 +68,8 @@ class ChatTokenizer:
         special_tokens: Mapping[str, str],
         stop_tokens: Collection[int],
     ) -> None:
-        try:
-            self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
-        except Exception as error:  # the library raises bare Exception
-            raise MoaError(f"cannot read the tokenizer {tokenizer_file}: {error}") from error
+        self._file = tokenizer_file
+        self._tokenizer = self._read()
         # The same settings as transformers, so that a template renders to the same text. The sandbox
         # matters: a template is code that came with a download.
         environment = ImmutableSandboxedEnvironment(
@@ -80,9 +87,15 @@ class ChatTokenizer:
 
     @classmethod
     def from_bundle(cls, bundle: Bundle) -> ChatTokenizer:
+        """The bundle's tokenizer, the same object each time it is asked for."""
         manifest = bundle.manifest
-        template = bundle.chat_template_path.read_text(encoding="utf-8")
-        return cls(bundle.tokenizer_path, template, manifest.special_tokens, manifest.stop_tokens)
+        return _of_bundle(
+            bundle.tokenizer_path,
+            manifest.fingerprints.tokenizer,
+            bundle.chat_template_path.read_text(encoding="utf-8"),
+            tuple(manifest.special_tokens.items()),
+            manifest.stop_tokens,
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -115,30 +128,40 @@ class ChatTokenizer:
             raise ChatTemplateError(f"the chat template refuses this conversation: {error}") from error
 
     def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
-        """Tokens of a conversation, equal to transformers' ``apply_chat_template``."""
-        return self.encode(self.render_chat(messages, add_generation_prompt))
+        """Tokens of a conversation, equal to transformers' ``apply_chat_template``.
+
+        Except where a message spells a special token: that stays the text which the user typed.
+        """
+        return self._encode_guarded(self.render_chat(self._guard(messages), add_generation_prompt))
 
     def continue_chat(self, committed: Sequence[int], history: Sequence[Message], text: str) -> list[int]:
-        """The tokens that follow ``committed`` to ask ``text``, whether or not the last answer was cut off.
+        """The tokens that follow ``committed`` to ask ``text``; see :meth:`continue_turns`."""
+        return self.continue_turns(committed, history, [{"role": "user", "content": text}])
+
+    def continue_turns(
+        self, committed: Sequence[int], history: Sequence[Message], turns: Sequence[Message]
+    ) -> list[int]:
+        """The tokens that follow ``committed`` up to the next answer, whether or not the last one was cut off.
 
         Args:
             committed: the conversation's tokens so far; empty for a new one.
             history: its messages; before the first question perhaps a system message.
+            turns: the messages that follow, the last one the user's.
 
         Raises:
-            ChatTemplateError: see :meth:`encode_turn`.
+            ChatTemplateError: see :meth:`encode_turns`.
         """
         if not committed:
-            return self.encode_chat([*history, {"role": "user", "content": text}])
-        turn = self.encode_turn(history, text)
+            return self.encode_chat([*history, *turns])
+        tokens = self.encode_turns(history, turns)
         if committed[-1] in self.stop_tokens:
-            return turn
+            return tokens
         # Of several stop tokens (Llama 3 has two) it must be the one that the template writes.
-        piece, _ = self._last_stop(self.render_chat(history, add_generation_prompt=False))
-        return [*self.encode(piece), *turn]
+        piece, _ = self._last_stop(self.render_chat(self._guard(history), add_generation_prompt=False))
+        return [*self.encode(piece), *tokens]
 
-    def encode_turn(self, history: Sequence[Message], new_user_message: str) -> list[int]:
-        """The tokens that continue a committed conversation by one user turn, generation prompt included.
+    def encode_turns(self, history: Sequence[Message], turns: Sequence[Message]) -> list[int]:
+        """The tokens that continue a committed conversation by more turns, generation prompt included.
 
         The committed tokens end with the end-of-turn token of the last answer; they stay as they are,
         even where encoding the answer's text anew would give other tokens.
@@ -149,19 +172,68 @@ class ChatTokenizer:
             history: the messages so far; the last one is the assistant's.
 
         Raises:
-            ChatTemplateError: the template writes earlier messages differently once a new one follows
-                (some drop reasoning), so that the conversation cannot be continued token by token.
+            HistoryRewrittenError: the conversation cannot be continued token by token.
+            ChatTemplateError: the template refuses the messages.
         """
-        before = self.render_chat(history, add_generation_prompt=False)
-        after = self.render_chat([*history, {"role": "user", "content": new_user_message}])
+        before = self.render_chat(self._guard(history), add_generation_prompt=False)
+        after = self.render_chat(self._guard([*history, *turns]))
         end_text, cut = self._last_stop(before)
         if not after.startswith(before[:cut]):
-            raise ChatTemplateError(
+            raise HistoryRewrittenError(
                 "the chat template changes earlier messages when a new one follows; start a new conversation"
             )
         # Encoded behind the end-of-turn token, because some tokenizers treat the start of a text specially.
         lead = len(self.encode(end_text))
-        return self.encode(end_text + after[cut:])[lead:]
+        return self._encode_guarded(end_text + after[cut:])[lead:]
+
+    # -- special tokens typed by a user --------------------------------------------------------
+
+    @cached_property
+    def _specials(self) -> list[str]:
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        # Longest first, so that one which is the beginning of another does not win.
+        return sorted((token.content for token in added if token.special), key=len, reverse=True)
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        """Any special token, as a group, so that splitting keeps it; matches nothing where there are none."""
+        return re.compile(f"({'|'.join(map(re.escape, self._specials)) or '(?!)'})")
+
+    @cached_property
+    def _plain(self) -> Tokenizer:
+        """The same tokenizer without an eye for special tokens. Seldom needed, so read only then."""
+        plain = self._read()
+        plain.encode_special_tokens = True
+        return plain
+
+    def _guard(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with a placeholder for each special token that their text spells."""
+
+        def placeholder(match: re.Match[str]) -> str:
+            return f"{_GUARD_OPEN}{self._specials.index(match[0])}{_GUARD_CLOSE}"
+
+        return [{**message, "content": self._special.sub(placeholder, message["content"])} for message in messages]
+
+    def _encode_guarded(self, text: str) -> list[int]:
+        """Encode a rendered conversation; what stands for a placeholder becomes plain text again."""
+        if _GUARD_OPEN not in text:
+            return self.encode(text)
+        tokens: list[int] = []
+        ordinary = ""
+        for piece in self._special.split(text):
+            restored = _GUARDED.sub(lambda match: self._specials[int(match[1])], piece)
+            if restored == piece:
+                ordinary += piece
+                continue
+            tokens += [*self.encode(ordinary), *self._plain.encode(restored, add_special_tokens=False).ids]
+            ordinary = ""
+        return tokens + self.encode(ordinary)
+
+    def _read(self) -> Tokenizer:
+        try:
+            return Tokenizer.from_file(str(self._file))
+        except Exception as error:  # the library raises bare Exception
+            raise MoaError(f"cannot read the tokenizer {self._file}: {error}") from error
 
     def _last_stop(self, text: str) -> tuple[str, int]:
         """The last end-of-turn token in ``text`` and the offset behind it; the end of the text when none."""
@@ -173,6 +245,17 @@ class ChatTokenizer:
             if at > start:
                 start, best = at, (piece, at + len(piece))
         return best
+
+
+@lru_cache(maxsize=4)
+def _of_bundle(
+    tokenizer_file: Path,
+    fingerprint: str,  # tells apart what lay at the same path
+    template: str,
+    special_tokens: tuple[tuple[str, str], ...],
+    stop_tokens: tuple[int, ...],
+) -> ChatTokenizer:
+    return ChatTokenizer(tokenizer_file, template, dict(special_tokens), stop_tokens)
 
 
 class TextStream:
@@ -190,9 +273,11 @@ class TextStream:
         self._window = 0
         self._anchor = 0
         self._emitted = 0  # characters behind the anchor that are out already
+        self._states: list[tuple[int, int, int]] = []  # these three before each token
 
     def push(self, token: int) -> str:
         """Add one token; returns the text that is certain now, perhaps none."""
+        self._states.append((self._window, self._anchor, self._emitted))
         self._tokens.append(token)
         pending = self._pending()
         whole = pending.rstrip(_REPLACEMENT)
@@ -204,7 +289,13 @@ class TextStream:
 
     def finish(self) -> str:
         """The text held back; a character that never became whole is a replacement character."""
-        return self._release(self._pending())
+        return self._pending()[self._emitted :]
+
+    def truncate(self, count: int) -> None:
+        """Forget all but the first ``count`` tokens, as if the others had never come."""
+        if count < len(self._tokens):
+            self._window, self._anchor, self._emitted = self._states[count]
+            del self._tokens[count:], self._states[count:]
 
     def _pending(self) -> str:
         known = self._tokenizer.decode(self._tokens[self._window : self._anchor])

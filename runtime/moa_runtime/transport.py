@@ -47,6 +47,13 @@ class Endpoint:
         path = parts.path if parts.path not in {"", "/"} else SESSION_PATH
         return f"{scheme}://{parts.netloc}{path}"
 
+    @property
+    def context(self) -> ssl.SSLContext | None:
+        """How to encrypt: ``tls``, or with the system's authorities; None for an address without encryption."""
+        if not self.address.startswith("wss:"):
+            return None
+        return self.tls or ssl.create_default_context()
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -61,12 +68,15 @@ class Timing:
 
 @dataclass(frozen=True)
 class TransportHandlers:
-    """Called in the event loop's thread, in the order of what happens on the link."""
+    """Called in the event loop's thread, in the order of what happens on the link.
+
+    ``closed`` also gets the seconds until the next attempt to connect, None when there will be none.
+    """
 
     connecting: Callable[[], None]
     opened: Callable[[], None]
     frame: Callable[[bytes], None]
-    closed: Callable[[ConnectError], None]
+    closed: Callable[[ConnectError, float | None], None]
 
 
 class Transport:
@@ -105,7 +115,7 @@ class Transport:
                 problem = ConnectError("the connection was closed", final=False)
             except ConnectError as error:
                 problem = error
-            self._handlers.closed(problem)
+            self._handlers.closed(problem, None if problem.final else backoff)
             if problem.final:
                 return
             await asyncio.sleep(backoff)
@@ -118,7 +128,7 @@ class Transport:
             return await connect(
                 address,
                 additional_headers=headers,
-                ssl=self._endpoint.tls,
+                ssl=self._endpoint.context,
                 compression=None,  # memory rows do not compress, and phones pay for trying
                 max_size=None,
                 open_timeout=timing.open_timeout,

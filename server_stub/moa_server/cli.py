@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ipaddress
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ from typing import Any
 
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
+from moa_runtime.listening import is_loopback, listen, url_of
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.settings import Settings
 
@@ -114,11 +114,7 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 def _check_exposure(options: argparse.Namespace, settings: Settings) -> None:
     """Refuse to serve the whole network without a token unless told to."""
-    try:
-        loopback = ipaddress.ip_address(options.host).is_loopback
-    except ValueError:
-        loopback = options.host == "localhost"
-    if not (loopback or settings.token or options.insecure):
+    if not (is_loopback(options.host) or settings.token or options.insecure):
         raise ServeError(
             f"--host {options.host} is open to other machines: set a token with --token or MOA_TOKEN, "
             "or pass --insecure"
@@ -138,17 +134,12 @@ def _check_tls(options: argparse.Namespace) -> bool:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """A listening socket; clients that connect while the model loads wait in its queue."""
     if not 0 <= port <= 65535:
         raise ServeError(f"--port must lie in 0..65535, not {port}")
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=128)
-    except OSError as error:
-        reason = error.strerror or error
-        raise ServeError(
-            f"cannot listen on {host} port {port}: {reason}; choose another with --host and --port"
-        ) from error
+        return listen(host, port)
+    except MoaError as error:
+        raise ServeError(f"{error}; choose another with --host and --port") from error
 
 
 def _timeline(options: argparse.Namespace) -> Timeline:
@@ -189,8 +180,7 @@ def _run(
     from moa_server.app import SESSION_PATH, create_app
 
     host, port = listening.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    url = f"{'wss' if tls else 'ws'}://{shown}:{port}{SESSION_PATH}"
+    url = url_of("wss" if tls else "ws", listening, SESSION_PATH)
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:

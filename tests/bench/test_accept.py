@@ -94,8 +94,8 @@ def test_one_verdict_for_the_question_and_one_for_each_round():
 
 def test_the_tally_of_the_docstring():
     tally = Tally(3)
-    tally.add(Round(3, 2, 3))
-    tally.add(Round(3, 0, 1))
+    tally.add(Round(3, 3, 2, 3))
+    tally.add(Round(3, 3, 0, 1))
     assert tally.tau == 2.0
     assert tally.histogram == [1, 0, 1, 0]
     assert tally.accuracy_by_depth == [0.5, 1.0, 0.0]
@@ -103,7 +103,7 @@ def test_the_tally_of_the_docstring():
 
 def test_tau_is_the_mean_over_tasks_not_over_rounds():
     results = Results(2)
-    for task, rounds in (("qa", [Round(2, 2, 3)]), ("rag", [Round(2, 0, 1)] * 3)):
+    for task, rounds in (("qa", [Round(2, 2, 2, 3)]), ("rag", [Round(2, 2, 0, 1)] * 3)):
         for outcome in rounds:
             for tally in results.tallies(task):
                 tally.add(outcome)
@@ -166,6 +166,22 @@ def test_answers_of_a_real_drafter_equal_plain_decoding(tiny, sampling):
     assert answer.tokens == [step.token for step in decode(engine, question, sampling, 40)]
     assert len(answer.tokens) == 1 + sum(outcome.committed for outcome in rounds)
     assert any(outcome.drafted for outcome in rounds)
+
+
+def test_trees_commit_the_same_text_in_fewer_rounds(command):
+    chain = json.loads(command("--json", "--draft-length", "3")[1])
+    status, out, err = command("--json", "--draft", "tree", "--draft-length", "3", "--nodes", "20")
+    tree = json.loads(out)
+    assert (status, err) == (0, "")
+    assert tree["tokens"] == chain["tokens"] and tree["rounds"] <= chain["rounds"]
+    assert (tree["settings"]["nodes"], chain["settings"]["nodes"]) == (20, None)
+    assert len(tree["accuracy_by_depth"]) == 3
+    assert "tree of 20 nodes in 3 levels" in command("--draft", "tree", "--draft-length", "3", "--nodes", "20")[1]
+
+
+def test_a_size_without_a_tree_and_one_that_cannot_be(command):
+    assert "--nodes is the size of a tree" in command("--nodes", "9")[2]
+    assert "has 6 to 1024 nodes, not 5" in command("--draft", "tree", "--nodes", "5")[2]
 
 
 def test_a_second_turn_follows_the_first_and_one_that_does_not_fit_is_listed(tiny):

@@ -33,8 +33,8 @@ def accept_result(*, task: str = "qa", prints: Fingerprints = PRINTS, **changes:
     results = Results(2)
     for tally in results.tallies(task):
         tally.questions += 1
-        tally.add(Round(2, 2, 3))
-        tally.add(Round(2, 0, 1))
+        tally.add(Round(2, 2, 2, 3))
+        tally.add(Round(2, 2, 0, 1))
     total = results.total.as_dict()
     sampling = {"temperature": 0.0, "top_p": 1.0, "seed": 0}
     settings = {"questions": "questions.jsonl", "draft_length": 2, "max_new_tokens": 9, "sampling": sampling}

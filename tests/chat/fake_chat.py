@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import SimpleNamespace
 
 from moa_chat.setup import Setup
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, FinishReason, LinkStatus, Origin, Statistics, TokenOrigin
+from moa_runtime.answer import (
+    AnswerFinished,
+    AnswerUpdate,
+    FinishReason,
+    LinkChanged,
+    LinkStatus,
+    Origin,
+    Statistics,
+    TextSpan,
+    TokenOrigin,
+)
 from moa_runtime.transport import Endpoint
 
 HANG = object()  # in a script: from here on nothing comes
@@ -25,8 +36,13 @@ def figures(tokens: int) -> Statistics:
 
 
 def update(committed: str, drafted: str = "", offline: str = "") -> AnswerUpdate:
-    tokens = origins(committed, drafted, offline)
-    return AnswerUpdate(committed, drafted + offline, tokens, figures(len(committed)))
+    spans = (
+        TextSpan(committed, Origin.DRAFTED, True),
+        TextSpan(drafted, Origin.DRAFTED, False),
+        TextSpan(offline, Origin.OFFLINE, False),
+    )
+    tokens, texts = origins(committed, drafted, offline), tuple(span for span in spans if span.text)
+    return AnswerUpdate(committed, drafted + offline, tokens, figures(len(committed)), texts)
 
 
 def finished(text: str, reason: FinishReason = FinishReason.STOP) -> AnswerFinished:
@@ -40,6 +56,7 @@ class FakeChat:
         asked: the questions.
         stopped: how many answers were left early.
         offline: what ``work_offline`` was told.
+        kept: how often the device's text was to be kept.
     """
 
     def __init__(self, *scripts) -> None:
@@ -50,14 +67,35 @@ class FakeChat:
         self.offline: list[bool] = []
         self.closed = False
         self.status = LinkStatus.ONLINE
-        self.tokenizer = SimpleNamespace(decode=lambda tokens: "".join(map(chr, tokens)))
+        self.messages: list[dict[str, str]] = []
+        self.kept = 0
+
+    @property
+    def link(self) -> LinkChanged:
+        return LinkChanged(self.status)
+
+    def restore(self, messages) -> None:
+        self.messages = list(messages)
+
+    def keep_mine(self):
+        """As after an answer: the next script is what is written now."""
+        self.kept += 1
+        return self._play(self._scripts.pop(0))
 
     async def send(self, text, *, max_new_tokens=512, sampling=None):
         self.asked.append(text)
         self.sampling.append(sampling)
+        async with contextlib.aclosing(self._play(self._scripts.pop(0))) as events:
+            async for event in events:
+                if isinstance(event, AnswerFinished):
+                    turns = {"role": "user", "content": text}, {"role": "assistant", "content": event.text}
+                    self.messages = [*self.messages, *turns]
+                yield event
+
+    async def _play(self, script):
         completed = False
         try:
-            for step in self._scripts.pop(0):
+            for step in script:
                 if step is HANG:
                     await asyncio.Event().wait()
                 if callable(step):

@@ -24,7 +24,6 @@ def refusal(capsys, *argv: str) -> str:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ([], "stdin is no terminal"),
         (["--once", " "], "not an empty text"),
         (["--json", "--terminal"], "--json belongs to --once"),
         (["--terminal", "--once", "x"], "not allowed with"),
@@ -40,11 +39,34 @@ def refusal(capsys, *argv: str) -> str:
         (["--once", "x", "--top-p", "0"], "--top-p must be"),
         (["--once", "x", "--seed", "-1"], "--seed must be"),
         (["--once", "\udcff"], "no valid UTF-8"),
+        (["--once", "x", "--policy", "ask"], "--once asks nothing"),
+        (["--once", "x", "--allow-origin", "http://a"], "belong to --serve"),
+        (["--terminal", "--gateway-token", "t"], "belong to --serve"),
+        (["--serve", "--policy", "rollback"], "cannot take back what it has sent"),
+        (["--serve", "11435"], "expected HOST:PORT"),
+        (["--serve", "localhost:99999"], "expected HOST:PORT"),
+        (["--serve", "0.0.0.0:11435"], "set a token with --gateway-token or MOA_GATEWAY_TOKEN"),
     ],
     ids=lambda value: ascii(" ".join(value)) if isinstance(value, list) else "",
 )
 def test_options(capsys, argv, said):
     assert said in refusal(capsys, *argv)
+
+
+def test_a_window_needs_a_display(capsys, monkeypatch):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setitem(extras.MODULES, "desktop", ())
+    assert "no display for the window: pass --terminal" in refusal(capsys)
+
+
+def test_what_is_not_installed_is_named_with_the_command_that_does(capsys, monkeypatch):
+    monkeypatch.setitem(extras.MODULES, "desktop", ("no_such_package",))
+    said = refusal(capsys)
+    assert 'needs no_such_package: pip install "moa-edge[desktop]"; or pass --terminal' in said
+    monkeypatch.setitem(extras.MODULES, "gateway", ("no_such_package",))
+    assert '--serve needs no_such_package: pip install "moa-edge[gateway]"' in refusal(capsys, "--serve")
 
 
 def test_no_bundle(capsys, monkeypatch, tmp_path):
@@ -89,7 +111,7 @@ def test_local_without_the_server_extra(monkeypatch):
 
 
 def _program(monkeypatch, script: str) -> None:
-    monkeypatch.setattr(local, "_program", lambda *_: [sys.executable, "-c", script])
+    monkeypatch.setattr(local, "program", lambda *_: [sys.executable, "-c", script])
 
 
 def test_a_local_verifier_is_stopped_at_the_end(monkeypatch, tmp_path):
@@ -127,7 +149,7 @@ def test_help_needs_no_runtime():
         "import sys; from moa_chat.cli import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
-        "assert not {'numpy', 'onnxruntime', 'torch', 'transformers'} & set(sys.modules)"
+        "assert not {'numpy', 'onnxruntime', 'torch', 'transformers', 'uvicorn', 'PySide6'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import signal
 
 import pytest
@@ -10,11 +11,12 @@ from ansi_screen import AnsiScreen
 from fake_chat import HANG, FakeChat, FakeSetup, finished, update
 
 from moa_chat.screen import LiveView, PlainView
+from moa_chat.shown import Shown
 from moa_chat.status import Palette, status_line, summary, tentative_spans
 from moa_chat.terminal import Terminal
 from moa_chat.text import Span
 from moa_chat.worker import Worker
-from moa_runtime.answer import FinishReason, LinkChanged, LinkStatus
+from moa_runtime.answer import Disagreement, FinishReason, LinkChanged, LinkStatus, Paused, PauseReason
 from moa_runtime.chat import ChatError
 
 
@@ -116,17 +118,82 @@ def test_on_a_terminal(monkeypatch):
 
 
 def test_tentative_text_is_split_where_the_device_went_on_alone():
-    palette, decode = Palette(), lambda tokens: "".join(map(chr, tokens))
-    assert tentative_spans(update("a", "b", "c"), decode, palette) == [Span("b", "2;3"), Span("c", "2;3;33")]
-    assert tentative_spans(update("a", "bc"), decode, palette) == [Span("bc", "2;3")]
-    assert tentative_spans(update("a", "", "c"), decode, palette) == [Span("c", "2;3;33")]
-    assert tentative_spans(update("a"), decode, palette) == []
+    palette = Palette()
+    assert tentative_spans(update("a", "b", "c"), palette) == [Span("b", "2;3"), Span("c", "2;3;33")]
+    assert tentative_spans(update("a", "bc"), palette) == [Span("bc", "2;3")]
+    assert tentative_spans(update("a"), palette) == []
+
+
+def test_the_status_row_says_what_the_device_waits_for():
+    shown = Shown(LinkChanged(LinkStatus.ONLINE))
+
+    def row(wanted_offline=False):
+        return "".join(s.text for s in shown.status(Palette(), wanted_offline=wanted_offline, hint="a hint"))
+
+    assert row() == "online | a hint"
+    shown.take(LinkChanged(LinkStatus.OFFLINE, "the connection was closed", 3.0))
+    assert row() == "offline, reconnecting in 3 s | the connection was closed | a hint"
+    assert row(wanted_offline=True) == "working offline | a hint"
+    shown.take(Paused(PauseReason.UNPREPARED))
+    assert "Waiting for the verifier: it has to read a question" in row()
+    shown.take(update("a"))
+    assert "Waiting" not in row() and "tau" in row() and row().endswith("a hint")
+    shown.take(Disagreement(1, 1, "mine", "yours"))
+    assert row().index("a hint") < row().index("tau")
+
+
+def test_an_answer_is_written_again():
+    chat = FakeChat([finished("Paris.")], [finished("Lyon.")])
+    out = talk(chat, Lines("/regen", "France?", "/regen"))
+    assert "no answer yet" in out and chat.asked == ["France?", "France?"] and "Lyon." in out
+    assert [turn["content"] for turn in chat.messages] == ["France?", "Lyon."]
+
+
+def test_a_conversation_is_saved(tmp_path):
+    chat = FakeChat([finished("Paris.")])
+    markdown, data = tmp_path / "talk.md", tmp_path / "talk.json"
+    lines = Lines(
+        f"/save {markdown}",
+        "France?",
+        f"/save {markdown}",
+        f"/save {data}",
+        f"/save {data}",
+        "n",
+        f"/save {tmp_path}/talk.txt",
+        "/save",
+        f"/save {tmp_path}/nowhere/talk.md",
+    )
+    out = talk(chat, lines)
+    assert "nothing to save yet" in out
+    assert out.count(f"saved as {markdown}") == 1 and "Paris." in markdown.read_text()
+    assert json.loads(data.read_text())["title"] == "France?"
+    assert lines.prompts[5] == f"{data} is there already: overwrite it? [y/N] " and "not saved" in out
+    assert out.count("has no known ending: expected a file name with .md or .json") == 2
+    assert "cannot write" in out and "No such file" in out
+
+
+def test_a_file_is_overwritten_when_agreed(tmp_path):
+    path = tmp_path / "talk.md"
+    path.write_text("something else")
+    out = talk(FakeChat([finished("Paris.")]), Lines("France?", f"/save {path}", "yes"))
+    assert f"saved as {path}" in out and "Paris." in path.read_text()
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_user_decides_about_text_written_offline(keeps):
+    disagreement = Disagreement(2, 3, "\n is mine" * 20, "is the")
+    script = [update("It"), update("It", "", " is mine"), disagreement, finished("It is the server's.")]
+    chat = FakeChat(script, [finished("It is mine.")])
+    out = talk(chat, Lines("Whose?", "y" if keeps else ""))
+    assert "  server: is the server's.\n" in out and "  mine:   is mine is mine" in out and "..." in out
+    assert chat.kept == keeps and ("It is mine.\n" in out) == keeps
 
 
 def test_no_color(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     palette = Palette.from_environment()
-    spans = [*status_line(LinkStatus.OFFLINE, "gone", update("a", "b"), palette), Span("", palette.offline)]
+    row = status_line(LinkStatus.OFFLINE, "offline", update("a", "b"), palette)
+    spans = [*row, Span("", palette.offline)]
     colours = {str(code) for code in (*range(30, 50), *range(90, 108))}
     assert not any(colours & set(span.style.split(";")) for span in spans)
     assert palette.offline != palette.tentative

@@ -99,6 +99,11 @@ def test_fewer_bits_make_smaller_files(made: Callable[..., Made], int8: Path) ->
     assert phone < 0.75 * int8.stat().st_size < 0.5 * exact
 
 
+@pytest.mark.slow
+def test_the_same_export_gives_the_same_bytes(made: Callable[..., Made], int8: Path) -> None:
+    assert (made("laptop")[0] / "device_half.pte").read_bytes() == int8.read_bytes()
+
+
 def test_more_tokens_and_queries_than_a_call_takes_are_fed_in_parts(drafter: MoADrafter, int8: Path) -> None:
     whole, parts = ExecutorchBackend(int8, threads=1), ExecutorchBackend(int8, threads=1)
     parts._most_tokens, parts._most_queries = 7, 3

@@ -55,15 +55,21 @@ def test_whatever_came_before_the_text_is_that_of_the_tokens(tokenizer: ChatToke
     chance = random.Random(5)
     texts = ["naïve 日本語", " 🦊🦊 été", "a\n\n  b\t", "<|im_end|> x"]
     answer, shown = AnswerText(tokenizer), ""
-    tokens: list[int] = []
+    tokens: list[TokenOrigin] = []
     for _ in range(300):
-        del tokens[chance.randrange(len(tokens) + 1) :]
-        tokens += tokenizer.encode(chance.choice(texts))
-        before = len(answer.before(len(tokens)))
-        dropped = answer.show(marked(tokens, DRAFTED, True))
-        assert shown.endswith(dropped) and before <= len(shown)
+        settled = chance.randrange(len(tokens) + 1)
+        kind = chance.choice([DRAFTED, CORRECTED]), chance.random() < 0.5
+        tokens[settled:] = marked(tokenizer.encode(chance.choice(texts)), *kind)
+        dropped = answer.show(tokens, settled)
+        assert shown.endswith(dropped)
         shown = answer.before(len(tokens))
-        assert "".join(span.text for span in answer.spans(complete=True)) == tokenizer.decode(tokens)
+        anew = AnswerText(tokenizer)
+        anew.show(tokens)
+        if chance.random() < 0.7:
+            assert answer.spans() == anew.spans()
+        complete = answer.spans(complete=True)
+        assert complete == anew.spans(complete=True)
+        assert "".join(span.text for span in complete) == tokenizer.decode([token.token for token in tokens])
 
 
 def asked(conversation: Conversation, committed: list[int], text: str) -> list[int]:

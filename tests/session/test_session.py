@@ -9,9 +9,9 @@ from moa_runtime.session.client import LinkState, LocalProtocolError
 from moa_runtime.session.events import Committed, Faulted, Finished, FinishReason, Origin, Policy, RolledBack, Sampling
 from moa_runtime.session.handshake import Fingerprints, check_hello
 from moa_runtime.session.rows import RowsError, decode_rows, encode_rows
-from moa_runtime.session.tree import TreeError, accepted_path, check_parents, depths
+from moa_runtime.session.tree import DraftTree, TreeError, accepted_path, check_parents, depths
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from session.wired import STOP, VOCAB, Pair, choice, decode
+from session.wired import LIMITS, STOP, VOCAB, Pair, choice, decode
 
 PROMPT = [5, 6, 7]
 GREEDY = Sampling()
@@ -49,6 +49,31 @@ def test_a_right_draft_is_committed_with_a_bonus_token() -> None:
     assert pair.client.rows == len(PROMPT) + 4  # all but the bonus token's
 
 
+def test_a_tree_may_be_accepted_on_another_path_than_the_tentative_one() -> None:
+    pair = asked()
+    right = decode(PROMPT, len(PROMPT) + 4)[-3:]
+    wrong = [token % (VOCAB - 1) + 1 for token in right]
+    tree = DraftTree((wrong[0], right[0], wrong[1], right[1]), (0, 0, 1, 2), (-0.1, -0.9, -0.2, -1.0))
+    pair.client.extend(tree.likeliest_path(), Origin.DRAFTED)
+    assert pair.client.propose(tree=tree) and pair.client.in_flight_drafted == 4
+    pair.settle()
+    assert pair.client.committed == decode(PROMPT, len(PROMPT) + 4)
+    rolled_back, committed = pair.events[-2:]
+    assert isinstance(rolled_back, RolledBack) and rolled_back.tokens == (wrong[0], wrong[1])
+    assert isinstance(committed, Committed)
+    assert committed.origins == (Origin.DRAFTED, Origin.DRAFTED, Origin.CORRECTED)
+
+
+def test_a_tree_larger_than_the_verifier_takes_is_cut() -> None:
+    pair = asked()
+    most = LIMITS.max_draft_tokens
+    tree = DraftTree((VOCAB - 1,) * (most + 3), (0,) * (most + 3), (-1.0,) * (most + 3))
+    pair.client.propose(tree=tree)
+    (frame,) = pair.client.frames_to_send()
+    draft = wire.ClientMessage.FromString(frame).draft
+    assert len(draft.parents) == len(draft.tokens) == most
+
+
 def test_a_wrong_token_is_rolled_back_and_corrected() -> None:
     pair = asked()
     pair.write(3, right=False)
@@ -56,7 +81,7 @@ def test_a_wrong_token_is_rolled_back_and_corrected() -> None:
     pair.client.propose()
     pair.settle()
     rolled_back, committed = pair.events[-2:]
-    assert rolled_back == RolledBack(len(PROMPT) + 3, (wrong,))
+    assert rolled_back == RolledBack(len(PROMPT) + 3, (wrong,), (Origin.DRAFTED,))
     assert isinstance(committed, Committed) and committed.origins[-1] is Origin.CORRECTED
     assert pair.client.tentative == ()
 
@@ -105,6 +130,75 @@ def test_keep_leaves_the_end_of_the_turn_to_the_target() -> None:
     pair.connect()
     pair.settle()
     assert pair.client.committed[4:6] == [3, choice([*pair.client.committed[:5]])]
+
+
+def test_keep_also_holds_against_a_verdict_that_comes_late() -> None:
+    pair = asked(policy=Policy.KEEP)
+    before = list(pair.client.committed)
+    pair.write(3, right=False)
+    pair.client.propose()
+    pair.write(4, right=True, origin=Origin.OFFLINE)  # nobody waits any longer
+    written = list(pair.client.tentative)
+    pair.settle()
+    assert pair.client.committed == [*before, *written, choice([*before, *written])]
+    origins = [o for e in pair.events if isinstance(e, Committed) for o in e.origins]
+    assert origins[-8:] == [Origin.DRAFTED] * 2 + [Origin.KEPT] * 5 + [Origin.CORRECTED]
+    assert not any(isinstance(e, RolledBack) for e in pair.events)
+
+
+def test_keep_leaves_room_for_the_answer_to_end() -> None:
+    pair = asked(policy=Policy.KEEP)
+    pair.cut()
+    while len(pair.client.tokens) < LIMITS.max_context:
+        pair.client.extend([3], Origin.OFFLINE)
+    pair.connect()
+    pair.settle()
+    assert len(pair.client.committed) == LIMITS.max_context
+    assert pair.events[-1] == Finished(FinishReason.CONTEXT)
+
+
+@pytest.mark.parametrize("online", [True, False])
+def test_after_a_rewind_the_target_writes_the_same_again(online: bool) -> None:
+    pair = asked(max_new_tokens=9)
+    pair.finish()
+    answer = list(pair.client.committed)
+    if not online:
+        pair.cut()
+    pair.client.rewind(2)
+    assert pair.client.committed == PROMPT[:2] and pair.client.rows == 2
+    pair.client.prompt(PROMPT[2:], GREEDY, 9)
+    pair.finish()
+    assert pair.client.committed == pair.server.session.committed == answer
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_kept_tokens_take_the_place_of_the_targets(ended: bool) -> None:
+    pair = asked(max_new_tokens=12)
+    pair.write(4, right=True)
+    pair.client.propose()
+    pair.settle()
+    if ended:
+        pair.finish()
+    start = len(PROMPT) + 2
+    begun = [*pair.client.committed[:start], 11, 12, 11]
+    pair.client.keep(start, [11, 12, STOP, 11])
+    assert pair.client.unconfirmed == ((11, Origin.KEPT), (12, Origin.KEPT), (11, Origin.KEPT))
+    pair.finish()
+    assert pair.client.committed == pair.server.session.committed == decode(begun, len(PROMPT) + 12)
+
+
+def test_a_verdict_on_what_was_taken_back_is_ignored() -> None:
+    pair = asked()
+    pair.write(3, right=True)
+    pair.client.propose()
+    pair.flush()
+    pair.deliver_up()
+    late = pair.down.pop()
+    pair.client.cancel()
+    pair.client.rewind(1)
+    pair.client.prompt([9], GREEDY)
+    assert pair.client.receive(late) == []
+    assert pair.client.committed == PROMPT[:1]
 
 
 def test_a_prompt_may_be_given_offline() -> None:
@@ -210,7 +304,15 @@ def test_calls_that_the_state_does_not_allow_say_so() -> None:
         pair.client.prompt([1], GREEDY)
     with pytest.raises(LocalProtocolError, match="while the link is up"):
         pair.client.connect()
+    with pytest.raises(LocalProtocolError, match="rewind while an answer runs"):
+        pair.client.rewind(0)
+    with pytest.raises(LocalProtocolError, match="keep tokens from 1 on"):
+        pair.client.keep(1, [2])
+    with pytest.raises(LocalProtocolError, match="empty text"):
+        pair.client.keep(len(PROMPT), [STOP])
     pair.client.cancel()
+    with pytest.raises(LocalProtocolError, match="rewind to 99: 4 tokens"):
+        pair.client.rewind(99)
     with pytest.raises(LocalProtocolError, match="no answer runs"):
         pair.client.extend([1], Origin.DRAFTED)
     assert pair.client.link is LinkState.UP

@@ -1,4 +1,8 @@
-"""The system's main test: whatever the link does, both ends agree, and on the target's own text."""
+"""The system's main test: whatever the link does, both ends agree, and on the target's own text.
+
+The toy target chooses by the whole prefix, as the real one does greedily or with a generator keyed by the position:
+text that is decided again after a rewind is the same.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +11,26 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from moa_runtime.session.client import LinkState
-from moa_runtime.session.events import Committed, Faulted, Origin, RolledBack, RowsReceived, Sampling
-from session.wired import LIMITS, STOP, Pair, decode
+from moa_runtime.session.events import Committed, Faulted, Origin, Policy, RolledBack, RowsReceived, Sampling
+from session.wired import LIMITS, STOP, Pair, choice, decode
 
 #: Enough of each index for any queue the machine builds; taken modulo its length.
 PLACE = st.integers(0, 7)
 
 
 class LossyLink(RuleBasedStateMachine):
+    policy = Policy.ROLLBACK
+
     @initialize(
         greeted=st.booleans(),
         max_new_tokens=st.sampled_from([0, 5, 20, 40]),
         prompt=st.lists(st.integers(1, 12), min_size=1, max_size=6),
     )
     def begin(self, greeted: bool, max_new_tokens: int, prompt: list[int]) -> None:
-        self.pair = Pair()
+        self.pair = Pair(self.policy)
         self.expected: list[int] = []
         self.mark = 0
-        self.written = 0
+        self.written = self.kept = 0
         self.server_forgot = False
         self.pair.connect()
         if greeted:
@@ -34,8 +40,8 @@ class LossyLink(RuleBasedStateMachine):
     def _ask(self, prompt: list[int], max_new_tokens: int) -> None:
         start = [*self.pair.client.committed, *prompt]
         self.prompt_end = len(start)
-        limit = min(LIMITS.max_context, len(start) + max_new_tokens) if max_new_tokens else LIMITS.max_context
-        self.expected = decode(start, limit)
+        self.limit = min(LIMITS.max_context, len(start) + max_new_tokens) if max_new_tokens else LIMITS.max_context
+        self.expected = decode(start, self.limit)
         self.pair.client.prompt(prompt, Sampling(), max_new_tokens)
         self.pair.flush()
 
@@ -124,6 +130,30 @@ class LossyLink(RuleBasedStateMachine):
             self._ask(prompt, 10)
         else:
             self.expected = list(self.pair.client.committed)
+            self.prompt_end = len(self.expected) + 1
+
+    @rule(place=st.integers(0, 95), prompt=st.lists(st.integers(1, 12), min_size=1, max_size=4))
+    def rewind_and_ask_again(self, place: int, prompt: list[int]) -> None:
+        """Regenerate, edit, restore: the answer is stopped, and an earlier part of the conversation continued."""
+        client = self.pair.client
+        self.pair.events += client.cancel()
+        client.rewind(place % (len(client.committed) + 1))
+        self.pair.flush()
+        self._ask(prompt, 10)
+
+    @rule(place=st.integers(0, 95), kept=st.lists(st.integers(1, 12), min_size=1, max_size=4))
+    @precondition(lambda self: len(self.pair.client.committed) >= self.prompt_end)
+    def keep(self, place: int, kept: list[int]) -> None:
+        """The answer, running or ended, is taken back, and continued behind other tokens."""
+        client = self.pair.client
+        start = self.prompt_end + place % (len(client.committed) - self.prompt_end + 1)
+        begun = [*client.committed[:start], *kept]
+        if len(begun) >= self.limit:
+            return
+        self.kept += len(kept)
+        self.pair.events += client.keep(start, kept)
+        self.pair.flush()
+        self.expected = decode(begun, self.limit)
 
     @rule()
     def complete(self) -> None:
@@ -132,13 +162,17 @@ class LossyLink(RuleBasedStateMachine):
         if not client.answering:
             return
         self.pair.finish()
-        assert client.committed == self.expected
+        self.check_text()
+        assert self.policy is Policy.KEEP or client.committed == self.expected
         self.pair.settle()
-        assert self.pair.server.session.committed == self.expected
+        assert self.pair.server.session.committed == client.committed
         self.server_forgot = False
 
     @invariant()
     def committed_is_what_the_target_writes(self) -> None:
+        self.check_text()
+
+    def check_text(self) -> None:
         committed = self.pair.client.committed
         assert committed == self.expected[: len(committed)]
 
@@ -154,9 +188,12 @@ class LossyLink(RuleBasedStateMachine):
 
     @invariant()
     def every_drafted_token_is_accounted_for(self) -> None:
+        self.check_accounts()
+
+    def check_accounts(self) -> None:
         accepted = [o for e in self.pair.events if isinstance(e, Committed) for o in e.origins]
         rolled_back = sum(len(e.tokens) for e in self.pair.events if isinstance(e, RolledBack))
-        confirmed = sum(origin is not Origin.CORRECTED for origin in accepted)
+        confirmed = sum(origin in (Origin.DRAFTED, Origin.OFFLINE) for origin in accepted)
         assert self.written == confirmed + rolled_back + len(self.pair.client.tentative)
 
     @invariant()
@@ -175,8 +212,30 @@ class LossyLink(RuleBasedStateMachine):
             assert faults <= {"PROTOCOL"}, faults
 
 
+class KeepingLink(LossyLink):
+    """What was written offline stays; everything else is the target's choice after what then stands before it."""
+
+    policy = Policy.KEEP
+
+    def check_text(self) -> None:
+        committed, chosen = self.pair.client.committed, {}
+        for event in self.pair.events:
+            if isinstance(event, Committed):
+                chosen = {place: origin for place, origin in chosen.items() if place < event.start}
+                chosen |= {event.start + i: origin for i, origin in enumerate(event.origins)}
+        for place in range(self.prompt_end, len(committed)):
+            assert chosen[place] is Origin.KEPT or committed[place] == choice(committed[:place])
+
+    def check_accounts(self) -> None:
+        dropped = [token for e in self.pair.events if isinstance(e, RolledBack) for token in e.tokens]
+        kept = [o for e in self.pair.events if isinstance(e, Committed) for o in e.origins if o is Origin.KEPT]
+        assert len(dropped) <= self.written and len(kept) <= self.written + self.kept
+
+
 LossyLink.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
 TestLossyLink = LossyLink.TestCase
+KeepingLink.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestKeepingLink = KeepingLink.TestCase
 
 
 def test_the_toy_target_ends_turns() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,3 +30,9 @@ def verifier(engine) -> Iterator[Verifier]:
 
     with serving(engine, Settings(token="secret")) as running:
         yield running
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -16,53 +14,13 @@ from moa_bench.link import with_round_trip
 from moa_bench.link.background import background_link
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, LinkStatus, Origin
 from moa_runtime.bundle import Bundle
-from moa_runtime.chat import Chat, ChatError
-from moa_runtime.driver import DriverSettings
+from moa_runtime.chat import ChatError
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import FinishReason, Policy, Sampling
 from moa_runtime.sync import SyncChat
-from moa_runtime.transport import ConnectError, Endpoint, Timing
+from moa_runtime.transport import ConnectError, Endpoint
 from server.running import Verifier
-
-QUESTION = "Name three primary colours."
-QUICK = DriverSettings(
-    offline_limit=40, late_after_s=0.3, timing=Timing(ping_interval=0.5, ping_timeout=0.5, first_backoff=0.05)
-)
-TIMEOUT_S = 60
-
-
-def endpoint(verifier: Verifier, port: int | None = None) -> Endpoint:
-    return Endpoint(f"ws://127.0.0.1:{port or verifier.port}", verifier.token)
-
-
-@contextlib.asynccontextmanager
-async def chatting(bundle: Bundle, where: Endpoint, **options: object) -> AsyncIterator[Chat]:
-    options.setdefault("settings", QUICK)
-    async with await Chat.connect(bundle, where, threads=1, **options) as chat:  # type: ignore[arg-type]
-        yield chat
-
-
-async def ask(
-    chat: Chat,
-    text: str = QUESTION,
-    *,
-    count: int = 24,
-    sampling: Sampling | None = None,
-    watch: Callable[[ChatEvent], None] = lambda event: None,
-) -> AnswerFinished:
-    async def follow() -> AnswerFinished:
-        async for event in chat.send(text, max_new_tokens=count, sampling=sampling):
-            watch(event)
-            if isinstance(event, AnswerFinished):
-                return event
-        raise AssertionError("the answer ended without its last event")
-
-    return await asyncio.wait_for(follow(), TIMEOUT_S)
-
-
-def own_decoding(verifier: Verifier, chat: Chat, answer: AnswerFinished, count: int, sampling: Sampling) -> list[int]:
-    prompt = chat.tokens[: len(chat.tokens) - len(answer.tokens)]
-    return verifier.decode(prompt, count, sampling)
+from system.asking import QUESTION, ask, chatting, endpoint, own_decoding
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, 0.95, seed=7)])
@@ -242,14 +200,6 @@ def test_connecting_says_what_is_wrong(verifier: Verifier, bundle: Bundle, engin
     )
     text = asyncio.run(refusal(endpoint(verifier), other))
     assert "f" * 32 in text and engine.fingerprints.target in text
-
-
-@pytest.fixture
-def unused_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 def test_the_blocking_wrapper(verifier: Verifier, bundle: Bundle) -> None:

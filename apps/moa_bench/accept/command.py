@@ -24,6 +24,8 @@ from moa_bench.output import INTERRUPTED, add_output_options, check_output_optio
 from moa_bench.result import result_of, rounded
 from moa_bench.timeline_option import add_timeline_option, check_timeline_option, recording
 from moa_bench.transcript import show_answer
+from moa_runtime.drafters.tree import TreeShape
+from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
 
 _DESCRIPTION = """\
@@ -48,6 +50,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_backend_option(parser)
     add_target_options(parser)
     add_answer_options(parser, max_new_tokens=128)
+    parser.add_argument(
+        "--draft", choices=("chain", "tree"), default="chain", help="shape of the drafts (default %(default)s)"
+    )
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        metavar="N",
+        help=f"tokens of a tree of --draft-length levels (default {TreeShape().nodes})",
+    )
     parser.add_argument("--show", action="store_true", help="print the answers, each token with its origin")
     add_timeline_option(parser)
     add_output_options(parser)
@@ -59,7 +70,10 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         MoaError: bad input.
     """
-    settings = AcceptSettings(args.draft_length, args.max_new_tokens, sampling_of(args))
+    if args.nodes is not None and args.draft == "chain":
+        raise MoaError("--nodes is the size of a tree: add --draft tree")
+    nodes = None if args.draft == "chain" else (TreeShape().nodes if args.nodes is None else args.nodes)
+    settings = AcceptSettings(args.draft_length, nodes, args.max_new_tokens, sampling_of(args))
     check_output_options(args)
     check_timeline_option(args)
     questions = questions_of(args)
@@ -87,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
             "limit": args.limit,
             "target": bundle.manifest.target,
             "draft_length": settings.draft_length,
+            "nodes": settings.nodes,
             "max_new_tokens": settings.max_new_tokens,
             "sampling": dataclasses.asdict(settings.sampling),
         },

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from moa_bench.accept.tally import Tally
 from moa_bench.conversation import Answer, Conversation, RefusedError, Round
 from moa_bench.inprocess import Device
 from moa_bench.loopback import LoopbackVerifier
 from moa_bench.questions import Question
+from moa_runtime.drafters.tree import TreeShape
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits
@@ -23,7 +25,8 @@ class AcceptSettings:
     """What every answer is written with.
 
     Args:
-        draft_length: tokens of each draft, a greedy chain.
+        draft_length: tokens of each draft, a greedy chain, or levels of each tree.
+        nodes: tokens of each tree; None drafts chains.
         max_new_tokens: tokens of an answer at most.
 
     Raises:
@@ -31,6 +34,7 @@ class AcceptSettings:
     """
 
     draft_length: int = 6
+    nodes: int | None = None
     max_new_tokens: int = 128
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
 
@@ -38,6 +42,10 @@ class AcceptSettings:
         most = Limits().max_draft_tokens
         if not 1 <= self.draft_length <= most:
             raise MoaError(f"the draft length must be 1 to {most} tokens, not {self.draft_length}")
+        if self.nodes is not None and not self.draft_length <= self.nodes <= most:
+            raise MoaError(
+                f"a tree of {self.draft_length} levels has {self.draft_length} to {most} nodes, not {self.nodes}"
+            )
         if self.max_new_tokens < 1:
             raise MoaError(f"an answer must be allowed at least 1 token, not {self.max_new_tokens}")
         if not 0 <= self.sampling.temperature < float("inf"):
@@ -135,7 +143,11 @@ def _converse(
 ) -> SkippedTurn | None:
     """Ask all turns of one question; returns the turn that did not fit, if any."""
     verifier = LoopbackVerifier(engine, timeline)
-    conversation = Conversation(verifier, device.new_drafter(), device.fingerprints, device.stop_tokens, timeline)
+    drafter = device.new_drafter()
+    conversation = Conversation(verifier, drafter, device.fingerprints, device.stop_tokens, timeline)
+    draft_tree = None
+    if settings.nodes is not None:
+        draft_tree = partial(drafter.draft_tree, shape=TreeShape(settings.nodes, settings.draft_length))
     history: list[dict[str, str]] = []
     try:
         for number, text in enumerate(question.turns, 1):
@@ -146,6 +158,7 @@ def _converse(
                     draft_length=settings.draft_length,
                     max_new_tokens=settings.max_new_tokens,
                     on_round=count,
+                    draft_tree=draft_tree,
                 )
             except RefusedError as refusal:
                 if refusal.code != "CONTEXT_FULL":

@@ -60,8 +60,11 @@ def _conditions(result: dict[str, Any]) -> str:
     settings = result["settings"]
     sampling = settings["sampling"]
     how = f"temperature {sampling['temperature']}, top-p {sampling['top_p']}, seed {sampling['seed']}"
+    drafts = f"chain of {settings['draft_length']}"
+    if settings.get("nodes"):
+        drafts = f"tree of {settings['nodes']} nodes in {settings['draft_length']} levels"
     return (
-        f"chain of {settings['draft_length']}, {how if sampling['temperature'] else 'greedy'}, "
+        f"{drafts}, {how if sampling['temperature'] else 'greedy'}, "
         f"answers of at most {settings['max_new_tokens']} tokens, {result['seconds']:.0f} s"
     )
 

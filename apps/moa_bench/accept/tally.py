@@ -19,7 +19,8 @@ class Tally:
 
     *Accuracy at depth k* is conditional acceptance: of the rounds whose first k - 1 drafted tokens were
     right and whose k-th was judged, the share in which that one was right too. A token is not judged where
-    the draft was shorter, or where the answer ended before it. Depths at which nothing was judged are None.
+    the draft was shorter, or where the answer ended before it. Depths at which nothing was judged are None. Of a tree,
+    depth k is right if one of its tokens there is.
 
     The *histogram* counts rounds by accepted drafted tokens, ``histogram[0]`` those with none.
 
@@ -27,7 +28,7 @@ class Tally:
     tau is 2, the histogram ``[1, 0, 1, 0]``, and the accuracy by depth ``[0.5, 1.0, 0.0]``.
 
     Args:
-        draft_length: tokens of the longest draft.
+        draft_length: tokens of the longest draft, or levels of the deepest tree.
     """
 
     def __init__(self, draft_length: int) -> None:
@@ -44,7 +45,7 @@ class Tally:
         self.histogram[outcome.accepted] += 1
         # Without a token of the target's own the answer ended with the last accepted one.
         ended = outcome.committed == outcome.accepted
-        judged = outcome.accepted if ended else min(outcome.accepted + 1, outcome.drafted)
+        judged = outcome.accepted if ended else min(outcome.accepted + 1, outcome.depth)
         for depth in range(judged):
             self._judged[depth] += 1
             self._right[depth] += depth < outcome.accepted

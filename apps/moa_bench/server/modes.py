@@ -12,7 +12,7 @@ import httpx
 from moa_bench.prompts import Prompt
 from moa_bench.server.record import Recorder
 from moa_bench.streaming import stream_decode
-from moa_runtime.answer import LinkChanged
+from moa_runtime.answer import AnswerFinished, AnswerUpdate
 from moa_runtime.backends.base import Backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
@@ -77,7 +77,7 @@ async def _follow(chat: Chat, prompt: Prompt, work: Workload, recorder: Recorder
     sending = chat.send(prompt.text, max_new_tokens=work.max_new_tokens, sampling=work.sampling)
     async with aclosing(sending) as events:
         async for event in events:
-            if isinstance(event, LinkChanged):
+            if not isinstance(event, AnswerUpdate | AnswerFinished):
                 continue
             confirmed = sum(token.committed for token in event.tokens)
             if confirmed > committed:

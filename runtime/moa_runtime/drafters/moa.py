@@ -9,7 +9,9 @@ import numpy as np
 
 from moa_runtime.backends.base import Backend, StepResult
 from moa_runtime.drafters.base import DraftToken, Float32
+from moa_runtime.drafters.tree import GrowingTree, TreeShape
 from moa_runtime.sequences import common_length
+from moa_runtime.session.tree import DraftTree
 
 CATCH_UP_TOKENS = 512
 _FIRST_CAPACITY = 256
@@ -105,22 +107,61 @@ class MoaDrafter:
         Raises:
             ValueError: an empty prefix.
         """
-        if not prefix:
-            raise ValueError("cannot draft from an empty prefix")
-        count = min(count, self._max_context - len(prefix))
+        count = min(count, self._room_after(prefix))
         if count < 1:
             return []
-        # The last token is fed again even when cached: its query is what predicts the next one.
-        keep = min(common_length(self._cached, prefix), len(prefix) - 1)
-        self._forget_from(keep)
-        # Rows beyond the prefix belong to tokens that this draft would be predicting.
         memory = self._memory_of(len(prefix))
-        for start in range(keep, len(prefix), CATCH_UP_TOKENS):
-            result = self._feed(prefix[start : start + CATCH_UP_TOKENS], memory)
-        drafted = [self._best(result)]
+        drafted = [self._best(self._catch_up(prefix, memory))]
         while len(drafted) < count:
             drafted.append(self._best(self._feed([drafted[-1].token], memory)))
         return drafted
+
+    def draft_tree(self, prefix: Sequence[int], shape: TreeShape) -> DraftTree:
+        """Continue ``prefix`` by a tree; an empty one when the context is full.
+
+        Raises:
+            ValueError: an empty prefix.
+        """
+        tree = GrowingTree(shape, self._stop_tokens)
+        levels = min(shape.depth, self._room_after(prefix))
+        if self._backend.max_positions is not None:
+            levels = min(levels, 1 + (self._backend.max_positions - len(prefix)) // shape.width)
+        if levels < 1:
+            return tree.best()
+        memory = self._memory_of(len(prefix))
+        tree.add_level(_candidates(self._catch_up(prefix, memory)))
+        while tree.depth < levels:
+            tokens, path_mask = tree.expand()
+            if not tokens:
+                break
+            # Their cache entries lie behind those of the prefix for as long as the tree grows.
+            new, earlier = path_mask.shape[0], path_mask.shape[1] - path_mask.shape[0]
+            result = self._backend.step(
+                np.array(tokens, np.int64),
+                np.full(new, len(prefix) + tree.depth - 1, np.int64),
+                np.arange(new),
+                *self._cache.first(len(prefix) + earlier),
+                np.concatenate((np.ones((new, len(prefix)), np.bool_), path_mask), axis=1),
+                *memory,
+            )
+            self._cache.write(len(prefix) + earlier, result.keys, result.values)
+            tree.add_level(_candidates(result))
+        self._cache.truncate(len(prefix))
+        return tree.best()
+
+    def _room_after(self, prefix: Sequence[int]) -> int:
+        if not prefix:
+            raise ValueError("cannot draft from an empty prefix")
+        return self._max_context - len(prefix)
+
+    def _catch_up(self, prefix: Sequence[int], memory: tuple[Float32, Float32]) -> StepResult:
+        """Feed what the cache lacks of ``prefix``; what follows its last token."""
+        # The last token is fed again even when cached: its query is what predicts the next one.
+        keep = min(common_length(self._cached, prefix), len(prefix) - 1)
+        self._forget_from(keep)
+        for start in range(keep, len(prefix), CATCH_UP_TOKENS):
+            result = self._feed(prefix[start : start + CATCH_UP_TOKENS], memory)
+        return result
 
     def _feed(self, tokens: Sequence[int], memory: tuple[Float32, Float32]) -> StepResult:
         """One step over tokens that follow the cached ones, with a query at the last; extends the cache."""
@@ -138,6 +179,7 @@ class MoaDrafter:
         return result
 
     def _memory_of(self, positions: int) -> tuple[Float32, Float32]:
+        # Rows beyond the prefix belong to tokens that a draft would be predicting.
         held = min(self._memory.length, positions)
         if held == 0:
             # A softmax needs one row. A zero row has a zero value, so it adds nothing to the residual.
@@ -150,7 +192,14 @@ class MoaDrafter:
         self._cache.truncate(length)
 
     def _best(self, result: StepResult) -> DraftToken:
-        ranked = zip(result.top_tokens[0].tolist(), result.top_logprobs[0].tolist(), strict=True)
-        candidates = [DraftToken(token, logprob) for token, logprob in ranked]
+        (candidates,) = _candidates(result)
         likely = (c for c in candidates if c.token not in self._stop_tokens or c.logprob > _MORE_LIKELY_THAN_NOT)
         return next(likely, candidates[0])
+
+
+def _candidates(result: StepResult) -> list[list[DraftToken]]:
+    """The candidates of each query, best first."""
+    return [
+        [DraftToken(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True)]
+        for tokens, logprobs in zip(result.top_tokens.tolist(), result.top_logprobs.tolist(), strict=True)
+    ]

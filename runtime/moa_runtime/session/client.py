@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
+from moa_runtime.sequences import common_length
 from moa_runtime.session.events import (
     Committed,
     Event,
@@ -24,6 +25,7 @@ from moa_runtime.session.events import (
 )
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Fingerprints, Limits
 from moa_runtime.session.rows import RowsError, decode_rows
+from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 
@@ -70,6 +72,8 @@ class ClientSession:
     ``extend``                  an answer runs         tentative grows
     ``propose``                 always                 Draft, if the link is UP and nothing is in flight
     ``cancel``                  always                 supplied and tentative dropped; Cancel
+    ``rewind``                  no answer runs         committed cut back; the next Prompt says so
+    ``keep``                    an answer was begun    its end replaced by supplied tokens; Prompt as above
     ==========================  =====================  ====================================================
     """
 
@@ -97,6 +101,7 @@ class ClientSession:
         self._tentative: list[int] = []
         self._origins: list[Origin] = []
         self._server_length = 0  # how much of the committed prefix the server has
+        self._answer_start: int | None = None  # committed length at which the last answer began
         self._sampling = Sampling()
         self._max_length = 0
         self._in_flight: _InFlight | None = None
@@ -135,12 +140,17 @@ class ClientSession:
         return self._in_flight.drafted if self._in_flight else 0
 
     @property
-    def tentatively_finished(self) -> bool:
-        """Whether the device has written an end-of-turn token, or as much as was asked for."""
+    def tentative_finish(self) -> FinishReason | None:
+        """Why the device stopped writing: an end-of-turn token, or as much as was asked for; None to go on."""
         if self._tentative and self._tentative[-1] in self._stop_tokens:
-            return True
+            return FinishReason.STOP
         length = len(self.committed) + len(self._supplied) + len(self._tentative)
-        return bool(self._max_length) and length >= self._max_length
+        return FinishReason.LENGTH if self._max_length and length >= self._max_length else None
+
+    @property
+    def tentatively_finished(self) -> bool:
+        """Whether the device has nothing more to write."""
+        return self.tentative_finish is not None
 
     def frames_to_send(self) -> list[bytes]:
         """Take the frames that are to be sent, in order."""
@@ -196,6 +206,7 @@ class ClientSession:
         self._sampling = sampling
         end = len(self.committed) + len(tokens)
         self._max_length = end + max_new_tokens if max_new_tokens else 0
+        self._answer_start = end
         self.answering = True
         if self.link is LinkState.UP:
             self._send_prompt()
@@ -211,18 +222,28 @@ class ClientSession:
         self._tentative += tokens
         self._origins += [origin] * len(tokens)
 
-    def propose(self, most: int | None = None) -> bool:
+    def propose(self, most: int | None = None, *, tree: DraftTree | None = None) -> bool:
         """Send the tentative suffix, at most ``most`` tokens of it, to be verified.
 
         An empty suffix asks the target for one token. Returns whether a frame was made: not while
         the link is not up, another verdict is awaited, or no answer runs.
+
+        Args:
+            tree: sent in place of the suffix, which should be its likeliest path. Should the frame be lost with
+                its link, the suffix is proposed in its stead.
         """
         if self.link is not LinkState.UP or self._in_flight or not self.answering or self._supplied:
             return False
-        allowed = self.limits.max_draft_tokens
-        tokens = self._tentative[: allowed if most is None else min(most, allowed)]
-        draft = wire.Draft(epoch=self._epoch, base_len=len(self.committed), tokens=tokens, rows_from=self.rows)
-        self._launch(wire.ClientMessage(draft=draft), len(self.committed), len(tokens))
+        allowed = self.limits.max_draft_tokens if most is None else min(most, self.limits.max_draft_tokens)
+        tokens = self._tentative if tree is None else tree.tokens
+        draft = wire.Draft(
+            epoch=self._epoch,
+            base_len=len(self.committed),
+            tokens=tokens[:allowed],
+            parents=() if tree is None else tree.parents[:allowed],
+            rows_from=self.rows,
+        )
+        self._launch(wire.ClientMessage(draft=draft), len(self.committed), len(draft.tokens))
         return True
 
     def resend(self) -> bool:
@@ -243,6 +264,44 @@ class ClientSession:
         if self.link is LinkState.UP:
             self._send(wire.ClientMessage(cancel=wire.Cancel(epoch=self._epoch, base_len=len(self.committed))))
             self._server_length = min(self._server_length, len(self.committed))
+        return events
+
+    def rewind(self, length: int) -> None:
+        """Forget committed tokens from position ``length`` on: the next prompt continues from there.
+
+        Nothing is sent: a Prompt names the position that it continues from.
+
+        Raises:
+            LocalProtocolError: an answer runs, or fewer tokens are committed.
+        """
+        if self.answering:
+            raise LocalProtocolError("can't rewind while an answer runs; cancel it first")
+        if not 0 <= length <= len(self.committed):
+            raise LocalProtocolError(f"can't rewind to {length}: {len(self.committed)} tokens are committed")
+        self._answer_start = None
+        self._cut(length)
+
+    def keep(self, start: int, tokens: Sequence[int]) -> list[Event]:
+        """Take the last answer, running or ended, back to position ``start`` and have the target go on behind
+        ``tokens``, which become kept ones. End-of-turn tokens among them are left out: where the turn ends is
+        the target's.
+
+        Raises:
+            LocalProtocolError: ``start`` lies outside the answer, or there are no tokens to keep.
+        """
+        kept = self._without_stops(tokens)
+        if self._answer_start is None or not self._answer_start <= start <= len(self.committed):
+            raise LocalProtocolError(f"can't keep tokens from {start} on: no answer of the target has that position")
+        if not kept:
+            raise LocalProtocolError("can't keep an empty text")
+        events = self._drop_tentative()
+        self._cut(start)
+        self._supplied, self._kept = kept, len(kept)
+        self._in_flight = None
+        self._epoch += 1
+        self.answering = True
+        if self.link is LinkState.UP:
+            self._send_prompt()
         return events
 
     # -- frames from the server ----------------------------------------------------------------
@@ -290,8 +349,8 @@ class ClientSession:
         return []
 
     def _keep_tentative(self) -> None:
-        """Turn the tentative suffix into supplied tokens; whether the turn ends there is the target's."""
-        kept = [token for token in self._tentative if token not in self._stop_tokens]
+        """Turn the tentative suffix into supplied tokens."""
+        kept = self._keepable(self._tentative, len(self.committed) + len(self._supplied))
         self._supplied += kept
         self._kept += len(kept)
         self._tentative, self._origins = [], []
@@ -314,9 +373,12 @@ class ClientSession:
             events.append(RowsReceived(verdict.rows.start, keys, values))
         self._in_flight = None
         events += self._commit_supplied()
-        events += self._commit(list(verdict.tokens))
+        events += self._commit(list(verdict.tokens), verdict.accepted)
         self._server_length = len(self.committed)
-        if verdict.finish in _FINISH:
+        if self._supplied:  # by the policy, in place of the target's choice
+            self._epoch += 1
+            self._send_prompt()
+        elif verdict.finish in _FINISH:
             events += self._drop_tentative()
             self.answering = False
             events.append(Finished(_FINISH[verdict.finish]))
@@ -330,21 +392,34 @@ class ClientSession:
             return []
         return [Committed(len(self.committed) - len(kept), tuple(kept), (Origin.KEPT,) * len(kept))]
 
-    def _commit(self, tokens: list[int]) -> list[Event]:
-        """Extend the prefix by a verdict's tokens; the suffix stays as far as it agrees."""
+    def _commit(self, tokens: list[int], accepted: int) -> list[Event]:
+        """Extend the prefix by a verdict's tokens; the suffix stays as far as it agrees.
+
+        Args:
+            accepted: how many of the tokens were in the draft: of a tree perhaps on another path than the suffix.
+        """
         start = len(self.committed)
-        agreed = 0
-        while agreed < min(len(tokens), len(self._tentative)) and tokens[agreed] == self._tentative[agreed]:
-            agreed += 1
-        origins = self._origins[:agreed] + [Origin.CORRECTED] * (len(tokens) - agreed)
+        agreed = common_length(tokens, self._tentative)
+        rest, rest_origins = self._tentative[agreed:], self._origins[agreed:]
+        disagrees = bool(rest) and agreed < len(tokens)
+        offline = self.policy is Policy.KEEP and Origin.OFFLINE in rest_origins
+        # Such a verdict was so late that the device has written on meanwhile.
+        keeps = disagrees and offline and bool(self._keepable(rest, start + agreed))
+        if keeps:
+            tokens = tokens[:agreed]
+        origins = [
+            *self._origins[:agreed],
+            *(Origin.DRAFTED if at < accepted else Origin.CORRECTED for at in range(agreed, len(tokens))),
+        ]
         self.committed += tokens
-        dropped = tuple(self._tentative[agreed:]) if agreed < len(tokens) else ()
-        if dropped:
-            self._tentative, self._origins = [], []
-        else:
-            del self._tentative[:agreed], self._origins[:agreed]
+        self._tentative, self._origins = rest, rest_origins
         committed = Committed(start, tuple(tokens), tuple(origins))
-        return [RolledBack(start + agreed, dropped), committed] if dropped else [committed]
+        if keeps:
+            self._keep_tentative()
+        elif disagrees:
+            self._tentative, self._origins = [], []
+            return [RolledBack(start + agreed, tuple(rest), tuple(rest_origins)), committed]
+        return [committed]
 
     def _faulted(self, fault: wire.Fault) -> list[Event]:
         code = (
@@ -363,10 +438,23 @@ class ClientSession:
     # -- helpers -------------------------------------------------------------------------------
 
     def _drop_tentative(self) -> list[Event]:
-        dropped, self._tentative, self._origins = self._tentative, [], []
+        dropped, origins = tuple(self._tentative), tuple(self._origins)
+        self._tentative, self._origins = [], []
         if not dropped:
             return []
-        return [RolledBack(len(self.committed) + len(self._supplied), tuple(dropped))]
+        return [RolledBack(len(self.committed) + len(self._supplied), dropped, origins)]
+
+    def _cut(self, length: int) -> None:
+        del self.committed[length:]
+        self.rows = min(self.rows, length)
+        self._server_length = min(self._server_length, length)
+
+    def _keepable(self, tokens: Sequence[int], start: int) -> list[int]:
+        """Those that can be supplied at position ``start``: the server must have room to answer."""
+        return self._without_stops(tokens)[: max(0, self.limits.max_context - 1 - start)]
+
+    def _without_stops(self, tokens: Sequence[int]) -> list[int]:
+        return [token for token in tokens if token not in self._stop_tokens]
 
     def _send_prompt(self) -> None:
         """Give the server every token it lacks: lost committed ones and the supplied ones."""

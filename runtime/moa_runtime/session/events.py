@@ -40,6 +40,7 @@ class Policy(enum.Enum):
 
     ROLLBACK = "rollback"  # they stay up to the first disagreement with the target
     KEEP = "keep"  # they stay, whatever the target would have written
+    ASK = "ask"  # as ROLLBACK, and the application hears of the disagreement and may keep them after all
 
 
 class FinishReason(enum.Enum):
@@ -68,7 +69,8 @@ class RowsReceived:
 
 @dataclass(frozen=True)
 class Committed:
-    """Answer tokens that became final, in order, from absolute position ``start``."""
+    """Answer tokens that became final, in order, from absolute position ``start``; none where a late verdict brought
+    nothing but what the policy ``KEEP`` overrules."""
 
     start: int
     tokens: tuple[int, ...]
@@ -81,6 +83,7 @@ class RolledBack:
 
     start: int
     tokens: tuple[int, ...]
+    origins: tuple[Origin, ...]
 
 
 @dataclass(frozen=True)

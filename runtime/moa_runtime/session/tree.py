@@ -7,10 +7,40 @@ Parents count as on the wire: 0 is the last committed token, ``i`` the i-th draf
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 class TreeError(ValueError):
     """Parents that do not describe a tree in topological order."""
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """Drafted tokens, parents before children.
+
+    Attributes:
+        parents: as on the wire: 0 is the last committed token, ``i`` the i-th drafted token.
+        scores: log-probability of the path to each token (nats).
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    scores: tuple[float, ...]
+
+    @property
+    def depth(self) -> int:
+        """Levels."""
+        return max(depths(self.parents), default=0)
+
+    def likeliest_path(self) -> list[int]:
+        """Tokens of the path that takes the likeliest child each time."""
+        path: list[int] = []
+        node = 0
+        while children := [i for i, parent in enumerate(self.parents) if parent == node]:
+            best = max(children, key=lambda index: self.scores[index])
+            path.append(self.tokens[best])
+            node = best + 1
+        return path
 
 
 def chain(length: int) -> list[int]:

@@ -1,0 +1,55 @@
+"""An answer while it is written: from the runtime's events to a message."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from moa_chat.desktop.figures import Round, new_round, summary
+from moa_chat.history.message import Dropped, Message
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, Statistics
+from moa_runtime.sequences import common_length
+
+
+class Answering:
+    """What is known of the answer that is being written.
+
+    Attributes:
+        chat: id of its conversation.
+        position: of the answer in it.
+        question: what was asked.
+        message: the answer as it stands.
+        statistics: its figures.
+    """
+
+    def __init__(self, chat: int, position: int, question: str) -> None:
+        self.chat, self.position, self.question = chat, position, question
+        self.message = Message("assistant", "", finished=False)
+        self.statistics = Statistics()
+        self._committed = ""
+
+    def update(self, event: AnswerUpdate) -> Round | None:
+        """Take the answer as it is now; returns the verifier's rounds since the update before."""
+        text = event.committed + event.tentative
+        # What was kept after all stands there again.
+        dropped = tuple(one for one in self.message.dropped if not text.startswith(one.text, one.offset))
+        if event.dropped:
+            dropped = (*dropped, Dropped(common_length(self.message.content, text), event.dropped))
+        self._committed = event.committed
+        self.message = Message("assistant", text, event.spans, dropped, finished=False)
+        before, self.statistics = self.statistics, event.statistics
+        return new_round(before, event.statistics)
+
+    def finish(self, event: AnswerFinished) -> None:
+        self.statistics = event.statistics
+        figures = summary(event.statistics, event.reason)
+        self.message = Message("assistant", event.text, event.spans, self.message.dropped, figures=figures)
+
+    def stop(self) -> None:
+        """It ended early: what is not confirmed goes."""
+        text, left, spans = self._committed, len(self._committed), []
+        for span in self.message.spans:
+            if left > 0:
+                spans.append(dataclasses.replace(span, text=span.text[:left]))
+                left -= len(span.text)
+        dropped = tuple(one for one in self.message.dropped if one.offset <= len(text))
+        self.message = Message("assistant", text, tuple(spans), dropped, figures=summary(self.statistics, None))

@@ -1,0 +1,102 @@
+"""The program around the window."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import signal
+import sys
+from typing import Any
+
+from PySide6.QtCore import QTimer
+from PySide6.QtWidgets import QApplication, QMessageBox
+
+from moa_chat.desktop.look import Look
+from moa_chat.desktop.profile import Profile, Settings
+from moa_chat.desktop.single import ProfileLock
+from moa_chat.desktop.window import Window
+from moa_chat.history.store import History
+from moa_chat.options import build_parser
+
+_SIGNALS_MS = 200
+_DISAGREEMENTS = {"ask": "ask", "rollback": "theirs", "keep": "mine"}
+
+
+def run_desktop(options: argparse.Namespace) -> int:
+    """Open the window and stay until it is closed.
+
+    Args:
+        options: of the command line; what it says of server, token and bundle counts instead of the profile's.
+
+    Returns:
+        the exit status.
+
+    Raises:
+        MoaError: the profile or the history cannot be opened.
+    """
+    application = QApplication.instance() or QApplication(sys.argv[:1])
+    assert isinstance(application, QApplication)
+    application.setApplicationName("moa-chat")
+    application.setStyle("Fusion")
+    profile = Profile.default()
+    settings = with_options(profile.load(), options)
+    look = Look(settings.theme, settings.zoom, origins=settings.origins)
+    lock = ProfileLock(profile.folder)
+    if not lock.take():
+        return _show_other(lock)
+    window = Window(profile, settings, History.open(profile.history_path), look, options)
+    lock.wanted.connect(window.come_to_front)
+    window.show()
+    # After the first paint: what comes now must not delay it.
+    QTimer.singleShot(0, window.begin)
+    _obey_signals(application, window)
+    try:
+        return application.exec()
+    finally:
+        lock.release()
+
+
+def with_options(settings: Settings, options: argparse.Namespace) -> Settings:
+    """The settings with what the command line and the environment say instead."""
+    server = options.server or os.environ.get("MOA_SERVER")
+    given: dict[str, Any] = {"system": options.system, "disagreement": _DISAGREEMENTS.get(options.policy)}
+    if options.local:
+        given["local"] = True
+    elif server:
+        token = os.environ.get("MOA_TOKEN", "") if options.token is None else options.token
+        given |= {"server": server, "token": token, "local": False, "certificate": ""}
+    if options.bundle is not None:
+        given["bundle"] = str(options.bundle)
+    standard = build_parser().parse_args([])
+    for name in ("max_new_tokens", "temperature"):
+        if getattr(options, name) != getattr(standard, name):
+            given[name] = getattr(options, name)
+    return dataclasses.replace(settings, **{name: value for name, value in given.items() if value is not None})
+
+
+def _show_other(lock: ProfileLock) -> int:
+    """The profile's window is open: say so, and offer it."""
+    box = QMessageBox()
+    box.setWindowTitle("moa-chat")
+    box.setText("moa-chat is already open with this profile.")
+    box.setInformativeText("Two windows would write over each other's settings and chats.")
+    show = box.addButton("Show the open window", QMessageBox.ButtonRole.AcceptRole)
+    box.addButton("Close", QMessageBox.ButtonRole.RejectRole)
+    box.exec()
+    if box.clickedButton() is show and not lock.call_other():
+        QMessageBox.warning(
+            None, "moa-chat", "The open window does not answer. End the program moa-chat, and start it again."
+        )
+        return 1
+    return 0
+
+
+def _obey_signals(application: QApplication, window: Window) -> None:
+    """Ctrl-C in the terminal and `kill` close the window in order."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: window.close())
+    # Python handles signals only when Python code runs.
+    clock = QTimer(application)
+    clock.timeout.connect(lambda: None)
+    clock.start(_SIGNALS_MS)

@@ -1,0 +1,99 @@
+"""The conversation with everything around it."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
+
+from moa_chat.desktop.buttons import IconButton
+from moa_chat.desktop.composer import Composer
+from moa_chat.desktop.conversation_view import ConversationView
+from moa_chat.desktop.look import Look
+from moa_chat.desktop.pill import ConnectionPill
+from moa_chat.desktop.plot import RoundPlot
+from moa_chat.desktop.strips import DisagreementBanner, Legend, Notice, StatusStrip
+from moa_chat.desktop.style import COLUMN_LETTERS, letters, lines
+
+
+class ChatPage(QWidget):
+    """Header, conversation, strips and composer, laid out; the window connects them."""
+
+    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("main")
+        self.sidebar = IconButton(look, "sidebar", "Show or hide the chats", shortcut="Ctrl+B")
+        self.title = _Title("New chat")
+        self.pill = ConnectionPill(look)
+        self.offline = _toggle(look, "offline", "Work offline", "Ctrl+Shift+O")
+        self.origins = _toggle(look, "origins", "Colour the text by origin", "Ctrl+Shift+G")
+        self.plot_button = _toggle(look, "plot", "Show the rounds", "Ctrl+Shift+P")
+        self.export = IconButton(look, "export", "Save this chat as a file", shortcut="Ctrl+S")
+        self.conversation = ConversationView(look)
+        self.plot = RoundPlot(look)
+        self.plot.hide()
+        self.notice = Notice(look)
+        self.disagreement = DisagreementBanner()
+        self.legend = Legend(look)
+        self.composer = Composer(look)
+        self.status = StatusStrip()
+        self._column = QWidget()
+        column = self._strips = QVBoxLayout(self._column)
+        for widget in (self.notice, self.disagreement, self.legend, self.composer, self.status):
+            column.addWidget(widget)
+        centered = self._centered = QHBoxLayout()
+        centered.addStretch(1)
+        centered.addWidget(self._column, 100)
+        centered.addStretch(1)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(0)
+        layout.addWidget(self._header())
+        layout.addWidget(self.conversation, 1)
+        layout.addLayout(centered)
+        layout.addWidget(self.plot)
+        self.plot_button.toggled.connect(self.plot.setVisible)
+        self.conversation.verticalScrollBar().rangeChanged.connect(lambda _, most: self._line_up(most > 0))
+        look.changed.connect(self._fit)
+        self._fit()
+
+    def _header(self) -> QWidget:
+        header = QWidget()
+        header.setObjectName("header")
+        header.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        row = QHBoxLayout(header)
+        row.setContentsMargins(lines(0.6), lines(0.4), lines(0.6), lines(0.4))
+        row.addWidget(self.sidebar)
+        row.addWidget(self.title, 1)
+        for widget in (self.pill, self.offline, self.origins, self.plot_button, self.export):
+            row.addWidget(widget)
+        return header
+
+    def _fit(self) -> None:
+        self._column.setMaximumWidth(letters(COLUMN_LETTERS))
+        self._strips.setContentsMargins(lines(1.2), 0, lines(1.2), lines(0.5))
+        self._strips.setSpacing(lines(0.4))
+
+    def _line_up(self, scrolls: bool) -> None:
+        """Keep the composer below the conversation's column, which the scroll bar moves."""
+        bar = self.conversation.verticalScrollBar()
+        self._centered.setContentsMargins(0, 0, bar.sizeHint().width() if scrolls else 0, 0)
+
+
+class _Title(QLabel):
+    """One line that gives way to the buttons when the window is narrow."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.setObjectName("title")
+        self.setAccessibleName("Title of the chat")
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(0, super().minimumSizeHint().height())
+
+
+def _toggle(look: Look, name: str, says: str, shortcut: str) -> IconButton:
+    button = IconButton(look, name, says, shortcut=shortcut)
+    button.setCheckable(True)
+    return button

@@ -1,0 +1,59 @@
+"""Everything the window can do, with its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from PySide6.QtGui import QAction, QKeySequence
+from PySide6.QtWidgets import QDialog, QDialogButtonBox, QGridLayout, QLabel, QVBoxLayout, QWidget
+
+from moa_chat.desktop.style import lines
+
+
+@dataclass(frozen=True)
+class Command:
+    """Something to do, and the keys that do it."""
+
+    title: str
+    keys: str
+    does: Callable[[], object]
+
+
+def add_commands(window: QWidget, commands: Sequence[Command]) -> None:
+    """Make the keys work wherever in the window the keyboard is."""
+    for command in commands:
+        action = QAction(command.title, window)
+        action.setShortcut(QKeySequence(command.keys))
+        action.triggered.connect(lambda _=False, does=command.does: does())
+        window.addAction(action)
+
+
+class ShortcutDialog(QDialog):
+    """The list of all keys."""
+
+    def __init__(self, commands: Sequence[Command], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setWindowTitle("Keyboard")
+        fixed = [("Enter", "Send"), ("Shift+Enter", "Break the line"), ("PgUp, PgDown", "Scroll the conversation")]
+        fixed += [("F2, Del", "Rename or delete the chat chosen in the list"), ("Tab", "Next button or field")]
+        rows = [*((_native(command.keys), command.title) for command in commands), *fixed]
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(lines(1.5))
+        grid.setVerticalSpacing(lines(0.35))
+        for number, (keys, title) in enumerate(rows):
+            pressed = QLabel(keys)
+            pressed.setObjectName("title")
+            grid.addWidget(pressed, number % 12, 2 * (number // 12))
+            grid.addWidget(QLabel(title), number % 12, 2 * (number // 12) + 1)
+        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
+        buttons.rejected.connect(self.reject)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(lines(1.2), lines(1.2), lines(1.2), lines(0.8))
+        layout.setSpacing(lines(1))
+        layout.addLayout(grid)
+        layout.addWidget(buttons)
+
+
+def _native(keys: str) -> str:
+    return QKeySequence(keys).toString(QKeySequence.SequenceFormat.NativeText)

@@ -1,0 +1,113 @@
+"""The field in which the user writes."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QEvent, QObject, Qt, Signal
+from PySide6.QtGui import QFocusEvent, QKeyEvent
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QWidget
+
+from moa_chat.desktop.buttons import IconButton
+from moa_chat.desktop.look import Look
+from moa_chat.desktop.style import lines
+
+_MOST_LINES = 8
+
+
+class Composer(QFrame):
+    """Enter sends, Shift+Enter breaks the line; the button sends, and stops while an answer is written.
+
+    Signals:
+        sent: the user asks this text.
+        stopped: the user has had enough of the answer.
+        scrolled: a page up (-1) or down (1), for the conversation.
+    """
+
+    sent = Signal(str)
+    stopped = Signal()
+    scrolled = Signal(int)
+
+    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._ready, self._answering = False, False
+        self.setObjectName("composer")
+        self.field = QPlainTextEdit()
+        self.field.setAccessibleName("Message")
+        self.field.setPlaceholderText("Ask anything")
+        self.field.setTabChangesFocus(True)
+        self.field.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAsNeeded)
+        self.field.installEventFilter(self)
+        self.field.textChanged.connect(self._changed)
+        self.button = IconButton(look, "send", "Send", self._pressed, color="on_accent")
+        self.button.setObjectName("send")
+        layout = self._layout = QHBoxLayout(self)
+        layout.addWidget(self.field, 1)
+        layout.addWidget(self.button, 0, Qt.AlignmentFlag.AlignBottom)
+        look.changed.connect(self._fit)
+        self._fit()
+        self._changed()
+
+    @property
+    def text(self) -> str:
+        return self.field.toPlainText()
+
+    def put_back(self, text: str) -> None:
+        """Give back what could not be sent, before what was written since."""
+        written = self.text
+        self.field.setPlainText(f"{text}\n{written}" if written.strip() else text)
+        self.field.moveCursor(self.field.textCursor().MoveOperation.End)
+
+    def set_ready(self, ready: bool) -> None:
+        """Whether there is somebody to ask."""
+        self._ready = ready
+        self._changed()
+
+    def is_ready(self) -> bool:
+        return self._ready
+
+    def set_answering(self, answering: bool) -> None:
+        self._answering = answering
+        if answering:
+            self.button.set_icon("stop", "Stop (Esc)")
+        else:
+            self.button.set_icon("send", "Send (Enter)")
+        self._changed()
+
+    def send(self) -> None:
+        """Send what is written, if anything can be sent now."""
+        text = self.text.strip()
+        if text and self._ready and not self._answering:
+            self.field.clear()
+            self.sent.emit(text)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if isinstance(event, QKeyEvent) and event.type() is QEvent.Type.KeyPress:
+            key, shift = event.key(), event.modifiers() & Qt.KeyboardModifier.ShiftModifier
+            if key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and not shift:
+                self.send()
+                return True
+            if key in (Qt.Key.Key_PageUp, Qt.Key.Key_PageDown):
+                self.scrolled.emit(-1 if key == Qt.Key.Key_PageUp else 1)
+                return True
+        if isinstance(event, QFocusEvent):
+            self.setProperty("active", event.gotFocus())
+            self.style().polish(self)
+        return super().eventFilter(watched, event)
+
+    def _pressed(self) -> None:
+        if self._answering:
+            self.stopped.emit()
+        else:
+            self.send()
+
+    def _changed(self) -> None:
+        # Not the text itself: of a pasted book it would be copied at every key.
+        written = self.field.document().characterCount() > 1
+        self.button.setEnabled(self._answering or (self._ready and written))
+        self._fit()
+
+    def _fit(self) -> None:
+        """As high as what is written, up to some lines."""
+        rows = round(self.field.document().size().height())
+        self._layout.setContentsMargins(lines(0.6), lines(0.35), lines(0.35), lines(0.35))
+        margin = 2 * round(self.field.document().documentMargin())
+        self.field.setFixedHeight(round(lines(1.02) * min(max(rows, 1), _MOST_LINES)) + margin + lines(0.2))

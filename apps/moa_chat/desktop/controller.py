@@ -1,0 +1,298 @@
+"""What happens to conversations: asking, answering, storing, editing. Knows no widgets."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import secrets
+from collections.abc import Callable
+from typing import TypeVar
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from moa_chat.desktop.answering import Answering
+from moa_chat.desktop.engine import Engine
+from moa_chat.desktop.figures import figures, round_trip
+from moa_chat.desktop.profile import Settings
+from moa_chat.desktop.words import PAUSES, as_sentence
+from moa_chat.history.message import Message, title_of
+from moa_chat.history.store import History
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Disagreement, Paused, Statistics
+from moa_runtime.errors import MoaError
+from moa_runtime.session.events import Sampling
+
+T = TypeVar("T")
+
+_SAVE_MS = 700  # a crash loses at most what came after
+
+
+class ChatController(QObject):
+    """The open conversation, and the answer that is being written, perhaps in another one.
+
+    Attributes:
+        current: id of the open chat; None for a new one without messages.
+        messages: of the open chat.
+
+    Signals:
+        chats_changed: the list of chats is another.
+        opened: another conversation is open.
+        message_changed: the message at this position is another, or there is one more.
+        truncated: the messages from this position on are gone.
+        busy_changed: whether an answer is being written.
+        figures_changed: the answer's figures, a list of Figure.
+        round_seen: one more Round.
+        round_trip_changed: seconds.
+        waiting: why there is no text yet.
+        returned: a question that could not be asked, for the composer.
+        told: a sentence for the user; a button's text; what it does.
+        disagreed: the server would have written something else, and the user has to say what counts.
+    """
+
+    chats_changed = Signal()
+    opened = Signal()
+    message_changed = Signal(int, object)
+    truncated = Signal(int)
+    busy_changed = Signal(bool)
+    figures_changed = Signal(list)
+    round_seen = Signal(object)
+    round_trip_changed = Signal(float)
+    waiting = Signal(str)
+    returned = Signal(str)
+    told = Signal(str, str, object)
+    disagreed = Signal(object)
+
+    def __init__(
+        self,
+        engine: Engine,
+        history: History,
+        settings: Callable[[], Settings],
+        options: argparse.Namespace,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self.current: int | None = None
+        self.messages: list[Message] = []
+        self.history = history
+        self._engine, self._settings, self._options = engine, settings, options
+        self._answering: Answering | None = None
+        self._last: Answering | None = None
+        self._clock = QTimer(self)
+        self._clock.setSingleShot(True)
+        self._clock.timeout.connect(self._save)
+        engine.events.connect(self._take)
+        engine.ended.connect(self._ended)
+        engine.reopened.connect(self._reopened)
+
+    @property
+    def busy(self) -> bool:
+        return self._answering is not None
+
+    @property
+    def statistics(self) -> Statistics:
+        """Of the answer that is being written, or of the last one."""
+        latest = self._answering or self._last
+        return latest.statistics if latest is not None else Statistics()
+
+    # -- chats ---------------------------------------------------------------------------------
+
+    def new_chat(self) -> None:
+        """It is stored with its first question."""
+        self.current, self.messages = None, []
+        self.opened.emit()
+        self.chats_changed.emit()
+
+    def open_chat(self, chat: int) -> None:
+        running = self._answering
+        self.current = chat
+        stored: list[Message] = self._try(lambda: self.history.messages(chat), [])
+        self.messages = [_settled(message) for message in stored]
+        if running is not None and running.chat == chat:
+            self.messages[running.position :] = [running.message]
+        elif self.messages and self.messages[-1].role == "user":
+            # The program ended before there was an answer.
+            self.returned.emit(self._drop_last())
+        self.opened.emit()
+        self.chats_changed.emit()
+
+    def rename(self, chat: int, title: str) -> None:
+        self._try(lambda: self.history.rename(chat, title), None)
+        self.chats_changed.emit()
+
+    def delete(self, chat: int) -> None:
+        """Take a chat out of the list; the user may take that back."""
+        if self._answering is not None and self._answering.chat == chat:
+            self.stop()
+        self._try(lambda: self.history.delete(chat), None)
+        self.told.emit("The chat was deleted.", "Undo", lambda: self._undelete(chat))
+        if chat == self.current:
+            self.new_chat()
+        self.chats_changed.emit()
+
+    def _undelete(self, chat: int) -> None:
+        self._try(lambda: self.history.restore(chat), None)
+        self.open_chat(chat)
+
+    # -- asking --------------------------------------------------------------------------------
+
+    def send(self, text: str) -> None:
+        """Ask in the open chat."""
+        if self.busy or self._engine.chat is None:
+            self.returned.emit(text)
+            return
+        if self.current is None:
+            self.current = self._try(lambda: self.history.create(title_of(text)), None)
+            if self.current is None:
+                self.returned.emit(text)
+                return
+        settings = self._settings()
+        turns = [{"role": "system", "content": settings.system}] if settings.system else []
+        turns += [message.turn for message in self.messages]
+        self._put(len(self.messages), Message("user", text))
+        self._answering = Answering(self.current, len(self.messages), text)
+        self._put(len(self.messages), self._answering.message)
+        self._engine.ask(turns, text, max_new_tokens=settings.max_new_tokens, sampling=self._sampling())
+        self.busy_changed.emit(True)
+        self.chats_changed.emit()
+
+    def _sampling(self) -> Sampling:
+        temperature, seed = self._settings().temperature, self._options.seed
+        if not temperature:
+            return Sampling()
+        return Sampling(temperature, self._options.top_p, secrets.randbits(63) if seed is None else seed)
+
+    def stop(self) -> None:
+        """End the answer where it is confirmed."""
+        self._engine.stop()
+
+    def again(self) -> None:
+        """Write the last answer once more."""
+        asked = [number for number, message in enumerate(self.messages) if message.role == "user"]
+        if asked and not self.busy:
+            self.edit(asked[-1], self.messages[asked[-1]].content)
+
+    def edit(self, position: int, text: str) -> None:
+        """Ask the question at a position in other words; what followed is gone."""
+        if self.busy or self._engine.chat is None:
+            return
+        self._truncate(position)
+        self.send(text)
+
+    def close(self) -> None:
+        """Store the answer that is being written as it stands."""
+        self._clock.stop()
+        self._save()
+
+    def settle(self, mine: bool) -> None:
+        """The user's word on a disagreement; without it the server's version stands."""
+        if mine:
+            self._engine.keep_mine()
+
+    # -- the answer ----------------------------------------------------------------------------
+
+    def _take(self, events: list[ChatEvent]) -> None:
+        """All that came since the last tick; the page is changed once."""
+        answering = self._answering
+        if answering is None:
+            return
+        for event in events:
+            if isinstance(event, AnswerUpdate):
+                if seen := answering.update(event):
+                    self.round_seen.emit(seen)
+            elif isinstance(event, AnswerFinished):
+                answering.finish(event)
+            elif isinstance(event, Disagreement):
+                self.handle_disagreement(event)
+            elif isinstance(event, Paused) and not answering.message.content:
+                self.waiting.emit(PAUSES[event.reason])
+        self._show(answering)
+        if not self._clock.isActive():
+            self._clock.start(_SAVE_MS)
+
+    def handle_disagreement(self, event: Disagreement) -> None:
+        """Ask the user, or do what was said to be done always."""
+        choice = self._settings().disagreement
+        if choice == "ask":
+            self.disagreed.emit(event)
+        else:
+            self.settle(choice == "mine")
+
+    def _show(self, answering: Answering) -> None:
+        if answering.chat == self.current:
+            self.messages[answering.position] = answering.message
+            self.message_changed.emit(answering.position, answering.message)
+        self.figures_changed.emit(figures(answering.statistics))
+        self.round_trip_changed.emit(round_trip(answering.statistics))
+
+    def _ended(self, problem: MoaError | None) -> None:
+        answering, self._answering = self._answering, None
+        self._clock.stop()
+        if answering is None:
+            return
+        if not answering.message.finished:
+            answering.stop()
+        self._last = answering
+        if answering.message.content:
+            self._show(answering)
+            self._store(answering.chat, answering.position, answering.message)
+        else:
+            self._take_back(answering)
+        self.busy_changed.emit(False)
+        self.chats_changed.emit()
+        if problem is not None:
+            self.told.emit(as_sentence(str(problem)), "", None)
+
+    def _reopened(self) -> None:
+        self._answering = self._last
+        self.busy_changed.emit(True)
+
+    def _take_back(self, answering: Answering) -> None:
+        """Nothing came: the question goes back to where it was written."""
+        if answering.chat == self.current:
+            del self.messages[answering.position :]
+            self.returned.emit(self._drop_last())
+        else:
+            self._try(lambda: self.history.truncate(answering.chat, answering.position), None)
+
+    # -- storing -------------------------------------------------------------------------------
+
+    def _drop_last(self) -> str:
+        """Take the last question out of the open chat, and the chat out of the list if that was all."""
+        question = self.messages[-1].content
+        self._truncate(len(self.messages) - 1)
+        if not self.messages and self.current is not None:
+            chat, self.current = self.current, None
+            self._try(lambda: self.history.delete(chat), None)
+            self.chats_changed.emit()
+        return question
+
+    def _truncate(self, length: int) -> None:
+        del self.messages[length:]
+        if (chat := self.current) is not None:
+            self._try(lambda: self.history.truncate(chat, length), None)
+        self.truncated.emit(length)
+
+    def _put(self, position: int, message: Message) -> None:
+        self.messages.append(message)
+        assert self.current is not None
+        self._store(self.current, position, message)
+        self.message_changed.emit(position, message)
+
+    def _save(self) -> None:
+        if self._answering is not None:
+            self._store(self._answering.chat, self._answering.position, self._answering.message)
+
+    def _store(self, chat: int, position: int, message: Message) -> None:
+        self._try(lambda: self.history.save(chat, position, message), None)
+
+    def _try(self, does: Callable[[], T], otherwise: T) -> T:
+        """What the history cannot do is said, and the chat goes on."""
+        try:
+            return does()
+        except MoaError as error:
+            self.told.emit(as_sentence(str(error)), "", None)
+            return otherwise
+
+
+def _settled(message: Message) -> Message:
+    """A message as it is when nobody writes it any more."""
+    return message if message.finished else dataclasses.replace(message, finished=True, figures="interrupted")

@@ -1,0 +1,211 @@
+"""The page with a conversation: scrolls along while its end is in sight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QScrollArea, QVBoxLayout, QWidget
+
+from moa_chat.desktop.answer import Answer
+from moa_chat.desktop.buttons import IconButton
+from moa_chat.desktop.look import Look
+from moa_chat.desktop.question import Question
+from moa_chat.desktop.style import COLUMN_LETTERS, letters, lines
+from moa_chat.history.message import Message
+
+_NEAR_LINES = 3
+_SHOWN = 40  # messages of a long chat, until the user asks for the earlier ones
+
+
+class ConversationView(QScrollArea):
+    """Messages below each other in a column of comfortable width.
+
+    Signals:
+        edited: a question at this position is to be asked in other words.
+        again: the last answer is to be written again.
+    """
+
+    edited = Signal(int, str)
+    again = Signal()
+
+    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._look = look
+        self._messages: list[Message] = []
+        self._first = 0  # position of the first message that has a widget
+        self.widgets: list[Question | Answer] = []
+        self._follows = True
+        self.setObjectName("conversation")
+        self.setAccessibleName("Conversation")
+        self.setWidgetResizable(True)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.earlier = QPushButton("Show earlier messages")
+        self.earlier.clicked.connect(self._show_earlier)
+        self._empty = QLabel("Ask something. The answer goes on when the network does not.")
+        self._empty.setObjectName("muted")
+        self._empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self._empty.setWordWrap(True)
+        self._column = QVBoxLayout()
+        self._column.addWidget(self.earlier, 0, Qt.AlignmentFlag.AlignHCenter)
+        self._column.addWidget(self._empty, 1)
+        self._column.addStretch()
+        self._held = QWidget()
+        self._held.setLayout(self._column)
+        page = QWidget()
+        page.setObjectName("column")
+        centered = self._centered = QHBoxLayout(page)
+        centered.setContentsMargins(0, 0, 0, 0)
+        centered.addStretch(1)
+        centered.addWidget(self._held, 100)
+        centered.addStretch(1)
+        self.setWidget(page)
+        self.jump_button = IconButton(
+            look, "down", "Jump to the newest message", self.jump, shortcut="Ctrl+End", parent=self
+        )
+        self.jump_button.setObjectName("jump")
+        self.jump_button.hide()
+        self.verticalScrollBar().rangeChanged.connect(self._range_changed)
+        self.verticalScrollBar().valueChanged.connect(self._moved)
+        look.changed.connect(self._refresh)
+        self._refresh()
+
+    def show_messages(self, messages: Sequence[Message]) -> None:
+        """Another conversation; its end is in sight."""
+        self._remove_widgets(0)
+        self._messages = list(messages)
+        self._first = max(0, len(messages) - _SHOWN)
+        for message in messages[self._first :]:
+            self._add_widget(message)
+        self._settle()
+        self.jump()
+
+    def set_message(self, position: int, message: Message) -> None:
+        """Show a message at a position, which may be the next one; later ones stay."""
+        if position < len(self._messages):
+            self._messages[position] = message
+            if position >= self._first:
+                self.widgets[position - self._first].show_message(message)
+            return
+        self._messages.append(message)
+        self._add_widget(message)
+        self._settle()
+        self.jump()
+
+    def truncate(self, length: int) -> None:
+        """Take the messages from position ``length`` on off the page."""
+        self._remove_widgets(max(0, length - self._first))
+        del self._messages[length:]
+        self._first = min(self._first, length)
+        self._settle()
+
+    def set_waiting(self, words: str) -> None:
+        """What the last answer says while it has no text."""
+        if self.widgets and isinstance(last := self.widgets[-1], Answer):
+            last.set_waiting(words)
+
+    def set_busy(self, busy: bool) -> None:
+        """While an answer is written nothing else can be asked for."""
+        for widget in self.widgets:
+            button = widget.edit_button if isinstance(widget, Question) else widget.again_button
+            button.setEnabled(not busy)
+
+    def edit_last(self) -> None:
+        """Open the last question as a field."""
+        questions = [widget for widget in self.widgets if isinstance(widget, Question)]
+        if questions and questions[-1].edit_button.isEnabled():
+            questions[-1].begin_edit()
+            self.ensureWidgetVisible(questions[-1])
+
+    def copy_last(self) -> None:
+        """Copy the last answer as Markdown."""
+        answers = [widget for widget in self.widgets if isinstance(widget, Answer)]
+        if answers:
+            answers[-1].copy_button.copy()
+
+    def jump(self) -> None:
+        """Go to the end, and stay there while it moves."""
+        self._follows = True
+        bar = self.verticalScrollBar()
+        bar.setValue(bar.maximum())
+        self._place_jump()
+
+    def page(self, direction: int) -> None:
+        """Scroll one page up (-1) or down (1)."""
+        bar = self.verticalScrollBar()
+        bar.setValue(bar.value() + direction * bar.pageStep())
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _add_widget(self, message: Message, at: int | None = None) -> None:
+        number = len(self.widgets) if at is None else at
+        widget = self._make_widget(message, self._first + number)
+        self.widgets.insert(number, widget)
+        self._column.insertWidget(2 + number, widget)
+
+    def _make_widget(self, message: Message, position: int) -> Question | Answer:
+        if message.role == "user":
+            question = Question(self._look, message)
+            question.edited.connect(lambda text: self.edited.emit(position, text))
+            return question
+        answer = Answer(self._look, message)
+        answer.again.connect(self.again)
+        return answer
+
+    def _remove_widgets(self, first: int) -> None:
+        for widget in self.widgets[first:]:
+            self._column.removeWidget(widget)
+            widget.hide()
+            widget.deleteLater()
+        del self.widgets[first:]
+
+    def _show_earlier(self) -> None:
+        """What was in sight stays where it is."""
+        bar = self.verticalScrollBar()
+        below = bar.maximum() - bar.value()
+        first, self._first = self._first, max(0, self._first - _SHOWN)
+        for number, message in enumerate(self._messages[self._first : first]):
+            self._add_widget(message, number)
+        self._settle()
+        self._centered.activate()
+        bar.setValue(bar.maximum() - below)
+
+    def _settle(self) -> None:
+        """Show and hide what depends on which messages there are."""
+        self.earlier.setVisible(self._first > 0)
+        self._empty.setVisible(not self._messages)
+        answers = [widget for widget in self.widgets if isinstance(widget, Answer)]
+        for answer in answers:
+            answer.again_button.setVisible(answer is answers[-1])
+
+    def _refresh(self) -> None:
+        self._column.setSpacing(lines(1.1))
+        self._column.setContentsMargins(lines(1.2), lines(1.4), lines(1.2), lines(1.4))
+        self._held.setMaximumWidth(letters(COLUMN_LETTERS))
+        for widget in self.widgets:
+            widget.refresh()
+        self._place_jump()
+
+    # -- scrolling -----------------------------------------------------------------------------
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._place_jump()
+
+    def _range_changed(self, _: int, maximum: int) -> None:
+        if self._follows:
+            self.verticalScrollBar().setValue(maximum)
+        self._place_jump()
+
+    def _moved(self, value: int) -> None:
+        self._follows = value >= self.verticalScrollBar().maximum() - lines(_NEAR_LINES)
+        self._place_jump()
+
+    def _place_jump(self) -> None:
+        self.jump_button.setVisible(not self._follows)
+        size = self.jump_button.sizeHint()
+        self.jump_button.setGeometry(
+            (self.width() - size.width()) // 2, self.height() - size.height() - lines(0.6), size.width(), size.height()
+        )
+        self.jump_button.raise_()

@@ -1,0 +1,207 @@
+"""The runtime on its own thread, and what the window hears of it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeoutError  # another class before Python 3.11
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from moa_chat.worker import RunningAnswer, Worker
+from moa_runtime.answer import ChatEvent, LinkChanged
+from moa_runtime.errors import MoaError
+from moa_runtime.session.events import Sampling
+from moa_runtime.transport import Endpoint
+
+if TYPE_CHECKING:
+    from moa_chat.desktop.profile import Settings
+    from moa_runtime.chat import Chat
+
+T = TypeVar("T")
+
+_BUSY_MS = 33  # what comes in between is taken together, so a fast stream costs no more than a slow one
+_IDLE_MS = 250
+_CLOSE_SECONDS = 3.0
+
+
+class Engine(QObject):
+    """One chat of the runtime, at most one answer of it, and jobs beside them.
+
+    The window's thread never waits for the runtime's: a timer takes what has come.
+
+    Signals:
+        events: of the running answer since the last tick, oldest first.
+        ended: the answer has no more events; with what went wrong, or None.
+        reopened: the last answer, which had ended, goes on after all.
+        link: the link's state changed.
+    """
+
+    events = Signal(list)
+    ended = Signal(object)
+    reopened = Signal()
+    link = Signal(object)
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.chat: Chat | None = None
+        self._worker = Worker()
+        self._answer: RunningAnswer | None = None
+        self._jobs: list[tuple[Future[Any], Callable[[Any], None], Callable[[MoaError], None]]] = []
+        self._link: LinkChanged | None = None
+        self._timer = QTimer(self)
+        self._timer.timeout.connect(self._tick)
+        self._timer.start(_IDLE_MS)
+
+    @property
+    def answering(self) -> bool:
+        return self._answer is not None
+
+    # -- the chat ------------------------------------------------------------------------------
+
+    def connect_chat(
+        self,
+        settings: Settings,
+        endpoint: Endpoint,
+        options: argparse.Namespace,
+        done: Callable[[], None],
+        failed: Callable[[MoaError], None],
+    ) -> None:
+        """Load the bundle, connect, and take the new chat in the place of the one before.
+
+        Args:
+            options: of the command line, see :func:`moa_chat.desktop.connection.connect`.
+            failed: gets a MoaError; the chat before is still there.
+        """
+
+        def take(chat: Chat) -> None:
+            before, self.chat, self._link = self.chat, chat, None
+            if before is not None:
+                self.run(before.close())
+            done()
+
+        self.run(_connect(settings, endpoint, options), take, failed)
+
+    def try_connection(
+        self,
+        settings: Settings,
+        options: argparse.Namespace,
+        done: Callable[[str], None],
+        failed: Callable[[MoaError], None],
+    ) -> None:
+        """Connect with other settings and leave again; ``done`` gets the target's name."""
+        self.run(_try(settings, options), done, failed)
+
+    def ask(self, turns: Sequence[dict[str, str]], question: str, *, max_new_tokens: int, sampling: Sampling) -> None:
+        """Begin an answer to ``question`` after ``turns``, whatever the chat was about before."""
+        assert self.chat is not None and self._answer is None
+        self._answer = self._worker.follow(_answer(self.chat, list(turns), question, max_new_tokens, sampling))
+        self._timer.setInterval(_BUSY_MS)
+
+    def stop(self) -> None:
+        """End the answer where it is confirmed; :attr:`ended` follows."""
+        if self._answer is not None:
+            self._answer.stop()
+
+    def work_offline(self, offline: bool) -> None:
+        if self.chat is not None:
+            self.run(self.chat.work_offline(offline))
+
+    def keep_mine(self) -> None:
+        """Go on from the text that the device wrote, where the target disagreed with it."""
+        if self.chat is not None:
+            self.run(_call(self.chat.keep_mine), self._follow_again)
+
+    # -- jobs ----------------------------------------------------------------------------------
+
+    def run(
+        self,
+        work: Coroutine[Any, Any, T],
+        done: Callable[[T], None] = lambda _: None,
+        failed: Callable[[MoaError], None] = lambda _: None,
+    ) -> None:
+        """Run a coroutine beside everything else, and say in this thread how it ended."""
+        self._jobs.append((self._worker.submit(work), done, failed))
+        self._timer.setInterval(_BUSY_MS)
+
+    def close(self) -> None:
+        """End the thread; waits a moment for the connection to close in order."""
+        self._timer.stop()
+        self.stop()
+        if self.chat is not None:
+            with contextlib.suppress(FutureTimeoutError, CancelledError, MoaError):
+                self._worker.submit(self.chat.close()).result(_CLOSE_SECONDS)
+        self._worker.close()
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _follow_again(self, events: AsyncGenerator[ChatEvent, None] | None) -> None:
+        # The answer had ended, and no other has begun.
+        if events is not None and self._answer is None:
+            self._answer = self._worker.follow(events)
+            self.reopened.emit()
+
+    def _tick(self) -> None:
+        self._take_events()
+        self._take_jobs()
+        if self.chat is not None and self.chat.link != self._link:
+            self._link = self.chat.link
+            self.link.emit(self._link)
+        self._timer.setInterval(_BUSY_MS if self._answer is not None or self._jobs else _IDLE_MS)
+
+    def _take_events(self) -> None:
+        if self._answer is None:
+            return
+        answer, events, problem = self._answer, [], None
+        try:
+            events = answer.events(wait=0.0)
+        except MoaError as error:
+            problem = error
+        if events:
+            self.events.emit(events)
+        if answer.ended or problem is not None:
+            self._answer = None
+            self.ended.emit(problem)
+
+    def _take_jobs(self) -> None:
+        ended = [job for job in self._jobs if job[0].done()]
+        self._jobs = [job for job in self._jobs if not job[0].done()]
+        for future, done, failed in ended:
+            if future.cancelled():
+                continue
+            error = future.exception()
+            if error is None:
+                done(future.result())
+            else:
+                failed(error if isinstance(error, MoaError) else MoaError(f"the program failed: {error!r}"))
+
+
+async def _connect(settings: Settings, endpoint: Endpoint, options: argparse.Namespace) -> Chat:
+    # Imported here, in the runtime's thread: the window is there first.
+    from moa_chat.desktop.connection import connect
+
+    return await connect(settings, endpoint, options)
+
+
+async def _try(settings: Settings, options: argparse.Namespace) -> str:
+    from moa_chat.desktop.connection import try_connection
+
+    return await try_connection(settings, options)
+
+
+async def _answer(
+    chat: Chat, turns: list[dict[str, str]], question: str, max_new_tokens: int, sampling: Sampling
+) -> AsyncGenerator[ChatEvent, None]:
+    if chat.messages != turns:
+        chat.restore(turns)
+    async with contextlib.aclosing(chat.send(question, max_new_tokens=max_new_tokens, sampling=sampling)) as events:
+        async for event in events:
+            yield event
+
+
+async def _call(function: Callable[[], T]) -> T:
+    """In the event loop, where the runtime's methods have to be called."""
+    return function()

@@ -1,0 +1,90 @@
+"""An answer's statistics in words and rounds."""
+
+from __future__ import annotations
+
+import statistics as stats
+from dataclasses import dataclass
+
+from moa_runtime.answer import FinishReason, Statistics
+
+_RECENT_TRIPS = 8
+_FINISH = {
+    FinishReason.STOP: "",
+    FinishReason.LENGTH: "cut off at its greatest length",
+    FinishReason.CONTEXT: "the target's context is full",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of the status bar, with what it means."""
+
+    text: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Round:
+    """One or more rounds that were seen together: seconds, and tokens committed in each of them."""
+
+    round_trip_s: float
+    committed: float
+
+
+def round_trip(statistics: Statistics) -> float:
+    """Median of the latest round trips in seconds, 0 without any: network and target together."""
+    return stats.median(statistics.round_trips[-_RECENT_TRIPS:]) if statistics.round_trips else 0.0
+
+
+def figures(statistics: Statistics) -> list[Figure]:
+    """What the status bar says about an answer."""
+    saved = statistics.tokens - statistics.kept - statistics.rounds
+    shown = [
+        Figure(f"τ {statistics.tau:.2f}", "tokens that one pass of the server confirms"),
+        Figure(f"{generation_speed(statistics):.1f} tokens/s", "speed after the first token"),
+    ]
+    if statistics.first_token_seconds is not None:
+        shown.append(Figure(f"first token {statistics.first_token_seconds:.2f} s", "from the question to it"))
+    if statistics.round_trips:
+        shown.append(Figure(f"round trip {1000 * round_trip(statistics):.0f} ms", "network and server together"))
+    shown.append(Figure(f"{max(saved, 0)} passes saved", "of the server, against one for each token"))
+    shown.append(
+        Figure(f"↑ {_size(statistics.bytes_up)}  ↓ {_size(statistics.bytes_down)}", "sent and received for this answer")
+    )
+    return shown
+
+
+def generation_speed(statistics: Statistics) -> float:
+    """Tokens per second behind the first verdict, whose waiting time is a figure of its own; 0 before the second."""
+    seconds = statistics.seconds - (statistics.first_token_seconds or 0.0)
+    return max(statistics.tokens - 1, 0) / seconds if seconds > 0 else 0.0
+
+
+def new_round(before: Statistics, after: Statistics) -> Round | None:
+    """What the rounds between two snapshots of one answer brought; None when there were none."""
+    rounds = after.rounds - before.rounds
+    if rounds <= 0 or not after.round_trips:
+        return None
+    return Round(after.round_trips[-1], (after.tokens - before.tokens) / rounds)
+
+
+def summary(statistics: Statistics, reason: FinishReason | None) -> str:
+    """The line beneath an answer; ``reason`` is None for one that was stopped."""
+    parts = [
+        "stopped" if reason is None else _FINISH[reason],
+        f"{statistics.tokens} tokens",
+        f"{generation_speed(statistics):.1f} tokens/s",
+        f"τ {statistics.tau:.2f}" if statistics.rounds else "",
+        f"{statistics.offline} written offline" if statistics.offline else "",
+        f"{statistics.rolled_back} taken back" if statistics.rolled_back else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _size(count: float) -> str:
+    """Bytes in the unit that reads best: ``_size(12_300)`` is ``"12 kB"``."""
+    if count < 1e3:
+        return f"{count:.0f} B"
+    if count < 1e6:
+        return f"{count / 1e3:.0f} kB"
+    return f"{count / 1e6:.1f} MB"

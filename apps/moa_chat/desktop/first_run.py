@@ -1,0 +1,88 @@
+"""What a newcomer sees: where is the verifier, which bundle, and off."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QScrollArea, QVBoxLayout, QWidget
+
+from moa_chat.desktop.connection_form import ConnectionForm
+from moa_chat.desktop.connector import Connector
+from moa_chat.desktop.icons import pixmap
+from moa_chat.desktop.look import Look
+from moa_chat.desktop.profile import Settings
+from moa_chat.desktop.style import letters, lines
+from moa_runtime.errors import MoaError
+
+_WIDTH = 70
+
+
+class FirstRun(QScrollArea):
+    """Signals:
+    wanted: connect with these settings.
+    """
+
+    wanted = Signal(object)
+
+    def __init__(self, look: Look, connector: Connector, settings: Settings, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._look = look
+        self.setObjectName("conversation")
+        self.setAccessibleName("Welcome")
+        self.setWidgetResizable(True)
+        self._mark = QLabel()
+        headline = QLabel("Welcome to moa-chat")
+        headline.setObjectName("headline")
+        lead = QLabel(
+            "A small model on this device writes ahead, a large one on a server checks every word. "
+            "When the network goes away, the answer goes on."
+        )
+        lead.setObjectName("muted")
+        lead.setWordWrap(True)
+        self.form = ConnectionForm(connector, settings)
+        self.start = QPushButton("Start chatting")
+        self.start.setObjectName("primary")
+        self.start.setDefault(True)
+        self.start.clicked.connect(self._begin)
+        self.form.changed.connect(self._check)
+        held = QWidget()
+        self._held = held
+        column = self._column = QVBoxLayout(held)
+        column.setSpacing(lines(0.6))
+        column.addWidget(self._mark)
+        column.addWidget(headline)
+        column.addWidget(lead)
+        column.addSpacing(lines(0.8))
+        column.addWidget(self.form)
+        column.addSpacing(lines(0.8))
+        column.addWidget(self.start, 0, Qt.AlignmentFlag.AlignLeft)
+        column.addStretch()
+        page = QWidget()
+        page.setObjectName("column")
+        centered = QHBoxLayout(page)
+        centered.addStretch(1)
+        centered.addWidget(held, 100)
+        centered.addStretch(1)
+        self.setWidget(page)
+        look.changed.connect(self._refresh)
+        self._refresh()
+        self._check()
+
+    def show_progress(self, words: str) -> None:
+        self.start.setEnabled(False)
+        self.form.show_progress(words)
+
+    def show_problem(self, error: MoaError) -> None:
+        self.form.show_problem(error)
+        self._check()
+
+    def _begin(self) -> None:
+        self.wanted.emit(self.form.settings())
+
+    def _check(self) -> None:
+        self.start.setEnabled(self.form.settings().ready and self.form.bundle.present)
+
+    def _refresh(self) -> None:
+        self._held.setMaximumWidth(letters(_WIDTH))
+        self._mark.setPixmap(pixmap("mark", self._look.theme.accent, lines(2.6), self.devicePixelRatioF()))
+        margin = lines(2)
+        self._column.setContentsMargins(margin, margin, margin, margin)

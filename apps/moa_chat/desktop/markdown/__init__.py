@@ -1,0 +1,1 @@
+"""Markdown for the window, without Qt: blocks, and where their text stands in the source."""

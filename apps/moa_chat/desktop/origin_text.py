@@ -1,0 +1,150 @@
+"""Rendered text that shows where each part of it came from."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from PySide6.QtCore import QEvent, QSizeF, Qt, QUrl
+from PySide6.QtGui import QColor, QDesktopServices, QHelpEvent, QResizeEvent, QTextCharFormat, QTextCursor
+from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QTextEdit, QToolTip, QWidget
+
+from moa_chat.desktop.look import Look
+from moa_chat.desktop.markdown.origins import Run
+from moa_chat.desktop.words import dropped_sentence, origin_sentence
+from moa_runtime.answer import Origin
+
+_STRUCK_LENGTH = 14
+_STRUCK_SIZE = 0.82  # of the letters, or a hesitant answer could hardly be read
+
+
+@dataclass(frozen=True)
+class Struck:
+    """Text that was taken back, and the character of the rendered text before which it stood."""
+
+    before: int
+    text: str
+
+
+class OriginText(QTextBrowser):
+    """Read-only text exactly as high as it has to be; the page around it does the scrolling."""
+
+    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._look = look
+        self._tips: list[tuple[int, int, str]] = []  # start, end, sentence; in positions of the document
+        self._rendering = False
+        self.setAccessibleName("Text of a message")
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
+        self.setOpenLinks(False)
+        self.anchorClicked.connect(_open_link)
+        self.document().setDocumentMargin(0)
+        self.document().documentLayout().documentSizeChanged.connect(self._fit)
+
+    def loadResource(self, kind: int, name: QUrl | str) -> Any:
+        """Nothing is loaded for an answer, neither from disk nor from the network."""
+        return None
+
+    def mark(self, runs: Sequence[Run], struck: Sequence[Struck] = ()) -> None:
+        """Colour the text by origin, or only what is not confirmed, and insert what was taken back.
+
+        Must follow on new content: colours and text inserted before stay.
+        """
+        places = document_positions(self.document().toPlainText())
+        cursor = QTextCursor(self.document())
+        cursor.beginEditBlock()
+        for run in runs:
+            if color := self._color(run.origin, run.committed):
+                cursor.setPosition(places[run.start])
+                cursor.setPosition(places[run.end], QTextCursor.MoveMode.KeepAnchor)
+                cursor.mergeCharFormat(_format(color, run, self._look.origins))
+        self._tips = [(places[run.start], places[run.end], origin_sentence(run.origin, run.committed)) for run in runs]
+        # From the end on, so that the places before are still right.
+        for one in sorted(struck, key=lambda one: one.before, reverse=True) if self._look.origins else ():
+            self._strike(cursor, places[one.before], one.text)
+        cursor.endEditBlock()
+
+    def _strike(self, cursor: QTextCursor, position: int, text: str) -> None:
+        """Insert the beginning of a text that no longer counts."""
+        words = " ".join(text.split())
+        shown = textwrap.shorten(words, _STRUCK_LENGTH, placeholder="…") if " " in words else words[:_STRUCK_LENGTH]
+        struck = QTextCharFormat()
+        struck.setFontStrikeOut(True)
+        struck.setFontPointSize(_STRUCK_SIZE * self.font().pointSizeF())
+        struck.setForeground(QColor(self._look.theme.dropped))
+        cursor.setPosition(position)
+        cursor.insertText(shown, struck)
+        cursor.insertText("\N{THIN SPACE}", QTextCharFormat())
+        length = cursor.position() - position
+        moved = [
+            (start + length * (start >= position), end + length * (end > position), tip)
+            for start, end, tip in self._tips
+        ]
+        self._tips = [*moved, (position, position + length, dropped_sentence(words))]
+
+    def _color(self, origin: Origin, committed: bool) -> str | None:
+        """None for text in the usual colour."""
+        theme = self._look.theme
+        if self._look.origins or (not committed and origin in (Origin.OFFLINE, Origin.KEPT)):
+            return theme.of_origin(origin)
+        return None if committed else theme.tentative
+
+    def event(self, event: QEvent) -> bool:
+        if isinstance(event, QHelpEvent) and event.type() is QEvent.Type.ToolTip:
+            position = self.cursorForPosition(event.pos()).position()
+            tips = [tip for start, end, tip in self._tips if start <= position < end]
+            QToolTip.showText(event.globalPos(), tips[-1] if tips else "", self)
+            return True
+        return super().event(event)
+
+    @contextlib.contextmanager
+    def rendering(self) -> Iterator[None]:
+        """Change the content in steps without the page seeing any but the last: it would jump."""
+        self._rendering = True
+        try:
+            yield
+        finally:
+            self._rendering = False
+            self._fit(self.document().size())
+
+    def _fit(self, size: QSizeF) -> None:
+        if self._rendering:
+            return
+        height = math.ceil(size.height())
+        wraps = self.lineWrapMode() is not QTextEdit.LineWrapMode.NoWrap
+        if not wraps and self.document().idealWidth() > self.viewport().width():
+            height += self.horizontalScrollBar().sizeHint().height()
+        if height != self.height():
+            self.setFixedHeight(height)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit(self.document().size())
+
+
+def _format(color: str, run: Run, origins: bool) -> QTextCharFormat:
+    made = QTextCharFormat()
+    made.setForeground(QColor(color))
+    if origins and not run.committed:
+        # Not by colour alone.
+        made.setUnderlineStyle(QTextCharFormat.UnderlineStyle.DotLine)
+    return made
+
+
+def document_positions(text: str) -> list[int]:
+    """Position in a Qt document of each character of ``text``, and of its end: Qt counts UTF-16 units."""
+    return [0, *accumulate(2 if ord(char) > 0xFFFF else 1 for char in text)]
+
+
+def _open_link(url: QUrl) -> None:
+    """In the browser, and only what a browser is for."""
+    if url.scheme() in ("http", "https", "mailto"):
+        QDesktopServices.openUrl(url)

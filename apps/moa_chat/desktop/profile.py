@@ -1,0 +1,112 @@
+"""The user's profile: a folder with the settings and the history."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from PySide6.QtCore import QStandardPaths
+
+from moa_runtime.errors import MoaError
+
+_SETTINGS_FILE = "settings.json"
+_HISTORY_FILE = "history.sqlite"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user has chosen.
+
+    Attributes:
+        server: the verifier's address; empty until one was chosen.
+        local: start the verifier on this machine instead.
+        token: bearer token of the verifier.
+        certificate: PEM of the one certificate the user trusts for ``server``; empty for the system's authorities.
+        bundle: folder; empty for the default one.
+        system: instructions to the model; empty for none.
+        max_new_tokens, temperature: of every answer.
+        disagreement: ``ask``, ``theirs`` or ``mine``: whose version counts where the target disagrees with text that
+            was written offline.
+        theme: ``system``, ``light`` or ``dark``.
+        zoom: size of the letters in percent.
+        origins: colour answers by origin.
+        geometry: of the window, as Qt packs it, in hexadecimal digits.
+    """
+
+    server: str = ""
+    local: bool = False
+    token: str = dataclasses.field(default="", repr=False)
+    certificate: str = ""
+    bundle: str = ""
+    system: str = ""
+    max_new_tokens: int = 512
+    temperature: float = 0.0
+    disagreement: str = "ask"
+    theme: str = "system"
+    zoom: int = 100
+    origins: bool = False
+    geometry: str = ""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the first-run page was completed."""
+        return self.local or bool(self.server)
+
+
+class Profile:
+    """The folder, made if need be, and readable by its owner alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise MoaError(f"the profile folder {folder} cannot be made: {error.strerror}") from error
+
+    @classmethod
+    def default(cls) -> Profile:
+        """``MOA_EDGE_PROFILE``, or the platform's place for a user's data."""
+        override = os.environ.get("MOA_EDGE_PROFILE")
+        if override:
+            return cls(Path(override).expanduser())
+        data = QStandardPaths.writableLocation(QStandardPaths.StandardLocation.GenericDataLocation)
+        return cls(Path(data) / "moa-edge")
+
+    @property
+    def history_path(self) -> Path:
+        return self.folder / _HISTORY_FILE
+
+    def load(self) -> Settings:
+        """The stored settings; the defaults where one is missing or is of another type."""
+        try:
+            stored = json.loads((self.folder / _SETTINGS_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            stored = {}
+        defaults = dataclasses.asdict(Settings())
+        stored = stored if isinstance(stored, dict) else {}
+        return Settings(**{name: stored[name] for name in defaults if type(stored.get(name)) is type(defaults[name])})
+
+    def save(self, settings: Settings) -> None:
+        """Write the settings so that only their owner can read them, and never half of them.
+
+        Raises:
+            MoaError: the folder cannot be written.
+        """
+        path = self.folder / _SETTINGS_FILE
+        try:
+            descriptor, temporary = tempfile.mkstemp(dir=self.folder)  # made for its owner alone
+            try:
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                    json.dump(dataclasses.asdict(settings), file, indent=2)
+                Path(temporary).replace(path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    Path(temporary).unlink()
+                raise
+        except OSError as error:
+            raise MoaError(f"the settings {path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,105 @@
+"""Draws the pictures of docs/desktop.md: ``python -m moa_chat.desktop.screenshots docs/screenshots``.
+
+The window answers real questions, with a verifier that it starts on this machine, a bundle (the default one, or
+``--bundle``) and a profile of its own that is gone afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from moa_chat.desktop.profile import Settings
+from moa_chat.desktop.staging import rest, staged_window, until
+from moa_chat.desktop.window import Window
+from moa_chat.local import ensure_bundle
+from moa_runtime.errors import MoaError
+
+_WIDTH, _HEIGHT = 1240, 820
+_SETTLING_S = 0.5
+_QUESTIONS = (
+    "Name three primary colours.",
+    "What is the capital of France?",
+    "Write a Python function that returns the factorial of n, and explain it.",
+)
+_OFFLINE_QUESTION = "Tell me a short story about a fox."
+_BEFORE_THE_TUNNEL, _IN_THE_TUNNEL = 20, 100  # characters confirmed, and characters written offline
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 2 with a sentence when there is no bundle or no verifier."""
+    parser = argparse.ArgumentParser(description="Draw the pictures of the window for the documentation.")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--bundle", default="", help="folder (default: the bundle in the cache)")
+    options = parser.parse_args(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    settings = Settings(bundle=options.bundle, theme="light", max_new_tokens=160)
+    try:
+        if not options.bundle:
+            ensure_bundle()
+        with staged_window(settings) as window:
+            _open(window)
+            _take(window, options.out / "first-run.png")
+        with staged_window(dataclasses.replace(settings, local=True)) as window:
+            _open(window)
+            until(window, window.page.composer.is_ready)
+            _take_chats(window, options.out)
+            _take_offline(window, options.out)
+    except MoaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _take_chats(window: Window, out: Path) -> None:
+    for question in _QUESTIONS:
+        window.chats.new_chat()
+        _ask(window, question)
+        until(window, lambda: not window.chats.busy)
+    page = window.page
+    page.plot_button.setChecked(True)
+    _take(window, out / "chat-light.png")
+    page.plot_button.setChecked(False)
+    window.look.set_theme("dark")
+    _take(window, out / "chat-dark.png")
+    window.look.set_theme("light")
+    page.origins.setChecked(True)
+    _take(window, out / "origins.png")
+    page.origins.setChecked(False)
+
+
+def _take_offline(window: Window, out: Path) -> None:
+    """The middle of an answer, a moment after the connection is gone."""
+
+    def characters(committed: bool) -> int:
+        return sum(len(span.text) for span in window.chats.messages[-1].spans if span.committed is committed)
+
+    window.chats.new_chat()
+    _ask(window, _OFFLINE_QUESTION)
+    until(window, lambda: characters(True) >= _BEFORE_THE_TUNNEL)
+    window.page.offline.setChecked(True)
+    until(window, lambda: characters(False) >= _IN_THE_TUNNEL)
+    _take(window, out / "offline.png")
+
+
+def _open(window: Window) -> None:
+    window.resize(_WIDTH, _HEIGHT)
+    window.show()
+    window.begin()
+
+
+def _ask(window: Window, question: str) -> None:
+    window.page.composer.field.setPlainText(question)
+    window.page.composer.send()
+
+
+def _take(window: Window, path: Path) -> None:
+    rest(_SETTLING_S)
+    window.grab().save(str(path))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,321 @@
+"""The window: connects the pages with the conversations and the connection."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from PySide6.QtCore import QByteArray
+from PySide6.QtGui import QCloseEvent
+from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QWidget
+
+from moa_chat.desktop.chat_list import ChatList
+from moa_chat.desktop.chat_page import ChatPage
+from moa_chat.desktop.commands import Command, ShortcutDialog, add_commands
+from moa_chat.desktop.connector import Connector
+from moa_chat.desktop.controller import ChatController
+from moa_chat.desktop.engine import Engine
+from moa_chat.desktop.first_run import FirstRun
+from moa_chat.desktop.look import Look
+from moa_chat.desktop.profile import Profile, Settings
+from moa_chat.desktop.saving import ask_and_save
+from moa_chat.desktop.settings_dialog import SettingsDialog
+from moa_chat.desktop.style import letters, lines
+from moa_chat.desktop.trouble import ConnectionFailedError
+from moa_chat.desktop.words import as_sentence
+from moa_chat.history.store import History
+from moa_runtime.answer import LinkChanged, LinkStatus
+from moa_runtime.errors import MoaError
+
+
+class Window(QWidget):
+    """The one window of the program.
+
+    Args:
+        settings: those of the profile, with what the command line says instead.
+        options: of the command line.
+    """
+
+    def __init__(
+        self, profile: Profile, settings: Settings, history: History, look: Look, options: argparse.Namespace
+    ) -> None:
+        super().__init__()
+        self.setObjectName("window")
+        self.setWindowTitle("moa-chat")
+        self._profile, self.settings, self.look = profile, settings, look
+        self._stored = profile.load()
+        self.engine = Engine(self)
+        self.connector = Connector(self.engine, options, self)
+        self.chats = ChatController(self.engine, history, lambda: self.settings, options, self)
+        self.list = ChatList(look)
+        self.page = ChatPage(look)
+        self.first_run = FirstRun(look, self.connector, settings)
+        self.settings_dialog: SettingsDialog | None = None
+        self._pages = QStackedWidget()
+        self._pages.addWidget(self.page)
+        self._pages.addWidget(self.first_run)
+        layout = QHBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(0)
+        layout.addWidget(self.list, 2)
+        layout.addWidget(self._pages, 5)
+        self._connect_chats()
+        self._connect_page()
+        self._connect_connection()
+        self.commands = self._commands()
+        add_commands(self, self.commands)
+        self._restore_size()
+        self._show_chats()
+        if history.set_aside is not None:
+            words = f"The history was damaged and a new one was begun. The old file is kept: {history.set_aside}"
+            self.page.notice.say(words, stays=True)
+
+    def begin(self) -> None:
+        """Connect, or let a newcomer choose to what. The window is there already."""
+        ready = self.settings.ready
+        self._show_first_run(not ready)
+        if ready:
+            self.connector.connect_as(self.settings)
+
+    def come_to_front(self) -> None:
+        """Another instance of the program was asked for this one."""
+        if self.isMinimized():
+            self.showNormal()
+        self.show()
+        self.raise_()
+        self.activateWindow()
+
+    # -- wiring --------------------------------------------------------------------------------
+
+    def _connect_chats(self) -> None:
+        chats, page, conversation = self.chats, self.page, self.page.conversation
+        chats.chats_changed.connect(self._show_chats)
+        chats.opened.connect(self._opened)
+        chats.message_changed.connect(conversation.set_message)
+        chats.truncated.connect(conversation.truncate)
+        chats.busy_changed.connect(self._busy)
+        chats.figures_changed.connect(page.status.show_figures)
+        chats.round_seen.connect(page.plot.add)
+        chats.round_trip_changed.connect(page.pill.set_round_trip)
+        chats.waiting.connect(conversation.set_waiting)
+        chats.returned.connect(page.composer.put_back)
+        chats.told.connect(self._tell)
+        chats.disagreed.connect(page.disagreement.ask)
+        self.list.wanted.connect(self._open_chat)
+        self.list.new_wanted.connect(self._new_chat)
+        self.list.renamed.connect(chats.rename)
+        self.list.deleted.connect(chats.delete)
+        self.list.searched.connect(lambda _: self._show_chats())
+        self.list.settings_wanted.connect(self._open_settings)
+
+    def _connect_page(self) -> None:
+        page = self.page
+        page.composer.sent.connect(self.chats.send)
+        page.composer.stopped.connect(self.chats.stop)
+        page.composer.scrolled.connect(page.conversation.page)
+        page.conversation.edited.connect(self.chats.edit)
+        page.conversation.again.connect(self.chats.again)
+        page.disagreement.chosen.connect(self._settle)
+        page.sidebar.clicked.connect(lambda: self.list.setVisible(not self.list.isVisible()))
+        page.offline.toggled.connect(self._work_offline)
+        page.origins.setChecked(self.settings.origins)
+        page.origins.toggled.connect(self._color_origins)
+        page.export.clicked.connect(self._export)
+
+    def _connect_connection(self) -> None:
+        self.engine.link.connect(self._link_changed)
+        self.connector.connecting.connect(self._connecting)
+        self.connector.connected.connect(self._connected)
+        self.connector.failed.connect(self._connection_failed)
+        self.first_run.wanted.connect(self._first_connection)
+
+    def _commands(self) -> list[Command]:
+        page = self.page
+        return [
+            Command("New chat", "Ctrl+N", self._new_chat),
+            Command("Search the chats", "Ctrl+K", self._search),
+            Command("Go to the list of chats", "Ctrl+Shift+L", self._to_list),
+            Command("Write a message", "Ctrl+L", page.composer.field.setFocus),
+            Command("Stop the answer", "Esc", self.chats.stop),
+            Command("Answer again", "Ctrl+R", self.chats.again),
+            Command("Edit the last question", "Ctrl+E", page.conversation.edit_last),
+            Command("Copy the last answer", "Ctrl+Shift+C", page.conversation.copy_last),
+            Command("Jump to the newest message", "Ctrl+End", page.conversation.jump),
+            Command("Save this chat as a file", "Ctrl+S", self._export),
+            Command("Work offline", "Ctrl+Shift+O", page.offline.toggle),
+            Command("Colour the text by origin", "Ctrl+Shift+G", page.origins.toggle),
+            Command("Show the rounds", "Ctrl+Shift+P", page.plot_button.toggle),
+            Command("Show or hide the chats", "Ctrl+B", page.sidebar.click),
+            Command("Larger letters", "Ctrl++", lambda: self._zoom(1)),
+            Command("Smaller letters", "Ctrl+-", lambda: self._zoom(-1)),
+            Command("Settings", "Ctrl+,", self._open_settings),
+            Command("Keyboard", "F1", lambda: ShortcutDialog(self.commands, self).open()),
+            Command("Quit", "Ctrl+Q", self.close),
+        ]
+
+    # -- chats ---------------------------------------------------------------------------------
+
+    def _show_chats(self) -> None:
+        try:
+            found = self.chats.history.chats(self.list.search.text())
+        except MoaError as error:
+            self._tell(as_sentence(str(error)), "", None)
+            return
+        self.list.show_chats(found, self.chats.current)
+        titles = {chat.id: chat.title for chat in found}
+        if self.chats.current is None:
+            self.page.title.setText("New chat")
+        elif self.chats.current in titles:
+            self.page.title.setText(titles[self.chats.current])
+
+    def _opened(self) -> None:
+        self.page.conversation.show_messages(self.chats.messages)
+        self.page.conversation.set_busy(self.chats.busy)
+        self.page.disagreement.hide()
+        self.page.composer.field.setFocus()
+
+    def _open_chat(self, chat: int) -> None:
+        self._pages.setCurrentWidget(self.page)
+        self.chats.open_chat(chat)
+
+    def _new_chat(self) -> None:
+        self._pages.setCurrentWidget(self.page)
+        self.chats.new_chat()
+
+    def _busy(self, busy: bool) -> None:
+        self.page.composer.set_answering(busy)
+        self.page.conversation.set_busy(busy)
+        if busy:
+            self.page.disagreement.hide()
+
+    def _settle(self, mine: bool, always: bool) -> None:
+        if always:
+            self._change(disagreement="mine" if mine else "theirs")
+        self.chats.settle(mine)
+
+    def _search(self) -> None:
+        self.list.show()
+        self.list.search.setFocus()
+        self.list.search.selectAll()
+
+    def _to_list(self) -> None:
+        self.list.show()
+        self.list.list.setFocus()
+
+    def _export(self) -> None:
+        turns = [message.turn for message in self.chats.messages]
+        try:
+            saved = ask_and_save(self, self.page.title.text(), turns)
+        except MoaError as error:
+            self._tell(as_sentence(str(error)), "", None)
+        else:
+            if saved is not None:
+                self._tell(f"Saved as {saved}.", "", None)
+
+    # -- connection ----------------------------------------------------------------------------
+
+    def _first_connection(self, settings: Settings) -> None:
+        self.settings = settings
+        self.connector.connect_as(settings)
+
+    def _connecting(self, where: str) -> None:
+        self.page.composer.set_ready(False)
+        self.page.pill.set_server(where)
+        words = "Starting a verifier on this machine. The first start takes a while…" if self.settings.local else ""
+        self.first_run.show_progress(words or "Connecting…")
+
+    def _connected(self, where: str) -> None:
+        self.page.pill.set_server(where)
+        self.page.composer.set_ready(True)
+        if self.page.offline.isChecked():
+            self.engine.work_offline(True)
+        if self._pages.currentWidget() is self.first_run:
+            self._change(**dataclasses.asdict(self.settings))
+            self._show_first_run(False)
+        self.page.composer.field.setFocus()
+
+    def _connection_failed(self, error: MoaError) -> None:
+        self.page.pill.set_server("")
+        if self._pages.currentWidget() is self.first_run:
+            self.first_run.show_problem(error)
+        elif isinstance(error, ConnectionFailedError):
+            self.page.notice.say(as_sentence(str(error)), "Settings", self._open_settings, stays=True)
+        else:
+            # Nothing that the settings could mend: a program of ours that ended, perhaps.
+            again = partial(self.connector.connect_as, self.settings)
+            self.page.notice.say(as_sentence(str(error)), "Try again", again, stays=True)
+
+    def _link_changed(self, link: LinkChanged) -> None:
+        self.page.pill.set_link(link)
+        if link.status is LinkStatus.OFFLINE and not self.page.offline.isChecked():
+            self.page.conversation.set_waiting("The verifier is away; this device goes on as far as it can…")
+
+    def _work_offline(self, offline: bool) -> None:
+        self.page.pill.set_wanted_offline(offline)
+        self.engine.work_offline(offline)
+
+    def _show_first_run(self, shown: bool) -> None:
+        self._pages.setCurrentWidget(self.first_run if shown else self.page)
+        self.list.setVisible(not shown)
+
+    # -- settings ------------------------------------------------------------------------------
+
+    def _open_settings(self) -> None:
+        self.settings_dialog = SettingsDialog(self.connector, self.settings, self)
+        self.settings_dialog.saved.connect(self._save_settings)
+        self.settings_dialog.open()
+
+    def _save_settings(self, settings: Settings) -> None:
+        before = self.settings
+        self._change(**dataclasses.asdict(settings))
+        if settings.theme != before.theme:
+            self.look.set_theme(settings.theme)
+        if settings.zoom != before.zoom:
+            self.look.set_zoom(settings.zoom)
+        connection = ("local", "server", "token", "certificate", "bundle")
+        changed = any(getattr(settings, name) != getattr(before, name) for name in connection)
+        if changed or self.engine.chat is None:
+            self.page.notice.hide()
+            self.chats.stop()
+            self.connector.connect_as(settings)
+
+    def _change(self, **values: Any) -> None:
+        """Change settings and store them."""
+        self.settings = dataclasses.replace(self.settings, **values)
+        # What the command line says counts for this time only.
+        self._stored = dataclasses.replace(self._stored, **values)
+        try:
+            self._profile.save(self._stored)
+        except MoaError as error:
+            self._tell(as_sentence(str(error)), "", None)
+
+    def _color_origins(self, shown: bool) -> None:
+        self.look.set_origins(shown)
+        self._change(origins=shown)
+
+    def _zoom(self, step: int) -> None:
+        self.look.step_zoom(step)
+        self._change(zoom=self.look.zoom)
+
+    def _tell(self, text: str, offer: str, does: Callable[[], None] | None) -> None:
+        self.page.notice.say(text, offer, does or (lambda: None))
+
+    # -- the window itself ---------------------------------------------------------------------
+
+    def _restore_size(self) -> None:
+        stored = QByteArray.fromHex(self.settings.geometry.encode())
+        if not self.restoreGeometry(stored):
+            self.resize(letters(132), lines(46))
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        """Out of sight at once; what has to be waited for is done behind it."""
+        self._change(geometry=bytes(self.saveGeometry().toHex().data()).decode())
+        self.hide()
+        self.chats.close()
+        self.connector.close()
+        self.engine.close()
+        self.chats.history.close()
+        super().closeEvent(event)

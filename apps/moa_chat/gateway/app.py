@@ -1,0 +1,190 @@
+"""The endpoint as an ASGI app."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from moa_chat.gateway.answer import Ending
+from moa_chat.gateway.errors import ApiError, as_api_error
+from moa_chat.gateway.guard import Guard
+from moa_chat.gateway.log import RequestLog, note
+from moa_chat.gateway.pool import ChatPool
+from moa_chat.gateway.reply import Reply, event
+from moa_chat.gateway.request import ChatRequest, Defaults, parse_request
+from moa_chat.gateway.writing import Writing
+from moa_chat.status import figures
+from moa_runtime.errors import MoaError
+
+_MOST_BYTES = 8 << 20
+_CLIENT_LEFT = 499
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Access:
+    """See :class:`moa_chat.gateway.guard.Guard`."""
+
+    token: str
+    origins: Collection[str]
+    hosts: Collection[str] | None
+
+
+def create_app(pool: ChatPool, defaults: Defaults, access: Access, say: Callable[[str], None]) -> Starlette:
+    """The app; it closes the pool when it ends.
+
+    Args:
+        say: shows a line for each request.
+    """
+    model = {"id": defaults.model, "object": "model", "created": int(time.time()), "owned_by": "moa-edge"}
+
+    async def models(request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def one_model(request: Request) -> Response:
+        if request.path_params["name"] != defaults.model:
+            text = f"there is no model {request.path_params['name']!r} here, only {defaults.model!r}"
+            raise ApiError(404, text, param="model", code="model_not_found")
+        return JSONResponse(model)
+
+    async def chat_completions(request: Request) -> Response:
+        asked = parse_request(await _body(request), defaults)
+        writing = Writing(pool, asked)
+        reply = Reply(defaults.model)
+        pieces = _noted(request, writing.pieces())
+        try:
+            # The first piece decides between an answer and an error, which have different statuses.
+            first = await _unless_gone(request, anext(pieces))
+            if asked.stream:
+                return StreamingResponse(_stream(writing, reply, asked, first, pieces), media_type="text/event-stream")
+            return await _unless_gone(request, _whole(reply, first, pieces))
+        except BaseException:
+            writing.stop()
+            raise
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await pool.close()
+
+    middleware = [
+        Middleware(RequestLog, say=say),
+        Middleware(Guard, token=access.token, origins=access.origins, hosts=access.hosts),
+    ]
+    if access.origins:
+        origins, methods = list(access.origins), ["GET", "POST"]
+        middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=["*"]))
+    return Starlette(
+        routes=[
+            Route("/v1/models", models),
+            Route("/v1/models/{name:path}", one_model),
+            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        ],
+        middleware=middleware,
+        exception_handlers={
+            MoaError: _refuse,
+            HTTPException: _refuse_http,
+            ClientDisconnect: _client_left,
+        },
+        lifespan=lifespan,
+    )
+
+
+async def _body(request: Request) -> bytes:
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > _MOST_BYTES:
+            raise ApiError(413, f"the body is larger than {_MOST_BYTES >> 20} MiB")
+    return bytes(data)
+
+
+async def _whole(reply: Reply, first: str | Ending, pieces: AsyncGenerator[str | Ending, None]) -> Response:
+    text, piece = "", first
+    while not isinstance(piece, Ending):
+        text += piece
+        piece = await anext(pieces)
+    return JSONResponse(reply.whole(text, piece))
+
+
+async def _stream(
+    writing: Writing,
+    reply: Reply,
+    asked: ChatRequest,
+    first: str | Ending,
+    pieces: AsyncGenerator[str | Ending, None],
+) -> AsyncGenerator[str, None]:
+    try:
+        yield reply.first_chunk()
+        piece = first
+        while not isinstance(piece, Ending):
+            yield reply.chunk(piece)
+            piece = await anext(pieces)
+        yield reply.last_chunks(piece, include_usage=asked.include_usage)
+    except MoaError as error:
+        # The status is sent already; clients know an error object in the stream.
+        yield event(as_api_error(error).body)
+    finally:
+        writing.stop()
+
+
+async def _noted(request: Request, pieces: AsyncGenerator[str | Ending, None]) -> AsyncGenerator[str | Ending, None]:
+    """The pieces; how the answer ended goes into the request's line of the log."""
+    async with aclosing(pieces):
+        async for piece in pieces:
+            if isinstance(piece, Ending):
+                end = f"{'offline, ' if piece.offline else ''}{piece.reason}, {piece.completion_tokens} tokens"
+                note(request.scope, f"{end} | {figures(piece.statistics)}")
+            yield piece
+
+
+async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """The result of ``work``, which is cancelled when the client leaves.
+
+    Raises:
+        ClientDisconnect: it has left.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.create_task(_leaving(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _leaving(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, MoaError)
+    note(request.scope, str(error))
+    return as_api_error(error).response()
+
+
+async def _refuse_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    text = f"{request.method} {request.url.path}: {error.detail}"
+    return ApiError(error.status_code, text, headers=error.headers).response()
+
+
+async def _client_left(request: Request, error: Exception) -> Response:
+    return Response(status_code=_CLIENT_LEFT)

@@ -1,0 +1,68 @@
+"""Chats behind the endpoint, whose requests name no conversation but bring all of its messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from moa_chat.gateway.errors import RETRY_SECONDS, ApiError
+from moa_runtime.chat import Chat
+from moa_runtime.sequences import common_length
+from moa_runtime.tokenizer import Message
+from moa_runtime.transport import ConnectError
+
+
+class ChatPool:
+    """Lends a chat for each request: the one that knows most of the conversation already.
+
+    Args:
+        connect: opens another chat with the verifier.
+        size: chats at most, which is also how many requests are answered at once.
+    """
+
+    def __init__(self, connect: Callable[[], Awaitable[Chat]], size: int = 8) -> None:
+        self._connect, self._size = connect, size
+        self._idle: list[Chat] = []  # the most recently used last
+        self._lent = 0
+
+    @asynccontextmanager
+    async def lend(self, history: Sequence[Message], question: str) -> AsyncIterator[Chat]:
+        """A chat that is set to the turns of ``history``, for ``question`` to be sent.
+
+        Raises:
+            ApiError: 429, as many requests are being answered as can be.
+            ConnectError: the verifier is away, and there is no chat from before.
+        """
+        if self._lent == self._size:
+            text = f"{self._size} requests are being answered already: try again later"
+            raise ApiError(429, text, code="rate_limit_exceeded", headers={"Retry-After": str(RETRY_SECONDS)})
+        self._lent += 1
+        try:
+            chat = await self._take([*history, {"role": "user", "content": question}])
+            try:
+                chat.restore(history)
+                yield chat
+            finally:
+                self._idle.append(chat)
+        finally:
+            self._lent -= 1
+
+    async def close(self) -> None:
+        """Close the chats that are not lent."""
+        while self._idle:
+            await self._idle.pop().close()
+
+    async def _take(self, turns: Sequence[Message]) -> Chat:
+        best = max(self._idle, key=lambda chat: common_length(chat.messages, turns), default=None)
+        # A system message in common is no conversation in common.
+        if best is not None and common_length(best.messages, turns) > (turns[0]["role"] == "system"):
+            self._idle.remove(best)
+            return best
+        if self._lent + len(self._idle) <= self._size:
+            try:
+                return await self._connect()
+            except ConnectError:
+                # What an older chat remembers may be enough to answer without the verifier.
+                if not self._idle:
+                    raise
+        return self._idle.pop(0)

@@ -1,0 +1,103 @@
+"""Running the endpoint."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+
+import uvicorn
+from starlette.applications import Starlette
+
+from moa_chat.gateway.address import Address
+from moa_chat.gateway.app import Access, create_app
+from moa_chat.gateway.guard import LOOPBACK_NAMES
+from moa_chat.gateway.pool import ChatPool
+from moa_chat.gateway.request import Defaults
+from moa_chat.setup import Setup
+from moa_runtime.backends.load import load_backend
+from moa_runtime.backends.shared import SharedBackend
+from moa_runtime.chat import Chat
+from moa_runtime.control import FixedLength
+from moa_runtime.driver import DriverSettings
+from moa_runtime.listening import is_loopback, listen, url_of
+from moa_runtime.session.events import Policy
+
+# What was sent cannot be taken back, so only a lost connection makes the device write on alone: a verdict may be late.
+_PATIENCE_S = 3600.0
+
+
+def run_gateway(setup: Setup, address: Address, *, as_json: bool) -> int:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        as_json: whether the line on stdout that says that the endpoint is ready is a JSON object.
+
+    Raises:
+        MoaError: the address cannot be listened on, or the drafter cannot be loaded.
+    """
+    defaults = Defaults(
+        model=setup.target,
+        max_new_tokens=setup.max_new_tokens,
+        temperature=setup.temperature,
+        top_p=setup.top_p,
+        seed=setup.seed,
+        system=setup.system,
+    )
+    access = Access(address.token, address.origins, LOOPBACK_NAMES if is_loopback(address.host) else None)
+    with listen(address.host, address.port) as listening:
+        _serve(create_app(_pool(setup), defaults, access, _say), listening, setup.target, as_json)
+    return 0
+
+
+def _pool(setup: Setup) -> ChatPool:
+    backend = SharedBackend(load_backend(setup.bundle, setup.backend, threads=setup.threads))
+    settings = DriverSettings(
+        offline_limit=setup.offline_limit, late_after_s=_PATIENCE_S, prefill_late_after_s=_PATIENCE_S
+    )
+
+    async def connect() -> Chat:
+        return await Chat.connect(
+            setup.bundle,
+            setup.endpoint,
+            backend=backend,
+            controller=FixedLength(setup.draft_length),
+            policy=Policy.KEEP,
+            settings=settings,
+        )
+
+    return ChatPool(connect)
+
+
+def _serve(app: Starlette, listening: socket.socket, model: str, as_json: bool) -> None:
+    url = url_of("http", listening, "/v1")
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            host, port = listening.getsockname()[:2]
+            ready = {"event": "ready", "url": url, "host": host, "port": port, "model": model}
+            print(json.dumps(ready) if as_json else f"moa-chat: serving {model} on {url}", flush=True)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # uvicorn stops gracefully and then raises the signal again for the handler that was there before.
+        signal.signal(number, _exit)
+    config = uvicorn.Config(
+        app,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=3,
+    )
+    Server(config).run(sockets=[listening])
+
+
+def _exit(*_: object) -> None:
+    raise SystemExit(0)
+
+
+def _say(line: str) -> None:
+    print(f"moa-chat: {line}", file=sys.stderr, flush=True)

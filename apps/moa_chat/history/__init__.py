@@ -1,0 +1,1 @@
+"""Conversations kept on this machine, in one SQLite file."""

@@ -1,0 +1,81 @@
+"""What is stored of a conversation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from moa_runtime.answer import Origin, TextSpan
+
+_TITLE_LENGTH = 48
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Text that was taken back while an answer was written; ``offset`` is where in the answer it stood."""
+
+    offset: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn.
+
+    Attributes:
+        content: Markdown.
+        spans: the content cut by origin; joined they are the content. Empty where no origins are known.
+        dropped: what was taken back, by offset.
+        finished: False for an answer that is being written, or was when the program ended.
+        figures: one line about the answer, perhaps empty.
+    """
+
+    role: str
+    content: str
+    spans: tuple[TextSpan, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
+    finished: bool = True
+    figures: str = ""
+
+    @property
+    def turn(self) -> dict[str, str]:
+        """What the runtime and the export take."""
+        return {"role": self.role, "content": self.content}
+
+
+@dataclass(frozen=True)
+class ChatSummary:
+    """A row of the list of chats. ``updated`` is in seconds since 1970."""
+
+    id: int
+    title: str
+    updated: float
+
+
+def title_of(question: str) -> str:
+    """A chat's title made from its first question: its first line, cut between words.
+
+    >>> title_of("  What is\\nthe capital?")
+    'What is'
+    """
+    line = next((line for line in question.splitlines() if line.strip()), "")
+    words = " ".join(line.split())
+    if len(words) <= _TITLE_LENGTH:
+        return words or "New chat"
+    return words[:_TITLE_LENGTH].rsplit(" ", 1)[0] + "…"
+
+
+def spans_to_json(message: Message) -> str:
+    """Origins and dropped text of a message; spans by their lengths, since the content is stored beside them."""
+    spans = [[len(span.text), span.origin.value, span.committed] for span in message.spans]
+    return json.dumps({"spans": spans, "dropped": [[one.offset, one.text] for one in message.dropped]})
+
+
+def spans_from_json(text: str, content: str) -> tuple[tuple[TextSpan, ...], tuple[Dropped, ...]]:
+    """What :func:`spans_to_json` wrote."""
+    raw = json.loads(text)
+    spans, offset = [], 0
+    for length, origin, committed in raw["spans"]:
+        spans.append(TextSpan(content[offset : offset + length], Origin(origin), committed))
+        offset += length
+    return tuple(spans), tuple(Dropped(offset, dropped) for offset, dropped in raw["dropped"])

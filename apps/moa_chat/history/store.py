@@ -1,0 +1,168 @@
+"""The history itself: chats and their messages in SQLite."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from moa_chat.history.message import ChatSummary, Message, spans_from_json, spans_to_json
+from moa_chat.history.schema import prepare
+from moa_runtime.errors import MoaError
+
+_BUSY_SECONDS = 2.0
+
+
+class History:
+    """Chats on disk; every call is one transaction, so that a crash loses nothing that was saved.
+
+    Use :meth:`open`. From one thread only.
+
+    Attributes:
+        set_aside: where a damaged file was moved on opening; None if the file was fine.
+    """
+
+    def __init__(self, database: sqlite3.Connection, set_aside: Path | None = None) -> None:
+        self._database = database
+        self.set_aside = set_aside
+        database.create_function("fold", 1, str.casefold, deterministic=True)
+        # Chats deleted in an earlier run: nobody can take that back any more.
+        self._change("DELETE FROM chat WHERE deleted")
+
+    @classmethod
+    def open(cls, path: Path) -> History:
+        """Open the file, and make it if it is not there. A damaged one is renamed, and a new one begun.
+
+        Raises:
+            MoaError: the file is of a newer moa-edge, or can be neither read nor moved.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                return cls(_connect(path))
+            except sqlite3.OperationalError as error:  # locked, no permission, no room: nothing is wrong with the file
+                raise MoaError(f"the history {path} cannot be opened: {error}") from error
+            except sqlite3.DatabaseError:
+                aside = _set_aside(path)
+                return cls(_connect(path), aside)
+        except (OSError, sqlite3.Error) as error:
+            raise MoaError(f"the history {path} cannot be opened: {error}") from error
+
+    def close(self) -> None:
+        self._database.close()
+
+    # -- chats ---------------------------------------------------------------------------------
+
+    def chats(self, search: str = "") -> list[ChatSummary]:
+        """Latest first; with a search only those that have all its words in the title or in messages."""
+        text = "fold(title || ' ' || coalesce((SELECT group_concat(content, ' ') FROM message WHERE chat = id), ''))"
+        words = search.casefold().split()
+        found = "".join(f" AND instr({text}, ?)" for _ in words)
+        rows = self._rows(
+            f"SELECT id, title, updated FROM chat WHERE NOT deleted{found} ORDER BY updated DESC, id DESC", words
+        )
+        return [ChatSummary(int(chat), str(title), float(updated)) for chat, title, updated in rows]
+
+    def create(self, title: str) -> int:
+        """A new chat without messages; returns its id."""
+        return self._change("INSERT INTO chat (title, updated) VALUES (?, ?)", (title, time.time()))
+
+    def rename(self, chat: int, title: str) -> None:
+        self._change("UPDATE chat SET title = ? WHERE id = ?", (title, chat))
+
+    def delete(self, chat: int) -> None:
+        """Take a chat out of the list; :meth:`restore` brings it back until the history is opened again."""
+        self._change("UPDATE chat SET deleted = 1 WHERE id = ?", (chat,))
+
+    def restore(self, chat: int) -> None:
+        self._change("UPDATE chat SET deleted = 0 WHERE id = ?", (chat,))
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def messages(self, chat: int) -> list[Message]:
+        rows = self._rows(
+            "SELECT role, content, spans, finished, figures FROM message WHERE chat = ? ORDER BY position", (chat,)
+        )
+        messages = []
+        for role, content, spans, finished, figures in rows:
+            pieces, dropped = spans_from_json(spans, content)
+            messages.append(Message(role, content, pieces, dropped, bool(finished), figures))
+        return messages
+
+    def save(self, chat: int, position: int, message: Message) -> None:
+        """Write one message, over what was there; the chat moves to the top of the list."""
+        with self._transaction():
+            self._database.execute(
+                "INSERT OR REPLACE INTO message VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    chat,
+                    position,
+                    message.role,
+                    message.content,
+                    spans_to_json(message),
+                    message.finished,
+                    message.figures,
+                ),
+            )
+            self._database.execute("UPDATE chat SET updated = ? WHERE id = ?", (time.time(), chat))
+
+    def truncate(self, chat: int, length: int) -> None:
+        """Drop a chat's messages from position ``length`` on."""
+        self._change("DELETE FROM message WHERE chat = ? AND position >= ?", (chat, length))
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Raises MoaError for what SQLite cannot do, such as writing to a full disk."""
+        try:
+            with self._database:
+                yield
+        except sqlite3.Error as error:
+            raise MoaError(f"the history could not be read or written: {error}") from error
+
+    def _change(self, statement: str, values: Sequence[object] = ()) -> int:
+        with self._transaction():
+            return self._database.execute(statement, values).lastrowid or 0
+
+    def _rows(self, statement: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+        with self._transaction():
+            return self._database.execute(statement, values).fetchall()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Raises sqlite3.DatabaseError, closed again, when the file is no history or damaged."""
+    database = sqlite3.connect(path, timeout=_BUSY_SECONDS)
+    try:
+        path.chmod(0o600)  # what people ask is nobody else's business
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
+        database.execute("PRAGMA foreign_keys = ON")
+        (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(verdict)
+        prepare(database)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename a damaged file, its log included, to a name that is free."""
+    stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    aside = path.with_name(f"{path.stem}-damaged-{stamp}{path.suffix}")
+    number = 1
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.stem}-damaged-{stamp}-{number}{path.suffix}")
+    path.rename(aside)
+    for ending in ("-wal", "-shm"):
+        log = path.with_name(path.name + ending)
+        if log.exists():
+            log.rename(aside.with_name(aside.name + ending))
+    return aside

@@ -1,0 +1,128 @@
+"""The options of ``moa-chat``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import NoReturn
+
+from moa_runtime.errors import MoaError
+
+DEFAULT_SERVER = "ws://127.0.0.1:8765"
+DEFAULT_GATEWAY = "127.0.0.1:11435"
+
+
+class UsageError(MoaError):
+    """Options that are wrong or exclude each other."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One sentence like every other error, instead of the usage and an exit."""
+        raise UsageError(f"{message} (moa-chat --help lists the options)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="moa-chat",
+        description="Chat with a target behind a verifier. A small drafter on this machine proposes the tokens, "
+        "and writes on alone while the network is away.",
+    )
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--terminal", action="store_true", help="chat in this terminal (default: in a window)")
+    mode.add_argument("--once", metavar="PROMPT", help="answer one prompt and leave")
+    mode.add_argument(
+        "--serve",
+        nargs="?",
+        const=DEFAULT_GATEWAY,
+        metavar="HOST:PORT",
+        help=f"an OpenAI-compatible endpoint for other programs (default: {DEFAULT_GATEWAY})",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object: with --once at the end, with --serve when it is ready"
+    )
+
+    where = parser.add_argument_group("where")
+    where.add_argument("--server", metavar="URL", help=f"the verifier (default: $MOA_SERVER or {DEFAULT_SERVER})")
+    where.add_argument("--local", action="store_true", help="start a verifier on this machine for as long as the chat")
+    where.add_argument("--token", help="bearer token of the verifier; safer in the variable MOA_TOKEN")
+    where.add_argument("--tls-ca", type=Path, metavar="FILE", help="trust this certificate authority (PEM) for wss")
+    where.add_argument("--bundle", type=Path, metavar="DIR", help="written by moa-export (default: its default)")
+
+    gateway = parser.add_argument_group("with --serve")
+    gateway.add_argument(
+        "--gateway-token",
+        metavar="TOKEN",
+        help="bearer token that requests must carry; safer in the variable MOA_GATEWAY_TOKEN (default: none)",
+    )
+    gateway.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let web pages of this origin, such as http://localhost:3000, use the endpoint; may be repeated",
+    )
+
+    answer = parser.add_argument_group("answers")
+    answer.add_argument("--system", metavar="TEXT", help="system message")
+    answer.add_argument("--max-new-tokens", type=int, default=512, metavar="N", help="default: %(default)s")
+    answer.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy, the default")
+    answer.add_argument("--top-p", type=float, default=1.0, metavar="P", help="default: %(default)s")
+    answer.add_argument("--seed", type=int, help="of the sampling (default: a new one for each answer)")
+
+    drafting = parser.add_argument_group("drafting")
+    drafting.add_argument("--draft-length", type=int, default=6, metavar="N", help="tokens (default: %(default)s)")
+    drafting.add_argument(
+        "--backend", metavar="NAME", help="onnx or coreml (default: the first that the bundle is for)"
+    )
+    drafting.add_argument("--threads", type=int, default=2, metavar="N", help="of the drafter (default: %(default)s)")
+    drafting.add_argument(
+        "--offline-limit",
+        type=int,
+        default=256,
+        metavar="N",
+        help="tokens written at most without the verifier (default: %(default)s)",
+    )
+    drafting.add_argument(
+        "--policy",
+        choices=("rollback", "keep", "ask"),
+        help="what becomes of text written offline: taken back to the first disagreement, kept, or as you then say "
+        "(default: ask in a dialogue, rollback with --once; --serve always keeps it)",
+    )
+    return parser
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Refuse what cannot be meant.
+
+    Raises:
+        UsageError: options that exclude each other, or a value that is out of range.
+    """
+    if options.once is not None and not options.once.strip():
+        raise UsageError("--once needs a prompt, not an empty text")
+    if options.json and options.once is None and options.serve is None:
+        raise UsageError("--json belongs to --once PROMPT or --serve")
+    if options.serve is None and (options.gateway_token is not None or options.allow_origin):
+        raise UsageError("--gateway-token and --allow-origin belong to --serve")
+    if options.serve is not None and options.policy not in (None, "keep"):
+        raise UsageError(f"--serve cannot take back what it has sent: leave out --policy {options.policy}")
+    if options.once is not None and options.policy == "ask":
+        raise UsageError("--once asks nothing: choose --policy rollback or keep")
+    if options.local and options.server:
+        raise UsageError("--local starts its own verifier: leave out --server")
+    if options.local and (options.token or options.tls_ca):
+        raise UsageError("--local makes its own token and needs no TLS: leave out --token and --tls-ca")
+    for name, least in (("max_new_tokens", 1), ("draft_length", 0), ("threads", 1), ("offline_limit", 0)):
+        if getattr(options, name) < least:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(options, name)}")
+    if not 0 <= options.temperature < float("inf"):
+        raise UsageError(f"--temperature must be 0 (greedy) or larger, not {options.temperature}")
+    if not 0 < options.top_p <= 1:
+        raise UsageError(f"--top-p must be above 0 and at most 1, not {options.top_p}")
+    if options.seed is not None and not 0 <= options.seed < 1 << 64:
+        raise UsageError(f"--seed must be between 0 and 2^64 - 1, not {options.seed}")
+    for name in ("once", "system"):
+        try:
+            (getattr(options, name) or "").encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"--{name} holds bytes that are no valid UTF-8 text") from None

@@ -1,0 +1,43 @@
+"""Writing a conversation into a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from moa_chat.export import as_json, as_markdown
+from moa_runtime.errors import MoaError
+
+FORMATS: dict[str, Callable[[str, Sequence[Mapping[str, str]]], str]] = {".md": as_markdown, ".json": as_json}
+_TITLE_LENGTH = 60
+
+
+def save_conversation(
+    name: str, messages: Sequence[Mapping[str, str]], may_overwrite: Callable[[Path], bool]
+) -> Path | None:
+    """Write the messages in the format that the name's ending says.
+
+    Args:
+        may_overwrite: asks whether a file that is there may go.
+
+    Returns:
+        the file, or None when it was not to be overwritten.
+
+    Raises:
+        MoaError: no such format, nothing to save, or the file cannot be written.
+    """
+    path = Path(name).expanduser()
+    if path.suffix not in FORMATS:
+        raise MoaError(f"{name!r} has no known ending: expected a file name with {' or '.join(FORMATS)}")
+    question = next((message["content"] for message in messages if message["role"] == "user"), None)
+    if question is None:
+        raise MoaError("there is nothing to save yet")
+    if path.exists() and not may_overwrite(path):
+        return None
+    title = " ".join(question.split())
+    text = FORMATS[path.suffix](title if len(title) <= _TITLE_LENGTH else f"{title[:_TITLE_LENGTH]}...", messages)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MoaError(f"cannot write {path}: {error.strerror}") from error
+    return path

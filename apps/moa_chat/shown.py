@@ -1,0 +1,72 @@
+"""What is known of the answer on the screen."""
+
+from __future__ import annotations
+
+import time
+
+from moa_chat.desktop.words import PAUSES, link_words
+from moa_chat.status import Palette, status_line, tentative_spans
+from moa_chat.text import Span
+from moa_runtime.answer import (
+    AnswerFinished,
+    AnswerUpdate,
+    ChatEvent,
+    Disagreement,
+    FinishReason,
+    LinkChanged,
+    Paused,
+    Statistics,
+)
+
+
+class Shown:
+    """Takes a chat's events; says what to draw.
+
+    Attributes:
+        confirmed: the answer's confirmed text.
+        reason: why the answer ended; None before, and for one that was stopped.
+        disagreement: the one that the user may still decide on.
+    """
+
+    def __init__(self, link: LinkChanged) -> None:
+        self.confirmed = ""
+        self.reason: FinishReason | None = None
+        self.statistics = Statistics()
+        self.disagreement: Disagreement | None = None
+        self._link, self._link_since = link, time.monotonic()
+        self._update: AnswerUpdate | None = None
+        self._pause = ""
+
+    def take(self, event: ChatEvent) -> None:
+        if isinstance(event, LinkChanged):
+            self._link, self._link_since = event, time.monotonic()
+        elif isinstance(event, Disagreement):
+            self.disagreement = event
+        elif isinstance(event, Paused):
+            self._pause = PAUSES[event.reason]
+        elif isinstance(event, AnswerUpdate):
+            self._update, self._pause = event, ""
+            self.confirmed, self.statistics = event.committed, event.statistics
+        elif isinstance(event, AnswerFinished):
+            self._update, self._pause = None, ""
+            self.confirmed, self.statistics, self.reason = event.text, event.statistics, event.reason
+
+    def tentative(self, palette: Palette) -> list[Span]:
+        """The text behind the confirmed one."""
+        return [] if self._update is None else tentative_spans(self._update, palette)
+
+    def status(self, palette: Palette, *, wanted_offline: bool, hint: str) -> list[Span]:
+        """The row beneath the answer.
+
+        Args:
+            hint: which keys do something now; a question to the user comes first, as a row may be cut off.
+        """
+        link = self._link
+        left = None
+        if link.retry_in_s is not None:
+            left = max(0.0, self._link_since + link.retry_in_s - time.monotonic())
+        words = link_words(link.status, left, wanted_offline=wanted_offline, slow=False)
+        detail = self._pause or ("" if wanted_offline else link.detail)
+        row = status_line(link.status, words, self._update, palette)
+        notes = [Span(f" | {note}", palette.quiet) for note in (detail, hint) if note]
+        return [row[0], *notes, *row[1:]] if self.disagreement is not None else [*row, *notes]

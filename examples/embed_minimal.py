@@ -1,0 +1,36 @@
+"""A chat in your own program. Cut the network while it answers: the device writes on, and the target checks it later.
+
+python embed_minimal.py BUNDLE ws://HOST:8765 "Why is the sky blue?"
+"""
+
+import asyncio
+import os
+import sys
+
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, LinkChanged
+from moa_runtime.bundle import Bundle
+from moa_runtime.chat import Chat
+from moa_runtime.errors import MoaError
+from moa_runtime.transport import Endpoint
+
+
+async def main(folder: str, server: str, question: str) -> None:
+    printed = 0
+    endpoint = Endpoint(server, os.environ.get("MOA_TOKEN", ""))
+    async with await Chat.connect(Bundle.open(folder), endpoint) as chat:
+        async for event in chat.send(question, max_new_tokens=200):
+            if isinstance(event, LinkChanged):
+                print(f"[{event.status.value}] {event.detail}", file=sys.stderr)
+            elif isinstance(event, AnswerUpdate):  # event.tentative is what the target has not confirmed yet
+                print(event.committed[printed:], end="", flush=True)
+                printed = len(event.committed)
+            elif isinstance(event, AnswerFinished):
+                print(event.text[printed:])
+
+
+if len(sys.argv) != 4:
+    sys.exit(__doc__)
+try:
+    asyncio.run(main(*sys.argv[1:]))
+except MoaError as error:
+    sys.exit(f"error: {error}")

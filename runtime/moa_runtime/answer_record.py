@@ -1,0 +1,126 @@
+"""One answer from its question to its end: tokens with their origins, text and figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from moa_runtime.answer import (
+    AnswerFinished,
+    AnswerUpdate,
+    Disagreement,
+    FinishReason,
+    Origin,
+    Statistics,
+    TokenOrigin,
+)
+from moa_runtime.answer_text import AnswerText
+from moa_runtime.conversation import Question
+from moa_runtime.session.events import Committed, RolledBack
+from moa_runtime.tokenizer import ChatTokenizer
+
+#: Tokens written offline. A verdict that is a little late often overtakes a few, about which nobody wants to be asked.
+_WORTH_ASKING = 8
+
+
+class AnswerRecord:
+    """Made when the question is sent.
+
+    Args:
+        question: what is answered.
+        bytes_moved: payload bytes sent and received so far, those of earlier answers included.
+
+    Attributes:
+        start: absolute position of the answer's first token.
+        statistics: filled in by the driver; sizes and times are added here.
+        disputed: what was rolled back in the last :class:`~moa_runtime.answer.Disagreement`.
+    """
+
+    def __init__(
+        self, tokenizer: ChatTokenizer, question: Question, bytes_moved: Callable[[], tuple[int, int]]
+    ) -> None:
+        self.question = question
+        self.start = question.length
+        self.statistics = Statistics()
+        self.disputed: RolledBack | None = None
+        self._stop_tokens = tokenizer.stop_tokens
+        self._tokens: list[TokenOrigin] = []
+        self._settled = 0  # how many of them were shown
+        self._text = AnswerText(tokenizer)
+        self._rolled_back: RolledBack | None = None
+        self._bytes_moved, self._bytes_before = bytes_moved, bytes_moved()
+        self._asked_at = time.monotonic()
+        self._ended_at = self._asked_at
+
+    def roll_back(self, event: RolledBack) -> None:
+        """The target did not confirm these; what it wrote instead is committed next."""
+        self._rolled_back = event
+
+    def commit(self, event: Committed) -> None:
+        """The target has confirmed these."""
+        if event.tokens and self.statistics.first_token_seconds is None:
+            self.statistics.first_token_seconds = time.monotonic() - self._asked_at
+        self._tokens += [TokenOrigin(t, o, True) for t, o in zip(event.tokens, event.origins, strict=True)]
+
+    def update(self, unconfirmed: Sequence[tuple[int, Origin]]) -> AnswerUpdate:
+        """The answer as it stands, with tokens and origins that are not confirmed."""
+        tokens = (*self._tokens, *(TokenOrigin(token, origin, False) for token, origin in unconfirmed))
+        dropped = self._text.show(tokens, self._settled)
+        self._settled = len(self._tokens)
+        spans = self._text.spans()
+        return AnswerUpdate(
+            committed="".join(span.text for span in spans if span.committed),
+            tentative="".join(span.text for span in spans if not span.committed),
+            tokens=tokens,
+            statistics=self._figures(),
+            spans=spans,
+            dropped=dropped,
+        )
+
+    def disagreement(self, update: AnswerUpdate) -> Disagreement | None:
+        """Whether the commitment that ``update`` shows took the place of text written offline."""
+        rolled_back, self._rolled_back = self._rolled_back, None
+        if rolled_back is None:
+            return None
+        written = zip(rolled_back.tokens, rolled_back.origins, strict=True)
+        if sum(o is Origin.OFFLINE and t not in self._stop_tokens for t, o in written) < _WORTH_ASKING:
+            return None
+        self.disputed = rolled_back
+        position = rolled_back.start - self.start
+        offset = len(self._text.before(position))
+        return Disagreement(position, offset, update.dropped, (update.committed + update.tentative)[offset:])
+
+    def take_back(self, position: int) -> None:
+        """Forget the confirmed tokens from absolute ``position`` on."""
+        taken_back = self._tokens[position - self.start :]
+        del self._tokens[position - self.start :]
+        self._settled = min(self._settled, len(self._tokens))
+        kept_before = sum(token.origin is Origin.KEPT for token in taken_back)
+        self.statistics.tokens -= len(taken_back)
+        self.statistics.kept -= kept_before
+        self.statistics.taken_back += len(taken_back) - kept_before
+        self._rolled_back = None
+
+    def finish(self, reason: FinishReason) -> AnswerFinished:
+        """The whole answer."""
+        text = self.confirmed_text()
+        return AnswerFinished(text, tuple(self._tokens), reason, self._figures(), self._text.spans(complete=True))
+
+    def confirmed_text(self) -> str:
+        """The text up to here, nothing tentative."""
+        self._text.show(self._tokens, self._settled)
+        return "".join(span.text for span in self._text.spans(complete=True))
+
+    def pause_clock(self) -> None:
+        """The answer has ended."""
+        self._ended_at = time.monotonic()
+
+    def resume_clock(self) -> None:
+        """The answer is being written again; the time between does not count."""
+        self._asked_at += time.monotonic() - self._ended_at
+
+    def _figures(self) -> Statistics:
+        up, down = self._bytes_moved()
+        self.statistics.bytes_up, self.statistics.bytes_down = up - self._bytes_before[0], down - self._bytes_before[1]
+        self.statistics.seconds = time.monotonic() - self._asked_at
+        return self.statistics.snapshot()

@@ -1,0 +1,93 @@
+"""Draft trees that follow the drafter's own confidence (EAGLE-2, arXiv 2406.16858, section 4).
+
+A tree grows level by level: the likeliest nodes of a level are continued, each by its likeliest tokens. In the end the
+likeliest nodes of all are kept. A node's score is the log-probability of the whole path to it, which falls along every
+path, so what is kept is a tree too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moa_runtime.drafters.base import DraftToken
+from moa_runtime.session.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """Limits of a tree.
+
+    Attributes:
+        nodes: tokens sent at most.
+        depth: levels at most.
+        width: nodes continued on each level.
+    """
+
+    nodes: int = 62
+    depth: int = 7
+    width: int = 8
+
+
+class GrowingTree:
+    """A tree while it grows. Nodes are numbered from 0 in the order in which they were added.
+
+    Args:
+        stop_tokens: ids that end a turn; they are not continued.
+    """
+
+    def __init__(self, shape: TreeShape, stop_tokens: Collection[int] = ()) -> None:
+        self.depth = 0
+        self._shape, self._stop_tokens = shape, stop_tokens
+        self._tokens: list[int] = []
+        self._parents: list[int] = []  # -1 is the last token of the prefix
+        self._scores: list[float] = []
+        self._level: range = range(0)
+        self._expanded: list[int] = []
+
+    def add_level(self, continuations: Sequence[Sequence[DraftToken]]) -> None:
+        """Add a level: what may follow each of :meth:`expand`'s nodes, or the prefix if nothing was added yet."""
+        parents = self._expanded[len(self._expanded) - len(continuations) :] if self._tokens else [-1]
+        first = len(self._tokens)
+        for parent, candidates in zip(parents, continuations, strict=True):
+            score = self._scores[parent] if parent >= 0 else 0.0
+            for candidate in candidates:
+                self._tokens.append(candidate.token)
+                self._parents.append(parent)
+                self._scores.append(score + candidate.logprob)
+        self._level = range(first, len(self._tokens))
+        self.depth += 1
+
+    def expand(self) -> tuple[list[int], NDArray[np.bool_]]:
+        """Choose the nodes of the newest level that are to be continued.
+
+        Returns:
+            their tokens ``[n]``, empty where none is left, and a mask ``[n, e + n]``: which of the ``e`` nodes
+            expanded earlier, and of these, stand on the path to each, itself included.
+        """
+        going_on = (node for node in self._level if self._tokens[node] not in self._stop_tokens)
+        chosen = sorted(going_on, key=lambda node: -self._scores[node])[: self._shape.width]
+        before = len(self._expanded)
+        self._expanded += chosen
+        column = {node: at for at, node in enumerate(self._expanded)}
+        mask = np.zeros((len(chosen), before + len(chosen)), np.bool_)
+        for row, leaf in enumerate(chosen):
+            node = leaf
+            while node >= 0:
+                mask[row, column[node]] = True
+                node = self._parents[node]
+        return [self._tokens[node] for node in chosen], mask
+
+    def best(self) -> DraftTree:
+        """The likeliest nodes, as many as may be sent."""
+        ranked = sorted(range(len(self._tokens)), key=lambda node: -self._scores[node])
+        kept = sorted(ranked[: self._shape.nodes])  # a parent was added before its children
+        number = {-1: 0, **{node: at for at, node in enumerate(kept, 1)}}
+        return DraftTree(
+            tuple(self._tokens[node] for node in kept),
+            tuple(number[self._parents[node]] for node in kept),
+            tuple(self._scores[node] for node in kept),
+        )

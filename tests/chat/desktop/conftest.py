@@ -1,0 +1,86 @@
+"""The window on a screen that nobody sees, with a profile of its own, and verifiers of the tiny target."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+
+import argparse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QCoreApplication, QEvent
+from window_driving import TOKEN, WAIT
+
+from moa_chat.desktop.look import Look
+from moa_chat.desktop.profile import Profile, Settings
+from moa_chat.desktop.window import Window
+from moa_chat.history.store import History
+from moa_chat.options import build_parser
+from server.running import Verifier, serving
+
+
+@pytest.fixture(scope="session")
+def engine(tiny_target: Path, tiny_drafter: Path):
+    import torch
+
+    from moa_server.transformers_engine import TransformersEngine
+
+    torch.set_num_threads(1)
+    return TransformersEngine.load(str(tiny_target), tiny_drafter)
+
+
+@pytest.fixture
+def verifier(engine) -> Iterator[Verifier]:
+    from moa_server.settings import Settings as ServerSettings
+
+    with serving(engine, ServerSettings(token=TOKEN)) as running:
+        yield running
+
+
+@pytest.fixture
+def options(onnx_bundle: Path) -> argparse.Namespace:
+    return build_parser().parse_args(["--bundle", str(onnx_bundle), "--threads", "1"])
+
+
+@pytest.fixture
+def look(qapp) -> Look:
+    return Look("light")
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Profile:
+    return Profile(tmp_path / "profile")
+
+
+@pytest.fixture
+def open_window(
+    qtbot, profile: Profile, look: Look, options: argparse.Namespace, onnx_bundle: Path
+) -> Iterator[Callable[..., Window]]:
+    """Opens the window as the program does; ``settings`` are the profile's, with a bundle."""
+    windows = []
+
+    def open_it(**settings) -> Window:
+        chosen = Settings(**{"bundle": str(onnx_bundle), "max_new_tokens": 24, **settings})
+        window = Window(profile, chosen, History.open(profile.history_path), look, options)
+        windows.append(window)
+        window.show()
+        window.begin()
+        return window
+
+    yield open_it
+    for window in windows:
+        window.close()
+        window.deleteLater()
+    # At once: a window that is only waiting for its end is still styled anew by each test.
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+
+
+@pytest.fixture
+def connected(open_window, verifier: Verifier, qtbot) -> Window:
+    """A window with a chat that is online."""
+    window = open_window(server=f"ws://127.0.0.1:{verifier.port}", token=TOKEN)
+    qtbot.waitUntil(lambda: window.page.pill.accessibleDescription() in ("online", "slow"), timeout=WAIT)
+    return window

@@ -1,0 +1,80 @@
+"""From the runtime's events to a message and its figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from moa_chat.desktop.answering import Answering
+from moa_chat.desktop.figures import figures, generation_speed, new_round, summary
+from moa_chat.desktop.words import link_words
+from moa_chat.history.message import Dropped
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, FinishReason, LinkStatus, Origin, Statistics, TextSpan
+
+DRAFTED, OFFLINE, CORRECTED = Origin.DRAFTED, Origin.OFFLINE, Origin.CORRECTED
+
+
+def update(*spans: tuple[str, Origin, bool], dropped: str = "", statistics: Statistics | None = None) -> AnswerUpdate:
+    cut = tuple(TextSpan(*span) for span in spans)
+    committed = "".join(span.text for span in cut if span.committed)
+    tentative = "".join(span.text for span in cut if not span.committed)
+    return AnswerUpdate(committed, tentative, (), statistics or Statistics(), cut, dropped)
+
+
+def test_what_was_taken_back_is_kept_with_its_place():
+    answering = Answering(1, 1, "Question")
+    answering.update(update(("Red and ", CORRECTED, True), ("yellow", OFFLINE, False)))
+    answering.update(update(("Red and ", CORRECTED, True), ("blue", CORRECTED, True), dropped="yellow"))
+    assert answering.message.dropped == (Dropped(8, "yellow"),)
+    assert not answering.message.finished
+    # The user keeps the device's version after all.
+    answering.update(update(("Red and ", CORRECTED, True), ("yellow", Origin.KEPT, False)))
+    assert answering.message.dropped == ()
+
+
+def test_stopping_leaves_what_is_confirmed():
+    answering = Answering(1, 1, "Question")
+    answering.update(update(("Red ", DRAFTED, True), ("and", CORRECTED, True), (" yellow", DRAFTED, False)))
+    answering.stop()
+    assert answering.message.content == "Red and"
+    assert [span.text for span in answering.message.spans] == ["Red ", "and"]
+    assert answering.message.finished and answering.message.figures.startswith("stopped")
+
+
+def test_the_end_brings_text_and_figures():
+    answering = Answering(1, 1, "Question")
+    spans = (TextSpan("Red", DRAFTED, True),)
+    statistics = Statistics(rounds=4, tokens=10, offline=3, rolled_back=2, seconds=3.0, first_token_seconds=1.0)
+    answering.finish(AnswerFinished("Red", (), FinishReason.LENGTH, statistics, spans))
+    assert answering.message.content == "Red" and answering.message.spans == spans
+    for words in ("greatest length", "10 tokens", "4.5 tokens/s", "τ 2.50", "3 written offline", "2 taken back"):
+        assert words in answering.message.figures
+
+
+def test_rounds_are_what_lies_between_two_updates():
+    before, after = Statistics(rounds=1, tokens=2, round_trips=[0.1]), Statistics(rounds=3, tokens=8)
+    after.round_trips = [0.1, 0.2, 0.3]
+    seen = new_round(before, after)
+    assert seen is not None and (seen.round_trip_s, seen.committed) == (0.3, 3.0)
+    assert new_round(after, after) is None
+
+
+def test_figures_of_nothing_and_of_an_answer():
+    assert generation_speed(Statistics()) == 0.0 and summary(Statistics(), None).startswith("stopped")
+    statistics = Statistics(rounds=10, tokens=30, kept=5, bytes_up=950, bytes_down=1_234_567, round_trips=[0.07])
+    shown = " ".join(figure.text for figure in figures(statistics))
+    assert "15 passes saved" in shown and "round trip 70 ms" in shown and "↑ 950 B" in shown and "↓ 1.2 MB" in shown
+
+
+@pytest.mark.parametrize(
+    ("status", "retry", "wanted", "slow", "words"),
+    [
+        (LinkStatus.ONLINE, None, False, False, "online"),
+        (LinkStatus.ONLINE, None, False, True, "slow"),
+        (LinkStatus.RECONNECTING, None, False, False, "reconnecting"),
+        (LinkStatus.OFFLINE, 4.6, False, False, "offline, reconnecting in 5 s"),
+        (LinkStatus.OFFLINE, None, False, False, "offline"),
+        (LinkStatus.OFFLINE, None, True, False, "working offline"),
+    ],
+)
+def test_the_link_in_words(status, retry, wanted, slow, words):
+    assert link_words(status, retry, wanted_offline=wanted, slow=slow) == words

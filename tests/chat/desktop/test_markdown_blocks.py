@@ -1,0 +1,100 @@
+"""Markdown in blocks, and where the rendered text stands in the source."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moa_chat.desktop.markdown.align import align
+from moa_chat.desktop.markdown.blocks import GrowingMarkdown, parse
+from moa_chat.desktop.markdown.origins import Run, SpanIndex
+from moa_runtime.answer import Origin, TextSpan
+
+WRITTEN = ("word ", "**bold** ", "`code`", "[link](https://example.org) ", "ü🎨", "<b>", "&amp;")
+STRUCTURE = ("\n", "\n\n", "- item", "1. one", "# ", "```py\n", "```", "    ", "> ", "| a | b |\n", "|---|---|\n")
+PIECES = st.lists(st.sampled_from([*WRITTEN, *STRUCTURE, "---", "===", "\t", "\r\n"]), max_size=25)
+
+
+@settings(max_examples=300, deadline=None)
+@given(PIECES, PIECES, st.data())
+def test_what_is_parsed_again_suffices(pieces, others, data):
+    """A growing text that is also cut back and continued differently has the blocks of the whole text."""
+    growing, text = GrowingMarkdown(), ""
+    for piece in pieces:
+        text += piece
+        growing.update(text)
+    text = text[: data.draw(st.integers(0, len(text)))] + "".join(others)
+    before = list(growing.blocks)
+    first = growing.update(text)
+    assert growing.blocks == parse(text)
+    assert growing.blocks[:first] == before[:first]
+
+
+def test_blocks_and_code():
+    source = "# Title\n\nSome *text*.\n\n```Python extra\nx = 1\n```\n- a\n- b\n"
+    blocks = parse(source)
+    assert [source[block.start : block.end].strip() for block in blocks] == [
+        "# Title",
+        "Some *text*.",
+        "```Python extra\nx = 1\n```",
+        "- a\n- b",
+    ]
+    assert (blocks[2].code, blocks[2].language) == ("x = 1\n", "Python")
+    assert blocks[1].html == "<p>Some <em>text</em>.</p>" and blocks[0].code is None
+
+
+def test_nothing_is_loaded_and_no_html_gets_through():
+    html = "".join(
+        block.html for block in parse('<script>x</script>\n\n![pixel](https://example.org/p.png) <b onclick="">')
+    )
+    assert "<script" not in html and "<img" not in html and "<b " not in html
+
+
+@pytest.mark.parametrize(
+    ("rendered", "source", "expected"),
+    [
+        ("a b", "**a** b", [2, 5, 6]),
+        (
+            "see text more",
+            "see [text](https://example.org/text-more) more",
+            [0, 1, 2, 3, 5, 6, 7, 8, 41, 42, 43, 44, 45],
+        ),
+        ("one\ntwo", "- one\n- two", [2, 3, 4, 5, 8, 9, 10]),
+        ("x", "\\x", [1]),
+    ],
+)
+def test_align(rendered, source, expected):
+    assert align(rendered, source) == expected
+
+
+def test_an_entity_does_not_lead_the_rest_astray():
+    source = "a &lt; b and then c < d"
+    offsets = align("a < b and then c < d", source)
+    assert [source[at] for at in offsets[5:]] == list(" and then c < d")
+
+
+@settings(max_examples=200, deadline=None)
+@given(PIECES)
+def test_offsets_stay_inside_and_never_decrease(pieces):
+    source = "".join(pieces)
+    offsets = align("".join(piece.strip("*`#[") for piece in pieces), source)
+    assert offsets == sorted(offsets) and all(0 <= at < max(len(source), 1) for at in offsets)
+
+
+def test_a_span_that_ends_within_markup_colours_the_text_alone():
+    spans = [TextSpan("so **bo", Origin.DRAFTED, True), TextSpan("ld*", Origin.CORRECTED, True)]
+    spans += [TextSpan("* it is", Origin.OFFLINE, False)]
+    rendered = "so bold it is"
+    runs = SpanIndex(spans).runs(align(rendered, "so **bold** it is"))
+    assert [(rendered[run.start : run.end], run.origin) for run in runs] == [
+        ("so bo", Origin.DRAFTED),
+        ("ld", Origin.CORRECTED),
+        (" it is", Origin.OFFLINE),
+    ]
+
+
+def test_text_behind_the_spans_has_no_origin():
+    index = SpanIndex([TextSpan("", Origin.KEPT, True), TextSpan("ab", Origin.KEPT, True)])
+    assert index.runs([0, 1, 2, 3]) == [Run(0, 2, Origin.KEPT, True)]
+    assert index.at(2) is None

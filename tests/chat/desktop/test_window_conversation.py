@@ -1,0 +1,207 @@
+"""Questions and answers in the window, against a real verifier."""
+
+from __future__ import annotations
+
+import json
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QFileDialog
+from window_driving import QUESTION, TOKEN, WAIT, ask, shown_messages, wait_for_answer
+
+from moa_bench.link import with_round_trip
+from moa_bench.link.background import background_link
+from moa_chat.desktop.question import Question
+from moa_chat.history.message import Message
+from moa_chat.history.store import History
+from moa_runtime.answer import Origin
+
+
+def test_a_question_is_answered_word_by_word(connected, qtbot):
+    lengths = []
+    connected.chats.message_changed.connect(lambda _, message: lengths.append(len(message.content)))
+    ask(qtbot, connected)
+    text = wait_for_answer(qtbot, connected)
+    assert [message.role for message in connected.chats.messages] == ["user", "assistant"]
+    assert text == connected.engine.chat.messages[-1]["content"] != ""
+    assert len(set(lengths)) > 2, "the answer came in one piece"
+    assert connected.page.composer.text == "" and connected.page.title.text() == QUESTION
+    assert "tokens/s" in connected.page.status.text() and "passes" in connected.page.status.text()
+
+
+def test_a_second_question_continues_the_first(connected, qtbot):
+    ask(qtbot, connected)
+    wait_for_answer(qtbot, connected)
+    ask(qtbot, connected, "And now?")
+    wait_for_answer(qtbot, connected)
+    assert [turn["role"] for turn in connected.engine.chat.messages] == ["user", "assistant"] * 2
+    assert [message.turn for message in connected.chats.messages] == connected.engine.chat.messages
+
+
+def test_escape_stops_at_once_even_when_the_link_hangs(open_window, verifier, qtbot):
+    with background_link(with_round_trip(10), "127.0.0.1", verifier.port) as link:
+        window = open_window(server=f"ws://127.0.0.1:{link.port}", token=TOKEN, max_new_tokens=200)
+        qtbot.waitUntil(window.page.composer.is_ready, timeout=WAIT)
+        ask(qtbot, window)
+        qtbot.waitUntil(lambda: any(span.committed for span in window.chats.messages[-1].spans), timeout=WAIT)
+        link.cut()
+        qtbot.keyClick(window.page.composer.field, Qt.Key.Key_Escape)
+        stopped = wait_for_answer(qtbot, window)
+        assert stopped and all(span.committed for span in window.chats.messages[-1].spans)
+        assert "stopped" in window.chats.messages[-1].figures
+        link.restore()
+        ask(qtbot, window, "Go on.")
+        qtbot.waitUntil(lambda: len(window.chats.messages[-1].content) > 0, timeout=WAIT)
+        qtbot.mouseClick(window.page.composer.button, Qt.MouseButton.LeftButton)
+        wait_for_answer(qtbot, window)
+        assert [message.role for message in window.chats.messages] == ["user", "assistant"] * 2
+
+
+def test_an_edited_question_replaces_what_followed(connected, qtbot):
+    ask(qtbot, connected)
+    first = wait_for_answer(qtbot, connected)
+    ask(qtbot, connected, "And now?")
+    wait_for_answer(qtbot, connected)
+    question = connected.page.conversation.findChildren(Question)[0]
+    qtbot.mouseClick(question.edit_button, Qt.MouseButton.LeftButton)
+    question.editor.setPlainText("What is the capital of France?")
+    qtbot.mouseClick(question.send_button, Qt.MouseButton.LeftButton)
+    second = wait_for_answer(qtbot, connected)
+    assert [message.content for message in connected.chats.messages] == ["What is the capital of France?", second]
+    assert shown_messages(connected) == sorted(["What is the capital of France?", second])
+    question = connected.page.conversation.findChildren(Question)[-1]
+    question.begin_edit()
+    question.editor.setPlainText(QUESTION)
+    qtbot.mouseClick(question.send_button, Qt.MouseButton.LeftButton)
+    # Greedy: the first question again has the first answer again.
+    assert wait_for_answer(qtbot, connected) == first
+
+
+def test_an_answer_is_written_again_and_copied(connected, qtbot):
+    ask(qtbot, connected)
+    first = wait_for_answer(qtbot, connected)
+    asked = len(connected.engine.chat.tokens)
+    qtbot.keyClick(connected, Qt.Key.Key_R, Qt.KeyboardModifier.ControlModifier)
+    assert connected.chats.busy
+    assert wait_for_answer(qtbot, connected) == first
+    assert len(connected.engine.chat.tokens) == asked and len(connected.chats.messages) == 2
+    connected.page.conversation.copy_last()
+    assert QGuiApplication.clipboard().text() == first
+
+
+def test_a_cut_link_is_written_through_and_reconciled(open_window, verifier, qtbot):
+    with background_link(with_round_trip(10), "127.0.0.1", verifier.port) as link:
+        window = open_window(server=f"ws://127.0.0.1:{link.port}", token=TOKEN, max_new_tokens=60)
+        qtbot.waitUntil(window.page.composer.is_ready, timeout=WAIT)
+        ask(qtbot, window)
+
+        def tentative() -> str:
+            spans = window.chats.messages[-1].spans
+            return "".join(span.text for span in spans if span.origin is Origin.OFFLINE and not span.committed)
+
+        qtbot.waitUntil(lambda: any(span.committed for span in window.chats.messages[-1].spans), timeout=WAIT)
+        link.cut()
+        qtbot.waitUntil(lambda: len(tentative()) > 20, timeout=WAIT)
+        assert "offline" in window.page.pill.text()
+        stored = window.chats.history
+        # Before the answer's end, which cannot come now.
+        qtbot.waitUntil(lambda: stored.messages(window.chats.current)[-1].content != "", timeout=WAIT)
+        assert not stored.messages(window.chats.current)[-1].finished
+        link.restore()
+        text = wait_for_answer(qtbot, window)
+        assert all(span.committed for span in window.chats.messages[-1].spans)
+        assert text == window.engine.chat.messages[-1]["content"]
+        qtbot.waitUntil(lambda: window.page.pill.accessibleDescription() in ("online", "slow"), timeout=WAIT)
+
+
+def test_working_offline_on_purpose(connected, qtbot):
+    ask(qtbot, connected)
+    before = wait_for_answer(qtbot, connected)
+    connected.page.offline.click()
+    qtbot.waitUntil(lambda: connected.page.pill.accessibleDescription() == "working offline", timeout=WAIT)
+    ask(qtbot, connected, "And now?")
+    qtbot.waitUntil(lambda: len(connected.chats.messages[-1].content) > 10, timeout=WAIT)
+    assert all(span.origin is Origin.OFFLINE for span in connected.chats.messages[-1].spans)
+    connected.page.offline.click()
+    wait_for_answer(qtbot, connected)
+    assert connected.chats.messages[1].content == before
+    assert all(span.committed for span in connected.chats.messages[-1].spans)
+
+
+def test_what_was_written_is_there_after_closing(connected, open_window, qtbot):
+    ask(qtbot, connected)
+    text = wait_for_answer(qtbot, connected)
+    spans = connected.chats.messages[-1].spans
+    connected.close()
+    again = open_window(server="ws://127.0.0.1:9")
+    assert [item.text() for item in again.list.items()] == [QUESTION]
+    again.list.list.itemActivated.emit(again.list.items()[0])
+    assert [message.content for message in again.chats.messages] == [QUESTION, text]
+    assert again.chats.messages[-1].spans == spans
+    qtbot.waitUntil(lambda: shown_messages(again) == sorted([QUESTION, text]), timeout=WAIT)
+
+
+def test_what_a_crash_left_is_shown_and_can_be_asked_again(open_window, profile, qtbot):
+    history = History.open(profile.history_path)
+    unanswered, interrupted = history.create("Unanswered"), history.create("Interrupted")
+    for chat in (unanswered, interrupted):
+        history.save(chat, 0, Message("user", QUESTION))
+    history.save(interrupted, 1, Message("assistant", "Red and", finished=False))
+    history.close()
+    window = open_window(server="ws://127.0.0.1:9")
+    window.chats.open_chat(interrupted)
+    assert window.chats.messages[-1].figures == "interrupted"
+    window.chats.open_chat(unanswered)
+    assert window.page.composer.text == QUESTION and window.chats.messages == []
+
+
+def test_the_answer_goes_on_while_another_chat_is_read(connected, qtbot):
+    ask(qtbot, connected)
+    first = wait_for_answer(qtbot, connected)
+    chat = connected.chats.current
+    ask(qtbot, connected, "And now?")
+    connected.chats.new_chat()
+    assert connected.chats.busy and shown_messages(connected) == []
+    qtbot.waitUntil(lambda: not connected.chats.busy, timeout=WAIT)
+    assert connected.chats.messages == []
+    connected.chats.open_chat(chat)
+    assert [message.role for message in connected.chats.messages] == ["user", "assistant"] * 2
+    assert connected.chats.messages[1].content == first and connected.chats.messages[3].content != ""
+
+
+def test_a_chat_is_saved_as_a_file(connected, qtbot, monkeypatch, tmp_path):
+    ask(qtbot, connected)
+    text = wait_for_answer(qtbot, connected)
+    for name, kind in (("chat.md", "Markdown (*.md)"), ("chat", "JSON (*.json)")):
+        monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_, n=name, k=kind: (str(tmp_path / n), k))
+        qtbot.mouseClick(connected.page.export, Qt.MouseButton.LeftButton)
+        assert "Saved as" in connected.page.notice.text
+    assert (tmp_path / "chat.md").read_text().endswith(f"## Assistant\n\n{text.strip()}\n")
+    assert json.loads((tmp_path / "chat.json").read_text())["messages"][1]["content"] == text
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(tmp_path / "none" / "chat.md"), ""))
+    qtbot.mouseClick(connected.page.export, Qt.MouseButton.LeftButton)
+    assert "could not be saved" in connected.page.notice.text
+
+
+def test_search_finds_a_chat_by_its_words(connected, qtbot):
+    for question in (QUESTION, "Where do foxes live?"):
+        connected.chats.new_chat()
+        ask(qtbot, connected, question)
+        wait_for_answer(qtbot, connected)
+    qtbot.keyClicks(connected.list.search, "FOXES")
+    qtbot.waitUntil(lambda: [item.text() for item in connected.list.items()] == ["Where do foxes live?"], timeout=WAIT)
+    connected.list.search.clear()
+    qtbot.waitUntil(lambda: len(connected.list.items()) == 2, timeout=WAIT)
+
+
+def test_the_window_lives_while_a_dead_link_hangs(open_window, verifier, qtbot):
+    with background_link(with_round_trip(10), "127.0.0.1", verifier.port) as link:
+        link.cut()
+        window = open_window(server=f"ws://127.0.0.1:{link.port}", token=TOKEN)
+        qtbot.keyClicks(window.page.composer.field, QUESTION)
+        assert window.page.composer.text == QUESTION and not window.page.composer.is_ready()
+        assert window.page.pill.accessibleDescription() == "connecting"
+        link.restore()
+        qtbot.waitUntil(window.page.composer.is_ready, timeout=WAIT)
+        qtbot.keyClick(window.page.composer.field, Qt.Key.Key_Return)
+        assert wait_for_answer(qtbot, window)

@@ -1,0 +1,136 @@
+"""Programs beside the window, and the measurement of the window itself."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+from window_driving import TOKEN, WAIT
+
+from moa_chat.desktop import programs
+from moa_chat.desktop.export_program import JsonProgress
+from moa_chat.desktop.measure import measure_answer
+from moa_chat.desktop.programs import BundleExport, LocalVerifier, Program
+
+
+def run(qtbot, script: str, environment: dict[str, str] | None = None) -> tuple[list[dict], object]:
+    """What a program said, and how it ended."""
+    program = Program([sys.executable, "-c", script], environment or {})
+    said: list[dict] = []
+    ended: list[object] = []
+    program.said.connect(said.append)
+    program.ended.connect(ended.append)
+    program.start()
+    qtbot.waitUntil(lambda: bool(ended), timeout=WAIT)
+    return said, ended[0]
+
+
+def test_a_program_says_objects_and_other_lines_are_passed_over(qtbot):
+    script = "import os; print('noise'); print('{\"a\": ' + os.environ['A'] + '}'); print('[1]')"
+    assert run(qtbot, script, {"A": "5"}) == ([{"a": 5}], None)
+
+
+def test_a_program_that_fails_gives_its_last_words(qtbot):
+    script = (
+        "import sys; print('loud', file=sys.stderr); print('moa-serve: error: no room', file=sys.stderr); sys.exit(2)"
+    )
+    assert str(run(qtbot, script)[1]) == "no room"
+    assert str(run(qtbot, "import sys; sys.exit(3)")[1]) == "exit status 3"
+
+
+def test_a_program_that_is_not_there(qtbot):
+    program = Program(["/nonexistent/program"], {})
+    with qtbot.waitSignal(program.ended, timeout=WAIT) as ended:
+        program.start()
+    assert "could not be started" in str(ended.args[0])
+
+
+def test_a_stopped_program_is_gone_and_silent(qtbot):
+    program = Program([sys.executable, "-c", "import time; print('{}', flush=True); time.sleep(600)"], {})
+    ended: list[object] = []
+    program.ended.connect(ended.append)
+    with qtbot.waitSignal(program.said, timeout=WAIT):
+        program.start()
+    program.stop()
+    assert not program.running and ended == []
+
+
+@pytest.fixture
+def instead(monkeypatch):
+    """Runs this script in the place of moa-edge's own programs."""
+
+    def run_instead(script: str) -> None:
+        monkeypatch.setattr(programs, "program", lambda *_: [sys.executable, "-c", script])
+        monkeypatch.setattr(programs, "require_extra", lambda *_: None)
+
+    return run_instead
+
+
+def test_a_verifier_of_this_machine(open_window, verifier, instead, monkeypatch, qtbot):
+    """Its process says where it is; the window connects there with the token that it gave it."""
+    url = json.dumps({"url": f"ws://127.0.0.1:{verifier.port}"})
+    instead(f"import os, time; assert os.environ['MOA_TOKEN']; print('{url}', flush=True); time.sleep(600)")
+    monkeypatch.setattr(programs.secrets, "token_urlsafe", lambda _: TOKEN)
+    window = open_window(local=True)
+    qtbot.waitUntil(lambda: window.page.pill.accessibleDescription() in ("online", "slow"), timeout=WAIT)
+
+
+def test_a_verifier_that_does_not_start_is_a_sentence(open_window, instead, qtbot):
+    instead("import sys; print('moa-serve: error: the target cannot be fetched', file=sys.stderr); sys.exit(2)")
+    window = open_window(local=True)
+    qtbot.waitUntil(lambda: "the target cannot be fetched" in window.page.notice.text, timeout=WAIT)
+
+
+def test_missing_packages_are_named_with_the_way_to_get_them(monkeypatch):
+    monkeypatch.setattr("moa_runtime.extras.importlib.util.find_spec", lambda name: None)
+    for starts in (LocalVerifier().start, BundleExport().start):
+        with pytest.raises(Exception, match="pip install"):
+            starts()
+
+
+def test_the_export_shows_how_far_it_is(open_window, instead, qtbot, monkeypatch, tmp_path):
+    bundle, go = tmp_path / "default", tmp_path / "go"
+    monkeypatch.setenv("MOA_EDGE_BUNDLE", str(bundle))
+    instead(
+        "import json, pathlib, time; print(json.dumps({'stage': 'comparing', 'part': 0.25}), flush=True)\n"
+        f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.02)\n"
+        f"bundle = pathlib.Path({str(bundle)!r}); bundle.mkdir(); (bundle / 'manifest.json').touch()"
+    )
+    page = open_window(bundle="").first_run
+    assert not page.start.isEnabled() and page.form.bundle.make.isVisible()
+    page.form.bundle.make.click()
+    qtbot.waitUntil(lambda: page.form.bundle.progress.value() == 25, timeout=WAIT)
+    assert page.form.bundle.state.text() == "Comparing…"
+    go.touch()
+    qtbot.waitUntil(page.start.isEnabled, timeout=WAIT)
+    assert "in the cache" in page.form.bundle.state.text() and not page.form.bundle.progress.isVisible()
+
+
+def test_progress_as_data():
+    out = io.StringIO()
+    with JsonProgress(out).stage("comparing", 2) as advance:
+        advance()
+        advance()
+    assert [json.loads(line)["part"] for line in out.getvalue().splitlines()] == [0.0, 0.5, 1.0]
+
+
+def test_the_window_is_measured(connected):
+    figures = measure_answer(connected, "a link")
+    assert figures["answer"]["tokens"] > 0 and figures["echo"]["keys"] > 0
+    assert 0 < figures["echo"]["median_ms"] <= figures["echo"]["p95_ms"] <= figures["echo"]["worst_ms"]
+    assert 0 < figures["processor"]["window_and_runtime_percent"] <= figures["processor"]["with_drafter_percent"]
+
+
+def test_signals_take_no_references_away():
+    """PySide6 6.12.0 did, and a program ended after some thousands of signals (Python before 3.12)."""
+    from PySide6.QtCore import QObject, Signal
+
+    class Sender(QObject):
+        sent = Signal()
+
+    sender, before = Sender(), sys.getrefcount(True)
+    for _ in range(100):
+        sender.sent.emit()
+    assert sys.getrefcount(True) >= before - 10

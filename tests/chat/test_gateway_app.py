@@ -1,0 +1,122 @@
+"""The OpenAI-compatible endpoint over HTTP, with chats that play scripts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("starlette")
+
+from fake_chat import finished, update
+from pooled_chat import DEFAULTS, USER, PooledChat
+from starlette.testclient import TestClient
+
+from moa_chat.gateway.app import Access, create_app
+from moa_chat.gateway.guard import LOOPBACK_NAMES
+from moa_chat.gateway.pool import ChatPool
+from moa_runtime.chat import ChatError, ContextFullError
+from moa_runtime.transport import ConnectError
+
+
+def client(*scripts, token: str = "", allow: tuple[str, ...] = (), lines: list[str] | None = None) -> TestClient:
+    async def connect() -> PooledChat:
+        return PooledChat(*scripts)
+
+    say = lines.append if lines is not None else lambda line: None
+    app = create_app(ChatPool(connect), DEFAULTS, Access(token, allow, LOOPBACK_NAMES), say)
+    return TestClient(app, base_url="http://127.0.0.1:11435")
+
+
+def ask(client: TestClient, **fields):
+    headers = fields.pop("headers", {})
+    return client.post("/v1/chat/completions", json={"messages": [USER], **fields}, headers=headers)
+
+
+def test_models():
+    models = client().get("/v1/models").json()
+    assert models["object"] == "list" and [model["id"] for model in models["data"]] == ["tiny"]
+    assert client().get("/v1/models/tiny").json() == models["data"][0]
+    assert client().get("/v1/models/other").status_code == 404
+
+
+def test_a_stream_is_a_series_of_events():
+    lines: list[str] = []
+    answered = ask(client([update("a\n"), finished("a\nb")], lines=lines), stream=True)
+    assert answered.headers["content-type"].startswith("text/event-stream")
+    events = answered.text.removesuffix("\n\n").split("\n\n")
+    assert events.pop() == "data: [DONE]" and all(event.startswith("data: ") for event in events)
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas == [{"role": "assistant", "content": ""}, {"content": "a\n"}, {"content": "b"}, {}]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, "stop"]
+    assert not any("usage" in chunk for chunk in chunks) and chunks[-1]["moa"] == {"offline": False}
+    (line,) = lines
+    assert line.startswith("POST /v1/chat/completions 200 in ") and "stop, 3 tokens | tau" in line
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (ContextFullError("too long"), 400, "context_length_exceeded"),
+        (ChatError("REPLACED"), 502, "verifier_refused"),
+        (ConnectError("no verifier answers", final=False), 503, "verifier_unavailable"),
+    ],
+)
+def test_errors_have_a_status_until_text_was_sent(error, status, code):
+    for stream in (False, True):
+        answered = ask(client([error]), stream=stream)
+        assert answered.status_code == status and answered.json()["error"]["code"] == code
+        assert ("Retry-After" in answered.headers) == (status == 503)
+    events = ask(client([update("a"), error]), stream=True).text.removesuffix("\n\n").split("\n\n")
+    assert json.loads(events[-1].removeprefix("data: "))["error"]["message"] == str(error)
+
+
+def test_what_is_not_there_is_an_error_object_too():
+    lines: list[str] = []
+    answered = client(lines=lines).get("/v1/%1b[2Jnowhere")
+    assert answered.status_code == 404 and "Not Found" in answered.json()["error"]["message"]
+    assert client().get("/v1/chat/completions").status_code == 405
+    assert all(line.isprintable() for line in lines) and lines
+
+
+def test_a_body_may_not_be_endless():
+    answered = client().post("/v1/chat/completions", content=b" " * ((8 << 20) + 1))
+    assert answered.status_code == 413 and answered.json()["error"]["message"].endswith("8 MiB")
+
+
+def test_a_token_is_asked_for_where_one_is_set():
+    guarded = client([finished("yes")], token="sesame")
+    for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "sesame"}):
+        refused = ask(guarded, headers=given)
+        assert refused.status_code == 401 and refused.json()["error"]["code"] == "invalid_api_key"
+    assert ask(guarded, headers={"Authorization": "Bearer sesame"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:11435", "127.0.0.1.evil.example", "[::1].evil.example:1", ""]
+)
+def test_another_host_name_is_refused(host):
+    refused = ask(client([finished("yes")]), headers={"Host": host})
+    assert refused.status_code == 403 and refused.json()["error"]["code"] == "host_not_allowed"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:11435", "LocalHost", "localhost:1", "[::1]:11435", "[::1]"])
+def test_this_machines_names_are_not(host):
+    assert ask(client([finished("yes")]), headers={"Host": host}).status_code == 200
+
+
+def test_web_pages_are_refused_unless_allowed():
+    page = {"Origin": "http://localhost:3000"}
+    assert ask(client([finished("yes")]), headers=page).json()["error"]["code"] == "origin_not_allowed"
+    preflight = {**page, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    assert client(token="t").options("/v1/chat/completions", headers=preflight).status_code == 403
+    opened = client([finished("yes")], token="t", allow=("http://localhost:3000",))
+    granted = opened.options("/v1/chat/completions", headers=preflight)
+    assert granted.status_code == 200 and granted.headers["access-control-allow-origin"] == page["Origin"]
+    assert ask(opened, headers=page).status_code == 401
+    answered = ask(opened, headers={**page, "Authorization": "Bearer t"})
+    assert answered.status_code == 200 and answered.headers["access-control-allow-origin"] == page["Origin"]
+    assert ask(opened, headers={"Origin": "null", "Authorization": "Bearer t"}).status_code == 403
+    assert ask(client([finished("yes")], allow=("*",)), headers={"Origin": "null"}).status_code == 200

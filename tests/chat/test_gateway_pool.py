@@ -1,0 +1,89 @@
+"""Which chat a request gets."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+pytest.importorskip("starlette")
+
+
+from pooled_chat import PooledChat
+
+from moa_chat.gateway.errors import ApiError
+from moa_chat.gateway.pool import ChatPool
+from moa_runtime.transport import ConnectError
+
+
+def conversation(*texts: str, system: str = "Be brief.") -> list[dict[str, str]]:
+    roles = itertools.cycle(("user", "assistant"))
+    return [{"role": "system", "content": system}] + [{"role": next(roles), "content": text} for text in texts]
+
+
+class Pool:
+    """A pool whose chats are numbered as they are opened; ``away`` is the verifier."""
+
+    def __init__(self, size: int) -> None:
+        self.opened: list[PooledChat] = []
+        self.away = False
+        self.pool = ChatPool(self.connect, size)
+
+    async def connect(self) -> PooledChat:
+        if self.away:
+            raise ConnectError("no verifier answers", final=False)
+        self.opened.append(PooledChat())
+        return self.opened[-1]
+
+    async def ask(self, *texts: str) -> int:
+        """The number of the chat that gets this conversation, which it then holds with an answer."""
+        history = conversation(*texts)
+        async with self.pool.lend(history[:-1], texts[-1]) as chat:
+            assert chat.messages == history[:-1]
+            chat.messages = [*history, {"role": "assistant", "content": "yes"}]
+            return self.opened.index(chat)
+
+
+def test_a_request_gets_the_chat_that_knows_its_conversation():
+    async def run():
+        pool = Pool(3)
+        assert [await pool.ask("a"), await pool.ask("b"), await pool.ask("c")] == [0, 1, 2]
+        assert await pool.ask("b", "yes", "and?") == 1
+        assert await pool.ask("a") == 0  # the same again
+        # No room for another chat: the one that was not used for longest.
+        assert await pool.ask("d") == 2
+        await pool.pool.close()
+        assert all(chat.closed for chat in pool.opened)
+
+    asyncio.run(run())
+
+
+def test_requests_at_once_get_chats_of_their_own_up_to_a_number():
+    async def run():
+        pool = Pool(2)
+        history = conversation("a")
+        async with pool.pool.lend(history, "x") as one, pool.pool.lend(history, "x") as other:
+            assert one is not other
+            with pytest.raises(ApiError, match="2 requests are being answered") as caught:
+                await pool.ask("b")
+            assert caught.value.status == 429 and caught.value.headers["Retry-After"]
+        assert await pool.ask("b") in (0, 1)
+
+    asyncio.run(run())
+
+
+def test_while_the_verifier_is_away_older_chats_serve_new_conversations():
+    async def run():
+        pool = Pool(3)
+        pool.away = True
+        with pytest.raises(ConnectError):
+            await pool.ask("a")
+        pool.away = False
+        await pool.ask("a")
+        pool.away = True
+        assert await pool.ask("b") == 0
+        pool.away = False
+        assert await pool.ask("c") == 1
+
+    asyncio.run(run())

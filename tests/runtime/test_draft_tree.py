@@ -1,0 +1,100 @@
+"""Draft trees: grown by hand, and on a real drafter against the same paths one token at a time."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from moa_runtime.backends.base import Backend
+from moa_runtime.drafters.base import DraftToken
+from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.tree import GrowingTree, TreeShape
+from moa_runtime.session.tree import DraftTree, check_parents, depths
+
+PREFIX = list(range(40, 52))
+
+
+def guesses(*shares: tuple[int, float]) -> list[DraftToken]:
+    return [DraftToken(token, math.log(share)) for token, share in shares]
+
+
+def grown() -> GrowingTree:
+    """First 5 (0.6), 6 (0.3) and 9 (0.1); behind 5 then 7 (0.5) and 8 (0.4), behind 6 then 7 (0.9) and 8 (0.1)."""
+    tree = GrowingTree(TreeShape(nodes=4, depth=3, width=2), stop_tokens=[9])
+    tree.add_level([guesses((5, 0.6), (6, 0.3), (9, 0.1))])
+    tokens, mask = tree.expand()
+    assert tokens == [5, 6] and mask.tolist() == [[True, False], [False, True]]
+    tree.add_level([guesses((7, 0.5), (8, 0.4)), guesses((7, 0.9), (8, 0.1))])
+    return tree
+
+
+def test_the_likeliest_nodes_are_kept_with_their_ancestors() -> None:
+    best = grown().best()  # paths: 5 0.6, 6 0.3, 5-7 0.3, 6-7 0.27, 5-8 0.24, 9 0.1, 6-8 0.03
+    assert (best.tokens, best.parents) == ((5, 6, 7, 7), (0, 0, 1, 2))
+    assert np.exp(best.scores) == pytest.approx([0.6, 0.3, 0.3, 0.27])
+    assert best.likeliest_path() == [5, 7] and best.depth == 2
+
+
+def test_a_mask_shows_each_node_its_path() -> None:
+    tree = grown()
+    tokens, mask = tree.expand()  # 5-7 and 6-7
+    assert tokens == [7, 7]
+    assert mask.tolist() == [[True, False, True, False], [False, True, False, True]]
+
+
+def test_what_ends_the_turn_is_not_continued() -> None:
+    tree = GrowingTree(TreeShape(), stop_tokens=[9])
+    tree.add_level([guesses((9, 1.0))])
+    assert tree.expand()[0] == []
+
+
+def test_an_empty_tree() -> None:
+    empty = DraftTree((), (), ())
+    assert empty.depth == 0 and empty.likeliest_path() == []
+
+
+def drafter_on(backend: Backend, max_context: int = 512) -> MoaDrafter:
+    rng = np.random.default_rng(3)
+    drafter = MoaDrafter(backend, max_context=max_context)
+    drafter.add_rows(0, *rng.standard_normal((2, len(PREFIX) - 1, *backend.kv_shape)).astype(np.float32))
+    return drafter
+
+
+def test_a_tree_s_scores_are_those_of_its_paths(reference: Backend) -> None:
+    """Every node, scored along its path in one causal pass."""
+    drafter = drafter_on(reference)
+    tree = drafter.draft_tree(PREFIX, TreeShape(nodes=20, depth=4, width=3))
+    assert len(tree.tokens) == 20 and check_parents(tree.parents, 20) == list(tree.parents)
+    assert max(depths(tree.parents)) <= 4 and tree.depth >= 2
+    memory = drafter._memory_of(len(PREFIX))
+    nothing = np.zeros((0, *reference.kv_shape), np.float32)
+    for index in range(20):
+        path: list[int] = []
+        node = index + 1
+        while node:
+            path.insert(0, tree.tokens[node - 1])
+            node = tree.parents[node - 1]
+        tokens = np.array([*PREFIX, *path], np.int64)
+        everyone = np.arange(len(tokens))
+        result = reference.step(
+            tokens, everyone, everyone, nothing, nothing, np.tri(len(tokens), dtype=np.bool_), *memory
+        )
+        score = 0.0
+        for at, token in enumerate(path, len(PREFIX) - 1):
+            score += dict(zip(result.top_tokens[at].tolist(), result.top_logprobs[at].tolist(), strict=True))[token]
+        assert tree.scores[index] == pytest.approx(score, abs=1e-3)
+
+
+def test_a_chain_after_a_tree_is_what_it_was_before(backend: Backend) -> None:
+    drafter = drafter_on(backend)
+    before = drafter.draft(PREFIX, 4)
+    drafter.draft_tree(PREFIX, TreeShape(nodes=30, depth=3, width=4))
+    assert [one.token for one in drafter.draft(PREFIX, 4)] == [one.token for one in before]
+
+
+def test_a_tree_stays_within_the_context(reference: Backend) -> None:
+    room = drafter_on(reference, len(PREFIX) + 2).draft_tree(PREFIX, TreeShape(nodes=30, depth=6, width=2))
+    assert room.depth == 2
+    assert drafter_on(reference, len(PREFIX)).draft_tree(PREFIX, TreeShape()).tokens == ()
