@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QObject, Qt, Signal
-from PySide6.QtGui import QFocusEvent, QKeyEvent
+from PySide6.QtCore import QEvent, QMimeData, QObject, Qt, Signal
+from PySide6.QtGui import QFocusEvent, QKeyEvent, QTextOption
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QWidget
 
 from moa_chat.desktop.buttons import IconButton
@@ -11,6 +11,22 @@ from moa_chat.desktop.look import Look
 from moa_chat.desktop.style import lines
 
 _MOST_LINES = 8
+_LONGEST_WORD = 2000  # characters
+
+
+class _Field(QPlainTextEdit):
+    """A field that also takes a pasted book, or a file in Base64, at once."""
+
+    def insertFromMimeData(self, source: QMimeData) -> None:
+        self.wrap_for(source.text())
+        super().insertFromMimeData(source)
+
+    def wrap_for(self, text: str) -> None:
+        """Break lines between words, if there are any: looking for them in vain takes Qt seconds at every key."""
+        if max(map(len, text.split()), default=0) > _LONGEST_WORD:
+            self.setWordWrapMode(QTextOption.WrapMode.WrapAnywhere)
+        elif self.document().isEmpty():
+            self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
 
 
 class Composer(QFrame):
@@ -30,7 +46,7 @@ class Composer(QFrame):
         super().__init__(parent)
         self._ready, self._answering = False, False
         self.setObjectName("composer")
-        self.field = QPlainTextEdit()
+        self.field = _Field()
         self.field.setAccessibleName("Message")
         self.field.setPlaceholderText("Ask anything")
         self.field.setTabChangesFocus(True)
@@ -53,6 +69,8 @@ class Composer(QFrame):
     def put_back(self, text: str) -> None:
         """Give back what could not be sent, before what was written since."""
         written = self.text
+        self.field.clear()
+        self.field.wrap_for(f"{text} {written}")
         self.field.setPlainText(f"{text}\n{written}" if written.strip() else text)
         self.field.moveCursor(self.field.textCursor().MoveOperation.End)
 

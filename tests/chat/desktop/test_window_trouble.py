@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QProcess, Qt
+from PySide6.QtGui import QTextOption
 from PySide6.QtWidgets import QApplication, QMessageBox
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import serve
@@ -160,14 +161,17 @@ def test_certificates_that_cannot_be_read(self_signed):
         Certificate("-----BEGIN CERTIFICATE-----\nnonsense\n-----END CERTIFICATE-----\n").context()
 
 
-def test_a_pasted_book_is_refused_and_not_lost(connected, qtbot):
-    book = "word " * 40_000
+@pytest.mark.parametrize("book", ["word " * 40_000, "x" * 200_000], ids=["words", "one word"])
+def test_a_pasted_book_is_refused_and_not_lost(connected, qtbot, book):
     QApplication.clipboard().setText(book)
     connected.page.composer.field.paste()
     connected.page.composer.send()
     qtbot.waitUntil(lambda: "context holds" in connected.page.notice.text, timeout=WAIT)
     assert connected.page.composer.text == book.strip() and not connected.chats.busy
     assert connected.chats.messages == [] and connected.chats.history.chats() == []
+    # A long word would make the field slow if its lines were broken between words.
+    anywhere = connected.page.composer.field.wordWrapMode() is QTextOption.WrapMode.WrapAnywhere
+    assert anywhere is ("word" not in book)
     connected.page.composer.field.clear()
     ask(qtbot, connected)
     assert wait_for_answer(qtbot, connected)
