@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from moa_chat.desktop.words import PAUSES, link_words
 from moa_chat.status import Palette, status_line, tentative_spans
 from moa_chat.text import Span
+from moa_chat.words import PAUSES, link_words
 from moa_runtime.answer import (
     AnswerFinished,
     AnswerUpdate,

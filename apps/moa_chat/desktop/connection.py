@@ -13,8 +13,8 @@ from websockets.exceptions import InvalidHandshake, InvalidStatus
 from moa_chat.desktop.certificates import Certificate, fetch_certificate
 from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.trouble import ConnectionFailedError, Trouble
-from moa_chat.desktop.words import as_sentence
 from moa_chat.setup import endpoint_for, open_bundle, setup_for
+from moa_chat.words import as_sentence
 from moa_runtime.bundle import Bundle, BundleError
 from moa_runtime.chat import Chat
 from moa_runtime.errors import MoaError

@@ -14,9 +14,9 @@ from moa_chat.desktop.answering import Answering
 from moa_chat.desktop.engine import Engine
 from moa_chat.desktop.figures import figures, round_trip
 from moa_chat.desktop.profile import Settings
-from moa_chat.desktop.words import PAUSES, as_sentence
 from moa_chat.history.message import Message, title_of
 from moa_chat.history.store import History
+from moa_chat.words import PAUSES, as_sentence
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Disagreement, Paused, Statistics
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QTextEdit, QToo
 
 from moa_chat.desktop.look import Look
 from moa_chat.desktop.markdown.origins import Run
-from moa_chat.desktop.words import dropped_sentence, origin_sentence
+from moa_chat.words import dropped_sentence, origin_sentence
 from moa_runtime.answer import Origin
 
 _STRUCK_LENGTH = 14

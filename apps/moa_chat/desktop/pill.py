@@ -8,7 +8,7 @@ from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QLabel, QWidget
 
 from moa_chat.desktop.look import Look
-from moa_chat.desktop.words import link_words
+from moa_chat.words import link_words
 from moa_runtime.answer import LinkChanged, LinkStatus
 
 _SLOW_SECONDS = 1.0

@@ -11,7 +11,7 @@ from moa_chat.desktop.buttons import IconButton
 from moa_chat.desktop.figures import Figure
 from moa_chat.desktop.look import Look
 from moa_chat.desktop.style import lines
-from moa_chat.desktop.words import DROPPED, ORIGINS, TENTATIVE
+from moa_chat.words import DROPPED, ORIGINS, TENTATIVE
 from moa_runtime.answer import Disagreement
 
 _NOTICE_MS = 9000

@@ -25,8 +25,8 @@ from moa_chat.desktop.saving import ask_and_save
 from moa_chat.desktop.settings_dialog import SettingsDialog
 from moa_chat.desktop.style import letters, lines
 from moa_chat.desktop.trouble import ConnectionFailedError
-from moa_chat.desktop.words import as_sentence
 from moa_chat.history.store import History
+from moa_chat.words import as_sentence
 from moa_runtime.answer import LinkChanged, LinkStatus
 from moa_runtime.errors import MoaError
 

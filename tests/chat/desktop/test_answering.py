@@ -6,8 +6,8 @@ import pytest
 
 from moa_chat.desktop.answering import Answering
 from moa_chat.desktop.figures import figures, generation_speed, new_round, summary
-from moa_chat.desktop.words import link_words
 from moa_chat.history.message import Dropped
+from moa_chat.words import link_words
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, FinishReason, LinkStatus, Origin, Statistics, TextSpan
 
 DRAFTED, OFFLINE, CORRECTED = Origin.DRAFTED, Origin.OFFLINE, Origin.CORRECTED

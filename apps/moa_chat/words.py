@@ -1,4 +1,4 @@
-"""What the window says about origins and the link."""
+"""What window and terminal say about origins and the link."""
 
 from __future__ import annotations
 
