@@ -14,9 +14,10 @@ from moa_drafter.fit import check_fit
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import DEFAULT_TARGET, Target, load_target
 from moa_export.bundle_writer import rejected_path, staged_bundle
+from moa_export.calibration import calibrate, needs_calibration
 from moa_export.errors import ExportError, ParityError
 from moa_export.progress import Progress
-from moa_export.prompts import PROMPTS
+from moa_export.prompts import CALIBRATION_PROMPTS, PROMPTS
 from moa_export.proof import Proof, Reference, prove
 from moa_export.recipe import Recipe
 from moa_export.recordings import record
@@ -101,6 +102,9 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
             exporter.check(drafter.config)
         reference = reference_for(settings, drafter, target, progress)
         turned = rotate_residual_stream(drafter)
+        if needs_calibration(settings.recipe):
+            with progress.stage("rounding with an eye on real inputs"):
+                turned = calibrate(turned, record(target, drafter, CALIBRATION_PROMPTS), settings.recipe)
         made = [
             one
             for name, exporter in exporters.items()

@@ -27,3 +27,24 @@ PROMPTS = (
     "Name the planets of the solar system in order.",
     "Give two arguments for and two against working from home.",
 )
+
+#: Questions of the same kinds, on whose answers weights are rounded: a proof on the same ones would flatter.
+CALIBRATION_PROMPTS = (
+    "Which river flows through Cairo, and where does it end?",
+    "Write a Python function that reverses a string, with a docstring.",
+    "How can I learn to cook in a month?",
+    "Tell me about a boy who finds an old key.",
+    "Translate to Spanish: The shop is closed on Sundays.",
+    "A box holds 12 eggs. How many boxes are needed for 90 eggs?",
+    "Summarise: The council met on Monday. It decided to plant two hundred trees along the canal and to close the old "
+    "bridge until spring, because its railings are loose.",
+    "Explain what inflation is in simple words.",
+    "Make a list of things to check before a long drive.",
+    "Write a short thank-you note to a neighbour who watered the plants.",
+    "How does a solar panel make electricity?",
+    "Extract all place names: We drove from Lyon to Geneva and stopped in Annecy for lunch.",
+    "Rewrite more simply: The aforementioned documentation is hereby rendered obsolete.",
+    "Pretend to be a museum guide and welcome the visitors.",
+    "Compare cats and dogs as pets.",
+    "Based on this text, when does the train leave? The 9:40 to Leeds is delayed by 25 minutes.",
+)

@@ -10,6 +10,8 @@ _LEAST_SCALE = 2.0**-14
 # With few codes it pays to clip the largest of a group: its error against that of all others.
 _CLIPPED_TO = (1.0, 0.975, 0.95, 0.925, 0.9, 0.875, 0.85, 0.825, 0.8, 0.775, 0.75)
 _CLIPPED_BITS = 4
+# Share of the mean second moment that is added to all, so that inputs that never moved do no harm.
+_DAMPING = 0.01
 
 
 def round_symmetric(weight: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor]:
@@ -35,6 +37,38 @@ def round_symmetric(weight: Tensor, bits: int, group_size: int) -> tuple[Tensor,
             least = torch.where(better, error, least)
             best_codes, best_scales = torch.where(better, codes, best_codes), torch.where(better, scales, best_scales)
     return best_codes.flatten(1).to(torch.int8), best_scales[:, :, 0]
+
+
+@torch.no_grad()
+def round_calibrated(weight: Tensor, bits: int, group_size: int, second_moment: Tensor) -> Tensor:
+    """Round ``weight [rows, n]`` so that its products with real inputs change least (GPTQ, arXiv 2210.17323).
+
+    Input by input, what rounding takes away is made up for by the weights of the inputs that are still to come. The
+    scales are those of :func:`round_symmetric`, which finds the same codes again in nearly every group.
+
+    Args:
+        second_moment: sum of ``x x^T`` over real inputs ``x``, float64 ``[n, n]``.
+
+    Returns:
+        ``code * scale``, float32 ``[rows, n]``.
+    """
+    width = group_size or weight.shape[1]
+    most = 2 ** (bits - 1) - 1
+    scales = round_symmetric(weight, bits, group_size)[1].float()
+    damped = second_moment + _DAMPING * second_moment.diagonal().mean() * torch.eye(len(second_moment)).double()
+    inverse = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True).float()
+    left = weight.detach().float().clone()
+    rounded = torch.empty_like(left)
+    for start in range(0, left.shape[1], width):
+        stop = start + width
+        scale = scales[:, start // width]
+        errors = torch.empty(len(left), width)
+        for at in range(start, stop):
+            rounded[:, at] = (left[:, at] / scale).round().clamp(-most - 1, most) * scale
+            errors[:, at - start] = (left[:, at] - rounded[:, at]) / inverse[at, at]
+            left[:, at:stop] -= errors[:, at - start, None] * inverse[at, at:stop]
+        left[:, stop:] -= errors @ inverse[start:stop, stop:]
+    return rounded
 
 
 def _round(groups: Tensor, scales: Tensor, most: int) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moa_export.rounding import round_symmetric
+from moa_export.rounding import round_calibrated, round_symmetric
 
 WEIGHT = torch.randn(40, 64, generator=torch.Generator().manual_seed(1)) * torch.logspace(-2, 1, 40)[:, None]
 
@@ -30,6 +30,30 @@ def test_4_bits_are_nearer_than_with_a_scale_that_fits_the_largest() -> None:
     plain = (WEIGHT / scale).round() * scale
     ours, theirs = ((one - WEIGHT).square().sum() for one in (restored(4, 32), plain))
     assert ours < 0.85 * theirs
+
+
+def inputs() -> torch.Tensor:
+    """Correlated, as activations are."""
+    random = torch.Generator().manual_seed(2)
+    return torch.randn(500, 64, generator=random) @ torch.randn(64, 64, generator=random)
+
+
+def test_what_is_rounded_on_real_inputs_changes_their_products_less() -> None:
+    x = inputs()
+    calibrated = round_calibrated(WEIGHT, 4, 32, x.double().T @ x.double())
+    ours, theirs = ((x @ (one - WEIGHT).T).square().sum() for one in (calibrated, restored(4, 32)))
+    assert ours < 0.85 * theirs
+
+
+def test_what_was_rounded_on_real_inputs_is_stored_as_it_is() -> None:
+    x = inputs()
+    calibrated = round_calibrated(WEIGHT, 4, 32, x.double().T @ x.double())
+    kept = torch.isclose(restored(4, 32, calibrated), calibrated, rtol=1e-3, atol=1e-6)
+    assert kept.float().mean() > 0.97
+
+
+def test_inputs_that_never_moved_do_no_harm() -> None:
+    assert torch.equal(round_calibrated(WEIGHT, 4, 32, torch.eye(64).double()), restored(4, 32))
 
 
 def test_zeros_stay_zeros() -> None:

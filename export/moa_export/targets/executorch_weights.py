@@ -6,15 +6,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchao.quantization import Int8DynamicActivationIntxWeightConfig, IntxWeightOnlyConfig, quantize_
-from torchao.quantization.granularity import PerAxis, PerGroup
-from torchao.quantization.quantize_.workflows import IntxChooseQParamsAlgorithm
+from torchao.quantization.quantize_.workflows.intx.intx_unpacked_to_int8_tensor import IntxUnpackedToInt8Tensor
 
 from moa_export.recipe import Recipe, Weights
+from moa_export.rounding import round_symmetric
 
-# Scales fitted by half-quadratic quantisation, as in ExecuTorch's own export of language models
-# (``executorch.extension.llm.export.quantize``, 1.5).
-_FITTED = IntxChooseQParamsAlgorithm.HQQ_SCALE_ONLY
 _HEAD = "head"
 
 
@@ -41,14 +37,14 @@ def round_layer(layer: nn.Linear, weights: Weights, *, integer_products: bool) -
     """Quantise one linear layer in place; float weights stay as they are."""
     if not weights.is_integer:
         return
-    dtype = {4: torch.int4, 8: torch.int8}[weights.bits]
-    granularity = PerGroup(weights.group_size) if weights.group_size else PerAxis(0)
-    if integer_products:
-        config = Int8DynamicActivationIntxWeightConfig(
-            weight_dtype=dtype, weight_granularity=granularity, intx_choose_qparams_algorithm=_FITTED
-        )
-    else:
-        config = IntxWeightOnlyConfig(
-            weight_dtype=dtype, granularity=granularity, intx_choose_qparams_algorithm=_FITTED
-        )
-    quantize_(layer, config)
+    codes, scales = round_symmetric(layer.weight, weights.bits, weights.group_size)
+    rounded = IntxUnpackedToInt8Tensor(
+        qdata=codes,
+        scale=scales.float(),
+        zero_point=torch.zeros_like(scales, dtype=torch.int8),
+        target_dtype={4: torch.int4, 8: torch.int8}[weights.bits],
+        block_size=(1, weights.group_size or layer.in_features),
+        dtype=torch.float32,
+        activation_quantization="int8_asym_per_token" if integer_products else None,
+    )
+    layer.weight = nn.Parameter(rounded, requires_grad=False)

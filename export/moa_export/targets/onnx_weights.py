@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
+import torch
 from onnx import numpy_helper
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 from moa_export.recipe import Weights
+from moa_export.rounding import round_symmetric
 
 # ``accuracy_level`` of ``MatMulNBits``: the least precision of its activations (onnxruntime's contrib operators).
 _FLOAT32_ACTIVATIONS, _INT8_ACTIVATIONS = 1, 4
@@ -45,8 +47,28 @@ def _quantise(
         accuracy_level=_INT8_ACTIVATIONS if integer_activations else _FLOAT32_ACTIVATIONS,
         nodes_to_exclude=others,
     )
+    originals = {tensor.name: tensor for tensor in model.graph.initializer}
+    matrices = {node.name: originals[node.input[1]] for node in model.graph.node if node.name in names}
     quantiser.process()
-    return quantiser.model.model
+    rounded = quantiser.model.model
+    if weights.symmetric:
+        _put_codes(rounded.graph, [matrices[name] for name in names], weights)
+    return rounded
+
+
+def _put_codes(graph: onnx.GraphProto, matrices: Sequence[onnx.TensorProto], weights: Weights) -> None:
+    """Replace what the quantiser stored: it fits each scale to the largest weight of its group."""
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    for matrix in matrices:
+        weight = torch.from_numpy(numpy_helper.to_array(matrix).T.copy())
+        codes, scales = (found.numpy() for found in round_symmetric(weight, weights.bits, weights.group_size))
+        # Stored without a sign, two 4-bit codes a byte, the first in the low nibble.
+        stored = (codes.astype(np.int16) + 2 ** (weights.bits - 1)).astype(np.uint8)
+        if weights.bits == 4:
+            stored = stored[:, 0::2] | stored[:, 1::2] << np.uint8(4)
+        for name, values in ((f"{matrix.name}_Q{weights.bits}", stored), (f"{matrix.name}_scales", scales)):
+            old = numpy_helper.to_array(tensors[name])
+            tensors[name].CopyFrom(numpy_helper.from_array(values.astype(old.dtype).reshape(old.shape), name))
 
 
 def halve_weights(model: onnx.ModelProto) -> None:

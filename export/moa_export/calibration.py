@@ -1,0 +1,70 @@
+"""Weights of few bits, rounded with an eye on what they are multiplied with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from moa_drafter.model import MoADrafter
+from moa_export.recipe import Recipe, Weights
+from moa_export.recordings import Recording
+from moa_export.rounding import round_calibrated
+from moa_export.tau import replay
+from moa_export.torch_backend import TorchBackend
+
+# From 8 bits on nothing is lost that could be had back.
+_MOST_BITS = 4
+_HEAD = "norm"  # the module whose output the head reads
+
+
+def needs_calibration(recipe: Recipe) -> bool:
+    return recipe.linear.bits <= _MOST_BITS or recipe.head.bits <= _MOST_BITS
+
+
+@torch.no_grad()
+def calibrate(drafter: MoADrafter, recordings: Sequence[Recording], recipe: Recipe) -> MoADrafter:
+    """A drafter whose matrices of few bits hold rounded numbers already, chosen on the inputs they have when drafting.
+
+    Args:
+        recordings: conversations to draft along; others than those that the export is proved on.
+    """
+    calibrated = copy.deepcopy(drafter)
+    moments = _second_moments(drafter, recordings)
+    linears = {name: module for name, module in calibrated.named_modules() if isinstance(module, nn.Linear)}
+    for name, moment in moments.items():
+        if name in linears:
+            linears[name].weight.copy_(_rounded(linears[name].weight, recipe.linear, moment))
+    calibrated.head = _rounded(calibrated.head, recipe.head, moments[_HEAD])
+    return calibrated
+
+
+def _rounded(weight: Tensor, weights: Weights, moment: Tensor) -> Tensor:
+    if weights.bits > _MOST_BITS:
+        return weight
+    return round_calibrated(weight, weights.bits, weights.group_size, moment)
+
+
+def _second_moments(drafter: MoADrafter, recordings: Sequence[Recording]) -> dict[str, Tensor]:
+    """Sums of ``x x^T``, float64, over the inputs of every linear layer of the device half, and over the head's."""
+    moments: dict[str, Tensor] = {}
+
+    def add(name: str, x: Tensor) -> None:
+        rows = x.reshape(-1, x.shape[-1]).double()
+        moments[name] = moments.get(name, 0) + rows.T @ rows
+
+    def input_of(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        return lambda module, inputs, output: add(name, inputs[0])
+
+    handles = [drafter.get_submodule(_HEAD).register_forward_hook(lambda module, inputs, output: add(_HEAD, output))]
+    for name, module in drafter.named_modules():
+        if isinstance(module, nn.Linear):
+            handles.append(module.register_forward_hook(input_of(name)))
+    try:
+        replay(TorchBackend(drafter, top_k=1), recordings)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return moments

@@ -1,0 +1,69 @@
+"""Calibration of the tiny drafter on conversations of the tiny target."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from moa_drafter.checkpoint import load_checkpoint
+from moa_drafter.model import MoADrafter
+from moa_drafter.target import load_target
+from moa_export.calibration import calibrate, needs_calibration
+from moa_export.parity import compare
+from moa_export.presets import PRESETS
+from moa_export.recipe import Recipe, Weights
+from moa_export.recordings import Recording, record
+from moa_export.rounding import round_symmetric
+from moa_export.torch_backend import TorchBackend
+
+
+@pytest.fixture(scope="module")
+def conversations(tiny_target: Path, tiny_drafter: Path) -> tuple[MoADrafter, list[Recording]]:
+    drafter, target = load_checkpoint(tiny_drafter), load_target(str(tiny_target))
+    drafter.bind_target(target.embedding, target.head)
+    return drafter, record(target, drafter, ["Name three colours.", "Why is the sky blue?", "Who are you?"])
+
+
+def rounded(drafter: MoADrafter) -> MoADrafter:
+    """Without looking at inputs."""
+    plain = copy.deepcopy(drafter)
+    for module in plain.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight.data = _restored(module.weight)
+    plain.head = _restored(plain.head)
+    return plain
+
+
+def _restored(weight: torch.Tensor) -> torch.Tensor:
+    codes, scales = round_symmetric(weight, 4, 32)
+    return codes.float() * scales.float().repeat_interleave(32, dim=1)
+
+
+def test_calibrated_weights_are_nearer_to_the_drafter(conversations: tuple[MoADrafter, list[Recording]]) -> None:
+    drafter, recordings = conversations
+    recipe = PRESETS["phone"]
+    errors = []
+    for module in (calibrate(drafter, recordings, recipe), rounded(drafter)):
+        pair = TorchBackend(drafter, top_k=8), TorchBackend(module, top_k=8)
+        errors.append(compare(*pair, recordings[:2]).mean_logprob_error)
+    assert errors[0] < 0.9 * errors[1]
+
+
+def test_only_parts_of_few_bits_change(conversations: tuple[MoADrafter, list[Recording]]) -> None:
+    drafter, recordings = conversations
+    head_only = calibrate(drafter, recordings, Recipe(head=Weights(4)))
+    assert not torch.equal(head_only.head, drafter.head)
+    name = "self_attention.mlp.up_proj.weight"
+    assert torch.equal(head_only.get_parameter(name), drafter.get_parameter(name))
+    both = calibrate(drafter, recordings, PRESETS["phone"])
+    assert not torch.equal(both.get_parameter(name), drafter.get_parameter(name))
+    server_half = "layer_self_attention.mlp.up_proj.weight"
+    assert torch.equal(both.get_parameter(server_half), drafter.get_parameter(server_half))
+
+
+def test_which_recipes_are_calibrated() -> None:
+    assert needs_calibration(PRESETS["phone"]) and needs_calibration(Recipe(head=Weights(4)))
+    assert not needs_calibration(PRESETS["laptop"]) and not needs_calibration(Recipe(embedding=Weights(4)))
