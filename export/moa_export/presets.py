@@ -20,7 +20,7 @@ _TOLERANCES = {
 
 _PHONE = Weights(4, 32)
 PRESETS: dict[str, Recipe] = {
-    "phone": Recipe(_PHONE, _PHONE, _PHONE, tolerance=_TOLERANCES[4]),
+    "phone": Recipe(_PHONE, _PHONE, Weights(4, 64), tolerance=_TOLERANCES[4]),
     "laptop": Recipe(),
     "max-quality": Recipe(Weights(32), Weights(32), Weights(32), activation_bits=32, tolerance=_TOLERANCES[32]),
 }

@@ -81,6 +81,7 @@ def test_a_chat_in_a_terminal(onnx_bundle, server):
         terminal.wait("you>", count=2)
         terminal.press("/stats\n")
         terminal.wait(r"rounds +\d+")
+        terminal.wait("you>", count=3)  # readline may lose a Ctrl-C that comes while it begins
         terminal.press(CTRL_C)
         terminal.wait("Ctrl-C again or Ctrl-D leaves")
         terminal.press(CTRL_D)

@@ -22,7 +22,7 @@ from moa_export.targets.base import Artifact, NotRun, TargetOptions, plain_specs
 from moa_export.targets.coreml_package import write_package
 from moa_export.targets.coreml_program import FUNCTIONS, stateful_program, stateless_program
 from moa_export.targets.coreml_stateful import StatefulBackend
-from moa_export.targets.coreml_weights import HEAD_PALETTE_BITS, stored_form
+from moa_export.targets.coreml_weights import stored_form
 from moa_runtime.backends.base import Backend, Float32
 from moa_runtime.backends.coreml import Array, CoremlBackend, FixedSizeBackend, load_model, running
 from moa_runtime.bundle import TensorSpec
@@ -115,7 +115,7 @@ class CoremlTarget:
         """How things are stored, for the model's metadata and the manifest."""
         return {
             "linear": stored_form(self._recipe.linear, opset),
-            "head": stored_form(self._recipe.head, opset, palette_bits=HEAD_PALETTE_BITS),
+            "head": stored_form(self._recipe.head, opset),
             "embedding": stored_form(self._recipe.embedding, ct.target.iOS18),
             "activations": "float16",
             "positions": str(self._options.context),

@@ -27,7 +27,6 @@ from moa_drafter.model import MoADrafter
 from moa_export.recipe import Recipe
 from moa_export.targets.coreml_layers import Layer, Norm, SelfAttentionLayer
 from moa_export.targets.coreml_weights import (
-    HEAD_PALETTE_BITS,
     Var,
     half,
     shared_constant,
@@ -106,7 +105,7 @@ class _Network:
         self._self_attention = SelfAttentionLayer("self_attention", drafter.self_attention, recipe.linear, opset)
         self._cross_attention = Layer("cross_attention", drafter.cross_attention, recipe.linear, opset)
         self._norm = Norm("norm", drafter.norm) if isinstance(drafter.norm, RMSNorm) else None
-        self._head = stored_linear("head", drafter.head, recipe.head, opset, palette_bits=HEAD_PALETTE_BITS)
+        self._head = stored_linear("head", drafter.head, recipe.head, opset)
         self._draft_to_target = drafter.draft_to_target.numpy().astype(np.int32)
         # A table, because float16 cannot tell positions apart from 2048 on. Both halves of a head turn alike.
         angles = rotary_angles(torch.arange(capacity), head_dim, config.rope_theta)

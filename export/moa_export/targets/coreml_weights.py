@@ -11,9 +11,8 @@ bits      iOS 18, macOS 15                               iOS 17, macOS 14
 ========  =============================================  ==================================================
 16        float16                                        float16
 8         ``constexpr_blockwise_shift_scale``            ``constexpr_affine_dequantize``, one scale a row
-4         ``constexpr_blockwise_shift_scale``            ``constexpr_lut_to_dense``, 16 values a matrix (64 for
-                                                         the layers), and one scale a row, multiplied in after
-                                                         the product
+4         ``constexpr_blockwise_shift_scale``            ``constexpr_lut_to_dense``, 64 values a matrix, and one
+                                                         scale a row, multiplied in after the product
 ========  =============================================  ==================================================
 
 Embedding tables are not left to ``constexpr`` operators: those describe a whole table, which a device may
@@ -43,8 +42,8 @@ from moa_export.rounding import round_symmetric
 Var = Any
 Float16 = NDArray[np.float16]
 
-#: Of the head's indices where 4 bits have to be a palette: it is more than half of all, the layers can have 6.
-HEAD_PALETTE_BITS = 4
+#: Of an index where 4 bits have to be a palette: one of 16 values for a whole matrix loses more than groups do.
+PALETTE_BITS = 6
 # The smallest normal float16: the Neural Engine takes smaller numbers for zero.
 _LEAST_SCALE = np.float16(2.0**-14)
 
@@ -63,17 +62,13 @@ class Embedding(Protocol):
         """int32 ``[T]`` -> float16 ``[T, hidden]``."""
 
 
-def stored_linear(name: str, weight: Tensor, spec: Weights, opset: ct.target, *, palette_bits: int = 6) -> Linear:
-    """The form in which ``weight [out, in]`` is stored for an operator set; ``name`` is unique in the program.
-
-    Args:
-        palette_bits: of an index where 4 bits have to be a palette; 4 or 6.
-    """
+def stored_linear(name: str, weight: Tensor, spec: Weights, opset: ct.target) -> Linear:
+    """The form in which ``weight [out, in]`` is stored for an operator set; ``name`` is unique in the program."""
     if not spec.is_integer:
         return _HalfLinear(name, weight)
     if opset >= ct.target.iOS18:
         return _BlockwiseLinear(name, weight, spec)
-    return _ChannelLinear(name, weight) if spec.bits == 8 else _PaletteLinear(name, weight, palette_bits)
+    return _ChannelLinear(name, weight) if spec.bits == 8 else _PaletteLinear(name, weight)
 
 
 def stored_embedding(name: str, table: Tensor, spec: Weights) -> Embedding:
@@ -83,12 +78,12 @@ def stored_embedding(name: str, table: Tensor, spec: Weights) -> Embedding:
     return _IntegerEmbedding(name, table, spec)
 
 
-def stored_form(spec: Weights, opset: ct.target, *, palette_bits: int = 6) -> str:
-    """The form of a matrix in words; see :func:`stored_linear`."""
+def stored_form(spec: Weights, opset: ct.target) -> str:
+    """The form of a matrix in words."""
     if not spec.is_integer:
         return "float16"
     if opset < ct.target.iOS18:
-        return "int8, one scale a row" if spec.bits == 8 else f"{2**palette_bits} values, one scale a row"
+        return "int8, one scale a row" if spec.bits == 8 else f"{2**PALETTE_BITS} values, one scale a row"
     return f"int{spec.bits}, " + (f"one scale for {spec.group_size} inputs" if spec.group_size else "one scale a row")
 
 
@@ -174,10 +169,10 @@ class _ChannelLinear:
 
 
 class _PaletteLinear:
-    def __init__(self, name: str, weight: Tensor, bits: int) -> None:
+    def __init__(self, name: str, weight: Tensor) -> None:
         self._name, self._shape = name, tuple(weight.shape)
-        indices, self._palette, scales = fit_palette(_numpy(weight), 2**bits)
-        self._indices = pack_elements_into_bits(indices, bits)
+        indices, self._palette, scales = fit_palette(_numpy(weight), 2**PALETTE_BITS)
+        self._indices = pack_elements_into_bits(indices, PALETTE_BITS)
         self._scales = scales[:, 0]
 
     def __call__(self, x: Var) -> Var:
