@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,7 +82,8 @@ def test_a_chat_in_a_terminal(onnx_bundle, server):
         terminal.wait("you>", count=2)
         terminal.press("/stats\n")
         terminal.wait(r"rounds +\d+")
-        terminal.wait("you>", count=3)  # readline may lose a Ctrl-C that comes while it begins
+        terminal.wait("you>", count=3)
+        time.sleep(1)  # readline loses a Ctrl-C that comes between its prompt and its wait for keys
         terminal.press(CTRL_C)
         terminal.wait("Ctrl-C again or Ctrl-D leaves")
         terminal.press(CTRL_D)
