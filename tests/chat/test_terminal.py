@@ -100,8 +100,8 @@ def test_on_a_terminal(monkeypatch):
     seen = []
 
     def look():
-        for _ in range(100):  # until the main thread has drawn
-            if "offline |" in "\n".join(screen.text()):
+        for _ in range(1000):  # until the main thread has drawn all of it
+            if screen.text()[-1].endswith("writes on"):
                 break
             signal.sigtimedwait([], 0.02)
         seen.append((screen.text(), screen.styled("2;3"), screen.styled("2;3;33")))
