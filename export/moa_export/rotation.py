@@ -23,7 +23,8 @@ def rotate_residual_stream(drafter: MoADrafter) -> MoADrafter:
 
     Cached keys and values and memory rows are what they were. The server half of the copy is of no use.
     """
-    turned = copy.deepcopy(drafter)
+    shared = {id(table): table for table in (drafter.embedding, drafter.head)}  # large, and replaced below
+    turned = copy.deepcopy(drafter, shared)
     rotation = random_rotation(drafter.config.decoder.hidden_size).to(drafter.embedding)
     turned.embedding = drafter.embedding @ rotation
     for layer in (turned.self_attention, turned.cross_attention):

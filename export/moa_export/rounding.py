@@ -10,6 +10,7 @@ _LEAST_SCALE = 2.0**-14
 # With few codes it pays to clip the largest of a group: its error against that of all others.
 _CLIPPED_TO = (1.0, 0.975, 0.95, 0.925, 0.9, 0.875, 0.85, 0.825, 0.8, 0.775, 0.75)
 _CLIPPED_BITS = 4
+_ROWS_AT_ONCE = 8192
 # Share of the mean second moment that is added to all, so that inputs that never moved do no harm.
 _DAMPING = 0.01
 
@@ -24,6 +25,12 @@ def round_symmetric(weight: Tensor, bits: int, group_size: int) -> tuple[Tensor,
     Returns:
         int8 codes ``[rows, n]`` and float16 scales ``[rows, n / group_size]``.
     """
+    # Rows do not depend on each other, and a large vocabulary would need many times its table in memory.
+    parts = [_round_rows(rows, bits, group_size) for rows in weight.split(_ROWS_AT_ONCE)]
+    return torch.cat([codes for codes, _ in parts]), torch.cat([scales for _, scales in parts])
+
+
+def _round_rows(weight: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor]:
     most = 2 ** (bits - 1) - 1
     groups = weight.detach().float().unflatten(1, (-1, group_size or weight.shape[1]))
     largest = groups.abs().amax(dim=2, keepdim=True)
