@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from moa_drafter.config import ConfigError, DrafterConfig
+from moa_drafter.fit import check_fit
 from moa_drafter.model import MoADrafter
 from moa_drafter.published import is_published, keys_before_values, published_config
+from moa_drafter.target import Target
 from moa_runtime.errors import MoaError
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -75,6 +77,19 @@ def load_checkpoint(folder: Path) -> MoADrafter:
         raise CheckpointError(f"{folder / WEIGHTS_FILE} has tensors this drafter does not know: {unknown[:3]}")
     drafter.load_state_dict(state)
     return drafter.eval()
+
+
+def load_bound(folder: Path, target: Target) -> MoADrafter:
+    """Load a drafter and bind it to its target, ready to draft.
+
+    Raises:
+        CheckpointError: see :func:`load_checkpoint`.
+        FitError: the drafter was made for another shape of target.
+    """
+    drafter = load_checkpoint(folder)
+    check_fit(drafter.config, target)
+    drafter.bind_target(target.embedding, target.head, target.layers)
+    return drafter
 
 
 def _published_config(path: Path) -> dict[str, Any] | None:

@@ -6,26 +6,25 @@ memory rows into draft logits. The training forward is the two halves run over a
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from moa_drafter.config import DrafterConfig
+from moa_drafter.drafter import Drafter
 from moa_drafter.llama import DecoderLayer, RMSNorm, rotary_angles
+from moa_drafter.states import Reads, TargetStates
+
+if TYPE_CHECKING:
+    from moa_drafter.training.batch import Batch
 
 
-class MoADrafter(nn.Module):
-    """Parameters of both halves, under the published checkpoint's names.
-
-    The token embedding and the draft head are the target's own, frozen, and are not part of the
-    checkpoint: they are given by :meth:`bind_target`.
-    """
-
-    draft_to_target: Tensor
-    embedding: Tensor
-    head: Tensor
+class MoADrafter(Drafter):
+    """Parameters of both halves, under the published checkpoint's names."""
 
     def __init__(self, config: DrafterConfig) -> None:
-        super().__init__()
+        super().__init__(config.vocab_size, config.draft_vocab_size, config.decoder.hidden_size)
         self.config = config
         eps, hidden = config.rms_norm_eps, config.decoder.hidden_size
         self.layer_self_attention = DecoderLayer(config.layer_attention, eps)
@@ -35,29 +34,11 @@ class MoADrafter(nn.Module):
         self.self_attention = DecoderLayer(config.decoder, eps)
         self.cross_attention = DecoderLayer(config.decoder, eps)
         self.norm = RMSNorm(hidden, eps) if config.final_norm else nn.Identity()
-        self.register_buffer("draft_to_target", torch.arange(config.draft_vocab_size), persistent=True)
-        self.register_buffer("embedding", torch.empty(0), persistent=False)
-        self.register_buffer("head", torch.empty(0), persistent=False)
 
-    def bind_target(self, embedding: Tensor, head: Tensor) -> None:
-        """Take the target's token embedding and the draft vocabulary's rows of its head.
-
-        Args:
-            embedding: ``[vocab_size, hidden]``.
-            head: the target's whole output matrix, ``[vocab_size, hidden]``.
-
-        Raises:
-            ValueError: shapes that are not this drafter's.
-        """
-        expected = (self.config.vocab_size, self.config.decoder.hidden_size)
-        for name, tensor in (("embedding", embedding), ("head", head)):
-            if tuple(tensor.shape) != expected:
-                raise ValueError(
-                    f"the target's {name} has shape {tuple(tensor.shape)}, this drafter was made for {expected}"
-                )
-        like = self.Ekv2E.weight
-        self.embedding = embedding.detach().to(like)
-        self.head = head.detach()[self.draft_to_target.to(head.device)].to(like)
+    @property
+    def reads(self) -> Reads:
+        """The keys and values of the layers that the layer self-attention sees."""
+        return Reads(kv_layers=self.config.lsa_layers)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotary angles of absolute ``positions [T]`` for the self- and cross-attention layer."""
@@ -78,6 +59,10 @@ class MoADrafter(nn.Module):
         """
         return self.cross_attention.keys_values(self.aggregate(target_kv), self.angles(positions))
 
+    def rows(self, states: TargetStates, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`Drafter.rows`: the memory rows."""
+        return self.memory_rows(states.kv, positions)
+
     def aggregate(self, target_kv: Tensor) -> Tensor:
         """Layer self-attention over the layer axis, mean, ``Ekv2E``: ``[T, layers, kv] -> [T, hidden]``."""
         dims = self.config.layer_attention
@@ -90,9 +75,6 @@ class MoADrafter(nn.Module):
         return self.Ekv2E(mixed.mean(dim=-2))
 
     # -- device half ---------------------------------------------------------------------------
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        return nn.functional.embedding(tokens, self.embedding)
 
     def draft_hidden(
         self,
@@ -113,11 +95,11 @@ class MoADrafter(nn.Module):
         hidden = self.self_attention(x, *self_kv, angles, self_mask)
         return self.norm(self.cross_attention(hidden, *memory, angles, memory_mask))
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Draft-vocabulary logits ``[..., draft_vocab_size]``."""
-        return hidden @ self.head.T
-
     # -- both ----------------------------------------------------------------------------------
+
+    def predict(self, batch: Batch) -> Tensor:
+        """See :meth:`Drafter.predict`."""
+        return self(batch.tokens, batch.positions, batch.states.kv, batch.self_mask, batch.memory_mask, batch.queries)
 
     def forward(
         self,

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -230,6 +231,11 @@ class Target:
     def embedding(self) -> torch.Tensor:
         """Token embedding ``[vocab_size, hidden]``."""
         return self.model.get_input_embeddings().weight
+
+    @property
+    def layers(self) -> Sequence[torch.nn.Module]:
+        """Decoder layers, the first one first."""
+        return self.model.model.layers
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:

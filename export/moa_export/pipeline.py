@@ -132,7 +132,7 @@ def load(settings: ExportSettings) -> tuple[MoADrafter, Target, tuple[str, ...]]
     drafter = load_checkpoint(settings.drafter)
     target = load_target(settings.model)
     note = check_fit(drafter.config, target)
-    drafter.bind_target(target.embedding, target.head)
+    drafter.bind_target(target.embedding, target.head, target.layers)
     return drafter, target, (note,) if note else ()
 
 

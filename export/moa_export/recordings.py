@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from moa_drafter.model import MoADrafter
+from moa_drafter.states import target_states
 from moa_drafter.target import Target
-from moa_drafter.training.features import target_features
 from moa_drafter.training.generate import answer_greedily
 from moa_runtime.drafters.base import Float32
 from moa_runtime.paths import cache_dir
@@ -48,8 +48,8 @@ def record(target: Target, drafter: MoADrafter, questions: Sequence[str]) -> lis
     recordings = []
     for prompt, answer in _conversations(target, questions):
         tokens = prompt + answer
-        kv, _ = target_features(target, tokens, drafter.config.lsa_layers)
-        keys, values = drafter.memory_rows(kv.float(), torch.arange(len(tokens)))
+        states = target_states(target, tokens, drafter.reads)
+        keys, values = drafter.memory_rows(states.kv.float(), torch.arange(len(tokens)))
         recordings.append(Recording(tokens, len(prompt), keys.numpy(), values.numpy()))
     return recordings
 

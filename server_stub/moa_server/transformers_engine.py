@@ -14,8 +14,8 @@ from torch import Tensor
 from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
 from moa_drafter.fit import check_fit
 from moa_drafter.model import MoADrafter
+from moa_drafter.states import layer_keys_values
 from moa_drafter.target import Target, load_target
-from moa_drafter.training.features import layer_keys_values
 from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
 from moa_runtime.errors import MoaError
 from moa_runtime.session.handshake import Fingerprints

@@ -11,9 +11,10 @@ import torch
 
 import moa_drafter.training.features as features_module
 from moa_drafter.cli import main
+from moa_drafter.states import Reads, target_states
 from moa_drafter.target import Target, load_target
 from moa_drafter.training.data import frequent_tokens, packed_order, read_conversations
-from moa_drafter.training.features import FeatureStore, target_features
+from moa_drafter.training.features import FeatureStore
 from moa_drafter.training.generate import GenerateSettings, generate_conversations, repetitive
 from moa_drafter.training.run import RunSettings, train_run
 from moa_drafter.training.trainer import TrainSettings
@@ -97,14 +98,14 @@ def test_features_are_kept_and_equal_the_targets(
     target: Target, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conversations = read_conversations(tokens, vocab_size=512)[:3]
-    store = FeatureStore(tmp_path, target, conversations, (1, 3))
-    kv, hidden = store[2]
-    expected_kv, expected_hidden = target_features(target, conversations[2].tokens, (1, 3))
-    torch.testing.assert_close(kv, expected_kv, rtol=2e-3, atol=2e-3)
-    torch.testing.assert_close(hidden, expected_hidden, rtol=2e-3, atol=2e-3)
-    again = FeatureStore(tmp_path, target, conversations, (1, 3))
-    monkeypatch.setattr(features_module, "target_features", None)  # a second computation would call it
-    torch.testing.assert_close(again[2][0], kv)
+    reads = Reads(kv_layers=(1, 3), inner_layers=(2,))
+    store = FeatureStore(tmp_path, target, conversations, reads)
+    expected = target_states(target, conversations[2].tokens, reads)
+    for part in ("kv", "inner", "last"):
+        torch.testing.assert_close(getattr(store[2], part), getattr(expected, part), rtol=2e-3, atol=2e-3)
+    again = FeatureStore(tmp_path, target, conversations, reads)
+    monkeypatch.setattr(features_module, "target_states", None)  # a second computation would call it
+    torch.testing.assert_close(again[2].kv, store[2].kv)
 
 
 def run(target: Target, tokens: Path, folder: Path, steps: int, **changes: object) -> dict[str, object]:

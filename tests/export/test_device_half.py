@@ -10,8 +10,8 @@ import torch
 
 from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.model import MoADrafter
+from moa_drafter.states import target_states
 from moa_drafter.target import Target, load_target
-from moa_drafter.training.features import target_features
 from moa_drafter.training.visibility import packed_masks
 from moa_export.device_half import DeviceHalf, signature
 from moa_export.embedding import QuantisedEmbedding
@@ -41,7 +41,7 @@ def test_drafting_with_caches_gives_the_logits_of_the_training_forward(target: T
     for start, stop in segments[1:]:
         limits += [start - 1] * (stop - start)
     positions, self_mask, memory_mask = packed_masks([24], limits)
-    kv, _ = target_features(target, tokens.tolist(), drafter.config.lsa_layers)
+    kv = target_states(target, tokens.tolist(), drafter.reads).kv
     hidden = drafter(tokens, positions, kv, self_mask, memory_mask)
     expected = drafter.logits(hidden).log_softmax(-1)
 
@@ -75,7 +75,7 @@ def test_the_runtime_drafter_follows_the_greedy_path_of_the_training_forward(
     target: Target, drafter: MoADrafter
 ) -> None:
     prefix = [1, 40, 90, 200, 31, 7]
-    kv, _ = target_features(target, prefix, drafter.config.lsa_layers)
+    kv = target_states(target, prefix, drafter.reads).kv
     keys, values = drafter.memory_rows(kv, torch.arange(len(prefix)))
     runtime = MoaDrafter(TorchBackend(drafter, top_k=8), max_context=64)
     runtime.add_rows(0, keys[:-1].numpy(), values[:-1].numpy())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from moa_drafter.training.features import layer_keys_values
+from moa_drafter.states import layer_keys_values
 from moa_runtime.bundle import tokenizer_fingerprint
 from moa_runtime.errors import MoaError
 from moa_runtime.session.server import Sampling

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from moa_drafter.model import MoADrafter
+from moa_drafter.states import TargetStates
 
 _EARLIER_LAYERS = 0.15  # weight of every seen layer but the last, which tells most about the next token
 _QUERY_SIZE = 3.0  # about the size of a trained query's components
@@ -24,7 +25,7 @@ _TARGET_SHARE = 0.1  # of the target's own query and key weights, so that heads 
 
 @torch.no_grad()
 def initialise_from_target(
-    drafter: MoADrafter, target: Any, samples: Iterable[tuple[Tensor, Tensor, Tensor]], *, ridge: float = 1e-2
+    drafter: MoADrafter, target: Any, samples: Iterable[tuple[Tensor, TargetStates]], *, ridge: float = 1e-2
 ) -> None:
     """Fill all parameters.
 
@@ -35,15 +36,15 @@ def initialise_from_target(
 
     Args:
         target: the transformers model.
-        samples: ``(tokens [T], target_kv [T, layers, kv], last hidden states [T, hidden])``.
+        samples: tokens ``[T]`` and states of some conversations.
         ridge: penalty of every regression, relative to the mean diagonal of its normal equations.
     """
     parts = list(samples)
-    kv = torch.cat([part[1] for part in parts])
-    hidden = torch.cat([part[2] for part in parts]).double()
+    kv = torch.cat([states.kv for _, states in parts])
+    hidden = torch.cat([states.last for _, states in parts]).double()
     _copy_target_layers(drafter, target)
     _aggregate_linearly(drafter, kv, hidden, ridge)
-    own = torch.cat([_self_attended(drafter, part[0]) for part in parts])
+    own = torch.cat([_self_attended(drafter, tokens) for tokens, _ in parts])
     _read_latest_row(drafter, kv, hidden, own, ridge)
 
 

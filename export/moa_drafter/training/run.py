@@ -70,13 +70,13 @@ def train_run(
         raise MoaError(f"nothing to resume in {folder}: it has no {STATE_FILE}")
     conversations, validation = _split(target, token_files, settings)
     drafter = _initial_drafter(target, settings.initial) or _new_drafter(target, conversations, settings)
-    drafter.bind_target(target.embedding, target.head)
-    features = FeatureStore(folder / "features", target, conversations, drafter.config.lsa_layers)
+    drafter.bind_target(target.embedding, target.head, target.layers)
+    features = FeatureStore(folder / "features", target, conversations, drafter.reads)
     steps = json.loads((folder / "run.json").read_text())["steps"] if resume else settings.training.steps
     if not resume and settings.initial is None:
         samples = range(min(_SAMPLES, len(conversations)))
         initialise_from_target(
-            drafter, target.model, ((torch.tensor(conversations[i].tokens), *features[i]) for i in samples)
+            drafter, target.model, ((torch.tensor(conversations[i].tokens), features[i]) for i in samples)
         )
 
     def trainer(total: int) -> Trainer:
@@ -88,7 +88,7 @@ def train_run(
     run = trainer(steps)
     if resume:
         run.resume()
-        drafter.bind_target(target.embedding, target.head)  # for the vocabulary that was resumed
+        drafter.bind_target(target.embedding, target.head, target.layers)  # for the vocabulary that was resumed
     run.run(lambda figures: report(figures, steps))
     return run.evaluate()
 

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from moa_drafter.checkpoint import save_checkpoint
-from moa_drafter.model import MoADrafter
+from moa_drafter.drafter import Drafter
+from moa_drafter.training.batch import Batch, make_batch
 from moa_drafter.training.data import Conversation, packed_order
 from moa_drafter.training.features import FeatureStore
-from moa_drafter.training.visibility import FutureLengths, future_lengths_at, packed_masks, row_limits
+from moa_drafter.training.losses import LOSSES, forward_kl
+from moa_drafter.training.visibility import FutureLengths, future_lengths_at
 from moa_runtime.errors import MoaError
 
 STATE_FILE = "training.pt"
@@ -40,64 +42,7 @@ class TrainSettings:
     save_every: int = 250
     evaluate_every: int = 500
     continued: bool = False
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One packed step; ``queries`` are the positions whose next token is learnt."""
-
-    tokens: Tensor
-    positions: Tensor
-    target_kv: Tensor
-    target_hidden: Tensor
-    self_mask: Tensor
-    memory_mask: Tensor
-    queries: Tensor
-    depths: Tensor
-
-
-def make_batch(
-    conversations: Sequence[Conversation],
-    features: FeatureStore,
-    indices: Sequence[int],
-    lengths: FutureLengths,
-    rng: random.Random,
-    device: torch.device,
-) -> Batch:
-    """Pack conversations end to end and draw what each position may see."""
-    chosen = [conversations[i] for i in indices]
-    limits: list[int] = []
-    queries: list[int] = []
-    for conversation in chosen:
-        start = len(limits)
-        limits += row_limits(len(conversation.prompt), len(conversation), lengths, rng)
-        # The server itself gives the first answer token; the last token has no successor.
-        queries += range(start + len(conversation.prompt), start + len(conversation) - 1)
-    positions, self_mask, memory_mask = packed_masks([len(c) for c in chosen], limits)
-    rows = [features[i] for i in indices]
-    where = torch.tensor(queries)
-    depths = positions[where] - torch.tensor(limits)[where]
-    tensors = (
-        torch.tensor([t for c in chosen for t in c.tokens]),
-        positions,
-        torch.cat([kv for kv, _ in rows]),
-        torch.cat([hidden for _, hidden in rows]),
-        self_mask,
-        memory_mask,
-        where,
-        depths,
-    )
-    return Batch(*(tensor.to(device) for tensor in tensors))
-
-
-def distillation_loss(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
-    """Forward KL divergence from target to draft over the draft vocabulary, mean over positions (nats)."""
-    return nn.functional.kl_div(
-        draft_logits.float().log_softmax(-1),
-        target_logits.float().log_softmax(-1),
-        log_target=True,
-        reduction="batchmean",
-    )
+    loss: str = "kl"
 
 
 class Trainer:
@@ -106,7 +51,7 @@ class Trainer:
 
     def __init__(
         self,
-        drafter: MoADrafter,
+        drafter: Drafter,
         conversations: Sequence[Conversation],
         features: FeatureStore,
         settings: TrainSettings,
@@ -155,14 +100,12 @@ class Trainer:
         settings = self.settings
         rng = random.Random(f"{settings.seed}/step/{self.step}")
         lengths = future_lengths_at(self.step / settings.steps, continued=settings.continued)
-        device = self.drafter.Ekv2E.weight.device
-        batch = make_batch(self.conversations, self.features, indices, lengths, rng, device)
+        batch = make_batch(self.conversations, self.features, indices, lengths, rng, self.drafter.head.device)
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate()
         self.drafter.train()
-        with torch.autocast(device.type, torch.bfloat16, enabled=settings.bfloat16):
-            logits, target_logits = self._logits(batch)
-        loss = distillation_loss(logits, target_logits)
+        with torch.autocast(self.drafter.head.device.type, torch.bfloat16, enabled=settings.bfloat16):
+            loss = LOSSES[settings.loss](*self._outputs(batch))
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.drafter.parameters(), 1.0)
@@ -171,11 +114,10 @@ class Trainer:
         self.tokens_seen += len(batch.queries)
         return float(loss.detach()), len(batch.queries)
 
-    def _logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        hidden = self.drafter(
-            batch.tokens, batch.positions, batch.target_kv, batch.self_mask, batch.memory_mask, batch.queries
-        )
-        return self.drafter.logits(hidden), self.drafter.logits(batch.target_hidden[batch.queries])
+    def _outputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Hidden states and logits of the draft, then of the target, at the queries."""
+        hidden, target_hidden = self.drafter.predict(batch), batch.states.last[batch.queries]
+        return hidden, self.drafter.logits(hidden), target_hidden, self.drafter.logits(target_hidden)
 
     def _learning_rate(self) -> float:
         settings = self.settings
@@ -200,10 +142,10 @@ class Trainer:
         accepted = rounds = 0
         for index in self.validation:
             batch = make_batch(
-                self.conversations, self.features, [index], lengths, random.Random(0), self.drafter.Ekv2E.weight.device
+                self.conversations, self.features, [index], lengths, random.Random(0), self.drafter.head.device
             )
-            logits, target_logits = self._logits(batch)
-            losses.append(float(distillation_loss(logits, target_logits)))
+            _, logits, _, target_logits = self._outputs(batch)
+            losses.append(float(forward_kl(logits, target_logits)))
             guess = self.drafter.draft_to_target[logits.argmax(-1)]
             hit = (guess == batch.tokens[batch.queries + 1]).cpu()
             depths = batch.depths.cpu()

@@ -1,0 +1,85 @@
+"""What every drafter shares, whatever its architecture: a draft vocabulary, and the target's frozen matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from moa_drafter.states import Reads, TargetStates
+
+if TYPE_CHECKING:
+    from moa_drafter.training.batch import Batch
+
+
+class Drafter(nn.Module):
+    """A trainable drafter.
+
+    The token embedding and the draft head are the target's own, frozen, and are not part of the
+    checkpoint: they are given by :meth:`bind_target`.
+
+    Args:
+        vocab_size: tokens of the target.
+        draft_vocab_size: tokens that can be drafted.
+        hidden_size: the target's.
+    """
+
+    draft_to_target: Tensor
+    embedding: Tensor
+    head: Tensor
+
+    def __init__(self, vocab_size: int, draft_vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self._shape_of_head = (vocab_size, hidden_size)
+        self.register_buffer("draft_to_target", torch.arange(draft_vocab_size), persistent=True)
+        self.register_buffer("embedding", torch.empty(0), persistent=False)
+        self.register_buffer("head", torch.empty(0), persistent=False)
+
+    @property
+    def reads(self) -> Reads:
+        """What it reads of the target."""
+        raise NotImplementedError
+
+    def bind_target(self, embedding: Tensor, head: Tensor, layers: Sequence[nn.Module] = ()) -> None:
+        """Take the target's token embedding and the draft vocabulary's rows of its head.
+
+        Args:
+            embedding: ``[vocab_size, hidden]``.
+            head: the target's whole output matrix, ``[vocab_size, hidden]``.
+            layers: the target's decoder layers, for architectures that contain some of them.
+
+        Raises:
+            ValueError: shapes that are not this drafter's.
+        """
+        for name, tensor in (("embedding", embedding), ("head", head)):
+            if tuple(tensor.shape) != self._shape_of_head:
+                raise ValueError(
+                    f"the target's {name} has shape {tuple(tensor.shape)}, "
+                    f"this drafter was made for {self._shape_of_head}"
+                )
+        like = next(self.parameters())
+        self.embedding = embedding.detach().to(like)
+        self.head = head.detach()[self.draft_to_target.to(head.device)].to(like)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """``[...]`` -> ``[..., hidden]``."""
+        return nn.functional.embedding(tokens, self.embedding)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Draft-vocabulary logits ``[..., draft_vocab_size]``."""
+        return hidden @ self.head.T
+
+    def rows(self, states: TargetStates, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Server half: what is sent to the device for each token, as two arrays ``[T, heads, size]``.
+
+        Args:
+            states: of the tokens, as :attr:`reads` asks for.
+            positions: their absolute positions ``[T]``.
+        """
+        raise NotImplementedError
+
+    def predict(self, batch: Batch) -> Tensor:
+        """Training forward: hidden states ``[Q, hidden]`` behind the final norm, for ``batch.queries``."""
+        raise NotImplementedError

@@ -1,0 +1,68 @@
+"""One packed training step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moa_drafter.states import TargetStates
+from moa_drafter.training.data import Conversation
+from moa_drafter.training.features import FeatureStore
+from moa_drafter.training.visibility import FutureLengths, packed_masks, row_limits
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Conversations packed end to end, ``T`` tokens.
+
+    Attributes:
+        tokens, positions: integer ``[T]``; positions count from the start of each conversation.
+        states: the target's, of every token.
+        self_mask: boolean ``[T, T]``: the same conversation, not later.
+        memory_mask: boolean ``[T, T]``: tokens whose states a position may see.
+        queries: ``[Q]``, the positions whose next token is learnt.
+        depths: ``[Q]``, how far each query lies behind the last token whose states it may see.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    states: TargetStates
+    self_mask: Tensor
+    memory_mask: Tensor
+    queries: Tensor
+    depths: Tensor
+
+
+def make_batch(
+    conversations: Sequence[Conversation],
+    features: FeatureStore,
+    indices: Sequence[int],
+    lengths: FutureLengths,
+    rng: random.Random,
+    device: torch.device,
+) -> Batch:
+    """Pack conversations end to end and draw what each position may see."""
+    chosen = [conversations[i] for i in indices]
+    limits: list[int] = []
+    queries: list[int] = []
+    for conversation in chosen:
+        start = len(limits)
+        limits += row_limits(len(conversation.prompt), len(conversation), lengths, rng)
+        # The server itself gives the first answer token; the last token has no successor.
+        queries += range(start + len(conversation.prompt), start + len(conversation) - 1)
+    positions, self_mask, memory_mask = packed_masks([len(c) for c in chosen], limits)
+    parts = [features[i] for i in indices]
+    states = TargetStates(
+        *(torch.cat([getattr(part, name) for part in parts]).to(device) for name in ("kv", "inner", "last"))
+    )
+    where = torch.tensor(queries)
+    depths = positions[where] - torch.tensor(limits)[where]
+    tokens = torch.tensor([token for conversation in chosen for token in conversation.tokens])
+    tokens, positions, self_mask, memory_mask, where, depths = (
+        tensor.to(device) for tensor in (tokens, positions, self_mask, memory_mask, where, depths)
+    )
+    return Batch(tokens, positions, states, self_mask, memory_mask, where, depths)
