@@ -71,7 +71,7 @@ class Worker:
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """What a plain function returns, called in the loop's thread."""
-        return self.run(_call(function, *arguments))
+        return self.run(call_in_loop(function, *arguments))
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Begin the coroutine, and do not wait for it."""
@@ -140,7 +140,8 @@ class RunningAnswer:
             self._queue.put(None)
 
 
-async def _call(function: Callable[..., T], *arguments: Any) -> T:
+async def call_in_loop(function: Callable[..., T], *arguments: Any) -> T:
+    """Call ``function`` in the event loop, where the runtime's methods have to be called."""
     return function(*arguments)
 
 

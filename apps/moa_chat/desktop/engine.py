@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from moa_chat.worker import RunningAnswer, Worker
+from moa_chat.worker import RunningAnswer, Worker, call_in_loop
 from moa_runtime.answer import ChatEvent, LinkChanged
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
@@ -113,7 +113,7 @@ class Engine(QObject):
     def keep_mine(self) -> None:
         """Go on from the text that the device wrote, where the target disagreed with it."""
         if self.chat is not None:
-            self.run(_call(self.chat.keep_mine), self._follow_again)
+            self.run(call_in_loop(self.chat.keep_mine), self._follow_again)
 
     # -- jobs ----------------------------------------------------------------------------------
 
@@ -200,8 +200,3 @@ async def _answer(
     async with contextlib.aclosing(chat.send(question, max_new_tokens=max_new_tokens, sampling=sampling)) as events:
         async for event in events:
             yield event
-
-
-async def _call(function: Callable[[], T]) -> T:
-    """In the event loop, where the runtime's methods have to be called."""
-    return function()
