@@ -12,7 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from moa_drafter.architectures import drafter_of
 from moa_drafter.config import ConfigError, DrafterConfig
+from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
 from moa_drafter.model import MoADrafter
 from moa_drafter.published import is_published, keys_before_values, published_config
@@ -31,7 +33,7 @@ def shipped_checkpoint() -> Path:
     return Path(__file__).parent / "weights"
 
 
-def save_checkpoint(drafter: MoADrafter, folder: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
+def save_checkpoint(drafter: Drafter, folder: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write configuration and weights, the weights in ``dtype``."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {
@@ -44,8 +46,8 @@ def save_checkpoint(drafter: MoADrafter, folder: Path, *, dtype: torch.dtype = t
     (folder / CONFIG_FILE).write_text(drafter.config.to_json())
 
 
-def load_checkpoint(folder: Path) -> MoADrafter:
-    """Load a drafter in float32; :meth:`MoADrafter.bind_target` must follow before it can draft.
+def load_checkpoint(folder: Path) -> Drafter:
+    """Load a drafter of any architecture in float32; :meth:`Drafter.bind_target` must follow before it can draft.
 
     A folder in the layout of the paper's authors is taken too (:mod:`moa_drafter.published`).
 
@@ -54,15 +56,16 @@ def load_checkpoint(folder: Path) -> MoADrafter:
     """
     try:
         published = _published_config(folder / CONFIG_FILE)
-        config = DrafterConfig.read(folder / CONFIG_FILE) if published is None else None
-        state = load_file(folder / WEIGHTS_FILE)
-        if config is None:
-            config, state = _converted(published, state)
+        if published is None:
+            drafter = _read_config(folder)
+            state = load_file(folder / WEIGHTS_FILE)
+        else:
+            config, state = _converted(published, load_file(folder / WEIGHTS_FILE))
+            drafter = MoADrafter(config)
     except ConfigError as error:
         raise CheckpointError(f"{error}; expected a folder written by moa-train") from error
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read {WEIGHTS_FILE} in {folder}: {error}; it may be truncated") from error
-    drafter = MoADrafter(config)
     expected = drafter.state_dict()
     for name, tensor in expected.items():
         if name not in state:
@@ -79,7 +82,19 @@ def load_checkpoint(folder: Path) -> MoADrafter:
     return drafter.eval()
 
 
-def load_bound(folder: Path, target: Target) -> MoADrafter:
+def load_moa(folder: Path) -> MoADrafter:
+    """Load a Mixture of Attentions drafter, the one architecture that can be exported.
+
+    Raises:
+        CheckpointError: see :func:`load_checkpoint`; also another architecture.
+    """
+    drafter = load_checkpoint(folder)
+    if not isinstance(drafter, MoADrafter):
+        raise CheckpointError(f"{folder} holds a drafter of the architecture {drafter.config.architecture}, not moa")
+    return drafter
+
+
+def load_bound(folder: Path, target: Target) -> Drafter:
     """Load a drafter and bind it to its target, ready to draft.
 
     Raises:
@@ -90,6 +105,14 @@ def load_bound(folder: Path, target: Target) -> MoADrafter:
     check_fit(drafter.config, target)
     drafter.bind_target(target.embedding, target.head, target.layers)
     return drafter
+
+
+def _read_config(folder: Path) -> Drafter:
+    """The drafter that ``config.json`` describes. Raises ConfigError."""
+    try:
+        return drafter_of((folder / CONFIG_FILE).read_text())
+    except (OSError, ConfigError) as error:
+        raise ConfigError(f"cannot read the drafter's {CONFIG_FILE} in {folder}: {error}") from error
 
 
 def _published_config(path: Path) -> dict[str, Any] | None:

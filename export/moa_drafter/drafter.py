@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from moa_drafter.states import Reads, TargetStates
 
 if TYPE_CHECKING:
+    from moa_drafter.config import DrafterConfig
+    from moa_drafter.rivals.config import RivalConfig
     from moa_drafter.training.batch import Batch
 
 
@@ -26,6 +28,7 @@ class Drafter(nn.Module):
         hidden_size: the target's.
     """
 
+    config: DrafterConfig | RivalConfig
     draft_to_target: Tensor
     embedding: Tensor
     head: Tensor
@@ -39,8 +42,18 @@ class Drafter(nn.Module):
 
     @property
     def reads(self) -> Reads:
-        """What it reads of the target."""
+        """What it reads of the target in training."""
         raise NotImplementedError
+
+    @property
+    def row_reads(self) -> Reads:
+        """What :meth:`rows` needs of the target; nothing where no rows are sent to the device."""
+        return self.reads
+
+    @property
+    def frozen_parameters(self) -> int:
+        """Numbers of the target's layers that a drafting step runs; embedding and head are not counted."""
+        return 0
 
     def bind_target(self, embedding: Tensor, head: Tensor, layers: Sequence[nn.Module] = ()) -> None:
         """Take the target's token embedding and the draft vocabulary's rows of its head.
@@ -70,6 +83,17 @@ class Drafter(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Draft-vocabulary logits ``[..., draft_vocab_size]``."""
         return hidden @ self.head.T
+
+    def candidates(self, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """The likeliest next tokens behind ``hidden [Q, hidden]``.
+
+        Returns:
+            ids in the target's vocabulary and log-probabilities over the draft vocabulary (nats), ``[Q, top_k]`` each,
+            best first.
+        """
+        logits = self.logits(hidden)
+        top, index = logits.topk(top_k, dim=-1)
+        return self.draft_to_target[index], top - logits.logsumexp(dim=-1, keepdim=True)
 
     def rows(self, states: TargetStates, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Server half: what is sent to the device for each token, as two arrays ``[T, heads, size]``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moa_drafter.config import DrafterConfig, key_value_size
+from moa_drafter.rivals.config import RivalConfig
 from moa_drafter.target import Target
 from moa_runtime.errors import MoaError
 
@@ -11,7 +12,7 @@ class FitError(MoaError):
     """A drafter whose shapes are not the target's."""
 
 
-def check_fit(config: DrafterConfig, target: Target) -> str:
+def check_fit(config: DrafterConfig | RivalConfig, target: Target) -> str:
     """Compare what a drafter was made for with a target.
 
     Returns:

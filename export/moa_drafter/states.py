@@ -19,10 +19,16 @@ class Reads:
     Attributes:
         kv_layers: layers, counted from 0, whose keys and values it reads.
         inner_layers: layers whose output it reads; the output of the last one, normed, is always there.
+        last: whether its rows are made from the last hidden states, which a verifier then keeps.
     """
 
     kv_layers: tuple[int, ...] = ()
     inner_layers: tuple[int, ...] = ()
+    last: bool = False
+
+    def __bool__(self) -> bool:
+        """Whether anything is read."""
+        return bool(self.kv_layers or self.inner_layers or self.last)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def _aggregate_linearly(drafter: MoADrafter, kv: Tensor, hidden: Tensor, ridge: 
         scale[:-1] *= _EARLIER_LAYERS
         drafter.layer_scale.copy_(scale)
         kv = kv * scale
-    solution = _regress(_with_one(kv.double().mean(1)), hidden, ridge)
+    solution = regress(_with_one(kv.double().mean(1)), hidden, ridge)
     drafter.Ekv2E.weight.copy_(solution[:-1].T)
     drafter.Ekv2E.bias.copy_(solution[-1])
 
@@ -89,13 +89,13 @@ def _read_latest_row(drafter: MoADrafter, kv: Tensor, hidden: Tensor, own: Tenso
     # No projection has a bias, so a constant is made from what is nearly constant in the inputs.
     for projection, inputs, constant in ((attention.q_proj, norm(own), query), (attention.k_proj, aggregate, key)):
         ones = torch.ones(len(inputs), 1, dtype=torch.float64)
-        functional = _regress(inputs.double(), ones, ridge)[:, 0]
+        functional = regress(inputs.double(), ones, ridge)[:, 0]
         heads = projection.out_features // dims.head_dim
         projection.weight.mul_(_TARGET_SHARE).add_(torch.outer(constant.repeat(heads), functional))
 
     # Reduced-rank regression: the best estimate that fits through the numbers of one row.
     rank = dims.num_kv_heads * dims.head_dim
-    estimate = _regress(aggregate, hidden, ridge)
+    estimate = regress(aggregate, hidden, ridge)
     directions = torch.linalg.svd(aggregate @ estimate, full_matrices=False).Vh[:rank].T  # [hidden, rank]
     attention.v_proj.weight.zero_()
     attention.v_proj.weight[: directions.shape[1]] = (estimate @ directions).T.to(attention.v_proj.weight)
@@ -140,7 +140,7 @@ def _with_one(x: Tensor) -> Tensor:
     return torch.cat((x, torch.ones(len(x), 1, dtype=x.dtype)), dim=1)
 
 
-def _regress(x: Tensor, y: Tensor, ridge: float) -> Tensor:
+def regress(x: Tensor, y: Tensor, ridge: float) -> Tensor:
     """Ridge regression in float64: ``[n, a], [n, b] -> [a, b]``."""
     gram = x.T @ x
     gram += ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)

@@ -1,0 +1,97 @@
+"""The architectures that ``moa-train --arch`` and ``config.json`` name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from moa_drafter.config import ConfigError, DrafterConfig, config_for_target
+from moa_drafter.drafter import Drafter
+from moa_drafter.model import MoADrafter
+from moa_drafter.rivals.eagle import EagleConfig, EagleDrafter
+from moa_drafter.rivals.early_exit import EarlyExitConfig, EarlyExitDrafter
+from moa_drafter.rivals.independent import IndependentConfig, IndependentDrafter
+from moa_drafter.states import TargetStates
+from moa_drafter.target import Target
+from moa_drafter.training.initialise import initialise_from_target
+
+_RIVALS: dict[str, tuple[type[Any], type[Any]]] = {
+    "eagle": (EagleConfig, EagleDrafter),
+    "early-exit": (EarlyExitConfig, EarlyExitDrafter),
+    "independent": (IndependentConfig, IndependentDrafter),
+}
+ARCHITECTURES: tuple[str, ...] = ("moa", *_RIVALS)
+
+
+def new_drafter(
+    architecture: str, target: Target, *, draft_vocab_size: int, lsa_layers: int = 6, target_layers: int = 0
+) -> Drafter:
+    """A drafter with random weights for ``target``, not bound to it; it can draft the first tokens of the vocabulary.
+
+    Args:
+        architecture: one of :data:`ARCHITECTURES`.
+        draft_vocab_size: tokens that can be drafted, at most the target's.
+        lsa_layers: see :func:`~moa_drafter.config.config_for_target`; of MoA alone.
+        target_layers: how many of the target's last layers MoA runs through (TLI); of MoA alone.
+
+    Raises:
+        ValueError: an unknown architecture.
+        ConfigError: a number out of range.
+    """
+    if target_layers and architecture != "moa":
+        raise ConfigError(f"target layer inference is a part of moa, not of {architecture}")
+    moa = config_for_target(
+        target.model.config,
+        draft_vocab_size=draft_vocab_size,
+        lsa_layers=lsa_layers,
+        target_layers=target_layers,
+        target_fingerprint=target.fingerprint,
+    )
+    if architecture == "moa":
+        return MoADrafter(moa)
+    if architecture == "eagle":
+        return EagleDrafter(EagleConfig.like(moa))
+    if architecture == "early-exit":
+        # EESD leaves Llama-2 after about a sixth of its layers.
+        return EarlyExitDrafter(EarlyExitConfig.like(moa, exit_layer=max(1, round(moa.target_num_layers / 6))))
+    if architecture == "independent":
+        return IndependentDrafter(IndependentConfig.like(moa))
+    raise ValueError(f"unknown architecture {architecture!r}: expected one of {', '.join(ARCHITECTURES)}")
+
+
+def initialise(drafter: Drafter, target: Target, samples: Iterable[tuple[Tensor, TargetStates]]) -> None:
+    """Start a bound drafter from the target's weights.
+
+    Args:
+        samples: tokens ``[T]`` and states of some conversations, with what :attr:`Drafter.reads` asks for.
+    """
+    if isinstance(drafter, MoADrafter):
+        initialise_from_target(drafter, target.model, samples)
+    elif isinstance(drafter, EagleDrafter):
+        drafter.initialise(target, samples)
+    elif isinstance(drafter, EarlyExitDrafter | IndependentDrafter):
+        drafter.initialise(target)
+    else:
+        raise TypeError(f"no initialisation for {type(drafter).__name__}")
+
+
+def drafter_of(text: str) -> Drafter:
+    """The drafter that a ``config.json`` describes, with random weights.
+
+    Raises:
+        ConfigError: no configuration of ours.
+    """
+    try:
+        raw = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"not a drafter configuration: {error}") from error
+    architecture = raw.get("architecture", "moa") if isinstance(raw, dict) else "moa"
+    if architecture in _RIVALS:
+        config, drafter = _RIVALS[architecture]
+        return drafter(config.from_mapping(raw))
+    if architecture not in ARCHITECTURES:
+        raise ConfigError(f"unknown architecture {architecture!r}: expected one of {', '.join(ARCHITECTURES)}")
+    return MoADrafter(DrafterConfig.from_json(text))

@@ -1,0 +1,70 @@
+"""Drafters that look at the tokens alone: a stack of decoder layers, with nothing sent by the server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from moa_drafter.drafter import Drafter
+from moa_drafter.llama import DecoderLayer, RMSNorm, rotary_angles
+from moa_drafter.rivals.config import RivalConfig
+from moa_drafter.states import Reads
+
+KeysValues = tuple[Tensor, Tensor]
+
+
+class TokenDrafter(Drafter):
+    """Base of the drafters without memory rows. What they predict depends on no verdict, only on the tokens."""
+
+    config: RivalConfig
+    norm: RMSNorm
+
+    def __init__(self, config: RivalConfig) -> None:
+        super().__init__(config.vocab_size, config.draft_vocab_size, config.decoder.hidden_size)
+        self.config = config
+
+    @property
+    def row_reads(self) -> Reads:
+        """Nothing: no rows travel."""
+        return Reads()
+
+    def stack(self) -> Sequence[DecoderLayer]:
+        """All layers that a drafting step runs, the first one first."""
+        raise NotImplementedError
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary angles of absolute ``positions [T]``."""
+        return rotary_angles(positions, self.config.decoder.head_dim, self.config.rope_theta)
+
+
+def run_layers(
+    layers: Sequence[DecoderLayer],
+    x: Tensor,
+    angles: tuple[Tensor, Tensor],
+    mask: Tensor,
+    queries: Tensor,
+    past: Sequence[KeysValues] = (),
+) -> tuple[Tensor, list[KeysValues]]:
+    """Run decoder layers over new tokens, the last layer only where its result is wanted.
+
+    Args:
+        x: ``[T, hidden]``; ``angles`` are those of their positions.
+        mask: boolean ``[T, S + T]``, true where a token may look (earlier tokens first).
+        queries: indices ``[Q]`` into the new tokens.
+        past: keys and values of ``S`` earlier tokens for each layer, ``[S, kv_heads, head_dim]``; none when empty.
+
+    Returns:
+        hidden states ``[Q, hidden]``, and each layer's keys and values of the new tokens.
+    """
+    new = []
+    for at, layer in enumerate(layers):
+        keys, values = layer.keys_values(x, angles)
+        new.append((keys, values))
+        if past:
+            keys, values = torch.cat((past[at][0], keys)), torch.cat((past[at][1], values))
+        if at == len(layers) - 1:
+            x, angles, mask = x[queries], (angles[0][queries], angles[1][queries]), mask[queries]
+        x = layer(x, keys, values, angles, mask)
+    return x, new

@@ -1,0 +1,40 @@
+"""The target's decoder layers as our own: to start from, or frozen inside a drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from moa_drafter.config import LayerDims
+from moa_drafter.llama import DecoderLayer, frozen
+
+
+@torch.no_grad()
+def copy_layer(ours: DecoderLayer, theirs: nn.Module) -> None:
+    """Take over the weights of one Llama decoder layer of transformers.
+
+    Raises:
+        ValueError: the target's layer lacks a weight, or has another shape.
+    """
+    state = theirs.state_dict()
+    for name, tensor in ours.state_dict().items():
+        found = None if name not in state else tuple(state[name].shape)
+        if found != tuple(tensor.shape):
+            raise ValueError(
+                f"a layer of the target has {name} {found}, this drafter was made for {tuple(tensor.shape)}"
+            )
+        tensor.copy_(state[name])
+
+
+def frozen_layers(layers: Sequence[nn.Module], dims: LayerDims, eps: float) -> list[nn.Module]:
+    """Copies of some of the target's layers, see :func:`moa_drafter.llama.frozen`.
+
+    Raises:
+        ValueError: see :func:`copy_layer`.
+    """
+    copies = [DecoderLayer(dims, eps) for _ in layers]
+    for ours, theirs in zip(copies, layers, strict=True):
+        copy_layer(ours, theirs)
+    return [frozen(layer) for layer in copies]
