@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moa_runtime.errors import MoaError
 
-class ConfigError(ValueError):
+
+class ConfigError(MoaError, ValueError):
     """A drafter configuration that cannot be built; the message names the field."""
 
 
@@ -57,6 +59,7 @@ class DrafterConfig:
     layer_scale: bool = True
     target_fingerprint: str = ""
     architecture: str = "moa"
+    target_layers: int = 0
 
     def __post_init__(self) -> None:
         if self.layer_attention.hidden_size != self.target_kv_size:
@@ -72,11 +75,41 @@ class DrafterConfig:
             raise ConfigError(f"draft_vocab_size must lie in 1..{self.vocab_size}, not {self.draft_vocab_size}")
         if self.architecture != "moa":
             raise ConfigError(f"architecture must be 'moa', not {self.architecture!r}")
+        self._check_target_layers()
+
+    def _check_target_layers(self) -> None:
+        count = self.target_layers
+        if not isinstance(count, int) or not 0 <= count < self.target_num_layers:
+            raise ConfigError(
+                f"target_layers must lie in 0..{self.target_num_layers - 1} (the target has "
+                f"{self.target_num_layers} layers), not {count!r}"
+            )
+        if count and not self.final_norm:
+            raise ConfigError("target_layers need the norm that follows them: set final_norm")
+        if count and 2 * self.decoder.num_kv_heads * self.decoder.head_dim != self.target_kv_size:
+            raise ConfigError(
+                "target_layers need a decoder of the target's shape: its keys and values of a token are "
+                f"{2 * self.decoder.num_kv_heads * self.decoder.head_dim} numbers, the target's {self.target_kv_size}"
+            )
+
+    @property
+    def kv_heads(self) -> int:
+        """Key-value heads of one memory row and of one cache entry.
+
+        A memory row holds those of the cross-attention, then of each of the ``target_layers``; a cache entry
+        those of the self-attention, then the same.
+        """
+        return (1 + self.target_layers) * self.decoder.num_kv_heads
+
+    @property
+    def tail_layers(self) -> tuple[int, ...]:
+        """Which of the target's layers follow on the cross-attention, counted from 0."""
+        return tuple(range(self.target_num_layers - self.target_layers, self.target_num_layers))
 
     @property
     def memory_row_size(self) -> int:
-        """Numbers in one memory row: the cross-attention key and value of one token."""
-        return 2 * self.decoder.num_kv_heads * self.decoder.head_dim
+        """Numbers in one memory row: all its keys and values."""
+        return 2 * self.kv_heads * self.decoder.head_dim
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
@@ -114,6 +147,7 @@ def config_for_target(
     *,
     draft_vocab_size: int,
     lsa_layers: int = 6,
+    target_layers: int = 0,
     target_fingerprint: str = "",
 ) -> DrafterConfig:
     """Default drafter dimensions for a Llama-like target.
@@ -124,11 +158,17 @@ def config_for_target(
         target: the target's transformers configuration.
         draft_vocab_size: rows of the draft head, at most the target's vocabulary.
         lsa_layers: how many target layers, evenly spaced and ending with the last, are seen.
+        target_layers: how many of the target's last layers follow on the cross-attention.
         target_fingerprint: see :func:`moa_drafter.target.target_fingerprint`.
+
+    Raises:
+        ConfigError: a number out of range.
     """
     head_dim, kv_size = head_size(target), key_value_size(target)
     layers = target.num_hidden_layers
     seen = min(lsa_layers, layers)
+    if target_layers:
+        _check_copied_exactly(target)
     return DrafterConfig(
         target_num_layers=layers,
         target_kv_size=kv_size,
@@ -153,7 +193,19 @@ def config_for_target(
         rms_norm_eps=target.rms_norm_eps,
         max_position_embeddings=target.max_position_embeddings,
         target_fingerprint=target_fingerprint,
+        target_layers=target_layers,
     )
+
+
+def _check_copied_exactly(target: Any) -> None:
+    """Raises ConfigError: a target whose layers compute what :class:`moa_drafter.llama.DecoderLayer` does not."""
+    rope = getattr(target, "rope_parameters", None) or getattr(target, "rope_scaling", None) or {}
+    kind, activation = rope.get("rope_type", "default"), getattr(target, "hidden_act", "silu")
+    if kind != "default" or activation != "silu":
+        raise ConfigError(
+            f"target_layers need a target with plain rotary positions and SwiGLU, this one has {kind!r} positions "
+            f"and {activation!r}: use 0 target layers"
+        )
 
 
 def head_size(target: Any) -> int:

@@ -130,3 +130,12 @@ class DecoderLayer(nn.Module):
         q = self.self_attn.queries(self.input_layernorm(x), angles)
         x = x + self.self_attn.attend(q, k, v, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
+
+
+def frozen(layer: nn.Module) -> nn.Module:
+    """The same module, its parameters now buffers: neither trained nor part of a checkpoint, moved with the rest."""
+    for module in layer.modules():
+        for name, tensor in list(module.named_parameters(recurse=False)):
+            delattr(module, name)
+            module.register_buffer(name, tensor.detach(), persistent=False)
+    return layer

@@ -2,10 +2,15 @@
 
 The server half turns the target's keys and values into memory rows; the device half turns tokens and
 memory rows into draft logits. The training forward is the two halves run over a whole sequence.
+
+With target layer inference (section 3.3) the device half ends with the target's own last layers. There a token
+attends to what the target computed for the tokens it has processed, which travels in the memory rows, and to what
+the device computed for those it has not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,11 +18,14 @@ from torch import Tensor, nn
 
 from moa_drafter.config import DrafterConfig
 from moa_drafter.drafter import Drafter
-from moa_drafter.llama import DecoderLayer, RMSNorm, rotary_angles
+from moa_drafter.fit import FitError
+from moa_drafter.llama import DecoderLayer, RMSNorm, frozen, rotary_angles
 from moa_drafter.states import Reads, TargetStates
 
 if TYPE_CHECKING:
     from moa_drafter.training.batch import Batch
+
+KeysValues = tuple[Tensor, Tensor]
 
 
 class MoADrafter(Drafter):
@@ -33,38 +41,73 @@ class MoADrafter(Drafter):
         self.Ekv2E = nn.Linear(config.target_kv_size, hidden, bias=True)
         self.self_attention = DecoderLayer(config.decoder, eps)
         self.cross_attention = DecoderLayer(config.decoder, eps)
+        self.tail = nn.ModuleList()  # the target's last layers, see bind_target
         self.norm = RMSNorm(hidden, eps) if config.final_norm else nn.Identity()
 
     @property
     def reads(self) -> Reads:
-        """The keys and values of the layers that the layer self-attention sees."""
-        return Reads(kv_layers=self.config.lsa_layers)
+        """Keys and values of the layers that the layer self-attention sees, then of the tail's."""
+        return Reads(kv_layers=self.config.lsa_layers + self.config.tail_layers)
+
+    @property
+    def device_layers(self) -> tuple[DecoderLayer, ...]:
+        """The decoder layers of the device half, in order."""
+        return (self.self_attention, self.cross_attention, *self.tail)
+
+    @property
+    def frozen_parameters(self) -> int:
+        """See :attr:`Drafter.frozen_parameters`: the tail's."""
+        return sum(tensor.numel() for tensor in self.tail.buffers())
+
+    def bind_target(self, embedding: Tensor, head: Tensor, layers: Sequence[nn.Module] = ()) -> None:
+        """See :meth:`Drafter.bind_target`; with ``target_layers`` the last of ``layers`` are copied.
+
+        Raises:
+            FitError: layers that are missing, or have other parts or sizes than the drafter's own.
+        """
+        super().bind_target(embedding, head, layers)
+        config = self.config
+        if len(layers) < config.target_layers:
+            raise FitError(f"the drafter continues in {config.target_layers} of the target's layers: bind them too")
+        self.tail = nn.ModuleList()
+        for theirs in layers[len(layers) - config.target_layers :]:
+            ours = DecoderLayer(config.decoder, config.rms_norm_eps)
+            try:
+                ours.load_state_dict(theirs.state_dict())
+            except RuntimeError as error:
+                raise FitError(
+                    "the target's layers have other parts or sizes than the drafter's decoder: "
+                    "train a drafter without target layers"
+                ) from error
+            self.tail.append(frozen(ours).to(self.embedding))
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary angles of absolute ``positions [T]`` for the self- and cross-attention layer."""
+        """Rotary angles of absolute ``positions [T]`` for the layers of the device half."""
         return rotary_angles(positions, self.config.decoder.head_dim, self.config.rope_theta)
 
     # -- server half ---------------------------------------------------------------------------
 
-    def memory_rows(self, target_kv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Server half: what the target computed for some tokens, as cross-attention keys and values.
+    def memory_rows(self, target_kv: Tensor, positions: Tensor) -> KeysValues:
+        """Server half: what the target computed for some tokens, as the device half's layers attend to it.
 
         Args:
-            target_kv: keys (after RoPE) and values of the ``lsa_layers``, concatenated:
-                ``[T, len(lsa_layers), target_kv_size]``.
+            target_kv: keys (after RoPE) and values of the layers in :attr:`reads`, concatenated:
+                ``[T, layers, target_kv_size]``.
             positions: absolute positions of the tokens, ``[T]``.
 
         Returns:
-            rotated keys and values, each ``[T, num_kv_heads, head_dim]``.
+            rotated keys and values, each ``[T, kv_heads, head_dim]``: the cross-attention's heads, then those of
+            each layer of the tail, as the target computed them.
         """
-        return self.cross_attention.keys_values(self.aggregate(target_kv), self.angles(positions))
+        parts = self._row_parts(target_kv, self.angles(positions))
+        return torch.cat([k for k, _ in parts], dim=1), torch.cat([v for _, v in parts], dim=1)
 
-    def rows(self, states: TargetStates, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rows(self, states: TargetStates, positions: Tensor) -> KeysValues:
         """See :meth:`Drafter.rows`: the memory rows."""
         return self.memory_rows(states.kv, positions)
 
     def aggregate(self, target_kv: Tensor) -> Tensor:
-        """Layer self-attention over the layer axis, mean, ``Ekv2E``: ``[T, layers, kv] -> [T, hidden]``."""
+        """Layer self-attention over the layer axis, mean, ``Ekv2E``: ``[T, lsa_layers, kv] -> [T, hidden]``."""
         dims = self.config.layer_attention
         if self.config.layer_scale:
             target_kv = target_kv * self.layer_scale
@@ -74,26 +117,60 @@ class MoADrafter(Drafter):
         mixed = self.layer_self_attention(target_kv, k, v, angles)
         return self.Ekv2E(mixed.mean(dim=-2))
 
+    def _row_parts(self, target_kv: Tensor, angles: tuple[Tensor, Tensor]) -> list[KeysValues]:
+        """Memory rows layer by layer: the cross-attention's, then the tail's."""
+        seen = len(self.config.lsa_layers)
+        parts = [self.cross_attention.keys_values(self.aggregate(target_kv[:, :seen]), angles)]
+        heads = (2, self.config.decoder.num_kv_heads, self.config.decoder.head_dim)
+        for layer in target_kv[:, seen:].to(parts[0][0]).unbind(dim=1):
+            k, v = layer.unflatten(-1, heads).unbind(dim=1)
+            parts.append((k, v))
+        return parts
+
     # -- device half ---------------------------------------------------------------------------
 
-    def draft_hidden(
+    def draft(
         self,
         x: Tensor,
         angles: tuple[Tensor, Tensor],
-        self_kv: tuple[Tensor, Tensor],
-        memory: tuple[Tensor, Tensor],
-        self_mask: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Device half up to the head: embeddings ``x [T, hidden]`` -> normed hidden states ``[T, hidden]``.
+        queries: Tensor,
+        self_mask: Tensor,
+        memory: Sequence[KeysValues],
+        memory_mask: Tensor | None,
+        tail_mask: Tensor,
+        cached: Sequence[KeysValues] = (),
+    ) -> tuple[Tensor, list[KeysValues]]:
+        """Device half up to the head.
 
         Args:
-            self_kv: keys and values of the self-attention, cached tokens first, ``[S, kv_heads, head_dim]``.
-            memory: memory rows, ``[M, kv_heads, head_dim]`` each.
-            self_mask, memory_mask: boolean ``[T, S]`` and ``[T, M]``, true where a query may look.
+            x: embeddings of new tokens, ``[T, hidden]``, and their ``angles``.
+            queries: indices ``[Q]`` of the tokens whose prediction is wanted.
+            self_mask: boolean ``[T, S + T]``, true where a token may look, cached tokens first.
+            memory: by layer, the cross-attention first, keys and values of memory rows ``[M, kv_heads, head_dim]``.
+            memory_mask: boolean ``[T, M]``, which of them the cross-attention sees; all when omitted.
+            tail_mask: boolean ``[T, M + S + T]``, where a token may look in the tail; heeded only if there is one.
+            cached: by layer, the self-attention first, of earlier tokens, ``[S, kv_heads, head_dim]``.
+
+        Returns:
+            normed hidden states ``[Q, hidden]``, and keys and values of the new tokens in the form of ``cached``.
         """
-        hidden = self.self_attention(x, *self_kv, angles, self_mask)
-        return self.norm(self.cross_attention(hidden, *memory, angles, memory_mask))
+
+        def at_queries(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+            return tuple(None if tensor is None else tensor[queries] for tensor in tensors)
+
+        new = [self.self_attention.keys_values(x, angles)]
+        own = _joined(*cached[:1], new[0])
+        if not self.tail:  # the other tokens only had to leave their keys and values
+            x, cos, sin, self_mask, memory_mask = at_queries(x, *angles, self_mask, memory_mask)
+            angles = (cos, sin)
+        x = self.cross_attention(self.self_attention(x, *own, angles, self_mask), *memory[0], angles, memory_mask)
+        for n, layer in enumerate(self.tail, start=1):
+            new.append(layer.keys_values(x, angles))
+            if n == len(self.tail):
+                x, cos, sin, tail_mask = at_queries(x, *angles, tail_mask)
+                angles = (cos, sin)
+            x = layer(x, *_joined(memory[n], *cached[n : n + 1], new[n]), angles, tail_mask)
+        return self.norm(x), new
 
     # -- both ----------------------------------------------------------------------------------
 
@@ -114,18 +191,28 @@ class MoADrafter(Drafter):
 
         Args:
             tokens, positions: ``[T]``, integer.
-            target_kv: ``[T, layers, target_kv_size]``.
-            self_mask, memory_mask: boolean ``[T, T]``; the latter says which rows each query may see.
+            target_kv: ``[T, layers, target_kv_size]``, of the layers in :attr:`reads`.
+            self_mask, memory_mask: boolean ``[T, T]``; the latter says which rows each token may see. A token
+                that a query attends to without its row must see the rows that the query sees.
             queries: indices ``[Q]`` of the positions whose prediction is wanted; all when omitted.
 
         Returns:
             normed hidden states ``[Q, hidden]``; :meth:`logits` makes them draft logits.
         """
         angles = self.angles(positions)
-        x = self.embed(tokens)
-        self_kv = self.self_attention.keys_values(x, angles)
-        memory = self.memory_rows(target_kv, positions)
-        if queries is not None:
-            x, angles = x[queries], (angles[0][queries], angles[1][queries])
-            self_mask, memory_mask = self_mask[queries], memory_mask[queries]
-        return self.draft_hidden(x, angles, self_kv, memory, self_mask, memory_mask)
+        queries = torch.arange(len(tokens), device=tokens.device) if queries is None else queries
+        (keys, values), *tail_rows = self._row_parts(target_kv, angles)
+        # As on the device: who sees no row at all sees one of zeros.
+        zero = keys.new_zeros(1, *keys.shape[1:])
+        memory = [(torch.cat((keys, zero)), torch.cat((values, zero))), *tail_rows]
+        nothing = ~memory_mask.any(dim=1, keepdim=True)
+        tail_mask = torch.cat((memory_mask, self_mask & ~memory_mask), dim=1)
+        cross_mask = torch.cat((memory_mask, nothing), dim=1)
+        return self.draft(self.embed(tokens), angles, queries, self_mask, memory, cross_mask, tail_mask)[0]
+
+
+def _joined(*parts: KeysValues) -> KeysValues:
+    """Keys and values one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([k for k, _ in parts]), torch.cat([v for _, v in parts])

@@ -15,7 +15,7 @@ def signature(config: DrafterConfig, top_k: int) -> tuple[tuple[TensorSpec, ...]
 
     Sizes that vary: ``T`` tokens, ``Q`` queries, ``S`` cached tokens, ``M`` memory rows.
     """
-    kv = (config.decoder.num_kv_heads, config.decoder.head_dim)
+    kv = (config.kv_heads, config.decoder.head_dim)
     top_k = min(top_k, config.draft_vocab_size)
     inputs = (
         TensorSpec("tokens", "int64", ("T",)),
@@ -73,18 +73,44 @@ class DeviceHalf(nn.Module):
         # Tells the exporter how the sizes depend on each other; it cannot guess "cached + new".
         torch._check(self_mask.shape[0] == tokens.shape[0])
         torch._check(self_mask.shape[1] == self_keys.shape[0] + tokens.shape[0])
-        x = self.embed(tokens)
-        cos, sin = self.drafter.angles(positions)
-        keys, values = self.drafter.self_attention.keys_values(x, (cos, sin))
-        self_kv = torch.cat((self_keys, keys)), torch.cat((self_values, values))
-        hidden = self.drafter.draft_hidden(
-            x[queries],
-            (cos[queries], sin[queries]),
-            self_kv,
-            (memory_keys, memory_values),
-            self_mask[queries],
+        heads = self.drafter.config.decoder.num_kv_heads
+        hidden, new = self.drafter.draft(
+            self.embed(tokens),
+            self.drafter.angles(positions),
+            queries,
+            self_mask,
+            memory=_by_layer(memory_keys, memory_values, heads),
+            memory_mask=None,
+            tail_mask=tail_mask(self_mask, memory_keys),
+            cached=_by_layer(self_keys, self_values, heads),
         )
+        keys, values = (torch.cat(part, dim=1) for part in zip(*new, strict=True))
         logits = self.drafter.logits(hidden)
         top, index = logits.topk(self.top_k, dim=-1)
         logprobs = top - logits.logsumexp(dim=-1, keepdim=True)
         return self.drafter.draft_to_target[index], logprobs, keys, values
+
+
+def tail_mask(self_mask: Tensor, memory_keys: Tensor) -> Tensor:
+    """Where tokens may look in the target's own layers: at every memory row, and at tokens that have none.
+
+    A token with a row has what the target computed; what the device computed for it is not looked at. A single row
+    of zeros stands for none at all (see ``MoaDrafter``), and a key of zeros would still take its share of the
+    attention, so it is not looked at either.
+
+    Args:
+        self_mask: ``[T, S + T]``; its column ``i`` is the token at position ``i``, or drafted in a tree.
+        memory_keys: ``[M, kv_heads, head_dim]``, of positions ``0..M-1``.
+
+    Returns:
+        boolean ``[T, M + S + T]``.
+    """
+    given = memory_keys[0].ne(0).any()
+    rows = given.expand(self_mask.shape[0], memory_keys.shape[0])
+    without_row = torch.arange(self_mask.shape[1], device=self_mask.device) >= memory_keys.shape[0] * given
+    return torch.cat((rows, self_mask & without_row), dim=1)
+
+
+def _by_layer(keys: Tensor, values: Tensor, heads: int) -> list[tuple[Tensor, Tensor]]:
+    """``[n, layers * heads, head_dim]`` -> for each layer ``[n, heads, head_dim]``."""
+    return list(zip(keys.split(heads, dim=1), values.split(heads, dim=1), strict=True))

@@ -21,8 +21,7 @@ class TorchBackend:
 
     def __init__(self, drafter: MoADrafter, *, top_k: int) -> None:
         self._half = DeviceHalf(drafter, top_k=top_k).eval()
-        decoder = drafter.config.decoder
-        self._kv_shape = (decoder.num_kv_heads, decoder.head_dim)
+        self._kv_shape = (drafter.config.kv_heads, drafter.config.decoder.head_dim)
 
     @property
     def top_k(self) -> int:

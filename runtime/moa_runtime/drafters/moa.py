@@ -70,8 +70,9 @@ def _grown(array: Float32, used: int, capacity: int) -> Float32:
 class MoaDrafter:
     """Drafts greedily with the device half. Implements :class:`moa_runtime.drafters.base.Drafter`.
 
-    The self-attention cache remembers which tokens it holds. Its entries depend on the tokens alone, not on
-    the memory rows, so new rows never invalidate it.
+    The cache remembers which tokens it holds. Where the device half ends with layers of the target, entries of tokens
+    without a row depend on the rows there were, so those are computed again when rows come or go. Entries of tokens
+    with a row do not.
 
     Args:
         backend: the device half.
@@ -87,6 +88,7 @@ class MoaDrafter:
         self._cached: list[int] = []
         self._cache = GrowingRows(backend.kv_shape)
         self._memory = GrowingRows(backend.kv_shape)
+        self._rows_of_cache: int | None = 0  # how many the cache was computed with; None once they have changed
 
     @property
     def rows(self) -> int:
@@ -96,10 +98,12 @@ class MoaDrafter:
     def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
         """See :meth:`moa_runtime.drafters.base.Drafter.add_rows`."""
         self._memory.write(start, keys, values)
+        self._rows_of_cache = None
 
     def truncate_rows(self, length: int) -> None:
         """Forget the memory rows of positions ``length`` and above."""
         self._memory.truncate(length)
+        self._rows_of_cache = None
 
     def draft(self, prefix: Sequence[int], count: int) -> list[DraftToken]:
         """Continue ``prefix`` greedily by ``count`` tokens, fewer when the context is full.
@@ -181,8 +185,12 @@ class MoaDrafter:
     def _memory_of(self, positions: int) -> tuple[Float32, Float32]:
         # Rows beyond the prefix belong to tokens that a draft would be predicting.
         held = min(self._memory.length, positions)
+        if held != self._rows_of_cache:
+            self._forget_from(held)
+            self._rows_of_cache = held
         if held == 0:
-            # A softmax needs one row. A zero row has a zero value, so it adds nothing to the residual.
+            # A softmax needs one row. A zero row has a zero value, so it adds nothing to the residual. The target's
+            # own layers, where it would take attention from the tokens, know it by its zeros.
             zero = np.zeros((1, *self._backend.kv_shape), np.float32)
             return zero, zero
         return self._memory.first(held)

@@ -1,0 +1,153 @@
+"""Target layer inference: the training forward, the device half and the target's own layers agree."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from moa_drafter.checkpoint import load_checkpoint
+from moa_drafter.model import MoADrafter
+from moa_drafter.states import Reads, target_states
+from moa_drafter.target import Target, load_target
+from moa_drafter.training.visibility import packed_masks
+from moa_export.torch_backend import TorchBackend
+from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.tree import TreeShape
+
+TOKENS = torch.randint(3, 512, (26,), generator=torch.Generator().manual_seed(3)).tolist()
+
+
+@pytest.fixture(scope="module")
+def target(tiny_target: Path) -> Target:
+    return load_target(str(tiny_target))
+
+
+@pytest.fixture(scope="module", params=[0, 1, 3], ids=lambda count: f"N={count}")
+def drafter(request: pytest.FixtureRequest, tiny_drafter: Path, target: Target) -> MoADrafter:
+    return with_target_layers(tiny_drafter, target, request.param)
+
+
+def with_target_layers(tiny_drafter: Path, target: Target, count: int) -> MoADrafter:
+    plain = load_checkpoint(tiny_drafter)
+    drafter = MoADrafter(dataclasses.replace(plain.config, target_layers=count))
+    drafter.load_state_dict(plain.state_dict())
+    with torch.no_grad():
+        drafter.norm.load_state_dict(target.model.model.norm.state_dict())
+    drafter.bind_target(target.embedding, target.head, target.layers)
+    return drafter.eval()
+
+
+@torch.no_grad()
+def expected(target: Target, drafter: MoADrafter, tokens: list[int], limits: list[int]) -> torch.Tensor:
+    """Log-probabilities ``[T, draft vocabulary]`` by the training forward."""
+    positions, self_mask, memory_mask = packed_masks([len(tokens)], limits)
+    kv = target_states(target, tokens, drafter.reads).kv
+    hidden = drafter(torch.tensor(tokens), positions, kv, self_mask, memory_mask)
+    return drafter.logits(hidden).log_softmax(-1)
+
+
+@torch.no_grad()
+def rows_of(target: Target, drafter: MoADrafter, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    keys, values = drafter.rows(target_states(target, tokens, drafter.reads), torch.arange(len(tokens)))
+    return keys.numpy(), values.numpy()
+
+
+def runtime_drafter(drafter: MoADrafter) -> MoaDrafter:
+    return MoaDrafter(TorchBackend(drafter, top_k=drafter.config.draft_vocab_size), max_context=128)
+
+
+def assert_next(drafter: MoADrafter, runtime: MoaDrafter, prefix: list[int], logprobs: torch.Tensor) -> None:
+    """The drafter's best token behind ``prefix`` is that of the training forward."""
+    (drafted,) = runtime.draft(prefix, 1)
+    best = logprobs.max(0)
+    assert drafted.logprob == pytest.approx(float(best.values), abs=2e-4)
+    assert drafted.token == int(drafter.draft_to_target[best.indices])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_tail_computes_what_the_target_does(tiny_drafter: Path, target: Target, count: int) -> None:
+    """Given what enters them, the copied layers and the norm make the target's last hidden states."""
+    drafter = with_target_layers(tiny_drafter, target, count)
+    reads = Reads(drafter.reads.kv_layers, inner_layers=(4 - count - 1,))
+    states = target_states(target, TOKENS, reads)
+    angles = drafter.angles(torch.arange(len(TOKENS)))
+    causal = torch.ones(len(TOKENS), len(TOKENS)).tril().bool()
+    x = states.inner[:, 0]
+    keys, values = drafter.rows(states, torch.arange(len(TOKENS)))
+    for n, layer in enumerate(drafter.tail, start=1):
+        own = layer.keys_values(x, angles)
+        # What travels in the rows is what the layer itself computes.
+        torch.testing.assert_close(own[0], keys[:, 2 * n : 2 * n + 2], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(own[1], values[:, 2 * n : 2 * n + 2], rtol=1e-4, atol=1e-4)
+        x = layer(x, *own, angles, causal)
+    torch.testing.assert_close(drafter.norm(x), states.last, rtol=1e-4, atol=1e-4)
+
+
+def test_a_chain_equals_the_training_forward_with_rows_arriving_between_rounds(
+    target: Target, drafter: MoADrafter
+) -> None:
+    segments = [(7, 12), (12, 13), (13, 20), (20, 26)]
+    limits = list(range(7))
+    for start, stop in segments:
+        limits += [start - 1] * (stop - start)
+    logprobs = expected(target, drafter, TOKENS, limits)
+    keys, values = rows_of(target, drafter, TOKENS)
+    runtime = runtime_drafter(drafter)
+    for start, stop in segments:
+        runtime.add_rows(runtime.rows, keys[runtime.rows : start], values[runtime.rows : start])
+        for position in range(start, stop):
+            assert_next(drafter, runtime, TOKENS[: position + 1], logprobs[position])
+
+
+@pytest.mark.parametrize("held", [-1, 0, 4])
+def test_long_after_the_last_row_and_without_any(target: Target, drafter: MoADrafter, held: int) -> None:
+    """Rows up to ``held`` and nothing more: prompt and answer are written by the device."""
+    limits = [min(position, held) for position in range(len(TOKENS))]
+    logprobs = expected(target, drafter, TOKENS, limits)
+    assert torch.isfinite(logprobs).all()
+    keys, values = rows_of(target, drafter, TOKENS)
+    at_once = runtime_drafter(drafter)
+    at_once.add_rows(0, keys[: held + 1], values[: held + 1])
+    assert_next(drafter, at_once, TOKENS, logprobs[-1])
+    stepwise = runtime_drafter(drafter)
+    stepwise.add_rows(0, keys[: held + 1], values[: held + 1])
+    for position in range(held + 1, len(TOKENS)):
+        assert_next(drafter, stepwise, TOKENS[: position + 1], logprobs[position])
+
+
+def test_rows_that_come_for_a_part_of_what_was_drafted_change_the_rest(target: Target, drafter: MoADrafter) -> None:
+    """Tokens drafted on while a verdict was on its way are cached with fewer rows than there are now."""
+    keys, values = rows_of(target, drafter, TOKENS)
+    runtime = runtime_drafter(drafter)
+    runtime.add_rows(0, keys[:7], values[:7])
+    runtime.draft(TOKENS[:20], 3)
+    runtime.add_rows(7, keys[7:12], values[7:12])
+    limits = list(range(12)) + [11] * (len(TOKENS) - 12)
+    assert_next(drafter, runtime, TOKENS[:20], expected(target, drafter, TOKENS[:20], limits[:20])[-1])
+    # And back: rows that turn out to be of another past are forgotten.
+    runtime.truncate_rows(9)
+    limits = list(range(9)) + [8] * (len(TOKENS) - 9)
+    assert_next(drafter, runtime, TOKENS[:20], expected(target, drafter, TOKENS[:20], limits[:20])[-1])
+
+
+def test_a_node_of_a_tree_scores_like_the_chain_along_its_path(target: Target, drafter: MoADrafter) -> None:
+    prefix = TOKENS[:9]
+    keys, values = rows_of(target, drafter, prefix)
+    runtime = MoaDrafter(TorchBackend(drafter, top_k=3), max_context=128)
+    runtime.add_rows(0, keys[:8], values[:8])
+    tree = runtime.draft_tree(prefix, TreeShape(nodes=30, depth=4, width=3))
+    assert tree.depth == 4 and len(tree.tokens) == 30
+    own = {int(token): index for index, token in enumerate(drafter.draft_to_target)}
+    for node in range(3, len(tree.tokens), 4):
+        path = [node]
+        while tree.parents[path[-1]]:
+            path.append(tree.parents[path[-1]] - 1)
+        drafted = [tree.tokens[step] for step in reversed(path)]
+        logprobs = expected(target, drafter, prefix + drafted, list(range(8)) + [7] * (1 + len(drafted)))
+        score = sum(float(logprobs[8 + depth, own[token]]) for depth, token in enumerate(drafted))
+        assert tree.scores[node] == pytest.approx(score, abs=5e-4)
