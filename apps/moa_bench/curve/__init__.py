@@ -1,0 +1,1 @@
+"""How a drafter got better with the tokens it was trained on."""

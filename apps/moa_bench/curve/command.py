@@ -1,0 +1,47 @@
+"""``moa-bench curve`` on the command line."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from moa_bench.curve import present
+from moa_bench.curve.runs import read_run
+from moa_bench.output import add_output_options, check_output_options, finish
+from moa_runtime.errors import MoaError
+
+_DESCRIPTION = """\
+Show held-out loss and tau of training runs against the answer tokens they had learnt from, so that one can see what
+more training would bring, and compare drafters at equal training. Nothing is measured: the figures are those that
+moa-train writes into OUT/log.jsonl on the way.
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "curve",
+        help="tau against training tokens, of one or several runs",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "runs", nargs="+", metavar="[NAME=]RUN", help="folder of a run, or its log.jsonl; NAME is for the plot"
+    )
+    add_output_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, print and draw.
+
+    Raises:
+        MoaError: bad input.
+    """
+    check_output_options(args)
+    runs: dict[str, Any] = {}
+    for argument in args.runs:
+        name, evaluations = read_run(argument)
+        if name in runs:
+            raise MoaError(f"two runs are called {name!r}: give one another name, as NAME={argument}")
+        runs[name] = evaluations
+    return finish({"benchmark": "curve", "version": 1, "partial": False, "problem": None, "runs": runs}, args, present)

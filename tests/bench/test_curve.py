@@ -1,0 +1,60 @@
+"""``moa-bench curve``: what it reads of training runs, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moa_bench.cli import main
+
+
+def write_log(folder: Path, taus: list[float]) -> Path:
+    folder.mkdir()
+    entries = [
+        {"step": 10 * n, "tokens": 1000 * n, "loss": 4.0 - tau, "tau": tau, "accuracy_by_depth": [tau - 1, None]}
+        for n, tau in enumerate(taus, 1)
+    ]
+    (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return folder
+
+
+def test_runs_are_named_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    moa, eagle = write_log(tmp_path / "moa", [1.25, 1.5]), write_log(tmp_path / "other", [1.125])
+    plot = tmp_path / "curve.svg"
+    arguments = ["curve", str(moa), f"eagle={eagle / 'log.jsonl'}", "--plot", str(plot)]
+    assert main([*arguments, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert list(result["runs"]) == ["moa", "eagle"]
+    assert [(entry["tokens"], entry["tau"]) for entry in result["runs"]["moa"]] == [(1000, 1.25), (2000, 1.5)]
+    drawn = plot.read_text()
+    assert drawn.lstrip().startswith("<?xml") and "line2d" in drawn
+    assert main(arguments) == 0
+    table = capsys.readouterr().out
+    assert "moa     " in table and "1.500" in table and "1.125" in table
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda folder: folder / "nowhere", "cannot read"),
+        (lambda folder: _broken(folder, ""), "holds no evaluation yet"),
+        (lambda folder: _broken(folder, '{"tokens": 1}\n'), "line 1: expected an evaluation"),
+    ],
+)
+def test_what_cannot_be_read(make, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["curve", str(make(tmp_path))]) == 2
+    message = capsys.readouterr().err
+    assert expected in message and "Traceback" not in message and message.count("\n") == 1
+
+
+def test_two_runs_of_one_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(write_log(tmp_path / "run", [1.5]))
+    assert main(["curve", run, run]) == 2
+    assert "two runs are called 'run'" in capsys.readouterr().err
+
+
+def _broken(folder: Path, text: str) -> Path:
+    (folder / "log.jsonl").write_text(text)
+    return folder
