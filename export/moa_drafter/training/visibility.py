@@ -3,6 +3,9 @@
 A drafted token only sees rows of tokens the target has processed. Training imitates that: an answer is
 cut into segments of random *future length* F; within a segment every position sees the rows up to the
 token before the segment, so the k-th position stands at depth k (arXiv 2410.03804, section 3.4).
+
+What the device writes offline stands much deeper, or has no rows at all. So some segments are long, and some
+conversations lose their rows from a random token on.
 """
 
 from __future__ import annotations
@@ -17,12 +20,13 @@ from torch import Tensor
 @dataclass(frozen=True)
 class FutureLengths:
     """Distribution of future lengths: uniform on ``low..high``, or with probability ``long_share``
-    log-uniform on ``high..longest``."""
+    log-uniform on ``high..longest``. ``no_rows_share`` is the probability of :func:`drop_rows`."""
 
     low: int
     high: int
     long_share: float = 0.0
     longest: int = 128
+    no_rows_share: float = 0.0
 
     def draw(self, rng: random.Random) -> int:
         if self.long_share and rng.random() < self.long_share:
@@ -32,13 +36,14 @@ class FutureLengths:
 
 #: Every position sees its own row: the easiest task, which teaches the drafter to use memory at all.
 OWN_ROW = FutureLengths(0, 0)
+# Shares are of segments: 4 % long ones with 124 tokens on average hold half of all tokens.
 CURRICULUM = (
     (0.03, OWN_ROW),
     (0.4, FutureLengths(1, 4)),
-    (1.0, FutureLengths(1, 9, long_share=0.12)),
+    (1.0, FutureLengths(1, 9, long_share=0.04, longest=512, no_rows_share=0.03)),
 )
 #: For weights that have been through the curriculum: longer futures, which offline text needs.
-CONTINUED = FutureLengths(1, 9, long_share=0.2, longest=256)
+CONTINUED = FutureLengths(1, 9, long_share=0.1, longest=512, no_rows_share=0.05)
 
 
 def future_lengths_at(progress: float, *, continued: bool = False) -> FutureLengths:
@@ -60,6 +65,22 @@ def row_limits(prompt: int, total: int, lengths: FutureLengths, rng: random.Rand
         start = len(limits)
         limits += [start] if length == 0 else [start - 1] * min(length, total - start)
     return limits
+
+
+def drop_rows(limits: list[int], share: float, rng: random.Random) -> list[int]:
+    """With probability ``share``, a conversation without its rows behind a random token; half of these times, with
+    none at all.
+
+    Every position loses them alike, because a drafter may keep what it computed for one position and read it at the
+    next (target layer inference).
+
+    Example: dropped behind token 1, ``[0, 1, 2, 2, 2, 4, 4]`` becomes ``[0, 1, 1, 1, 1, 1, 1]``; with none at all,
+    every limit is -1.
+    """
+    if not share or rng.random() >= share:
+        return limits
+    last = -1 if rng.random() < 0.5 else rng.randrange(len(limits))
+    return [min(limit, last) for limit in limits]
 
 
 def packed_masks(totals: list[int], limits: list[int]) -> tuple[Tensor, Tensor, Tensor]:
