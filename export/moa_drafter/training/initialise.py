@@ -2,7 +2,8 @@
 
 Left to itself a drafter learns to ignore the memory rows: at first they are noise to it. So it starts out
 using them: cross-attention looks at the latest visible row, and what it reads there is the best linear
-estimate of the target's last hidden state that fits through the row.
+estimate of the target's last hidden state that fits through the row. Where layers of the target follow, the estimate
+is of the hidden state that enters them.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ def initialise_from_target(
     """Fill all parameters.
 
     Self-attention comes from the target's first layer, the norm from its final norm, the cross-attention's
-    feed-forward input from its last layer. The output projections of the layer self-attention and of the
+    feed-forward input from the layer whose output it stands for. The output projections of the layer self-attention and of the
     cross-attention's feed-forward network begin at zero; ``Ekv2E`` is the ridge regression from the layers'
-    mean to the last hidden state.
+    mean to the hidden state that is estimated.
 
     Args:
         target: the transformers model.
@@ -40,17 +41,28 @@ def initialise_from_target(
         ridge: penalty of every regression, relative to the mean diagonal of its normal equations.
     """
     parts = list(samples)
-    kv = torch.cat([states.kv for _, states in parts])
-    hidden = torch.cat([states.last for _, states in parts]).double()
+    seen = len(drafter.config.lsa_layers)  # behind them come the keys and values of the layers that follow
+    kv = torch.cat([states.kv[:, :seen] for _, states in parts])
+    hidden = torch.cat([_estimated(drafter, target, tokens, states) for tokens, states in parts]).double()
     _copy_target_layers(drafter, target)
     _aggregate_linearly(drafter, kv, hidden, ridge)
     own = torch.cat([_self_attended(drafter, tokens) for tokens, _ in parts])
     _read_latest_row(drafter, kv, hidden, own, ridge)
 
 
+def _estimated(drafter: MoADrafter, target: Any, tokens: Tensor, states: TargetStates) -> Tensor:
+    """What the cross-attention shall compute, ``[T, hidden]``."""
+    if not drafter.config.target_layers:
+        return states.last
+    # Only wanted here, so not worth a place among the features. The first of them is the embedding.
+    out = target.model(input_ids=tokens[None].to(target.device), output_hidden_states=True)
+    return out.hidden_states[drafter.config.tail_layers[0]][0].to(states.last)
+
+
 def _copy_target_layers(drafter: MoADrafter, target: Any) -> None:
     layers = target.model.layers
-    for ours, theirs in ((drafter.self_attention, layers[0]), (drafter.cross_attention, layers[-1])):
+    replaced = layers[-1 - drafter.config.target_layers]
+    for ours, theirs in ((drafter.self_attention, layers[0]), (drafter.cross_attention, replaced)):
         known = ours.state_dict().keys()
         ours.load_state_dict({name: t for name, t in theirs.state_dict().items() if name in known})
     if not isinstance(drafter.norm, nn.Identity):
@@ -61,7 +73,7 @@ def _copy_target_layers(drafter: MoADrafter, target: Any) -> None:
 
 
 def _aggregate_linearly(drafter: MoADrafter, kv: Tensor, hidden: Tensor, ridge: float) -> None:
-    """``layer_scale`` and ``Ekv2E``, so that the aggregate estimates the last hidden state."""
+    """``layer_scale`` and ``Ekv2E``, so that the aggregate estimates ``hidden``."""
     if drafter.config.layer_scale:
         scale = 1 / (kv.std(dim=0) + 1e-6)
         scale[:-1] *= _EARLIER_LAYERS
@@ -99,10 +111,14 @@ def _read_latest_row(drafter: MoADrafter, kv: Tensor, hidden: Tensor, own: Tenso
     directions = torch.linalg.svd(aggregate @ estimate, full_matrices=False).Vh[:rank].T  # [hidden, rank]
     attention.v_proj.weight.zero_()
     attention.v_proj.weight[: directions.shape[1]] = (estimate @ directions).T.to(attention.v_proj.weight)
-    # The norm before the head multiplies by its weight, so the residual must not contain it.
-    weight = torch.ones(1) if isinstance(drafter.norm, nn.Identity) else drafter.norm.weight
     groups = dims.num_heads // dims.num_kv_heads
-    gain = _MEMORY_GAIN * own.square().mean().sqrt() / groups
+    if drafter.config.target_layers:
+        # What follows adds to the residual, so the estimate has to have its true size.
+        weight, gain = directions.new_ones(1), 1 / groups
+    else:
+        # The norm before the head multiplies by its weight, so the residual must not contain it.
+        weight = torch.ones(1) if isinstance(drafter.norm, nn.Identity) else drafter.norm.weight
+        gain = _MEMORY_GAIN * own.square().mean().sqrt() / groups
     back = (directions / weight.double()[:, None] * gain).to(attention.o_proj.weight)
     attention.o_proj.weight.zero_()
     per_head = attention.o_proj.weight.unflatten(1, (dims.num_kv_heads, groups, dims.head_dim))
