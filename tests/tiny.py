@@ -96,6 +96,23 @@ def make_tiny_drafter(target_folder: Path, folder: Path, *, seed: int = 1) -> Pa
     return folder
 
 
+def make_tiny_rival(architecture: str, target_folder: Path, folder: Path, *, seed: int = 1) -> Path:
+    """Write a random drafter of any architecture, see :func:`make_tiny_drafter`, into ``folder``."""
+    import torch
+
+    from moa_drafter.architectures import new_drafter
+    from moa_drafter.checkpoint import save_checkpoint
+    from moa_drafter.target import load_target
+
+    target = load_target(str(target_folder))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        drafter = new_drafter(architecture, target, draft_vocab_size=DRAFT_VOCAB_SIZE, lsa_layers=2)
+        drafter.draft_to_target.copy_(torch.randperm(VOCAB_SIZE)[:DRAFT_VOCAB_SIZE].sort().values)
+    save_checkpoint(drafter, folder)
+    return folder
+
+
 def _train_tokenizer():
     """A byte-level BPE of exactly :data:`VOCAB_SIZE` tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

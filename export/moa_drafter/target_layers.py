@@ -20,11 +20,9 @@ def copy_layer(ours: DecoderLayer, theirs: nn.Module) -> None:
     """
     state = theirs.state_dict()
     for name, tensor in ours.state_dict().items():
-        found = None if name not in state else tuple(state[name].shape)
-        if found != tuple(tensor.shape):
-            raise ValueError(
-                f"a layer of the target has {name} {found}, this drafter was made for {tuple(tensor.shape)}"
-            )
+        found, wanted = tuple(state[name].shape) if name in state else None, tuple(tensor.shape)
+        if found != wanted:
+            raise ValueError(f"a layer of the target has {name} of shape {found}, this drafter was made for {wanted}")
         tensor.copy_(state[name])
 
 
@@ -32,9 +30,11 @@ def frozen_layers(layers: Sequence[nn.Module], dims: LayerDims, eps: float) -> l
     """Copies of some of the target's layers, see :func:`moa_drafter.llama.frozen`.
 
     Raises:
-        ValueError: see :func:`copy_layer`.
+        ValueError: see :func:`copy_layer`; also a weight that ours have no place for, such as a bias.
     """
     copies = [DecoderLayer(dims, eps) for _ in layers]
     for ours, theirs in zip(copies, layers, strict=True):
         copy_layer(ours, theirs)
+        if unknown := sorted(theirs.state_dict().keys() - ours.state_dict().keys()):
+            raise ValueError(f"a layer of the target has {unknown[0]}, which this drafter's copy could not compute with")
     return [frozen(layer) for layer in copies]

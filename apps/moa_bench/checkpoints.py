@@ -1,0 +1,67 @@
+"""Drafters that draft from their checkpoint, in PyTorch and float32, in the process that verifies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moa_bench.inprocess import Device
+from moa_runtime.bundle import TOKENIZER_FILE
+from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.errors import MoaError
+from moa_runtime.tokenizer import ChatTokenizer
+
+if TYPE_CHECKING:
+    from moa_drafter.drafter import Drafter
+    from moa_drafter.target import Target
+    from moa_server.transformers_engine import TransformersEngine
+
+#: Candidates for each node of a tree; moa-export's default.
+TOP_K = 8
+
+
+def checkpoint_pair(folder: Path, target: Target) -> tuple[Device, TransformersEngine]:
+    """Both ends for the drafter in ``folder``, of any architecture.
+
+    Raises:
+        MoaError: what cannot be read, or does not fit the target.
+    """
+    from moa_drafter.checkpoint import drafter_fingerprint, load_bound
+    from moa_server.transformers_engine import TransformersEngine
+
+    drafter = load_bound(folder, target)
+    engine = TransformersEngine(target, drafter, drafter_fingerprint(folder))
+    new_drafter = drafting(drafter, max_context=engine.max_context, stop_tokens=engine.stop_tokens)
+    return Device(engine.fingerprints, _tokenizer_of(target), new_drafter, target.stop_tokens), engine
+
+
+def drafting(drafter: Drafter, *, max_context: int, stop_tokens: tuple[int, ...] = ()) -> Callable[[], MoaDrafter]:
+    """Makes what drafts with a bound drafter; weights are shared, caches are not."""
+    from moa_drafter.model import MoADrafter
+    from moa_drafter.rivals.eagle import EagleDrafter
+    from moa_drafter.rivals.eagle_backend import EagleBackend, EagleLoop
+    from moa_drafter.rivals.token_backend import TokenBackend
+    from moa_drafter.rivals.tokens import TokenDrafter
+    from moa_export.torch_backend import TorchBackend
+
+    if isinstance(drafter, EagleDrafter):
+        eagle = EagleBackend(drafter, top_k=TOP_K)
+        return lambda: EagleLoop(eagle, max_context=max_context, stop_tokens=stop_tokens)
+    if isinstance(drafter, TokenDrafter):
+        backend: TokenBackend | TorchBackend = TokenBackend(drafter, top_k=TOP_K)
+    elif isinstance(drafter, MoADrafter):
+        backend = TorchBackend(drafter, top_k=TOP_K)
+    else:
+        raise TypeError(f"nothing drafts with a {type(drafter).__name__}")
+    return lambda: MoaDrafter(backend, max_context=max_context, stop_tokens=stop_tokens)
+
+
+def _tokenizer_of(target: Target) -> ChatTokenizer:
+    """As a bundle for the target would have it. Raises MoaError: there is none, or no chat template."""
+    try:
+        template = target.tokenizer.get_chat_template()
+    except ValueError as error:
+        raise MoaError(f"the target in {target.folder} has no chat template: moa-edge needs a chat model") from error
+    special = {name: text for name, text in target.tokenizer.special_tokens_map.items() if isinstance(text, str)}
+    return ChatTokenizer(target.folder / TOKENIZER_FILE, template, special, target.stop_tokens)
