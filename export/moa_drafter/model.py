@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from moa_drafter.config import DrafterConfig
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import FitError
-from moa_drafter.llama import DecoderLayer, RMSNorm, frozen, rotary_angles
+from moa_drafter.llama import DecoderLayer, RMSNorm, rotary_angles
 from moa_drafter.states import Reads, TargetStates
+from moa_drafter.target_layers import frozen_layers
 
 if TYPE_CHECKING:
     from moa_drafter.training.batch import Batch
@@ -69,17 +70,8 @@ class MoADrafter(Drafter):
         config = self.config
         if len(layers) < config.target_layers:
             raise FitError(f"the drafter continues in {config.target_layers} of the target's layers: bind them too")
-        self.tail = nn.ModuleList()
-        for theirs in layers[len(layers) - config.target_layers :]:
-            ours = DecoderLayer(config.decoder, config.rms_norm_eps)
-            try:
-                ours.load_state_dict(theirs.state_dict())
-            except RuntimeError as error:
-                raise FitError(
-                    "the target's layers have other parts or sizes than the drafter's decoder: "
-                    "train a drafter without target layers"
-                ) from error
-            self.tail.append(frozen(ours).to(self.embedding))
+        last = frozen_layers(layers[len(layers) - config.target_layers :], config.decoder, config.rms_norm_eps)
+        self.tail = nn.ModuleList(last).to(self.embedding)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotary angles of absolute ``positions [T]`` for the layers of the device half."""

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from moa_drafter.config import LayerDims
+from moa_drafter.fit import FitError
 from moa_drafter.llama import DecoderLayer, frozen
 
 
@@ -16,13 +17,13 @@ def copy_layer(ours: DecoderLayer, theirs: nn.Module) -> None:
     """Take over the weights of one Llama decoder layer of transformers.
 
     Raises:
-        ValueError: the target's layer lacks a weight, or has another shape.
+        FitError: the target's layer lacks a weight, or has another shape.
     """
     state = theirs.state_dict()
     for name, tensor in ours.state_dict().items():
         found, wanted = tuple(state[name].shape) if name in state else None, tuple(tensor.shape)
         if found != wanted:
-            raise ValueError(f"a layer of the target has {name} of shape {found}, this drafter was made for {wanted}")
+            raise FitError(f"a layer of the target has {name} of shape {found}, this drafter was made for {wanted}")
         tensor.copy_(state[name])
 
 
@@ -30,11 +31,11 @@ def frozen_layers(layers: Sequence[nn.Module], dims: LayerDims, eps: float) -> l
     """Copies of some of the target's layers, see :func:`moa_drafter.llama.frozen`.
 
     Raises:
-        ValueError: see :func:`copy_layer`; also a weight that ours have no place for, such as a bias.
+        FitError: see :func:`copy_layer`; also a weight that ours have no place for, such as a bias.
     """
     copies = [DecoderLayer(dims, eps) for _ in layers]
     for ours, theirs in zip(copies, layers, strict=True):
         copy_layer(ours, theirs)
         if unknown := sorted(theirs.state_dict().keys() - ours.state_dict().keys()):
-            raise ValueError(f"a layer of the target has {unknown[0]}, which this drafter's copy could not compute with")
+            raise FitError(f"a layer of the target has {unknown[0]}, which this drafter's copy could not compute with")
     return [frozen(layer) for layer in copies]

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import json
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from moa_drafter.checkpoint import load_checkpoint
+from moa_drafter.architectures import initialise, new_drafter
+from moa_drafter.checkpoint import load_bound, load_checkpoint, save_checkpoint
+from moa_drafter.config import ConfigError, DrafterConfig, LayerDims, config_for_target
+from moa_drafter.fit import FitError
 from moa_drafter.model import MoADrafter
 from moa_drafter.states import Reads, target_states
 from moa_drafter.target import Target, load_target
-from moa_drafter.training.visibility import packed_masks
+from moa_drafter.training.losses import forward_kl
+from moa_drafter.training.visibility import FutureLengths, packed_masks, row_limits
 from moa_export.torch_backend import TorchBackend
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.tree import TreeShape
@@ -151,3 +159,89 @@ def test_a_node_of_a_tree_scores_like_the_chain_along_its_path(target: Target, d
         logprobs = expected(target, drafter, prefix + drafted, list(range(8)) + [7] * (1 + len(drafted)))
         score = sum(float(logprobs[8 + depth, own[token]]) for depth, token in enumerate(drafted))
         assert tree.scores[node] == pytest.approx(score, abs=5e-4)
+
+
+@pytest.fixture(scope="module")
+def trained(target: Target) -> MoADrafter:
+    """With one target layer, started from the target and trained for a few steps on one text."""
+    torch.manual_seed(0)
+    drafter = new_drafter("moa", target, draft_vocab_size=512, lsa_layers=2, target_layers=1)
+    assert isinstance(drafter, MoADrafter)
+    drafter.bind_target(target.embedding, target.head, target.layers)
+    states = target_states(target, TOKENS, drafter.reads)
+    initialise(drafter, target, [(torch.tensor(TOKENS), states)])
+    return drafter
+
+
+def test_training_leaves_the_targets_layers_alone(target: Target, trained: MoADrafter, tmp_path: Path) -> None:
+    limits = row_limits(5, len(TOKENS), FutureLengths(1, 6), random.Random(0))
+    positions, self_mask, memory_mask = packed_masks([len(TOKENS)], limits)
+    states = target_states(target, TOKENS, trained.reads)
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=2e-3)
+    losses = []
+    for _ in range(15):
+        hidden = trained(torch.tensor(TOKENS), positions, states.kv, self_mask, memory_mask)
+        loss = forward_kl(trained.logits(hidden), trained.logits(states.last))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+    for name, tensor in trained.tail[0].named_buffers():
+        assert torch.equal(tensor, target.layers[-1].state_dict()[name])
+    save_checkpoint(trained, tmp_path, dtype=torch.float32)
+    assert not any(name.startswith("tail") for name in load_file(tmp_path / "model.safetensors"))
+    again = load_bound(tmp_path, target)
+    assert isinstance(again, MoADrafter) and again.config.target_layers == 1 and len(again.tail) == 1
+    with torch.no_grad():
+        torch.testing.assert_close(
+            again(torch.tensor(TOKENS), positions, states.kv, self_mask, memory_mask),
+            trained(torch.tensor(TOKENS), positions, states.kv, self_mask, memory_mask),
+        )
+
+
+def test_a_row_grows_by_the_keys_and_values_of_each_layer(drafter: MoADrafter) -> None:
+    config = drafter.config
+    assert config.kv_heads == 2 * (1 + config.target_layers)
+    assert config.memory_row_size == 2 * config.kv_heads * 16
+    assert drafter.reads.kv_layers == (*config.lsa_layers, *range(4 - config.target_layers, 4))
+    assert drafter.frozen_parameters == sum(p.numel() for layer in drafter.tail for p in layer.buffers())
+
+
+def test_a_configuration_without_the_field_has_no_target_layers(drafter: MoADrafter) -> None:
+    raw = json.loads(drafter.config.to_json())
+    del raw["target_layers"]
+    assert DrafterConfig.from_json(json.dumps(raw)).target_layers == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target_layers": 4}, "must lie in 0..3"),
+        ({"target_layers": -1}, "must lie in 0..3"),
+        ({"target_layers": 1, "final_norm": False}, "set final_norm"),
+        ({"target_layers": 1, "decoder": LayerDims(64, 4, 1, 16, 128)}, "a decoder of the target's shape"),
+    ],
+)
+def test_what_cannot_be_is_refused(tiny_drafter: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(load_checkpoint(tiny_drafter).config, **changes)
+
+
+def test_a_target_with_other_layers_is_refused(tiny_drafter: Path, target: Target) -> None:
+    drafter = MoADrafter(dataclasses.replace(load_checkpoint(tiny_drafter).config, target_layers=1))
+    with pytest.raises(FitError, match="bind them too"):
+        drafter.bind_target(target.embedding, target.head)
+    biased = copy.deepcopy(target.layers[-1])
+    biased.self_attn.q_proj.bias = torch.nn.Parameter(torch.zeros(64))
+    with pytest.raises(FitError, match=r"self_attn\.q_proj\.bias"):
+        drafter.bind_target(target.embedding, target.head, [biased])
+
+
+@pytest.mark.parametrize("scaling", [{"rope_type": "llama3"}, {"rope_type": "yarn"}])
+def test_a_target_with_scaled_positions_is_refused(target: Target, scaling: dict[str, str]) -> None:
+    config = copy.deepcopy(target.model.config)
+    config.rope_parameters = {"rope_theta": 10000.0, **scaling}
+    with pytest.raises(ConfigError, match=f"this one has '{scaling['rope_type']}' positions"):
+        config_for_target(config, draft_vocab_size=64, target_layers=1)
+    assert config_for_target(config, draft_vocab_size=64).target_layers == 0

@@ -31,9 +31,9 @@ def initialise_from_target(
     """Fill all parameters.
 
     Self-attention comes from the target's first layer, the norm from its final norm, the cross-attention's
-    feed-forward input from the layer whose output it stands for. The output projections of the layer self-attention and of the
-    cross-attention's feed-forward network begin at zero; ``Ekv2E`` is the ridge regression from the layers'
-    mean to the hidden state that is estimated.
+    feed-forward input from the layer whose output it stands for. The output projections of the layer
+    self-attention and of the cross-attention's feed-forward network begin at zero; ``Ekv2E`` is the ridge regression
+    from the layers' mean to the hidden state that is estimated.
 
     Args:
         target: the transformers model.
