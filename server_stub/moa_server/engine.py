@@ -37,8 +37,8 @@ class TargetSequence(Protocol):
     def keep(self, path: Sequence[int]) -> None:
         """Of the draft last verified keep the tokens with these indices, in this order, forget the rest."""
 
-    def rows(self, positions: range) -> tuple[Float32, Float32]:
-        """Memory rows ``(keys, values)``, each ``[len(positions), kv_heads, head_dim]``.
+    def rows(self, positions: range) -> tuple[Float32, Float32] | None:
+        """Memory rows ``(keys, values)``, each ``[len(positions), heads, size]``; None where the drafter takes none.
 
         ``positions`` must lie within the tokens processed and kept.
         """

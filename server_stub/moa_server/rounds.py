@@ -37,7 +37,8 @@ def verify_round(
     verdict = decision.verdict
     if row_encoding != wire.ROW_ENCODING_UNSPECIFIED and len(decision.rows):
         with timeline.measure("rows", track, count=len(decision.rows)):
-            keys, values = sequence.rows(decision.rows)
-            verdict.rows.CopyFrom(encode_rows(decision.rows.start, keys, values, row_encoding))
+            rows = sequence.rows(decision.rows)
+            if rows is not None:
+                verdict.rows.CopyFrom(encode_rows(decision.rows.start, *rows, row_encoding))
     verdict.compute_us = min(int(1e6 * (time.perf_counter() - began)), (1 << 32) - 1)
     return wire.ServerMessage(verdict=verdict)

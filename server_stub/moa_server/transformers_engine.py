@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
+from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
-from moa_drafter.model import MoADrafter
-from moa_drafter.states import layer_keys_values
+from moa_drafter.states import Reads, TargetStates, layer_keys_values
 from moa_drafter.target import Target, load_target
 from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
 from moa_runtime.errors import MoaError
@@ -40,7 +40,7 @@ class TransformersEngine:
     """A target, the server half of its drafter (or none), and a count of forwards. For one thread.
 
     Args:
-        drafter: with its fingerprint; without one there are no memory rows.
+        drafter: with its fingerprint; without one, or with one that reads nothing, there are no memory rows.
         max_context: tokens of a conversation; the target's own limit when omitted.
 
     Raises:
@@ -50,7 +50,7 @@ class TransformersEngine:
     def __init__(
         self,
         target: Target,
-        drafter: MoADrafter | None = None,
+        drafter: Drafter | None = None,
         drafter_fingerprint: str = "",
         max_context: int | None = None,
     ) -> None:
@@ -62,6 +62,8 @@ class TransformersEngine:
         self.stop_tokens = target.stop_tokens
         self.max_context = _context(target, max_context)
         self.forwards = 0
+        #: What of the target is made into memory rows.
+        self.row_reads = Reads() if drafter is None else drafter.row_reads
         if drafter is not None and (note := check_fit(drafter.config, target)):
             _log.warning(note)
 
@@ -116,17 +118,20 @@ class TransformersEngine:
 class TransformersSequence:
     """See :class:`moa_server.engine.TargetSequence`.
 
-    The cache holds ``_tokens``, and after them, between :meth:`verify` and :meth:`keep`, the draft.
+    The cache holds ``_tokens``, and after them, between :meth:`verify` and :meth:`keep`, the draft. ``_last [n,
+    hidden]`` are their last hidden states, where memory rows are made from those.
     """
 
     def __init__(self, engine: TransformersEngine) -> None:
         self._engine = engine
         self._tokens: list[int] = []
         self._draft: list[int] = []
-        self._cache = self._empty()
+        self._cache, self._last = self._empty()
 
-    def _empty(self) -> KeyValueCache:
-        return KeyValueCache(self._engine.target.model.config.num_hidden_layers)
+    def _empty(self) -> tuple[KeyValueCache, Tensor]:
+        target = self._engine.target
+        config = target.model.config
+        return KeyValueCache(config.num_hidden_layers), target.embedding.new_empty(0, config.hidden_size)
 
     def verify(
         self, prefix: Sequence[int], draft: Sequence[int], parents: Sequence[int], sampling: Sampling
@@ -148,31 +153,46 @@ class TransformersSequence:
 
     @torch.inference_mode()
     def keep(self, path: Sequence[int]) -> None:
-        self._cache.keep(len(self._tokens), path)
+        held = len(self._tokens)
+        self._cache.keep(held, path)
+        if len(self._last):
+            self._last = torch.cat((self._last[:held], self._last[held:][list(path)]))
         self._tokens += [self._draft[index] for index in path]
         self._draft = []
 
     @torch.inference_mode()
-    def rows(self, positions: range) -> tuple[Float32, Float32]:
+    def rows(self, positions: range) -> tuple[Float32, Float32] | None:
         drafter = self._engine.drafter
         if drafter is None:
             raise ValueError("memory rows were asked of an engine without a drafter")
+        if not self._engine.row_reads:
+            return None
         if positions.stop > len(self._tokens) or positions.step != 1:
             raise ValueError(f"memory rows of {positions} were asked, {len(self._tokens)} tokens are processed")
-        dims, weight = drafter.config.decoder, drafter.Ekv2E.weight
-        keys = np.empty((len(positions), dims.num_kv_heads, dims.head_dim), np.float32)
-        values = np.empty_like(keys)
-        for start in range(0, len(positions), CHUNK):
-            part = positions[start : start + CHUNK]
-            target_kv = layer_keys_values(self._cache.window(part.start, part.stop), drafter.config.lsa_layers)
-            k, v = drafter.memory_rows(target_kv.to(weight), torch.arange(part.start, part.stop, device=weight.device))
-            keys[start : start + len(part)] = k.float().cpu().numpy()
-            values[start : start + len(part)] = v.float().cpu().numpy()
+        weight = next(drafter.parameters())
+        # At least one part, empty if need be, for the shape of its rows.
+        starts = range(positions.start, max(positions.stop, positions.start + 1), CHUNK)
+        parts = []
+        for start in starts:
+            stop = min(start + CHUNK, positions.stop)
+            rows = drafter.rows(self._states(start, stop, weight), torch.arange(start, stop, device=weight.device))
+            parts.append([half.float().cpu().numpy() for half in rows])
+        keys, values = (np.concatenate(halves) for halves in zip(*parts, strict=True))
         return keys, values
+
+    def _states(self, start: int, stop: int, like: Tensor) -> TargetStates:
+        """What the drafter reads of the tokens ``start`` to ``stop``, in the type of ``like``."""
+        reads, nothing = self._engine.row_reads, like.new_empty(stop - start, 0, 0)
+        kv, last = nothing, nothing.flatten(1)
+        if reads.kv_layers:
+            kv = layer_keys_values(self._cache.window(start, stop), reads.kv_layers).to(like)
+        if reads.last:
+            last = self._last[start:stop].to(like)
+        return TargetStates(kv, nothing, last)
 
     def close(self) -> None:
         self._tokens, self._draft = [], []
-        self._cache = self._empty()
+        self._cache, self._last = self._empty()
 
     def _synchronise(self, prefix: Sequence[int]) -> None:
         """Cut the cache to what agrees with ``prefix``, whose last token is always computed again."""
@@ -184,16 +204,20 @@ class TransformersSequence:
         del self._tokens[agreed:]
         self._draft = []
         self._cache.cut(agreed)
+        self._last = self._last[:agreed]
 
     def _forward(self, tokens: list[int], parents: list[int]) -> Tensor:
         """Run the tree ``tokens``, ``parents`` that hangs from the end of the cache."""
         cached = self._cache.length
         positions = torch.tensor(depths(parents)) + (cached - 1)
         try:
-            return self._engine.forward(tokens, positions, tree_mask(cached, parents), self._cache)
+            hidden = self._engine.forward(tokens, positions, tree_mask(cached, parents), self._cache)
         except BaseException:
             self.close()  # some layers may have grown and others not
             raise
+        if self._engine.row_reads.last:
+            self._last = torch.cat((self._last, hidden))
+        return hidden
 
 
 def tree_mask(cached: int, parents: Sequence[int]) -> Tensor:
