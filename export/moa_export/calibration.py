@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,6 +16,8 @@ from moa_export.torch_backend import TorchBackend
 
 # From 8 bits on nothing is lost that could be had back.
 _MOST_BITS = 4
+# A product of one step's few rows costs as much time as one of many.
+_STEPS_AT_ONCE = 256
 _HEAD = "norm"  # the module whose output the head reads
 
 
@@ -26,19 +27,17 @@ def needs_calibration(recipe: Recipe) -> bool:
 
 @torch.no_grad()
 def calibrate(drafter: MoADrafter, recordings: Sequence[Recording], recipe: Recipe) -> MoADrafter:
-    """A drafter whose matrices of few bits hold rounded numbers already, chosen on the inputs they have when drafting.
+    """Round a drafter's matrices of few bits, with an eye on the inputs they have when drafting; returns the drafter.
 
     Args:
         recordings: conversations to draft along; others than those that the export is proved on.
     """
-    calibrated = copy.deepcopy(drafter)
     moments = _second_moments(drafter, recordings)
-    linears = {name: module for name, module in calibrated.named_modules() if isinstance(module, nn.Linear)}
+    drafter.head = _rounded(drafter.head, recipe.head, moments.pop(_HEAD))
     for name, moment in moments.items():
-        if name in linears:
-            linears[name].weight.copy_(_rounded(linears[name].weight, recipe.linear, moment))
-    calibrated.head = _rounded(calibrated.head, recipe.head, moments[_HEAD])
-    return calibrated
+        weight = drafter.get_submodule(name).weight
+        weight.copy_(_rounded(weight, recipe.linear, moment))
+    return drafter
 
 
 def _rounded(weight: Tensor, weights: Weights, moment: Tensor) -> Tensor:
@@ -51,8 +50,16 @@ def _second_moments(drafter: MoADrafter, recordings: Sequence[Recording]) -> dic
     """Sums of ``x x^T``, float64, over the inputs of every linear layer of the device half, and over the head's."""
     moments: dict[str, Tensor] = {}
 
+    waiting: dict[str, list[Tensor]] = {}
+
     def add(name: str, x: Tensor) -> None:
-        rows = x.reshape(-1, x.shape[-1]).double()
+        rows = waiting.setdefault(name, [])
+        rows.append(x.reshape(-1, x.shape[-1]).clone())
+        if len(rows) == _STEPS_AT_ONCE:
+            multiply(name)
+
+    def multiply(name: str) -> None:
+        rows = torch.cat(waiting.pop(name)).double()
         moments[name] = moments.get(name, 0) + rows.T @ rows
 
     def input_of(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
@@ -67,4 +74,6 @@ def _second_moments(drafter: MoADrafter, recordings: Sequence[Recording]) -> dic
     finally:
         for handle in handles:
             handle.remove()
+    for name in list(waiting):
+        multiply(name)
     return moments

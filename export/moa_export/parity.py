@@ -1,7 +1,8 @@
 """How far an exported device half is from PyTorch, measured on real activations.
 
 Both device halves replay the same rounds of recorded conversations: catch up with several committed tokens
-at once, draft some tokens one by one, roll back.
+at once, draft some tokens one by one, roll back. PyTorch's goes first, and its results are kept: both at once
+would not fit in memory with a large vocabulary.
 """
 
 from __future__ import annotations
@@ -16,10 +17,35 @@ import numpy as np
 from moa_export.recipe import Tolerance
 from moa_export.recordings import Recording
 from moa_runtime.backends.base import Backend, StepResult
-from moa_runtime.drafters.base import Float32
 from moa_runtime.drafters.moa import GrowingRows
 
 ROUND_TOKENS, DRAFT_STEPS = 8, 4
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the reference.
+
+    Attributes:
+        tokens: what is appended behind ``held`` cached tokens.
+        asked: how many of them are queried, the last ones.
+        rows: how many memory rows are there.
+        result: what the reference made of it.
+    """
+
+    tokens: list[int]
+    held: int
+    asked: int
+    rows: int
+    result: StepResult
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A recorded conversation, and every step of the reference in it."""
+
+    recording: Recording
+    steps: Sequence[Step]
 
 
 @dataclass(frozen=True)
@@ -50,14 +76,34 @@ class Parity:
         return found
 
 
-def compare(reference: Backend, exported: Backend, recordings: Sequence[Recording]) -> Parity:
-    """Replay rounds of every recording on both sides; the drafted path is the reference's own."""
+def rehearse(reference: Backend, recording: Recording) -> Rehearsal:
+    """Replay rounds of a recording, queried at every new token of the answer; what is drafted is its own best token."""
+    replay = _Replay(reference, recording)
+    steps: list[Step] = []
+    done = 0
+    for base in range(recording.prompt, len(recording.tokens), ROUND_TOKENS):
+        fresh, held = recording.tokens[done:base], done
+        asked = min(len(fresh), ROUND_TOKENS)
+        for _ in range(1 + DRAFT_STEPS):
+            # The last committed token is the target's bonus: it has no memory row yet.
+            result = replay.feed(fresh, held=held, asked=asked, rows=base - 1)
+            steps.append(Step(fresh, held, asked, base - 1, result))
+            held += len(fresh)
+            fresh, asked = [int(result.top_tokens[-1, 0])], 1
+        done = base
+    return Rehearsal(recording, steps)
+
+
+def compare(rehearsals: Sequence[Rehearsal], exported: Backend) -> Parity:
+    """Take an exported device half through every step of the reference."""
     errors: list[float] = []
     relative: list[float] = []
     overlaps: list[float] = []
     same_best = 0
-    for recording in recordings:
-        for ours, theirs in _rounds(reference, exported, recording):
+    for rehearsal in rehearsals:
+        replay = _Replay(exported, rehearsal.recording)
+        for step in rehearsal.steps:
+            ours, theirs = step.result, replay.feed(step.tokens, held=step.held, asked=step.asked, rows=step.rows)
             for row in range(len(ours.top_tokens)):
                 expected = dict(zip(ours.top_tokens[row].tolist(), ours.top_logprobs[row].tolist(), strict=True))
                 got = dict(zip(theirs.top_tokens[row].tolist(), theirs.top_logprobs[row].tolist(), strict=True))
@@ -77,43 +123,25 @@ def compare(reference: Backend, exported: Backend, recordings: Sequence[Recordin
     )
 
 
-def _rounds(reference: Backend, exported: Backend, recording: Recording) -> list[tuple[StepResult, StepResult]]:
-    """Both sides' results of every step, queried at every new token of the answer."""
-    sides = (_Replay(reference), _Replay(exported))
-    results = []
-    done = 0
-    for base in range(recording.prompt, len(recording.tokens), ROUND_TOKENS):
-        # The last committed token is the target's bonus: it has no memory row yet.
-        memory = recording.keys[: base - 1], recording.values[: base - 1]
-        fresh = recording.tokens[done:base]
-        asked = min(len(fresh), ROUND_TOKENS)
-        for _ in range(1 + DRAFT_STEPS):
-            pair = tuple(side.feed(fresh, asked, memory) for side in sides)
-            results.append(pair)
-            fresh, asked = [int(pair[0].top_tokens[-1, 0])], 1
-        done = base
-        for side in sides:
-            side.cache.truncate(base)
-    return results
-
-
 class _Replay:
-    """A backend with a self-attention cache of its own."""
+    """A backend with a self-attention cache of its own, in one conversation."""
 
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
-        self.cache = GrowingRows(backend.kv_shape)
+    def __init__(self, backend: Backend, recording: Recording) -> None:
+        self._backend = backend
+        self._memory = recording.keys, recording.values
+        self._cache = GrowingRows(backend.kv_shape)
 
-    def feed(self, tokens: Sequence[int], asked: int, memory: tuple[Float32, Float32]) -> StepResult:
-        """Append ``tokens`` and query the last ``asked`` of them."""
-        held, new = self.cache.length, len(tokens)
-        result = self.backend.step(
+    def feed(self, tokens: Sequence[int], *, held: int, asked: int, rows: int) -> StepResult:
+        """Cut the cache to ``held`` tokens, append ``tokens``, query the last ``asked`` of them."""
+        self._cache.truncate(held)
+        new = len(tokens)
+        result = self._backend.step(
             np.array(tokens, np.int64),
             np.arange(held, held + new, dtype=np.int64),
             np.arange(new - asked, new, dtype=np.int64),
-            *self.cache.first(held),
+            *self._cache.first(held),
             np.tri(new, held + new, held, dtype=np.bool_),
-            *memory,
+            *(side[:rows] for side in self._memory),
         )
-        self.cache.write(held, result.keys, result.values)
+        self._cache.write(held, result.keys, result.values)
         return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import time
 from collections.abc import Sequence
@@ -9,23 +10,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
+import torch
+
+from moa_drafter.checkpoint import drafter_fingerprint, load_moa
 from moa_drafter.fit import check_fit
 from moa_drafter.model import MoADrafter
-from moa_drafter.target import DEFAULT_TARGET, Target, load_target
+from moa_drafter.target import DEFAULT_TARGET, Target, load_target, resolve_target
 from moa_export.bundle_writer import rejected_path, staged_bundle
 from moa_export.calibration import calibrate, needs_calibration
 from moa_export.errors import ExportError, ParityError
 from moa_export.progress import Progress
 from moa_export.prompts import CALIBRATION_PROMPTS, PROMPTS
-from moa_export.proof import Proof, Reference, prove
+from moa_export.proof import Proof, Reference, prove, reference_of
 from moa_export.recipe import Recipe
 from moa_export.recordings import record
 from moa_export.rotation import rotate_residual_stream
 from moa_export.targets import target_of
 from moa_export.targets.base import Artifact, ExportTarget, TargetOptions
-from moa_export.tau import replay
-from moa_export.torch_backend import TorchBackend
 from moa_runtime.bundle import (
     CHAT_TEMPLATE_FILE,
     TOKENIZER_FILE,
@@ -38,6 +39,9 @@ from moa_runtime.bundle import (
 from moa_runtime.versions import installed_versions
 
 _TOOLS = ("moa-edge", "torch", "onnx", "onnxscript", "onnxruntime", "executorch", "torchao", "coremltools")
+#: Bytes of weights from which on a target is run in bfloat16: stored so, it is mapped from disk, and float32 would take
+#: twice its size of memory.
+_LARGE = 4 * 10**9
 
 
 @dataclass(frozen=True)
@@ -100,19 +104,25 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
             drafter, target, notes = load(settings)
         for exporter in exporters.values():
             exporter.check(drafter.config)
-        reference = reference_for(settings, drafter, target, progress)
-        turned = rotate_residual_stream(drafter)
-        if needs_calibration(settings.recipe):
+        _write_tokenizer(target, stage)
+        manifest = _manifest(settings, drafter, target, stage)
+        with progress.stage("recording conversations of the target"):
+            recordings = record(target, drafter, settings.questions)
+            others = record(target, drafter, CALIBRATION_PROMPTS) if needs_calibration(settings.recipe) else []
+        del target  # may be large, and the drafter holds what is still needed of it
+        reference = reference_of(drafter, recordings, settings.recipe, manifest.stop_tokens, progress)
+        drafter = rotate_residual_stream(drafter)
+        if others:
             with progress.stage("rounding with an eye on real inputs"):
-                turned = calibrate(turned, record(target, drafter, CALIBRATION_PROMPTS), settings.recipe)
+                drafter = calibrate(drafter, others, settings.recipe)
         made = [
             one
             for name, exporter in exporters.items()
-            for one in _make(name, exporter, turned, stage, reference, settings.recipe, progress)
+            for one in _make(name, exporter, drafter, stage, reference, settings.recipe, progress)
         ]
         with progress.stage("writing the bundle"):
-            _write_tokenizer(target, stage)
-            write_manifest(stage, _manifest(settings, drafter, target, stage, made))
+            entries = {one.artifact.name: _entry(one) for one in made}
+            write_manifest(stage, dataclasses.replace(manifest, targets=entries))
         failures = [f"{one.artifact.name}: {reason}" for one in made for reason in one.proof.failures]
         if failures:
             raise ParityError(
@@ -129,8 +139,9 @@ def load(settings: ExportSettings) -> tuple[MoADrafter, Target, tuple[str, ...]]
     Raises:
         MoaError: one that cannot be loaded, or two that do not fit together.
     """
-    drafter = load_checkpoint(settings.drafter)
-    target = load_target(settings.model)
+    drafter = load_moa(settings.drafter)
+    size = sum(file.stat().st_size for file in resolve_target(settings.model).glob("*.safetensors"))
+    target = load_target(settings.model, dtype=torch.bfloat16 if size > _LARGE else torch.float32)
     note = check_fit(drafter.config, target)
     drafter.bind_target(target.embedding, target.head, target.layers)
     return drafter, target, (note,) if note else ()
@@ -142,7 +153,7 @@ def plan(settings: ExportSettings) -> dict[str, Any]:
     Raises:
         MoaError: bad input.
     """
-    drafter = load_checkpoint(settings.drafter)
+    drafter = load_moa(settings.drafter)
     for name in settings.targets:
         target_of(name)(settings.recipe, settings.options).check(drafter.config)
     return {
@@ -151,17 +162,6 @@ def plan(settings: ExportSettings) -> dict[str, Any]:
         "parameters": sum(tensor.numel() for tensor in drafter.parameters()),
         "drafter": drafter_fingerprint(settings.drafter),
     }
-
-
-def reference_for(settings: ExportSettings, drafter: MoADrafter, target: Target, progress: Progress) -> Reference:
-    """Let the target answer the questions, and PyTorch draft along."""
-    questions = settings.questions
-    with progress.stage("recording conversations of the target"):
-        recordings = record(target, drafter, questions)
-    backend = TorchBackend(drafter, top_k=settings.recipe.top_k)
-    with progress.stage("drafting with PyTorch", len(questions)) as advance:
-        tau = replay(backend, recordings, stop_tokens=target.stop_tokens, on_conversation=advance)
-    return Reference(backend, recordings, tau, target.stop_tokens)
 
 
 def _make(
@@ -205,9 +205,8 @@ def _write_tokenizer(target: Target, stage: Path) -> None:
     (stage / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
 
 
-def _manifest(
-    settings: ExportSettings, drafter: MoADrafter, target: Target, stage: Path, made: Sequence[Made]
-) -> Manifest:
+def _manifest(settings: ExportSettings, drafter: MoADrafter, target: Target, stage: Path) -> Manifest:
+    """Everything but the graphs."""
     config = drafter.config
     folder = Path(settings.model).expanduser()
     special: dict[str, Any] = target.tokenizer.special_tokens_map
@@ -219,7 +218,7 @@ def _manifest(
         ),
         # A folder's name, not its path, which would tell about the machine.
         target=folder.resolve().name if folder.is_dir() else settings.model,
-        kv_heads=config.decoder.num_kv_heads,
+        kv_heads=config.kv_heads,
         head_dim=config.decoder.head_dim,
         top_k=min(settings.recipe.top_k, config.draft_vocab_size),
         vocab_size=config.vocab_size,
@@ -229,7 +228,7 @@ def _manifest(
         special_tokens={name: str(text) for name, text in special.items() if isinstance(text, str)},
         recipe=settings.recipe.describe(),
         tools=installed_versions(_TOOLS),
-        targets={one.artifact.name: _entry(one) for one in made},
+        targets={},
         files={},
     )
 

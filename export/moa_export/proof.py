@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from moa_export.parity import compare
-from moa_export.progress import Advance
-from moa_export.recipe import Tolerance
+from moa_drafter.model import MoADrafter
+from moa_export.parity import Rehearsal, compare, rehearse
+from moa_export.progress import Advance, Progress
+from moa_export.recipe import Recipe, Tolerance
 from moa_export.recordings import Recording
 from moa_export.targets.base import NotRun
 from moa_export.tau import Tau, replay
+from moa_export.torch_backend import TorchBackend
 from moa_runtime.backends.base import Backend
 
 PARITY_CONVERSATIONS = 6
@@ -27,13 +29,15 @@ Check = dict[str, Any]
 
 @dataclass(frozen=True)
 class Reference:
-    """The float32 device half in PyTorch, and what it did.
+    """What the float32 device half in PyTorch did.
 
     Attributes:
+        rehearsals: of the conversations on which parity is measured.
+        recordings: all conversations, on which tau is measured.
         stop_tokens: ids that end a turn.
     """
 
-    backend: Backend
+    rehearsals: Sequence[Rehearsal]
     recordings: Sequence[Recording]
     tau: Tau
     stop_tokens: Sequence[int]
@@ -52,6 +56,17 @@ class Proof:
         return [str(check["reason"]) for check in self.checks.values() if check["status"] == FAILED]
 
 
+def reference_of(
+    drafter: MoADrafter, recordings: Sequence[Recording], recipe: Recipe, stop_tokens: Sequence[int], progress: Progress
+) -> Reference:
+    """Let PyTorch draft along in recorded conversations."""
+    backend = TorchBackend(drafter, top_k=recipe.top_k)
+    with progress.stage("drafting with PyTorch", len(recordings)) as advance:
+        tau = replay(backend, recordings, stop_tokens=stop_tokens, on_conversation=advance)
+        rehearsals = [rehearse(backend, recording) for recording in recordings[:PARITY_CONVERSATIONS]]
+    return Reference(rehearsals, recordings, tau, stop_tokens)
+
+
 def prove(runner: Backend | NotRun, reference: Reference, tolerance: Tolerance, advance: Advance) -> Proof:
     """Compare an exported graph with the reference.
 
@@ -61,7 +76,7 @@ def prove(runner: Backend | NotRun, reference: Reference, tolerance: Tolerance, 
     if isinstance(runner, NotRun):
         skipped = {"status": NOT_RUN, "reason": runner.reason}
         return Proof({"parity": skipped, "tau": skipped}, None)
-    parity = compare(reference.backend, runner, reference.recordings[:PARITY_CONVERSATIONS])
+    parity = compare(reference.rehearsals, runner)
     advance()
     checks = {"parity": _check(parity.failures(tolerance), parity.to_dict())}
     tau = replay(runner, reference.recordings, stop_tokens=reference.stop_tokens, on_conversation=advance)

@@ -8,8 +8,6 @@ that read from the stream or write to it take it up (QuaRot, arXiv 2404.00456, s
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor
 
@@ -19,15 +17,17 @@ from moa_drafter.model import MoADrafter
 
 @torch.no_grad()
 def rotate_residual_stream(drafter: MoADrafter) -> MoADrafter:
-    """A drafter whose device half computes the same from a rotated embedding; its norms have no weights.
+    """Change a drafter: its device half computes the same from a rotated embedding, and its norms have no weights.
 
-    Cached keys and values and memory rows are what they were. The server half of the copy is of no use.
+    Cached keys and values and memory rows are what they were. The server half is of no use afterwards.
+
+    Returns:
+        the drafter given: with a large vocabulary a second one would not fit in memory.
     """
-    shared = {id(table): table for table in (drafter.embedding, drafter.head)}  # large, and replaced below
-    turned = copy.deepcopy(drafter, shared)
     rotation = random_rotation(drafter.config.decoder.hidden_size).to(drafter.embedding)
-    turned.embedding = drafter.embedding @ rotation
-    for layer in (turned.self_attention, turned.cross_attention):
+    # Replaced, not overwritten: the embedding may be the target's own.
+    drafter.embedding = drafter.embedding @ rotation
+    for layer in drafter.device_layers:
         attention, mlp = layer.self_attn, layer.mlp
         readers = {
             layer.input_layernorm: (attention.q_proj, attention.k_proj, attention.v_proj),
@@ -39,11 +39,11 @@ def rotate_residual_stream(drafter: MoADrafter) -> MoADrafter:
             norm.weight.fill_(1)
         for writer in (attention.o_proj, mlp.down_proj):
             writer.weight.copy_(rotation.T @ writer.weight)
-    if isinstance(turned.norm, RMSNorm):
-        turned.head = turned.head * turned.norm.weight
-        turned.norm.weight.fill_(1)
-    turned.head = turned.head @ rotation
-    return turned
+    if isinstance(drafter.norm, RMSNorm):
+        drafter.head = drafter.head * drafter.norm.weight
+        drafter.norm.weight.fill_(1)
+    drafter.head = drafter.head @ rotation
+    return drafter
 
 
 def random_rotation(size: int) -> Tensor:

@@ -59,11 +59,19 @@ def round_calibrated(weight: Tensor, bits: int, group_size: int, second_moment: 
     Returns:
         ``code * scale``, float32 ``[rows, n]``.
     """
-    width = group_size or weight.shape[1]
-    most = 2 ** (bits - 1) - 1
-    scales = round_symmetric(weight, bits, group_size)[1].float()
     damped = second_moment + _DAMPING * second_moment.diagonal().mean() * torch.eye(len(second_moment)).double()
     inverse = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True).float()
+    # As in round_symmetric, rows do not depend on each other.
+    rounded = torch.empty(weight.shape)
+    for place, rows in zip(rounded.split(_ROWS_AT_ONCE), weight.split(_ROWS_AT_ONCE), strict=True):
+        place.copy_(_round_compensated(rows, bits, group_size, inverse))
+    return rounded
+
+
+def _round_compensated(weight: Tensor, bits: int, group_size: int, inverse: Tensor) -> Tensor:
+    width = group_size or weight.shape[1]
+    most = 2 ** (bits - 1) - 1
+    scales = _round_rows(weight, bits, group_size)[1].float()
     left = weight.detach().float().clone()
     rounded = torch.empty_like(left)
     for start in range(0, left.shape[1], width):

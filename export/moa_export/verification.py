@@ -7,10 +7,11 @@ from pathlib import Path
 from moa_drafter.checkpoint import drafter_fingerprint, shipped_checkpoint
 from moa_drafter.target import DEFAULT_TARGET
 from moa_export.errors import ExportError
-from moa_export.pipeline import ExportSettings, load, reference_for
+from moa_export.pipeline import ExportSettings, load
 from moa_export.progress import Progress
-from moa_export.proof import Proof, prove
+from moa_export.proof import Proof, prove, reference_of
 from moa_export.recipe import Recipe
+from moa_export.recordings import record
 from moa_export.targets import target_of
 from moa_export.targets.base import Artifact, TargetOptions
 from moa_runtime.bundle import Bundle, TargetEntry
@@ -44,7 +45,10 @@ def prove_again(bundle: Bundle, *, model: str | None, drafter: Path | None, prog
                 f"the bundle was made from the {kind} {expected}, this is {own}: give the one it was made from "
                 f"with --{'model' if kind == 'target' else 'drafter'}"
             )
-    reference = reference_for(settings, module, target, progress)
+    with progress.stage("recording conversations of the target"):
+        recordings = record(target, module, settings.questions)
+    reference = reference_of(module, recordings, recipe, target.stop_tokens, progress)
+    del module, target  # a graph may need as much memory
     proofs = {}
     for name in names:
         # "executorch-vulkan" was made by the target "executorch".

@@ -12,7 +12,7 @@ from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import load_target
 from moa_export.calibration import calibrate, needs_calibration
-from moa_export.parity import compare
+from moa_export.parity import compare, rehearse
 from moa_export.presets import PRESETS
 from moa_export.recipe import Recipe, Weights
 from moa_export.recordings import Recording, record
@@ -45,20 +45,21 @@ def _restored(weight: torch.Tensor) -> torch.Tensor:
 def test_calibrated_weights_are_nearer_to_the_drafter(conversations: tuple[MoADrafter, list[Recording]]) -> None:
     drafter, recordings = conversations
     recipe = PRESETS["phone"]
-    errors = []
-    for module in (calibrate(drafter, recordings, recipe), rounded(drafter)):
-        pair = TorchBackend(drafter, top_k=8), TorchBackend(module, top_k=8)
-        errors.append(compare(*pair, recordings[:2]).mean_logprob_error)
+    expected = [rehearse(TorchBackend(drafter, top_k=8), recording) for recording in recordings[:2]]
+    errors = [
+        compare(expected, TorchBackend(module, top_k=8)).mean_logprob_error
+        for module in (calibrate(copy.deepcopy(drafter), recordings, recipe), rounded(drafter))
+    ]
     assert errors[0] < 0.9 * errors[1]
 
 
 def test_only_parts_of_few_bits_change(conversations: tuple[MoADrafter, list[Recording]]) -> None:
     drafter, recordings = conversations
-    head_only = calibrate(drafter, recordings, Recipe(head=Weights(4)))
+    head_only = calibrate(copy.deepcopy(drafter), recordings, Recipe(head=Weights(4)))
     assert not torch.equal(head_only.head, drafter.head)
     name = "self_attention.mlp.up_proj.weight"
     assert torch.equal(head_only.get_parameter(name), drafter.get_parameter(name))
-    both = calibrate(drafter, recordings, PRESETS["phone"])
+    both = calibrate(copy.deepcopy(drafter), recordings, PRESETS["phone"])
     assert not torch.equal(both.get_parameter(name), drafter.get_parameter(name))
     server_half = "layer_self_attention.mlp.up_proj.weight"
     assert torch.equal(both.get_parameter(server_half), drafter.get_parameter(server_half))

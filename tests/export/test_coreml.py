@@ -24,7 +24,7 @@ from moa_drafter.target import DEFAULT_TARGET, load_target
 from moa_export.embedding import QuantisedEmbedding
 from moa_export.errors import ExportError
 from moa_export.mil.program import MilFunction, read_package
-from moa_export.parity import compare
+from moa_export.parity import compare, rehearse
 from moa_export.recipe import Recipe, Tolerance, Weights
 from moa_export.recordings import Recording
 from moa_export.rounding import round_symmetric
@@ -152,7 +152,7 @@ def test_a_float_package_answers_as_pytorch(made: Callable[[str], Made], expecte
 def test_a_quantised_package_is_near_pytorch(
     made: Callable[[str], Made], drafter: MoADrafter, name: str, recipe: str, error: float
 ) -> None:
-    parity = compare(TorchBackend(drafter, top_k=8), runner(made(recipe), name), [recording(drafter)])
+    parity = compare([rehearse(TorchBackend(drafter, top_k=8), recording(drafter))], runner(made(recipe), name))
     assert parity.queries > 20
     assert 0 < parity.mean_logprob_error < error
 
@@ -204,8 +204,9 @@ def test_a_damaged_weight_is_noticed(
     made: Callable[[str], Made], drafter: MoADrafter, tmp_path: Path, name: str, group_size: int
 ) -> None:
     folder, artifacts = made("int8")
-    reference, tolerance = TorchBackend(drafter, top_k=8), Tolerance(top1_agreement=0.8, top_k_overlap=0.8)
-    assert not compare(reference, runner((folder, artifacts), name), [recording(drafter)]).failures(tolerance)
+    expected = [rehearse(TorchBackend(drafter, top_k=8), recording(drafter))]
+    tolerance = Tolerance(top1_agreement=0.8, top_k_overlap=0.8)
+    assert not compare(expected, runner((folder, artifacts), name)).failures(tolerance)
     shutil.copytree(folder, tmp_path / "damaged")
     weights = tmp_path / "damaged" / artifacts[name].file / "Data/com.apple.CoreML/weights/weight.bin"
     content = bytearray(weights.read_bytes())
@@ -214,7 +215,7 @@ def test_a_damaged_weight_is_noticed(
     assert at > 0
     content[at : at + codes.size] = codes[::-1].tobytes()
     weights.write_bytes(content)
-    damaged = compare(reference, runner((tmp_path / "damaged", artifacts), name), [recording(drafter)])
+    damaged = compare(expected, runner((tmp_path / "damaged", artifacts), name))
     assert damaged.failures(tolerance)
 
 

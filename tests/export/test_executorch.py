@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def made(drafter: MoADrafter, tmp_path_factory: pytest.TempPathFactory) -> Calla
         if (preset, delegate) not in done:
             folder = tmp_path_factory.mktemp(preset)
             exporter = ExecutorchTarget(PRESETS[preset], TargetOptions(delegates=(delegate,)))
-            (artifact,) = exporter.export(rotate_residual_stream(drafter), folder)
+            (artifact,) = exporter.export(rotate_residual_stream(copy.deepcopy(drafter)), folder)
             done[preset, delegate] = folder, artifact
         return done[preset, delegate]
 
@@ -182,7 +183,7 @@ def test_files_that_are_no_program(tmp_path: Path, int8: Path) -> None:
 
 
 def test_a_turned_residual_stream_changes_nothing(drafter: MoADrafter) -> None:
-    turned = rotate_residual_stream(drafter)
+    turned = rotate_residual_stream(copy.deepcopy(drafter))
     ours, theirs = (step(TorchBackend(one, top_k=8)) for one in (turned, drafter))
     np.testing.assert_array_equal(ours.top_tokens, theirs.top_tokens)
     np.testing.assert_allclose(ours.top_logprobs, theirs.top_logprobs, atol=1e-3)

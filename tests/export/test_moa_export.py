@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,11 @@ import torch
 import tiny
 from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
 from moa_drafter.target import load_target, target_fingerprint
-from moa_export import cli
+from moa_export import cli, pipeline
 from moa_export.bundle_writer import rejected_path, staged_bundle
 from moa_export.errors import ExportError, ParityError
-from moa_export.parity import compare
+from moa_export.parity import compare, rehearse
+from moa_export.progress import Progress
 from moa_export.recipe import Tolerance
 from moa_export.recordings import Recording
 from moa_export.torch_backend import TorchBackend
@@ -139,11 +141,25 @@ def test_parity_measures_the_error_it_is_given(tiny_target: Path, tiny_drafter: 
     keys, values = np.random.default_rng(0).standard_normal((2, 30, 2, 16)).astype(np.float32)
     recording = Recording(list(range(10, 40)), 12, keys, values)
     backend = TorchBackend(drafter, top_k=8)
-    same, skewed = compare(backend, backend, [recording]), compare(backend, _Skewed(backend), [recording])
+    expected = [rehearse(backend, recording)]
+    same, skewed = compare(expected, backend), compare(expected, _Skewed(backend))
     assert (same.max_logprob_error, same.top1_agreement, same.top_k_overlap) == (0, 1, 1)
     assert skewed.mean_logprob_error == pytest.approx(0.1, abs=1e-5)
     assert same.failures(Tolerance()) == []
     assert skewed.failures(Tolerance(mean_logprob_error=0.05)) == ["mean log-prob error 0.1000 > 0.05"]
+
+
+def test_a_large_target_is_run_in_bfloat16(
+    tiny_target: Path, tiny_drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = pipeline.ExportSettings(("onnx",), tiny_drafter, model=str(tiny_target), questions=["Who are you?"])
+    assert pipeline.load(settings)[1].model.dtype == torch.float32
+    monkeypatch.setattr(pipeline, "_LARGE", 0)
+    drafter, target, _ = pipeline.load(settings)
+    assert target.model.dtype == torch.bfloat16
+    assert drafter.embedding.dtype == drafter.head.dtype == torch.float32
+    report = pipeline.export_bundle(tmp_path / "bundle", settings, Progress(sys.stderr, quiet=True))
+    assert report.made[0].proof.failures == []
 
 
 def test_a_graph_beyond_the_tolerance_is_set_aside_with_exit_code_1(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from moa_export import rounding
 from moa_export.rounding import round_calibrated, round_symmetric
 
 WEIGHT = torch.randn(40, 64, generator=torch.Generator().manual_seed(1)) * torch.logspace(-2, 1, 40)[:, None]
@@ -50,6 +51,17 @@ def test_what_was_rounded_on_real_inputs_is_stored_as_it_is() -> None:
     calibrated = round_calibrated(WEIGHT, 4, 32, x.double().T @ x.double())
     kept = torch.isclose(restored(4, 32, calibrated), calibrated, rtol=1e-3, atol=1e-6)
     assert kept.float().mean() > 0.97
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rows_are_rounded_in_parts_as_they_are_at_once(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+    x = inputs()
+    moment = x.double().T @ x.double()
+    whole = restored(bits, 32), round_calibrated(WEIGHT, bits, 32, moment)
+    monkeypatch.setattr(rounding, "_ROWS_AT_ONCE", 12)
+    parts = restored(bits, 32), round_calibrated(WEIGHT, bits, 32, moment)
+    for ours, theirs in zip(parts, whole, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_inputs_that_never_moved_do_no_harm() -> None:

@@ -17,10 +17,11 @@ from moa_export.embedding import QuantisedEmbedding
 from moa_export.errors import ExportError
 from moa_export.recipe import Recipe
 from moa_export.targets.base import Artifact, TargetOptions
-from moa_export.targets.onnx_weights import halve_weights, quantise_products
+from moa_export.targets.onnx_weights import halve_weights, put_matrices, take_matrices
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.bundle import TensorSpec
+from moa_runtime.drafters.base import Float32
 
 GRAPH_FILE = "device_half.onnx"
 # Sizes to trace with. All differ and none is 0 or 1, which the tracer would take for constants.
@@ -49,9 +50,10 @@ class OnnxTarget:
     def export(self, drafter: MoADrafter, folder: Path) -> list[Artifact]:
         """Write a single ONNX file."""
         recipe = self._recipe
-        model = capture(drafter, recipe)
-        model = quantise_products(
+        model, matrices = capture(drafter, recipe)
+        put_matrices(
             model,
+            matrices,
             recipe.linear,
             recipe.head,
             head_size=drafter.config.draft_vocab_size,
@@ -70,8 +72,12 @@ class OnnxTarget:
         return OnnxBackend(folder / artifact.file)
 
 
-def capture(drafter: MoADrafter, recipe: Recipe) -> onnx.ModelProto:
-    """Trace the device half into an ONNX model with float32 matrices; the embedding may be quantised already."""
+def capture(drafter: MoADrafter, recipe: Recipe) -> tuple[onnx.ModelProto, dict[str, Float32]]:
+    """Trace the device half into an ONNX model; the embedding may be quantised already.
+
+    Returns:
+        the model without the matrices it multiplies by, and these, as :func:`take_matrices` returns them.
+    """
     weights = recipe.embedding
     embed = QuantisedEmbedding(drafter.embedding, weights) if weights.is_integer else None
     half = DeviceHalf(drafter, top_k=recipe.top_k, embed=embed).eval()
@@ -87,9 +93,10 @@ def capture(drafter: MoADrafter, recipe: Recipe) -> onnx.ModelProto:
             external_data=False,
             verbose=False,
         )
+    matrices = take_matrices(exported.model.graph)
     wrapped = ONNXModel(exported.model_proto)
     wrapped.replace_gemm_with_matmul()  # what quantises the products knows MatMul only
-    return wrapped.model
+    return wrapped.model, matrices
 
 
 def _example(spec: TensorSpec) -> torch.Tensor:

@@ -2,73 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
+import onnx_ir
 import torch
+from numpy.typing import NDArray
 from onnx import numpy_helper
-from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, DefaultWeightOnlyQuantizer
 
 from moa_export.recipe import Weights
 from moa_export.rounding import round_symmetric
+from moa_runtime.drafters.base import Float32
 
 # ``accuracy_level`` of ``MatMulNBits``: the least precision of its activations (onnxruntime's contrib operators).
 _FLOAT32_ACTIVATIONS, _INT8_ACTIVATIONS = 1, 4
+_CONTRIB_DOMAIN, _CONTRIB_VERSION = "com.microsoft", 1
 
 
-def quantise_products(
-    model: onnx.ModelProto, linear: Weights, head: Weights, *, head_size: int, integer_activations: bool
-) -> onnx.ModelProto:
-    """Products with stored matrices to ``MatMulNBits``, where their part of the recipe has integers.
+def take_matrices(graph: onnx_ir.Graph) -> dict[str, Float32]:
+    """Take the matrices that a traced graph multiplies by out of it, and leave empty ones in their places.
+
+    A traced graph refers to PyTorch's memory. Written out whole, it would cost as much memory again.
+
+    Returns:
+        by the names of the initializers, ``[inputs, outputs]`` each.
+    """
+    matrices = {}
+    for node in graph:
+        if node.op_type not in ("Gemm", "MatMul") or not (stored := node.inputs[1]).is_initializer():
+            continue
+        array = stored.const_value.numpy()
+        matrices[stored.name] = array.T if node.attributes.get_int("transB", 0) else array
+        stored.const_value = onnx_ir.tensor(np.empty((0, 0), np.float32), name=stored.name)
+    return matrices
+
+
+def put_matrices(
+    model: onnx.ModelProto,
+    matrices: Mapping[str, Float32],
+    linear: Weights,
+    head: Weights,
+    *,
+    head_size: int,
+    integer_activations: bool,
+) -> None:
+    """Store matrices in a graph: in ``MatMulNBits`` where their part of the recipe has integers, else in float32.
 
     Args:
+        matrices: as :func:`take_matrices` returns them.
         head_size: outputs of the draft head, which tells it from the layers' matrices.
     """
-    matrices = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer if len(tensor.dims) == 2}
     products = [node for node in model.graph.node if node.op_type == "MatMul" and node.input[1] in matrices]
-    heads = {node.name for node in products if matrices[node.input[1]][1] == head_size}
-    for weights, names in ((head, heads), (linear, {node.name for node in products} - heads)):
-        if weights.is_integer:
-            model = _quantise(model, weights, sorted(names), integer_activations)
-    return model
+    heads = [node for node in products if matrices[node.input[1]].shape[1] == head_size]
+    layers = [node for node in products if node not in heads]
+    for weights, nodes in ((head, heads), (linear, layers)):
+        for node in nodes:
+            name = node.input[1]
+            (place,) = (tensor for tensor in model.graph.initializer if tensor.name == name)
+            if not weights.is_integer:
+                place.CopyFrom(numpy_helper.from_array(matrices[name], name))
+                continue
+            model.graph.initializer.remove(place)
+            stored = _rounded(name, matrices[name], weights)
+            model.graph.initializer.extend(stored)
+            node.CopyFrom(_product(node, stored, matrices[name].shape, weights, integer_activations))
+    if (head.is_integer or linear.is_integer) and _CONTRIB_DOMAIN not in {o.domain for o in model.opset_import}:
+        model.opset_import.append(onnx.helper.make_opsetid(_CONTRIB_DOMAIN, _CONTRIB_VERSION))
 
 
-def _quantise(
-    model: onnx.ModelProto, weights: Weights, names: Sequence[str], integer_activations: bool
-) -> onnx.ModelProto:
-    del model.graph.value_info[:]  # shapes of the transposed weights are no longer true
-    others = [node.name for node in model.graph.node if node.op_type == "MatMul" and node.name not in names]
-    quantiser = MatMulNBitsQuantizer(
-        model,
+def _product(
+    node: onnx.NodeProto,
+    stored: list[onnx.TensorProto],
+    shape: tuple[int, ...],
+    weights: Weights,
+    integer_activations: bool,
+) -> onnx.NodeProto:
+    return onnx.helper.make_node(
+        "MatMulNBits",
+        [node.input[0], *(tensor.name for tensor in stored)],
+        list(node.output),
+        name=f"{node.name}_Q{weights.bits}",
+        domain=_CONTRIB_DOMAIN,
+        K=shape[0],
+        N=shape[1],
         bits=weights.bits,
         block_size=weights.group_size,
-        is_symmetric=weights.symmetric,
         accuracy_level=_INT8_ACTIVATIONS if integer_activations else _FLOAT32_ACTIVATIONS,
-        nodes_to_exclude=others,
     )
-    originals = {tensor.name: tensor for tensor in model.graph.initializer}
-    matrices = {node.name: originals[node.input[1]] for node in model.graph.node if node.name in names}
-    quantiser.process()
-    rounded = quantiser.model.model
-    if weights.symmetric:
-        _put_codes(rounded.graph, [matrices[name] for name in names], weights)
-    return rounded
 
 
-def _put_codes(graph: onnx.GraphProto, matrices: Sequence[onnx.TensorProto], weights: Weights) -> None:
-    """Replace what the quantiser stored: it fits each scale to the largest weight of its group."""
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    for matrix in matrices:
-        weight = torch.from_numpy(numpy_helper.to_array(matrix).T.copy())
-        codes, scales = (found.numpy() for found in round_symmetric(weight, weights.bits, weights.group_size))
-        # Stored without a sign, two 4-bit codes a byte, the first in the low nibble.
-        stored = (codes.astype(np.int16) + 2 ** (weights.bits - 1)).astype(np.uint8)
-        if weights.bits == 4:
-            stored = stored[:, 0::2] | stored[:, 1::2] << np.uint8(4)
-        for name, values in ((f"{matrix.name}_Q{weights.bits}", stored), (f"{matrix.name}_scales", scales)):
-            old = numpy_helper.to_array(tensors[name])
-            tensors[name].CopyFrom(numpy_helper.from_array(values.astype(old.dtype).reshape(old.shape), name))
+def _rounded(name: str, matrix: Float32, weights: Weights) -> list[onnx.TensorProto]:
+    """Codes uint8 ``[outputs, groups, bytes]``, scales float32 ``[outputs, groups]``, and zero points if there are."""
+    tensors = _symmetric(matrix, weights) if weights.symmetric else _asymmetric(matrix, weights)
+    names = (f"{name}_Q{weights.bits}", f"{name}_scales", f"{name}_zero_points")
+    return [numpy_helper.from_array(tensor, label) for label, tensor in zip(names, tensors, strict=False)]
+
+
+def _symmetric(matrix: Float32, weights: Weights) -> tuple[NDArray[np.generic], ...]:
+    codes, scales = round_symmetric(torch.from_numpy(matrix.T), weights.bits, weights.group_size)
+    # Stored without a sign, two 4-bit codes a byte, the first in the low nibble.
+    stored = (codes.numpy().astype(np.int16) + 2 ** (weights.bits - 1)).astype(np.uint8)
+    if weights.bits == 4:
+        stored = stored[:, 0::2] | stored[:, 1::2] << np.uint8(4)
+    return stored.reshape(*scales.shape, -1), scales.float().numpy()
+
+
+def _asymmetric(matrix: Float32, weights: Weights) -> tuple[NDArray[np.generic], ...]:
+    config = DefaultWeightOnlyQuantConfig(
+        block_size=weights.group_size, is_symmetric=False, bits=weights.bits, accuracy_level=None
+    )
+    return DefaultWeightOnlyQuantizer(config).qbits_block_quant(np.ascontiguousarray(matrix))
 
 
 def halve_weights(model: onnx.ModelProto) -> None:

@@ -1,0 +1,55 @@
+"""Stored weights of the ONNX graph, and what tracing and rounding cost in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from moa_drafter.checkpoint import load_bound
+from moa_drafter.model import MoADrafter
+from moa_drafter.target import load_target
+from moa_export.parity import compare, rehearse
+from moa_export.recipe import Recipe, Weights
+from moa_export.recordings import Recording
+from moa_export.targets.base import TargetOptions
+from moa_export.targets.onnx import GRAPH_FILE, OnnxTarget, capture
+from moa_export.torch_backend import TorchBackend
+
+
+@pytest.fixture(scope="module")
+def drafter(tiny_target: Path, tiny_drafter: Path) -> MoADrafter:
+    return load_bound(tiny_drafter, load_target(str(tiny_target)))
+
+
+def test_a_traced_graph_holds_no_copy_of_the_matrices(drafter: MoADrafter) -> None:
+    model, matrices = capture(drafter, Recipe())
+    weights = [layer.weight.detach().numpy() for _, layer in drafter.named_modules() if hasattr(layer, "in_features")]
+    weights.append(drafter.head.numpy())
+    assert len(matrices) == 13
+    for matrix in matrices.values():
+        assert any(np.shares_memory(matrix, weight) for weight in weights)
+    floats = [t for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT]
+    assert sum(len(tensor.raw_data) for tensor in floats) < 1024
+
+
+@pytest.mark.parametrize(("linear", "head", "symmetric"), [(8, 4, True), (4, 8, False), (8, 32, False), (32, 8, True)])
+def test_every_part_has_its_own_bits(
+    drafter: MoADrafter, tmp_path: Path, linear: int, head: int, symmetric: bool
+) -> None:
+    recipe = Recipe(Weights(linear, 32, symmetric), Weights(head, 32, symmetric), Weights(32))
+    target = OnnxTarget(recipe, TargetOptions())
+    (artifact,) = target.export(drafter, tmp_path)
+    products = {
+        attribute.i
+        for node in onnx.load(tmp_path / GRAPH_FILE).graph.node
+        if node.op_type == "MatMulNBits"
+        for attribute in node.attribute
+        if attribute.name == "bits"
+    }
+    assert products == {linear, head} - {32}
+    keys, values = np.random.default_rng(0).standard_normal((2, 30, 2, 16)).astype(np.float32)
+    expected = [rehearse(TorchBackend(drafter, top_k=8), Recording(list(range(10, 40)), 12, keys, values))]
+    assert 0 < compare(expected, target.runner(tmp_path, artifact)).mean_logprob_error < 0.25
