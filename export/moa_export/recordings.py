@@ -18,7 +18,7 @@ import torch
 from moa_drafter.model import MoADrafter
 from moa_drafter.states import target_states
 from moa_drafter.target import Target
-from moa_drafter.training.generate import answer_greedily
+from moa_drafter.training.decoding import answer_greedily
 from moa_runtime.drafters.base import Float32
 from moa_runtime.paths import cache_dir
 

@@ -6,8 +6,9 @@ import importlib.util
 
 from moa_runtime.errors import MoaError
 
-_TRAIN = ("torch", "transformers", "gguf", "accelerate", "safetensors", "filelock", "tqdm")
-_EXPORT = (*_TRAIN, "onnx", "onnxscript", "yaml")
+# gguf and accelerate are missed only where a GGUF file is read, which says so itself.
+_TRAIN = ("torch", "transformers", "safetensors", "filelock", "tqdm", "yaml")
+_EXPORT = (*_TRAIN, "onnx", "onnxscript")
 _SERVER = (*_TRAIN, "uvicorn", "starlette")
 MODULES = {
     "train": _TRAIN,

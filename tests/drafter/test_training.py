@@ -14,10 +14,11 @@ from moa_drafter.cli import main
 from moa_drafter.states import Reads, target_states
 from moa_drafter.target import Target, load_target
 from moa_drafter.training.data import frequent_tokens, packed_order, read_conversations
+from moa_drafter.training.decoding import repetitive
 from moa_drafter.training.features import FeatureStore
-from moa_drafter.training.generate import GenerateSettings, generate_conversations, repetitive
-from moa_drafter.training.run import RunSettings, train_run
-from moa_drafter.training.trainer import TrainSettings
+from moa_drafter.training.generate import generate_conversations
+from moa_drafter.training.run import train_run
+from moa_drafter.training.settings import GenerateSettings, RunSettings
 from moa_drafter.training.visibility import OWN_ROW, FutureLengths, packed_masks, row_limits
 from moa_runtime.errors import MoaError
 from tiny import make_tiny_target
@@ -37,7 +38,7 @@ def tokens(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": " ".join(rng.choices(words, k=6))}) + "\n" for _ in range(48)))
     store = folder / "tokens.jsonl"
-    settings = GenerateSettings(conversations=40, batch_size=16, answer_tokens=32, sampled_share=0.5)
+    settings = GenerateSettings(conversations=40, write_batch=16, answer_tokens=32, sampled_share=0.5)
     generate_conversations(target, store, settings, prompts=prompts, report=lambda held: None)
     return store
 
@@ -109,24 +110,23 @@ def test_features_are_kept_and_equal_the_targets(
 
 
 def run(target: Target, tokens: Path, folder: Path, steps: int, **changes: object) -> dict[str, object]:
-    initial = changes.pop("initial", None)
-    settings = RunSettings(
-        TrainSettings(
-            steps=steps,
-            step_tokens=160,
-            warmup_steps=5,
-            save_every=10,
-            evaluate_every=1000,
-            continued=initial is not None,
-        ),
-        draft_vocab_size=384,
-        lsa_layers=2,
-        held_out=4,
-        initial=initial,
-    )
-    folder.mkdir(exist_ok=True)
     resume = bool(changes.pop("resume", False))
     stop_at = changes.pop("stop_at", None)
+    settings = RunSettings(
+        **{
+            "steps": steps,
+            "step_tokens": 160,
+            "warmup_steps": 5,
+            "save_every": 10,
+            "evaluate_every": 1000,
+            "draft_vocab": 384,
+            "lsa_layers": 2,
+            "held_out": 4,
+            "curriculum": "none" if "init" in changes else "full",
+            **changes,
+        }
+    )
+    folder.mkdir(exist_ok=True)
 
     def report(figures: dict[str, float], total: int) -> None:
         if figures["step"] == stop_at:
@@ -157,7 +157,7 @@ def test_an_interrupted_run_resumes_exactly(target: Target, tokens: Path, tmp_pa
 
 def test_a_checkpoint_is_trained_on(target: Target, tokens: Path, tmp_path: Path) -> None:
     first = run(target, tokens, tmp_path / "first", 40)
-    more = run(target, tokens, tmp_path / "more", 20, initial=tmp_path / "first" / "drafter")
+    more = run(target, tokens, tmp_path / "more", 20, init=tmp_path / "first" / "drafter")
     scratch = run(target, tokens, tmp_path / "scratch", 20)
     assert more["loss"] < first["loss"] < scratch["loss"]
 
@@ -171,7 +171,7 @@ def test_a_run_is_not_overwritten(target: Target, tokens: Path, tmp_path: Path) 
 
 
 def test_generation_resumes_behind_the_last_whole_line(target: Target, tmp_path: Path) -> None:
-    settings = GenerateSettings(conversations=12, batch_size=8, prompt_tokens=24, answer_tokens=16)
+    settings = GenerateSettings(conversations=12, write_batch=8, prompt_tokens=24, answer_tokens=16)
     held: list[int] = []
     store = tmp_path / "tokens.jsonl"
     store.write_text('{"p":[1,2],"r":[3,4],"b":1}\n{"p":[1,2],"r":[5,')

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from moa_drafter.states import TargetStates
 from moa_drafter.training.data import Conversation
-from moa_drafter.training.features import FeatureStore
-from moa_drafter.training.visibility import FutureLengths, packed_masks, row_limits
+from moa_drafter.training.features import Features, packed_states
+from moa_drafter.training.visibility import FutureLengths, drop_rows, packed_masks, row_limits
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Batch:
 
 def make_batch(
     conversations: Sequence[Conversation],
-    features: FeatureStore,
+    features: Features,
     indices: Sequence[int],
     lengths: FutureLengths,
     rng: random.Random,
@@ -50,19 +50,18 @@ def make_batch(
     limits: list[int] = []
     queries: list[int] = []
     for conversation in chosen:
-        start = len(limits)
-        limits += row_limits(len(conversation.prompt), len(conversation), lengths, rng)
-        # The server itself gives the first answer token; the last token has no successor.
-        queries += range(start + len(conversation.prompt), start + len(conversation) - 1)
-    positions, self_mask, memory_mask = packed_masks([len(c) for c in chosen], limits)
-    parts = [features[i] for i in indices]
-    states = TargetStates(
-        *(torch.cat([getattr(part, name) for part in parts]).to(device) for name in ("kv", "inner", "last"))
-    )
-    where = torch.tensor(queries)
-    depths = positions[where] - torch.tensor(limits)[where]
-    tokens = torch.tensor([token for conversation in chosen for token in conversation.tokens])
-    tokens, positions, self_mask, memory_mask, where, depths = (
-        tensor.to(device) for tensor in (tokens, positions, self_mask, memory_mask, where, depths)
-    )
+        first, own = len(limits), []
+        for start, stop in conversation.answers:
+            # The server has processed whatever the user wrote, so only answers have rows to wait for.
+            own += range(len(own), start)
+            own += row_limits(start, stop, lengths, rng)[start:]
+            # The server itself gives the first answer token; the last token has no successor.
+            queries += range(first + start, first + stop - 1)
+        limits += drop_rows(own, lengths.no_rows_share, rng)
+    with torch.device(device):  # masks of thousands of tokens squared are made where they are used
+        positions, self_mask, memory_mask = packed_masks([len(c) for c in chosen], limits)
+        where = torch.tensor(queries)
+        depths = positions[where] - torch.tensor(limits)[where]
+        tokens = torch.tensor([token for conversation in chosen for token in conversation.tokens])
+    states = packed_states(features, indices, device)
     return Batch(tokens, positions, states, self_mask, memory_mask, where, depths)

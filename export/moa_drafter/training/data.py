@@ -9,54 +9,93 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from moa_runtime.errors import MoaError
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """One prompt with the target's answer, as token ids; the answer ends with the end-of-turn token
-    where it ended."""
+    """What was said, as token ids.
+
+    Attributes:
+        prompt: everything before the first answer.
+        answer: everything from there on; it ends with the end-of-turn token where the answer ended.
+        asked: spans of ``answer``, counted from its start, that the target did not write: the template's and the
+            user's later turns.
+    """
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
+    asked: tuple[tuple[int, int], ...] = ()
 
     @property
     def tokens(self) -> tuple[int, ...]:
         return self.prompt + self.answer
 
+    @property
+    def answers(self) -> list[tuple[int, int]]:
+        """Spans of ``tokens`` that the target wrote.
+
+        Example: a prompt of 3, an answer of 9 and ``asked=((4, 6),)`` give ``[(3, 7), (9, 12)]``.
+        """
+        offset = len(self.prompt)
+        starts = [offset, *(offset + stop for _, stop in self.asked)]
+        stops = [*(offset + start for start, _ in self.asked), len(self)]
+        return list(zip(starts, stops, strict=True))
+
+    @property
+    def learnt(self) -> int:
+        """Positions whose next token is learnt: the server itself gives an answer's first token."""
+        return sum(stop - start - 1 for start, stop in self.answers)
+
     def __len__(self) -> int:
         return len(self.prompt) + len(self.answer)
+
+
+def open_lines(path: Path) -> IO[str]:
+    """A text file, gzip if named ``.gz``."""
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
 
 
 def read_conversations(path: Path, *, vocab_size: int) -> list[Conversation]:
     """Read a token store: a line a conversation, ``{"p": [ids], "r": [ids]}``, gzip if named ``.gz``.
 
-    A last line cut short by an interrupted writer is left out.
+    Of several turns ``r`` holds all from the first answer on, and ``"u": [[start, stop], ...]`` the spans of
+    ``r`` that the user wrote. A last line cut short by an interrupted writer is left out.
 
     Raises:
         MoaError: the file is missing, or a line is broken (named by number).
     """
     if not path.is_file():
-        raise MoaError(f"no token file {path}: expected JSON lines as `moa-train generate` writes them")
+        raise MoaError(f"no token file {path}: expected JSON lines as `moa-train --write-only` writes them")
     found: list[Conversation] = []
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.endswith("\n"):
-                break
-            try:
-                raw = json.loads(line)
-                conversation = Conversation(tuple(raw["p"]), tuple(raw["r"]))
-                in_range = all(0 <= token < vocab_size for token in conversation.tokens)
-            except (ValueError, KeyError, TypeError) as error:
-                raise MoaError(f"{path}, line {number}: expected {{'p': [ids], 'r': [ids]}} ({error})") from error
-            if not in_range:
-                raise MoaError(f"{path}, line {number}: a token id outside 0..{vocab_size - 1}; another tokenizer's?")
-            if conversation.prompt and len(conversation.answer) > 1:
-                found.append(conversation)
+    try:
+        with open_lines(path) as lines:
+            for number, line in enumerate(lines, 1):
+                if line.endswith("\n") and (conversation := _conversation(line, f"{path}, line {number}", vocab_size)):
+                    found.append(conversation)
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise MoaError(f"cannot read the token file {path}: {error}") from error
     if not found:
         raise MoaError(f"{path} holds no conversation with an answer of two tokens or more")
     return found
+
+
+def _conversation(line: str, where: str, vocab_size: int) -> Conversation | None:
+    """The conversation of one line; None where nothing can be learnt from it."""
+    try:
+        raw = json.loads(line)
+        asked = tuple((int(start), int(stop)) for start, stop in raw.get("u", ()))
+        conversation = Conversation(tuple(raw["p"]), tuple(raw["r"]), asked)
+        in_range = all(0 <= token < vocab_size for token in conversation.tokens)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MoaError(f"{where}: expected {{'p': [ids], 'r': [ids]}} ({error})") from error
+    if not in_range:
+        raise MoaError(f"{where}: a token id outside 0..{vocab_size - 1}; another tokenizer's?")
+    if any(stop <= start for start, stop in conversation.answers):
+        raise MoaError(f"{where}: the spans in 'u' must lie in order inside 'r', with an answer after each")
+    return conversation if conversation.prompt and conversation.learnt else None
 
 
 def frequent_tokens(conversations: Sequence[Conversation], size: int, always: Sequence[int]) -> list[int]:

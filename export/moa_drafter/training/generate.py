@@ -4,35 +4,24 @@ on given data; that answers of the target itself work better was found by EAGLE-
 from __future__ import annotations
 
 import json
+import math
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from moa_drafter.target import Target
+from moa_drafter.training.decoding import generate, repetitive
+from moa_drafter.training.prompts import draw_openings, read_prompts
+from moa_drafter.training.settings import DEFAULT_CONVERSATIONS, GenerateSettings
 from moa_runtime.errors import MoaError
 
-_MARK = "\u241e"  # stands for the user's message while the template is cut there
-
-
-@dataclass(frozen=True)
-class GenerateSettings:
-    """Lengths are in tokens; ``sampled_share`` of the answers are sampled at ``answer_temperature``, the
-    others are greedy."""
-
-    conversations: int
-    batch_size: int = 64
-    prompt_tokens: int = 96
-    answer_tokens: int = 176
-    longest_prompt: int = 448
-    prompt_temperature: float = 1.0
-    prompt_top_p: float = 0.98
-    sampled_share: float = 0.25
-    answer_temperature: float = 0.8
-    seed: int = 0
+_MARK = "\u241e"  # stands for a message while the template is cut there
+_LEAST_MESSAGE = 5  # tokens; less is hardly a message
 
 
 def generate_conversations(
@@ -42,34 +31,50 @@ def generate_conversations(
     *,
     prompts: Path | None = None,
     report: Callable[[int], None],
-) -> None:
+    until: float = math.inf,
+) -> bool:
     """Append conversations to the token store ``out`` until it holds ``settings.conversations``.
 
-    Interrupted at any point, it goes on from the last whole line; batch ``n`` is the same in every run.
+    Interrupted at any point, it goes on behind the last whole line; batch ``n`` is the same in every run.
 
     Args:
-        prompts: JSON lines of ``{"messages": [{"role": "user", "content": ...}]}`` or ``{"prompt": ...}``;
-            of several user turns the first is used. Without it the target writes the user's messages too.
+        prompts: see :func:`read_prompts`; every turn is answered. Without it the target writes the user's
+            messages too.
         report: called with the number of conversations held.
+        until: reading of ``time.monotonic`` at which to stop.
+
+    Returns:
+        whether there are as many as wanted.
 
     Raises:
-        MoaError: a broken prompts file, or one with too few prompts.
+        MoaError: a broken prompts file, one with too few prompts, or a mix that names what there is not.
     """
+    wanted = settings.conversations or DEFAULT_CONVERSATIONS
     held, batch = _whole_lines(out)
-    given = _prompt_batches(prompts, settings) if prompts else None
-    with out.open("a") as store:
-        report(held)
-        while held < settings.conversations:
+    given = read_prompts(prompts, settings.write_batch) if prompts else None
+    report(held)
+    if held >= wanted:
+        return True
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("a", encoding="utf-8") as store:
+        while held < wanted:
+            if time.monotonic() >= until:
+                return False
             batch += 1
             torch.manual_seed(settings.seed * 1_000_003 + batch)
-            rng = random.Random(f"{settings.seed}/{batch}")
-            messages = _given(given, batch) if given else _write_messages(target, settings)
-            lines = list(_answer(target, messages, settings, rng))[: settings.conversations - held]
-            for prompt, answer in lines:
-                store.write(json.dumps({"p": prompt, "r": answer, "b": batch}, separators=(",", ":")) + "\n")
+            writer = _Writer(target, settings, random.Random(f"{settings.seed}/{batch}"))
+            dialogues = writer.answered(_given(given, batch)) if given else writer.own_conversations()
+            lines = [dialogue.line(batch) for dialogue in dialogues if dialogue.answered][: wanted - held]
+            store.write("".join(lines))
             store.flush()
             held += len(lines)
             report(held)
+    return True
+
+
+def lines_held(path: Path) -> int:
+    """Whole lines of a file that may not be there."""
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
 
 
 def _whole_lines(path: Path) -> tuple[int, int]:
@@ -84,105 +89,131 @@ def _whole_lines(path: Path) -> tuple[int, int]:
     return len(lines), json.loads(lines[-1]).get("b", 0) if lines else 0
 
 
-def _prompt_batches(path: Path, settings: GenerateSettings) -> list[list[str]]:
-    texts: list[str] = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise MoaError(f"cannot read the prompts {path}: {error}; expected JSON lines") from error
-    for number, line in enumerate(lines, 1):
-        try:
-            raw = json.loads(line)
-            text = raw["prompt"] if "prompt" in raw else raw["messages"][0]["content"]
-            texts.append(str(text))
-        except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise MoaError(
-                f"{path}, line {number}: expected {{'prompt': text}} or {{'messages': [...]}} ({error!r})"
-            ) from error
-    return [texts[i : i + settings.batch_size] for i in range(0, len(texts), settings.batch_size)]
-
-
-def _given(batches: list[list[str]], number: int) -> list[str]:
+def _given(batches: list[list[list[str]]], number: int) -> list[list[str]]:
     if number > len(batches):
         raise MoaError(f"the prompts file holds {sum(map(len, batches))} prompts, which is fewer than asked for")
     return batches[number - 1]
 
 
-def _write_messages(target: Target, settings: GenerateSettings) -> list[str]:
-    """Let the target write user messages: the chat template, cut where the user's message begins."""
-    template = target.tokenizer.apply_chat_template(
-        [{"role": "user", "content": _MARK}], tokenize=False, add_generation_prompt=False
-    )
-    opening = target.tokenizer(template.partition(_MARK)[0], add_special_tokens=False)["input_ids"]
-    written = _generate(
-        target,
-        [opening] * settings.batch_size,
-        settings.prompt_tokens,
-        do_sample=True,
-        temperature=settings.prompt_temperature,
-        top_p=settings.prompt_top_p,
-    )
-    stop = target.stop_tokens
-    # A message that was cut off, or is hardly one, teaches nothing.
-    whole = [tokens for tokens in written if tokens[-1] in stop and len(tokens) > 4 and not repetitive(tokens)]
-    return [target.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in whole]
+@dataclass
+class _Dialogue:
+    """A conversation while it is written: its tokens, and where the user speaks behind the first answer."""
+
+    says: list[str]  # the user's messages that are still to come
+    tokens: list[int] = field(default_factory=list)
+    prompt: int = 0
+    asked: list[tuple[int, int]] = field(default_factory=list)
+    answered: bool = False
+
+    def take(self, text: list[int], answer: list[int]) -> None:
+        """Add an answer to ``text``, which is the conversation so far with the user's last message."""
+        if self.answered:
+            self.asked.append((len(self.tokens), len(text)))
+        else:
+            self.prompt = len(text)
+        self.tokens, self.answered = [*text, *answer], True
+
+    def line(self, batch: int) -> str:
+        first = self.prompt
+        raw: dict[str, Any] = {"p": self.tokens[:first], "r": self.tokens[first:]}
+        if self.asked:
+            raw["u"] = [[start - first, stop - first] for start, stop in self.asked]
+        return json.dumps({**raw, "b": batch}, separators=(",", ":")) + "\n"
 
 
-def _answer(
-    target: Target, messages: Sequence[str], settings: GenerateSettings, rng: random.Random
-) -> Iterator[tuple[list[int], list[int]]]:
-    prompts = [
-        target.tokenizer.apply_chat_template(
-            [{"role": "user", "content": message}], add_generation_prompt=True, return_dict=True
-        )["input_ids"]
-        for message in messages
-    ]
-    prompts = [prompt for prompt in prompts if len(prompt) <= settings.longest_prompt]
-    rng.shuffle(prompts)
-    sampled = round(len(prompts) * settings.sampled_share)
-    for part, options in (
-        (prompts[:sampled], {"do_sample": True, "temperature": settings.answer_temperature, "top_p": 1.0}),
-        (prompts[sampled:], {"do_sample": False}),
-    ):
-        if part:
-            answers = _generate(target, part, settings.answer_tokens, **options)
-            yield from ((p, a) for p, a in zip(part, answers, strict=True) if len(a) > 1 and not repetitive(a))
+class _Writer:
+    """Writes one batch of conversations, turn by turn."""
 
+    def __init__(self, target: Target, settings: GenerateSettings, rng: random.Random) -> None:
+        self._target, self._settings, self._rng = target, settings, rng
 
-def answer_greedily(target: Target, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
-    """The target's greedy answers to token prompts, one batch; each ends with its stop token where it ended."""
-    return _generate(target, prompts, new_tokens, do_sample=False)
+    def own_conversations(self) -> list[_Dialogue]:
+        """The target speaks for the user too: openings of several kinds, written on, some with a second question."""
+        settings = self._settings
+        begun = self._template(_MARK).partition(_MARK)[0]
+        openings = draw_openings(settings.mix, settings.write_batch, self._rng)
+        written = self._messages([self._encode(begun + opening) for opening in openings])
+        dialogues = self.answered([[opening + text] for opening, text in zip(openings, written, strict=True) if text])
+        more = [d for d in dialogues if d.answered and self._rng.random() < settings.follow_up_share]
+        more = [d for d in more if len(d.tokens) + settings.prompt_tokens <= settings.longest_prompt]
+        if more:
+            written = self._messages([d.tokens + self._behind(d, _MARK) for d in more])
+            for dialogue, text in zip(more, written, strict=True):
+                dialogue.says = [text] if text else []
+            self._answer_all(more)
+        return dialogues
 
+    def answered(self, conversations: Sequence[Sequence[str]]) -> list[_Dialogue]:
+        """Answer every turn of conversations of which the user's part is given."""
+        dialogues = [_Dialogue(list(says)) for says in conversations]
+        self._rng.shuffle(dialogues)
+        self._answer_all(dialogues)
+        return dialogues
 
-@torch.no_grad()
-def _generate(target: Target, prompts: Sequence[Sequence[int]], new_tokens: int, **options: Any) -> list[list[int]]:
-    """Batched generation; each result ends with its stop token where it ended."""
-    longest = max(map(len, prompts))
-    stop = target.stop_tokens
-    pad = stop[0]
-    ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts], device=target.device)
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=target.device)
-    out = target.model.generate(
-        input_ids=ids,
-        attention_mask=mask,
-        max_new_tokens=new_tokens,
-        eos_token_id=stop,
-        pad_token_id=pad,
-        top_k=0,
-        # Seen to be almost twice as fast as a growing cache at large batches on a CPU.
-        cache_implementation="static",
-        disable_compile=True,
-        **options,
-    )
-    return [_until_stop(row, stop) for row in out[:, longest:].tolist()]
+    def _answer_all(self, dialogues: Sequence[_Dialogue]) -> None:
+        while dialogues := [dialogue for dialogue in dialogues if dialogue.says]:
+            self._answer(dialogues)
 
+    def _answer(self, dialogues: Sequence[_Dialogue]) -> None:
+        """Answer the next message of each; where that goes wrong, the conversation ends before it."""
+        asked: list[tuple[_Dialogue, list[int]]] = []
+        for dialogue in dialogues:
+            message = dialogue.says.pop(0)
+            text = dialogue.tokens + self._behind(dialogue, message) if dialogue.answered else self._first(message)
+            if len(text) <= self._settings.longest_prompt:
+                asked.append((dialogue, text))
+            else:
+                dialogue.says = []
+        sampled = round(len(asked) * self._settings.sampled_share)
+        for part, options in (
+            (asked[:sampled], {"do_sample": True, "temperature": self._settings.temperature, "top_p": 1.0}),
+            (asked[sampled:], {"do_sample": False}),
+        ):
+            if not part:
+                continue
+            answers = generate(self._target, [text for _, text in part], self._settings.answer_tokens, **options)
+            for (dialogue, text), answer in zip(part, answers, strict=True):
+                if len(answer) > 1 and not repetitive(answer):
+                    dialogue.take(text, answer)
+                else:
+                    dialogue.says = []
 
-def _until_stop(tokens: list[int], stop: Sequence[int]) -> list[int]:
-    ends = [i for i, token in enumerate(tokens) if token in stop]
-    return tokens[: ends[0] + 1] if ends else tokens
+    def _messages(self, prompts: Sequence[list[int]]) -> list[str]:
+        """What the user goes on to say behind each prompt; empty where that is no message."""
+        settings = self._settings
+        written = generate(
+            self._target,
+            prompts,
+            settings.prompt_tokens,
+            do_sample=True,
+            temperature=settings.prompt_temperature,
+            top_p=settings.prompt_top_p,
+        )
+        stop = self._target.stop_tokens
+        return [
+            # A message that was cut off, or is hardly one, teaches nothing.
+            self._target.tokenizer.decode(tokens, skip_special_tokens=True)
+            if tokens[-1] in stop and len(tokens) >= _LEAST_MESSAGE and not repetitive(tokens)
+            else ""
+            for tokens in written
+        ]
 
+    def _first(self, message: str) -> list[int]:
+        """The prompt of a conversation's first answer."""
+        return self._encode(self._template(message, answering=True))
 
-def repetitive(tokens: Sequence[int], span: int = 4, share: float = 0.5) -> bool:
-    """Whether more than ``share`` of a text's ``span``-grams repeat earlier ones, as looping text does."""
-    grams = [tuple(tokens[i : i + span]) for i in range(len(tokens) - span + 1)]
-    return len(grams) >= 16 and len(set(grams)) < (1 - share) * len(grams)
+    def _behind(self, dialogue: _Dialogue, message: str) -> list[int]:
+        """What stands between the last answer and the next one; with the mark as message, what stands before it."""
+        parts = self._template("x", _MARK, message, answering=True).split(_MARK)
+        between = self._encode(parts[1])
+        # An answer that ended has its end-of-turn token; one that was cut off gets it here.
+        ended = dialogue.tokens[-1] in self._target.stop_tokens and between[:1] == dialogue.tokens[-1:]
+        return between[1:] if ended else between
+
+    def _template(self, *texts: str, answering: bool = False) -> str:
+        """The chat template over texts of user and assistant in turn."""
+        messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+        return self._target.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answering)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._target.tokenizer(text, add_special_tokens=False)["input_ids"]

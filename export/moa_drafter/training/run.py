@@ -2,44 +2,46 @@
 
 from __future__ import annotations
 
-import json
+import math
+import platform
 import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from moa_drafter.architectures import ARCHITECTURES, initialise, new_drafter
 from moa_drafter.checkpoint import load_checkpoint
-from moa_drafter.config import config_for_target
+from moa_drafter.config import ConfigError
+from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
-from moa_drafter.model import MoADrafter
+from moa_drafter.states import TargetStates
 from moa_drafter.target import Target
+from moa_drafter.training import processes
+from moa_drafter.training.config_file import RECORD_FILE, plain, write_record
 from moa_drafter.training.data import Conversation, frequent_tokens, read_conversations
-from moa_drafter.training.features import FeatureStore
-from moa_drafter.training.initialise import initialise_from_target
-from moa_drafter.training.trainer import STATE_FILE, Trainer, TrainSettings
+from moa_drafter.training.features import Features, FeatureStore, LiveFeatures
+from moa_drafter.training.losses import LOSSES
+from moa_drafter.training.settings import RunSettings
+from moa_drafter.training.trainer import STATE_FILE, Trainer
+from moa_runtime.bundle import sha256_of
 from moa_runtime.errors import MoaError
 
 _PROBE_STEPS = 10
 _SAMPLES = 64  # conversations that the initialisation looks at
+_HELD_OUT = 48
 
 
 @dataclass(frozen=True)
-class RunSettings:
-    """What to train on and for how long. ``minutes`` fixes the number of steps from the speed of the first
-    ten, when ``training.steps`` is 0; ``held_out`` conversations are for evaluation only. ``initial`` is a
-    checkpoint to train on, instead of starting from the target's weights; it keeps its draft vocabulary."""
+class Material:
+    """What a run trains with: conversations, the held-out ones last, and the data's part of the record."""
 
-    training: TrainSettings
-    draft_vocab_size: int = 16384
-    lsa_layers: int = 6
-    held_out: int = 48
-    longest: int = 448
-    conversations: int | None = None
-    minutes: float | None = None
-    initial: Path | None = None
+    conversations: list[Conversation]
+    validation: list[int]
+    record: dict[str, Any]
 
 
 def train_run(
@@ -50,15 +52,18 @@ def train_run(
     *,
     resume: bool,
     report: Callable[[dict[str, float], int], None],
+    until: float = math.inf,
 ) -> dict[str, object]:
     """Train a drafter for ``target`` in ``folder``; the checkpoint is ``folder/drafter``.
 
     Args:
         token_files: token stores as :func:`read_conversations` takes them.
         report: called after every step with its figures and the total number of steps.
+        until: reading of ``time.monotonic`` at which to save and stop.
 
     Returns:
-        the last evaluation: held-out ``loss``, ``tau`` of a greedy chain, ``accuracy_by_depth``.
+        the last evaluation: held-out ``loss``, ``tau`` of a greedy chain, ``accuracy_by_depth``; ``finished``, whether
+        the last step was reached, and the number of ``steps``.
 
     Raises:
         MoaError: broken token files, nothing to resume, or a folder that already holds a run.
@@ -68,78 +73,154 @@ def train_run(
         raise MoaError(f"{folder} already holds a run: pass --resume to continue it, or choose another --out")
     if resume and not state.is_file():
         raise MoaError(f"nothing to resume in {folder}: it has no {STATE_FILE}")
-    conversations, validation = _split(target, token_files, settings)
-    drafter = _initial_drafter(target, settings.initial) or _new_drafter(target, conversations, settings)
-    drafter.bind_target(target.embedding, target.head, target.layers)
-    features = FeatureStore(folder / "features", target, conversations, drafter.reads)
-    steps = json.loads((folder / "run.json").read_text())["steps"] if resume else settings.training.steps
-    if not resume and settings.initial is None:
-        samples = range(min(_SAMPLES, len(conversations)))
-        initialise_from_target(
-            drafter, target.model, ((torch.tensor(conversations[i].tokens), features[i]) for i in samples)
-        )
-
-    def trainer(total: int) -> Trainer:
-        return Trainer(drafter, conversations, features, replace(settings.training, steps=total), folder, validation)
-
-    if not steps:
-        steps = _steps_in(trainer, settings.minutes or 0.0)
-    (folder / "run.json").write_text(json.dumps({"steps": steps}) + "\n")
-    run = trainer(steps)
+    material = read_material(target, token_files, settings)
+    conversations = material.conversations
+    drafter = start_drafter(target, conversations, settings)
+    features = make_features(folder, target, conversations, drafter, settings)
+    if not resume and settings.init is None:
+        initialise_drafter(drafter, target, conversations, features, _SAMPLES)
+    drafter.to(target.device)
+    processes.copy_from_first([*drafter.parameters()])
+    if not settings.steps:
+        settings = replace(settings, steps=_steps_in(drafter, features, settings, material, folder))
+    if not resume and not processes.rank():
+        record_run(folder, target, settings, material, drafter)
+    run = Trainer(drafter, conversations, features, settings, folder, material.validation)
     if resume:
         run.resume()
         drafter.bind_target(target.embedding, target.head, target.layers)  # for the vocabulary that was resumed
-    run.run(lambda figures: report(figures, steps))
-    return run.evaluate()
+    finished = run.run(lambda figures: report(figures, settings.steps), until=until)
+    return {"finished": finished, "steps": settings.steps, **run.evaluate()}
 
 
-def _split(target: Target, token_files: Sequence[Path], settings: RunSettings) -> tuple[list[Conversation], list[int]]:
-    """Conversations in an order fixed by the seed, the held-out ones last."""
-    vocab_size = target.model.config.vocab_size
-    found = [c for path in token_files for c in read_conversations(path, vocab_size=vocab_size)]
-    fitting = [c for c in found if len(c) <= settings.longest]
-    random.Random(settings.training.seed).shuffle(fitting)
-    held_out = min(settings.held_out, len(fitting) // 5)
-    if not held_out:
-        raise MoaError(f"{len(fitting)} conversations are too few to train on: give at least 5")
-    most = len(fitting) if settings.conversations is None else settings.conversations + held_out
-    chosen = fitting[held_out:most] + fitting[:held_out]
-    return chosen, list(range(len(chosen) - held_out, len(chosen)))
+def check_names(settings: RunSettings) -> None:
+    """Raise a MoaError where no architecture or loss has the name that was given."""
+    for key, known in (("arch", ARCHITECTURES), ("loss", tuple(LOSSES))):
+        if getattr(settings, key) not in known:
+            raise MoaError(f"unknown {key} {getattr(settings, key)!r}: choose one of {', '.join(known)}")
 
 
-def _new_drafter(target: Target, conversations: Sequence[Conversation], settings: RunSettings) -> MoADrafter:
-    torch.manual_seed(settings.training.seed)
-    config = config_for_target(
-        target.model.config,
-        draft_vocab_size=settings.draft_vocab_size,
-        lsa_layers=settings.lsa_layers,
-        target_fingerprint=target.fingerprint,
-    )
-    drafter = MoADrafter(config)
-    vocabulary = frequent_tokens(conversations, config.draft_vocab_size, target.stop_tokens)
-    drafter.draft_to_target.copy_(torch.tensor(vocabulary))
-    return drafter.to(target.device)
-
-
-def _initial_drafter(target: Target, folder: Path | None) -> MoADrafter | None:
-    """The checkpoint to train on, if there is one.
+def read_material(target: Target, token_files: Sequence[Path], settings: RunSettings) -> Material:
+    """Read the data; its order is fixed by the seed.
 
     Raises:
-        MoaError: it cannot be loaded, or is for another target.
+        MoaError: a broken file, or too few conversations.
     """
-    if folder is None:
-        return None
-    drafter = load_checkpoint(folder)
-    check_fit(drafter.config, target)
-    return drafter.to(target.device)
+    vocab_size = target.model.config.vocab_size
+    files = [(path, read_conversations(path, vocab_size=vocab_size)) for path in token_files]
+    found = [c for _, conversations in files for c in conversations]
+    fitting = [c for c in found if len(c) <= settings.longest]
+    random.Random(settings.seed).shuffle(fitting)
+    held_out = settings.held_out or min(_HELD_OUT, len(fitting) // 5)
+    if not held_out:
+        raise MoaError(
+            f"{len(fitting)} conversations of at most {settings.longest} tokens are too few to train on: at least 5"
+        )
+    if held_out >= len(fitting):
+        raise MoaError(f"held_out ({held_out}) leaves nothing to train on: {len(fitting)} conversations were read")
+    most = len(fitting) if settings.conversations is None else settings.conversations + held_out
+    chosen = fitting[held_out:most] + fitting[:held_out]
+    record = {
+        "files": [
+            {"name": path.name, "sha256": sha256_of(path), "conversations": len(conversations)}
+            for path, conversations in files
+        ],
+        "trained_on": len(chosen) - held_out,
+        "held_out": held_out,
+        "too_long": len(found) - len(fitting),
+        "answer_tokens": sum(c.learnt for c in chosen[:-held_out]),
+    }
+    return Material(chosen, list(range(len(chosen) - held_out, len(chosen))), record)
 
 
-def _steps_in(trainer: Callable[[int], Trainer], minutes: float) -> int:
-    """How many steps fit into ``minutes``, from the speed of a few; their effect is thrown away."""
-    probe = trainer(_PROBE_STEPS)
-    before = {name: tensor.clone() for name, tensor in probe.drafter.state_dict().items()}
+def start_drafter(target: Target, conversations: Sequence[Conversation], settings: RunSettings) -> Drafter:
+    """A bound drafter on the CPU: ``settings.init``, or random weights with the data's draft vocabulary.
+
+    Raises:
+        MoaError: a checkpoint that cannot be loaded or is for another target, or dimensions that there are not.
+    """
+    if settings.init is not None:
+        drafter = load_checkpoint(settings.init)
+        check_fit(drafter.config, target)
+        if drafter.config.architecture != settings.arch:
+            raise MoaError(f"{settings.init} is of architecture {drafter.config.architecture}, not {settings.arch}")
+    else:
+        drafter = _new_drafter(target, conversations, settings)
+    drafter.bind_target(target.embedding, target.head, target.layers)
+    return drafter
+
+
+def _new_drafter(target: Target, conversations: Sequence[Conversation], settings: RunSettings) -> Drafter:
+    torch.manual_seed(settings.seed)
+    size = min(settings.draft_vocab, target.model.config.vocab_size)
+    try:
+        drafter = new_drafter(
+            settings.arch,
+            target,
+            draft_vocab_size=size,
+            lsa_layers=settings.lsa_layers,
+            target_layers=settings.target_layers,
+        )
+    except ConfigError as error:
+        raise MoaError(str(error)) from error
+    drafter.draft_to_target.copy_(torch.tensor(frequent_tokens(conversations, size, target.stop_tokens)))
+    return drafter
+
+
+def make_features(
+    folder: Path, target: Target, conversations: Sequence[Conversation], drafter: Drafter, settings: RunSettings
+) -> Features:
+    """The target's states that ``drafter`` reads, as ``settings.features`` wants them."""
+    live = settings.features == "live" or (settings.features == "auto" and target.device.type == "cuda")
+    if live:
+        return LiveFeatures(target, conversations, drafter.reads)
+    with processes.first_alone():
+        return FeatureStore(folder / "features", target, conversations, drafter.reads)
+
+
+def initialise_drafter(
+    drafter: Drafter, target: Target, conversations: Sequence[Conversation], features: Features, samples: int
+) -> None:
+    """Start the drafter, on the CPU, from the target's weights and its states of some conversations."""
+
+    def on_cpu(states: TargetStates) -> TargetStates:
+        return TargetStates(states.kv.cpu(), states.inner.cpu(), states.last.cpu())
+
+    some = range(min(samples, len(conversations)))
+    initialise(drafter, target, ((torch.tensor(conversations[i].tokens), on_cpu(features[i])) for i in some))
+
+
+def record_run(folder: Path, target: Target, settings: RunSettings, material: Material, drafter: Drafter) -> None:
+    """Write what a stranger needs to repeat the run, beside the run and beside its weights."""
+    import transformers
+
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    rest = {
+        "data": material.record,
+        "target": {"name": target.folder.name, "fingerprint": target.fingerprint},
+        "parameters": parameters_of(drafter),
+        "versions": {**versions, "transformers": transformers.__version__},
+        "machine": {"device": target.device.type, "processes": processes.count(), "processor": platform.machine()},
+    }
+    write_record(folder / RECORD_FILE, {"settings": plain(settings), **rest})
+    write_record(folder / "drafter" / RECORD_FILE, {"settings": plain(settings, names_only=True), **rest})
+
+
+def parameters_of(drafter: Drafter) -> int:
+    """How many numbers are trained."""
+    return sum(p.numel() for p in drafter.parameters() if p.requires_grad)
+
+
+def _steps_in(drafter: Drafter, features: Features, settings: RunSettings, material: Material, folder: Path) -> int:
+    """How many steps fit into ``settings.minutes``, from the speed of a few; their effect is thrown away."""
+    brief = replace(settings, steps=_PROBE_STEPS)
+    probe = Trainer(drafter, material.conversations, features, brief, folder, material.validation)
+    before = {name: tensor.clone() for name, tensor in drafter.state_dict().items()}
     began = time.monotonic()
     probe.advance(_PROBE_STEPS, lambda figures: None)
     seconds = (time.monotonic() - began) / _PROBE_STEPS
-    probe.drafter.load_state_dict(before)
-    return max(_PROBE_STEPS, int(60 * minutes / seconds) - _PROBE_STEPS)
+    drafter.load_state_dict(before)
+    steps = torch.tensor([max(_PROBE_STEPS, int(60 * (settings.minutes or 0) / seconds) - _PROBE_STEPS)])
+    steps = steps.to(drafter.head.device)
+    processes.copy_from_first([steps])
+    return int(steps)

@@ -7,8 +7,9 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import torch
@@ -16,10 +17,15 @@ from torch import Tensor, nn
 
 from moa_drafter.checkpoint import save_checkpoint
 from moa_drafter.drafter import Drafter
+from moa_drafter.training import processes
+from moa_drafter.training.averaging import WeightAverage
 from moa_drafter.training.batch import Batch, make_batch
 from moa_drafter.training.data import Conversation, packed_order
-from moa_drafter.training.features import FeatureStore
-from moa_drafter.training.losses import LOSSES, forward_kl
+from moa_drafter.training.evaluation import evaluate
+from moa_drafter.training.features import Features
+from moa_drafter.training.losses import LOSSES
+from moa_drafter.training.settings import TrainSettings
+from moa_drafter.training.stopwatch import Stopwatch
 from moa_drafter.training.visibility import FutureLengths, future_lengths_at
 from moa_runtime.errors import MoaError
 
@@ -27,97 +33,160 @@ STATE_FILE = "training.pt"
 Report = Callable[[dict[str, float]], None]
 
 
-@dataclass(frozen=True)
-class TrainSettings:
-    """One run. Sizes are in tokens, ``steps`` in optimiser steps; ``continued`` leaves out the curriculum."""
-
-    steps: int
-    step_tokens: int = 640
-    learning_rate: float = 5e-4
-    final_learning_rate: float = 2e-5
-    warmup_steps: int = 60
-    weight_decay: float = 0.01
-    seed: int = 0
-    bfloat16: bool = False
-    save_every: int = 250
-    evaluate_every: int = 500
-    continued: bool = False
-    loss: str = "kl"
-
-
 class Trainer:
     """Trains a drafter; every step is a function of (settings, data, step number), so a resumed run
-    continues exactly where it stopped."""
+    continues exactly where it stopped.
+
+    One step is cut into ``settings.accumulate`` micro-batches, which processes share out among themselves.
+
+    Attributes:
+        step, tokens_seen: optimiser steps and learnt tokens so far.
+        stopwatch: off unless a profile is wanted.
+    """
 
     def __init__(
         self,
         drafter: Drafter,
         conversations: Sequence[Conversation],
-        features: FeatureStore,
+        features: Features,
         settings: TrainSettings,
         folder: Path,
         validation: Sequence[int],
     ) -> None:
+        if settings.accumulate % processes.count():
+            raise MoaError(
+                f"accumulate ({settings.accumulate}) must be a multiple of the {processes.count()} processes "
+                "that share the micro-batches"
+            )
         self.drafter, self.conversations, self.features = drafter, conversations, features
         self.settings, self.folder, self.validation = settings, folder, validation
         self.step = 0
         self.tokens_seen = 0
-        decayed = [p for p in drafter.parameters() if p.ndim > 1]
-        plain = [p for p in drafter.parameters() if p.ndim <= 1]
+        self.stopwatch = Stopwatch()
+        self._parameters = [p for p in drafter.parameters() if p.requires_grad]
+        decayed = [p for p in self._parameters if p.ndim > 1]
+        plain = [p for p in self._parameters if p.ndim <= 1]
         self.optimizer = torch.optim.AdamW(
             [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}],
             lr=settings.learning_rate,
             betas=(0.9, 0.95),
         )
+        self.average = WeightAverage(drafter, settings.ema_decay) if settings.ema_decay else None
+        # Lengths differ from batch to batch, and a graph for each would cost more than it saves.
+        self._loss_of = torch.compile(self._loss, dynamic=True) if settings.compile else self._loss
 
-    def run(self, report: Report) -> None:
+    def run(self, report: Report, *, until: float = math.inf) -> bool:
         """Train to ``settings.steps``, evaluating and saving on the way and at the end.
 
         Args:
             report: called after every step with ``step``, ``loss`` (nats) and ``tokens_per_second``.
+            until: reading of ``time.monotonic`` at which to save and stop.
+
+        Returns:
+            whether the last step was reached.
         """
         settings = self.settings
         while self.step < settings.steps:
             pauses = (settings.save_every, settings.evaluate_every)
-            until = min(settings.steps, *(every * (self.step // every + 1) for every in pauses))
-            self.advance(until - self.step, report)
+            stop = min(settings.steps, *(every * (self.step // every + 1) for every in pauses))
+            in_time = self.advance(stop - self.step, report, until=until)
             if self.step % settings.evaluate_every == 0 or self.step == settings.steps:
                 self._log(self.evaluate())
             self.save()
+            if not in_time:
+                break
+        return self.step == settings.steps
 
-    def advance(self, steps: int, report: Report) -> None:
-        """Train ``steps`` steps, without evaluating or saving."""
+    def advance(self, steps: int, report: Report, *, until: float = math.inf) -> bool:
+        """Train ``steps`` steps, without evaluating or saving; false where the time ran out before."""
+        for micro_batches in itertools.islice(self.order(), self.step, self.step + steps):
+            began = time.monotonic()
+            loss, count, late = self.train_step(micro_batches, late=began >= until)
+            report({"step": self.step, "loss": loss, "tokens_per_second": count / (time.monotonic() - began)})
+            if late:
+                return False
+        return True
+
+    def order(self) -> Iterator[list[list[int]]]:
+        """What each step trains on from step 0: conversations of each of its micro-batches."""
         held_out = set(self.validation)
         trained = [i for i in range(len(self.conversations)) if i not in held_out]
+        accumulate = self.settings.accumulate
         lengths = [len(self.conversations[i]) for i in trained]
-        order = packed_order(lengths, self.settings.step_tokens, self.settings.seed)
-        for indices in itertools.islice(order, self.step, self.step + steps):
-            began = time.monotonic()
-            loss, count = self._train_step([trained[i] for i in indices])
-            report({"step": self.step, "loss": loss, "tokens_per_second": count / (time.monotonic() - began)})
+        packs = packed_order(lengths, self.settings.step_tokens // accumulate, self.settings.seed)
+        while True:
+            yield [[trained[i] for i in pack] for pack in itertools.islice(packs, accumulate)]
 
-    def _train_step(self, indices: list[int]) -> tuple[float, int]:
-        settings = self.settings
-        rng = random.Random(f"{settings.seed}/step/{self.step}")
-        lengths = future_lengths_at(self.step / settings.steps, continued=settings.continued)
-        batch = make_batch(self.conversations, self.features, indices, lengths, rng, self.drafter.head.device)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._learning_rate()
+    def train_step(self, micro_batches: Sequence[Sequence[int]], *, late: bool = False) -> tuple[float, int, bool]:
+        """One optimiser step.
+
+        Args:
+            late: whether this process wants to stop behind it.
+
+        Returns:
+            the mean loss (nats), the number of tokens that were learnt, and whether any process is late.
+        """
+        count = sum(self.conversations[i].learnt for indices in micro_batches for i in indices)
         self.drafter.train()
-        with torch.autocast(self.drafter.head.device.type, torch.bfloat16, enabled=settings.bfloat16):
-            loss = LOSSES[settings.loss](*self._outputs(batch))
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.drafter.parameters(), 1.0)
-        self.optimizer.step()
-        self.step += 1
-        self.tokens_seen += len(batch.queries)
-        return float(loss.detach()), len(batch.queries)
+        total = torch.zeros(2, device=self.drafter.head.device)
+        total[1] = late
+        for number in range(processes.rank(), len(micro_batches), processes.count()):
+            with self.stopwatch.part("data"):
+                batch = self._batch(micro_batches[number], number)
+            with self.stopwatch.part("drafter forward"), self._autocast():
+                # Losses are means, so each counts with its share of the tokens.
+                loss = self._loss_of(batch) * (len(batch.queries) / count)
+            with self.stopwatch.part("backward"):
+                loss.backward()
+            total[0] += loss.detach()
+        with self.stopwatch.part("optimiser"):
+            processes.add_up([total, *(p.grad for p in self._parameters if p.grad is not None)])
+            nn.utils.clip_grad_norm_(self._parameters, 1.0)
+            for group in self.optimizer.param_groups:
+                group["lr"] = self._learning_rate()
+            self.optimizer.step()
+            self.step += 1
+            if self.average:
+                self.average.update(self.step)
+        self.tokens_seen += count
+        return float(total[0]), count, bool(total[1])
 
-    def _outputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Hidden states and logits of the draft, then of the target, at the queries."""
+    def loss(self, micro_batches: Sequence[Sequence[int]]) -> float:
+        """The mean loss (nats) that the next step would begin with, had it these micro-batches."""
+        self.drafter.eval()
+        with torch.no_grad(), self._autocast():
+            parts = [self._batch(indices, number) for number, indices in enumerate(micro_batches)]
+            weighted = sum(float(self._loss(batch)) * len(batch.queries) for batch in parts)
+        return weighted / sum(len(batch.queries) for batch in parts)
+
+    def _batch(self, indices: Sequence[int], number: int) -> Batch:
+        rng = random.Random(f"{self.settings.seed}/{self.step}/{number}")
+        lengths = self._future_lengths()
+        return make_batch(self.conversations, self.features, indices, lengths, rng, self.drafter.head.device)
+
+    def _future_lengths(self) -> FutureLengths:
+        """The curriculum's stage, its last one as the settings want it."""
+        settings = self.settings
+        stage = future_lengths_at(self.step / settings.steps, continued=settings.curriculum == "none")
+        if not stage.long_share:
+            return stage
+        wanted = {
+            "high": settings.future_high,
+            "long_share": settings.long_share,
+            "longest": settings.longest_future,
+            "no_rows_share": settings.no_rows_share,
+        }
+        return replace(stage, **{name: value for name, value in wanted.items() if value is not None})
+
+    def _autocast(self) -> torch.autocast:
+        device = self.drafter.head.device.type
+        return torch.autocast(device, torch.bfloat16, enabled=self.settings.dtype == "bfloat16")
+
+    def _loss(self, batch: Batch) -> Tensor:
         hidden, target_hidden = self.drafter.predict(batch), batch.states.last[batch.queries]
-        return hidden, self.drafter.logits(hidden), target_hidden, self.drafter.logits(target_hidden)
+        logits, target_logits = self.drafter.logits(hidden), self.drafter.logits(target_hidden)
+        return LOSSES[self.settings.loss](hidden, logits, target_hidden, target_logits)
 
     def _learning_rate(self) -> float:
         settings = self.settings
@@ -127,57 +196,32 @@ class Trainer:
         span = settings.learning_rate - settings.final_learning_rate
         return settings.final_learning_rate + span * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
-    @torch.no_grad()
-    def evaluate(self, draft_tokens: int = 6) -> dict[str, object]:
-        """Held-out loss, accuracy by depth and tau of a greedy chain, on the target's own answers.
-
-        While all drafted tokens so far are right, a chain follows the target's text, so the accepted
-        length of a round is the run of right predictions at the start of its segment.
-        """
-        self.drafter.eval()
-        lengths = FutureLengths(draft_tokens, draft_tokens)
-        right = torch.zeros(draft_tokens)
-        seen = torch.zeros(draft_tokens)
-        losses: list[float] = []
-        accepted = rounds = 0
-        for index in self.validation:
-            batch = make_batch(
-                self.conversations, self.features, [index], lengths, random.Random(0), self.drafter.head.device
-            )
-            _, logits, _, target_logits = self._outputs(batch)
-            losses.append(float(forward_kl(logits, target_logits)))
-            guess = self.drafter.draft_to_target[logits.argmax(-1)]
-            hit = (guess == batch.tokens[batch.queries + 1]).cpu()
-            depths = batch.depths.cpu()
-            right.index_add_(0, depths - 1, hit.float())
-            seen.index_add_(0, depths - 1, torch.ones_like(hit, dtype=torch.float32))
-            for segment in hit.split(draft_tokens):
-                if len(segment) == draft_tokens:
-                    accepted += int(segment.long().cumprod(0).sum())
-                    rounds += 1
-        return {
-            "step": self.step,
-            "tokens": self.tokens_seen,
-            "loss": sum(losses) / len(losses),
-            "tau": 1 + accepted / max(1, rounds),
-            "accuracy_by_depth": [round(float(r / s), 4) if s else None for r, s in zip(right, seen, strict=True)],
-        }
+    def evaluate(self) -> dict[str, object]:
+        """See :func:`evaluation.evaluate`; of the average where there is one."""
+        with self.average.applied() if self.average else nullcontext():
+            figures = evaluate(self.drafter, self.conversations, self.features, self.validation)
+        return {"step": self.step, "tokens": self.tokens_seen, **figures}
 
     def _log(self, entry: dict[str, object]) -> None:
-        with (self.folder / "log.jsonl").open("a") as log:
-            log.write(json.dumps(entry) + "\n")
+        if not processes.rank():
+            with (self.folder / "log.jsonl").open("a") as log:
+                log.write(json.dumps(entry) + "\n")
 
     def save(self) -> None:
         """Write the drafter's checkpoint and, atomically, what :meth:`resume` needs."""
-        save_checkpoint(self.drafter, self.folder / "drafter")
+        if processes.rank():
+            return
+        with self.average.applied() if self.average else nullcontext():
+            save_checkpoint(self.drafter, self.folder / "drafter")
         scratch = self.folder / f".{STATE_FILE}.tmp"
         torch.save(
             {
-                "settings": asdict(self.settings),
+                "settings": _settings(self.settings),
                 "step": self.step,
                 "tokens_seen": self.tokens_seen,
                 "drafter": self.drafter.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
+                "average": self.average.weights if self.average else None,
             },
             scratch,
         )
@@ -193,11 +237,21 @@ class Trainer:
         if not path.is_file():
             raise MoaError(f"nothing to resume in {self.folder}: it has no {STATE_FILE}")
         state = torch.load(path, map_location="cpu", weights_only=True)
-        if state["settings"] != asdict(self.settings):
-            changed = [k for k, v in asdict(self.settings).items() if state["settings"].get(k) != v]
+        wanted = _settings(self.settings)
+        if state["settings"] != wanted:
+            changed = [k for k, v in wanted.items() if state["settings"].get(k) != v]
             raise MoaError(
                 f"{self.folder} was trained with other settings ({', '.join(changed)}): resume with the same"
             )
         self.drafter.load_state_dict(state["drafter"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.average:
+            for ours, saved in zip(self.average.weights, state["average"], strict=True):
+                ours.copy_(saved)
         self.step, self.tokens_seen = state["step"], state["tokens_seen"]
+
+
+def _settings(settings: TrainSettings) -> dict[str, object]:
+    """What decides every step, whatever else the run's settings hold."""
+    names = {field.name for field in fields(TrainSettings)}
+    return {name: value for name, value in asdict(settings).items() if name in names}

@@ -1,0 +1,205 @@
+"""What ``moa-train`` does: from the settings of a file, of flags or of an earlier start to a finished drafter."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from moa_drafter.precision import fastest_dtype
+from moa_drafter.target import DEFAULT_TARGET, Target, load_target
+from moa_drafter.training import config_file, processes, selfcheck
+from moa_drafter.training.config_file import RECORD_FILE
+from moa_drafter.training.generate import generate_conversations, lines_held
+from moa_drafter.training.run import check_names, parameters_of, read_material, start_drafter, train_run
+from moa_drafter.training.settings import DEFAULT_CONVERSATIONS, GenerateSettings, RunSettings
+from moa_drafter.training.trainer import STATE_FILE
+from moa_runtime.errors import MoaError
+
+WRITTEN_FILE = "conversations.jsonl"
+_PROFILE_STEPS = 50
+
+
+@dataclass
+class Command:
+    """One call of ``moa-train``. Every method returns what ``--json`` prints; None where another process does.
+
+    Args:
+        out: folder of the run.
+        config: a YAML file of settings.
+        flags: checked settings that go before the file's.
+        pause_after: minutes from now.
+    """
+
+    out: Path
+    config: Path | None
+    flags: Mapping[str, Any]
+    resume: bool
+    pause_after: float | None
+    device: str | None
+    _until: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._until = math.inf if self.pause_after is None else time.monotonic() + 60 * self.pause_after
+        self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if self.device.startswith("cuda"):
+            torch.set_float32_matmul_precision("high")
+
+    def train(self) -> dict[str, Any] | None:
+        """Write what is to be written, then train."""
+        with processes.joined(self.device) as device:
+            settings = self._settings(device)
+            target = _load(settings, device)
+            if not settings.data and not self._write(target, settings):
+                return {"finished": False, "conversations": lines_held(self.out / WRITTEN_FILE), "out": str(self.out)}
+            with tqdm(desc="training", unit="step", disable=True if processes.rank() else None) as bar:
+
+                def report(figures: dict[str, float], steps: int) -> None:
+                    bar.total = steps
+                    speed = f"{figures['tokens_per_second']:.0f}"
+                    bar.set_postfix(loss=f"{figures['loss']:.3f}", tokens_s=speed, refresh=False)
+                    bar.update(int(figures["step"]) - bar.n)
+
+                # A run that was interrupted before its first checkpoint begins again.
+                resume = self.resume and (self.out / STATE_FILE).is_file()
+                result = train_run(
+                    target, self._files(settings), self.out, settings, resume=resume, report=report, until=self._until
+                )
+            return None if processes.rank() else {"checkpoint": str(self.out / "drafter"), **result}
+
+    def write_only(self) -> dict[str, Any]:
+        """Write the conversations."""
+        settings = self._settings(str(self.device))
+        if settings.data:
+            raise MoaError("--write-only writes conversations, and data names some that are written: leave one out")
+        finished = self._write(_load(settings, str(self.device)), settings)
+        file = self.out / WRITTEN_FILE
+        return {"finished": finished, "conversations": lines_held(file), "file": str(file)}
+
+    def dry_run(self) -> dict[str, Any]:
+        """What would be done: resolved settings, counts, parameters. Writes nothing."""
+        settings = self._settings(str(self.device))
+        target = _load(settings, str(self.device))
+        written = settings.data or (self.out / WRITTEN_FILE).is_file()
+        material = read_material(target, self._files(settings), settings) if written else None
+        drafter = start_drafter(target, material.conversations if material else [], settings)
+        return {
+            "settings": config_file.plain(settings),
+            "data": material.record if material else {"to_write": settings.conversations or DEFAULT_CONVERSATIONS},
+            "parameters": parameters_of(drafter),
+            "target": {"name": target.folder.name, "fingerprint": target.fingerprint},
+            "device": self.device,
+        }
+
+    def self_check(self) -> dict[str, Any]:
+        """Ten steps at the run's settings: the loss must fall."""
+        return self._check(selfcheck.STEPS, must_fall=True)
+
+    def profile(self) -> dict[str, Any]:
+        """Where the time of a step goes."""
+        return self._check(_PROFILE_STEPS, must_fall=False)
+
+    def _check(self, steps: int, *, must_fall: bool) -> dict[str, Any]:
+        settings = self._settings(str(self.device))
+        target = _load(settings, str(self.device))
+        files = self._files(settings)
+        return selfcheck.check(target, files if files[0].is_file() else (), settings, steps, must_fall=must_fall)
+
+    def _files(self, settings: RunSettings) -> tuple[Path, ...]:
+        return settings.data or (self.out / WRITTEN_FILE,)
+
+    def _settings(self, device: str) -> RunSettings:
+        given = {**(config_file.read_settings(self.config) if self.config else {}), **self.flags}
+        record = self.out / RECORD_FILE
+        if not self.resume:
+            settings = config_file.resolve(config_file.read_settings(self.config) if self.config else {}, self.flags)
+            if settings.dtype == "auto":
+                dtype = "bfloat16" if fastest_dtype(device) == torch.bfloat16 else "float32"
+                settings = replace(settings, dtype=dtype)
+            check_names(settings)
+            return settings
+        if not record.is_file():
+            raise MoaError(f"nothing to resume in {self.out}: it has no {RECORD_FILE}")
+        stored = config_file.resolve(config_file.read_settings(record))
+        given = {key: _absolute(value) for key, value in given.items()}
+        if problem := config_file.contradiction(stored, given):
+            raise MoaError(f"{self.out} was started with another {problem}: resume without it, or choose another --out")
+        return stored
+
+    def _write(self, target: Target, settings: RunSettings) -> bool:
+        """Write conversations until there are enough; whether there are."""
+        wanted = settings.conversations or DEFAULT_CONVERSATIONS
+        file = self.out / WRITTEN_FILE
+        if processes.count() > 1 and lines_held(file) < wanted:
+            raise MoaError("several processes only train: write the conversations with one first (--write-only)")
+        if not processes.rank():
+            self._record_writing(settings)
+        with tqdm(total=wanted, desc="writing", unit="conv", disable=True if processes.rank() else None) as bar:
+            return generate_conversations(
+                target,
+                file,
+                settings,
+                prompts=settings.prompts,
+                report=lambda held: bar.update(held - bar.n),
+                until=self._until,
+            )
+
+    def _record_writing(self, settings: RunSettings) -> None:
+        """Keep the settings for --resume; refuse to mix what other settings wrote."""
+        record = self.out / RECORD_FILE
+        if (self.out / STATE_FILE).is_file():
+            return
+        if record.is_file() and lines_held(self.out / WRITTEN_FILE):
+            stored = config_file.resolve(config_file.read_settings(record))
+            keys = [*GenerateSettings.__dataclass_fields__, "prompts", "model"]
+            keys.remove("conversations")
+            writing = {key: _absolute(getattr(settings, key)) for key in keys}
+            if problem := config_file.contradiction(stored, writing):
+                raise MoaError(f"{self.out / WRITTEN_FILE} was written with another {problem}: choose another --out")
+        config_file.write_record(record, {"settings": config_file.plain(settings)})
+
+    @staticmethod
+    def describe(result: Mapping[str, Any]) -> str:
+        """The result for people."""
+        if "settings" in result or "shares" in result:
+            return "\n".join(_lines(result))
+        if "file" in result or "checkpoint" not in result:
+            return "\n".join(f"{key:<13}{value}" for key, value in result.items() if key != "finished")
+        depths = result["accuracy_by_depth"]
+        return "\n".join(
+            (
+                f"drafter      {result['checkpoint']}",
+                f"steps        {result['step']} of {result['steps']} ({result['tokens']} tokens)",
+                f"loss         {result['loss']:.4f} nats (held out)",
+                f"tau          {result['tau']:.3f} (greedy chain of {len(depths)}, held-out answers)",
+                "depth        " + " ".join(f"{depth:6d}" for depth in range(1, len(depths) + 1)),
+                "accuracy     " + " ".join("     -" if value is None else f"{value:6.3f}" for value in depths),
+            )
+        )
+
+
+def _load(settings: RunSettings, device: str) -> Target:
+    return load_target(settings.model or DEFAULT_TARGET, device=device, dtype=getattr(torch, settings.dtype))
+
+
+def _absolute(value: Any) -> Any:
+    """Paths as a record holds them."""
+    if isinstance(value, tuple):
+        return tuple(_absolute(item) for item in value)
+    return value.absolute() if isinstance(value, Path) else value
+
+
+def _lines(mapping: Mapping[str, Any], indent: str = "") -> list[str]:
+    found: list[str] = []
+    for key, value in mapping.items():
+        if isinstance(value, dict):
+            found += [f"{indent}{key}", *_lines(value, indent + "  ")]
+        else:
+            found.append(f"{indent}{key:<22}{f'{value:.4g}' if isinstance(value, float) else value}")
+    return found

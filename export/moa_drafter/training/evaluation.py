@@ -1,0 +1,63 @@
+"""How well a drafter drafts on answers that it was not trained on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+
+from moa_drafter.drafter import Drafter
+from moa_drafter.training.batch import make_batch
+from moa_drafter.training.data import Conversation
+from moa_drafter.training.features import Features
+from moa_drafter.training.losses import forward_kl
+from moa_drafter.training.visibility import FutureLengths
+
+
+@torch.no_grad()
+def evaluate(
+    drafter: Drafter,
+    conversations: Sequence[Conversation],
+    features: Features,
+    validation: Sequence[int],
+    *,
+    draft_tokens: int = 6,
+) -> dict[str, object]:
+    """Held-out loss, accuracy by depth and tau of a greedy chain, on the target's own answers.
+
+    While all drafted tokens so far are right, a chain follows the target's text, so the accepted
+    length of a round is the run of right predictions at the start of its segment. Segments that an
+    answer's end cuts short do not count for tau.
+
+    Args:
+        validation: indices of the conversations to look at.
+
+    Returns:
+        ``loss`` (forward KL, nats, mean over conversations), ``tau``, and ``accuracy_by_depth``, a list of
+        ``draft_tokens`` shares, None where no token stands so deep.
+    """
+    drafter.eval()
+    lengths = FutureLengths(draft_tokens, draft_tokens)
+    right = torch.zeros(draft_tokens)
+    seen = torch.zeros(draft_tokens)
+    losses: list[float] = []
+    accepted = rounds = 0
+    for index in validation:
+        batch = make_batch(conversations, features, [index], lengths, random.Random(0), drafter.head.device)
+        hidden = drafter.predict(batch)
+        logits, target_logits = drafter.logits(hidden), drafter.logits(batch.states.last[batch.queries])
+        losses.append(float(forward_kl(logits, target_logits)))
+        guess = drafter.draft_to_target[logits.argmax(-1)]
+        hit = (guess == batch.tokens[batch.queries + 1]).cpu()
+        depths = batch.depths.cpu()
+        right.index_add_(0, depths - 1, hit.float())
+        seen.index_add_(0, depths - 1, torch.ones_like(hit, dtype=torch.float32))
+        for last in (depths == draft_tokens).nonzero().flatten().tolist():
+            accepted += int(hit[last + 1 - draft_tokens : last + 1].long().cumprod(0).sum())
+            rounds += 1
+    return {
+        "loss": sum(losses) / len(losses),
+        "tau": 1 + accepted / max(1, rounds),
+        "accuracy_by_depth": [round(float(r / s), 4) if s else None for r, s in zip(right, seen, strict=True)],
+    }

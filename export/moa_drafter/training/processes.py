@@ -1,0 +1,66 @@
+"""Several processes that train one drafter, started by torchrun. Plain ``torch.distributed``: the drafter is small,
+so every process holds all of it, and only gradients travel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def count() -> int:
+    """How many processes train together."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """The number of this one; number 0 writes files and reports."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+@contextmanager
+def joined(device: str) -> Iterator[str]:
+    """Join the processes that torchrun started, if it did.
+
+    Args:
+        device: what was asked for; ``cuda`` becomes this process's own GPU.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield device
+        return
+    if device == "cuda":
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    try:
+        yield device
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def first_alone() -> Iterator[None]:
+    """Process 0 goes through the block before the others do."""
+    if rank() and count() > 1:
+        dist.barrier()
+    yield
+    if not rank() and count() > 1:
+        dist.barrier()
+
+
+def add_up(tensors: Sequence[Tensor]) -> None:
+    """Replace each tensor by its sum over all processes."""
+    if count() > 1:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+
+
+def copy_from_first(tensors: Sequence[Tensor]) -> None:
+    """Replace each tensor by process 0's."""
+    if count() > 1:
+        for tensor in tensors:
+            dist.broadcast(tensor, 0)

@@ -1,0 +1,105 @@
+"""A short run that shows whether a long one is worth its time: the loss falls, tokens a second, where the time goes."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from moa_drafter.target import Target
+from moa_drafter.training.generate import generate_conversations
+from moa_drafter.training.run import initialise_drafter, make_features, read_material, start_drafter
+from moa_drafter.training.settings import RunSettings
+from moa_drafter.training.stopwatch import Stopwatch
+from moa_drafter.training.trainer import Trainer
+
+STEPS = 10
+_WARMUP_STEPS = 3  # a warm-up longer than the check would leave nothing to see
+_SAMPLES = 16
+_WRITTEN = 24
+
+
+def check(
+    target: Target, token_files: Sequence[Path], settings: RunSettings, steps: int, *, must_fall: bool
+) -> dict[str, Any]:
+    """Train ``steps`` steps in a scratch folder at the run's own settings, but for a short warm-up.
+
+    Args:
+        token_files: without one, the target writes a few short conversations first.
+        must_fall: whether a loss that does not fall is a failure.
+
+    Returns:
+        the loss (nats) of the first steps' micro-batches before and after, ``tokens_per_second`` (prompts
+        counted), ``shares`` of the time by part, ``seconds``, and ``failed``, a sentence, where it failed.
+    """
+    began = time.monotonic()
+    settings = replace(settings, steps=settings.steps or 1000, warmup_steps=min(settings.warmup_steps, _WARMUP_STEPS))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        if not token_files:
+            token_files = (_write(target, settings, folder),)
+        material = read_material(target, token_files, settings)
+        drafter = start_drafter(target, material.conversations, settings)
+        features = make_features(folder, target, material.conversations, drafter, settings)
+        if settings.init is None:
+            initialise_drafter(drafter, target, material.conversations, features, _SAMPLES)
+        trainer = Trainer(
+            drafter.to(target.device), material.conversations, features, settings, folder, material.validation
+        )
+        seen = list(itertools.islice(trainer.order(), steps))
+        before = trainer.loss(seen[0])
+        stopwatch = _watched(trainer, target)
+        tokens, seconds = 0, 0.0
+        for number, micro_batches in enumerate(tqdm(seen, desc="checking", unit="step", disable=None)):
+            started = time.monotonic()
+            trainer.train_step(micro_batches)
+            if number == 0 and settings.compile:
+                stopwatch.seconds.clear()  # the first step compiles
+                continue
+            seconds += time.monotonic() - started
+            tokens += sum(len(material.conversations[i]) for indices in micro_batches for i in indices)
+        stopwatch.on = False
+        trainer.step = 0  # the same masks as before
+        after = trainer.loss(seen[0])
+    result = {
+        "steps": steps,
+        "loss_before": before,
+        "loss_after": after,
+        "tokens_per_second": tokens / seconds,
+        "shares": stopwatch.shares(),
+        "seconds": time.monotonic() - began,
+    }
+    if must_fall and not after < before:
+        result["failed"] = f"the loss does not fall: {before:.3f} nats before {steps} steps, {after:.3f} behind them"
+    return result
+
+
+def _watched(trainer: Trainer, target: Target) -> Stopwatch:
+    """Switch the trainer's stopwatch on, and count the target's forward and the layer self-attention for themselves."""
+    watch = trainer.stopwatch
+    watch.on = True
+    body = target.model.model
+    body.forward = watch.watch("target forward", body.forward)
+    # A compiled forward cannot be looked into.
+    if not trainer.settings.compile and hasattr(trainer.drafter, "aggregate"):
+        trainer.drafter.aggregate = watch.watch("layer self-attention", trainer.drafter.aggregate)
+    return watch
+
+
+def _write(target: Target, settings: RunSettings, folder: Path) -> Path:
+    file = folder / "conversations.jsonl"
+    brief = replace(
+        settings,
+        conversations=_WRITTEN,
+        write_batch=_WRITTEN,
+        prompt_tokens=min(settings.prompt_tokens, 32),
+        answer_tokens=min(settings.answer_tokens, 48),
+    )
+    generate_conversations(target, file, brief, prompts=settings.prompts, report=lambda held: None)
+    return file

@@ -1,0 +1,124 @@
+"""Every knob of a run, once: the flags of ``moa-train``, the keys of its configuration file and their defaults.
+
+This module imports no torch, so that ``moa-train --help`` answers at once.
+"""
+
+# ruff: noqa: RUF009 - knob() is a field() with its limits
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+DEFAULT_STEPS = 3000
+DEFAULT_CONVERSATIONS = 2000
+#: What a user's message may be about, and how often, where the target writes the messages too.
+DEFAULT_MIX = {
+    "open": 4.0,
+    "chat": 2.0,
+    "code": 2.0,
+    "maths": 2.0,
+    "summary": 1.0,
+    "passage": 1.0,
+    "translation": 1.0,
+    "extraction": 1.0,
+    "rewriting": 1.0,
+}
+
+
+def knob(
+    default: Any,
+    text: str,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A field with what ``--help`` says of it, and the range it is checked against."""
+    limits = {"help": text, "above": above, "least": least, "most": most, "choices": choices}
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata=limits)
+    return field(default=default, metadata=limits)
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """The training loop. Sizes are in tokens, ``steps`` in optimiser steps; a ``steps`` of 0 is not fixed yet."""
+
+    steps: int = knob(0, f"optimiser steps (default {DEFAULT_STEPS}, unless minutes are given)", above=0)
+    step_tokens: int = knob(640, "tokens of one step, prompts counted", above=0)
+    accumulate: int = knob(1, "micro-batches that one step is cut into", above=0)
+    learning_rate: float = knob(5e-4, "highest rate", above=0)
+    final_learning_rate: float = knob(2e-5, "rate at the end of the cosine", least=0)
+    warmup_steps: int = knob(60, "steps of linear warm-up", least=0)
+    weight_decay: float = knob(0.01, "of matrices; vectors have none", least=0)
+    ema_decay: float = knob(
+        0.0, "exponential moving average of the weights, which is what is saved; 0: none", least=0, most=0.99999
+    )
+    loss: str = knob("kl", "what is made small: kl, feature, acceptance")
+    curriculum: str = knob(
+        "auto",
+        "short futures first (full), or long ones at once (none); auto: none with init",
+        choices=("auto", "full", "none"),
+    )
+    future_high: int | None = knob(
+        None, "highest ordinary future length of the last stage (default: the stage's)", above=0
+    )
+    long_share: float | None = knob(
+        None, "share of long futures in the last stage (default: the stage's)", least=0, most=1
+    )
+    longest_future: int | None = knob(None, "highest of the long future lengths (default: the stage's)", above=0)
+    no_rows_share: float | None = knob(None, "share that is trained without recent memory rows", least=0, most=1)
+    dtype: str = knob("auto", "of the forward pass; auto: measured", choices=("auto", "float32", "bfloat16"))
+    compile: bool = knob(False, "torch.compile the drafter's forward and backward")
+    seed: int = knob(0, "fixes data order, initial weights, masks and what is sampled", least=0)
+    save_every: int = knob(250, "steps between checkpoints", above=0)
+    evaluate_every: int = knob(500, "steps between evaluations", above=0)
+
+
+@dataclass(frozen=True)
+class GenerateSettings:
+    """What the target writes. Lengths are in tokens; ``sampled_share`` of the answers are sampled at
+    ``temperature``, the others are greedy."""
+
+    conversations: int | None = knob(
+        None, f"how many to write, or to use of data (default {DEFAULT_CONVERSATIONS}, all)", above=0
+    )
+    write_batch: int = knob(64, "conversations written at once", above=0)
+    prompt_tokens: int = knob(96, "longest message of the user, where the target writes it", above=1)
+    answer_tokens: int = knob(176, "longest answer", above=1)
+    longest_prompt: int = knob(448, "longest text before an answer", above=1)
+    prompt_temperature: float = knob(1.0, "of the user's messages", above=0)
+    prompt_top_p: float = knob(0.98, "of the user's messages", above=0, most=1)
+    sampled_share: float = knob(0.25, "share of answers that are sampled", least=0, most=1)
+    temperature: float = knob(0.8, "of sampled answers", above=0)
+    follow_up_share: float = knob(
+        0.15, "share of conversations whose user asks again, where the target writes both", least=0, most=1
+    )
+    mix: dict[str, float] = knob(DEFAULT_MIX, "weights of the kinds of message, as kind=weight")
+    seed: int = knob(0, "")  # TrainSettings has the text
+
+
+@dataclass(frozen=True)
+class RunSettings(TrainSettings, GenerateSettings):
+    """One run from the first prompt to the last step.
+
+    Without ``data`` the target first writes ``conversations``. ``init`` is a checkpoint to train on, instead
+    of starting from the target's weights; it keeps its architecture and draft vocabulary.
+    """
+
+    model: str | None = knob(None, "target: the built-in default, a folder, or a Hub id")
+    arch: str = knob("moa", "architecture: moa, eagle, early-exit, independent")
+    data: tuple[Path, ...] = knob((), "token stores (JSON lines of {p, r} token ids, .gz too)")
+    prompts: Path | None = knob(None, "JSON lines of prompts for the target to answer, .gz too")
+    init: Path | None = knob(None, "a checkpoint to train on, with longer futures")
+    minutes: float | None = knob(None, "train for about this long instead of steps; data not counted", above=0)
+    draft_vocab: int = knob(16384, "tokens that can be drafted", above=0)
+    lsa_layers: int = knob(6, "target layers that the layer self-attention sees", above=0)
+    target_layers: int = knob(0, "target layers inside the drafter (TLI)", least=0)
+    held_out: int | None = knob(None, "conversations for evaluation only (default 48, at most a fifth)", above=0)
+    longest: int = knob(448, "longer conversations are left out, in tokens", above=1)
+    features: str = knob(
+        "auto", "target's states: kept on disk, or computed anew; auto: live on cuda", choices=("auto", "disk", "live")
+    )
