@@ -84,11 +84,8 @@ class DeviceHalf(nn.Module):
             tail_mask=tail_mask(self_mask, memory_keys),
             cached=_by_layer(self_keys, self_values, heads),
         )
-        keys, values = (torch.cat(part, dim=1) for part in zip(*new, strict=True))
-        logits = self.drafter.logits(hidden)
-        top, index = logits.topk(self.top_k, dim=-1)
-        logprobs = top - logits.logsumexp(dim=-1, keepdim=True)
-        return self.drafter.draft_to_target[index], logprobs, keys, values
+        keys, values = new[0] if len(new) == 1 else (torch.cat(part, dim=1) for part in zip(*new, strict=True))
+        return *self.drafter.candidates(hidden, self.top_k), keys, values
 
 
 def tail_mask(self_mask: Tensor, memory_keys: Tensor) -> Tensor:
@@ -107,10 +104,12 @@ def tail_mask(self_mask: Tensor, memory_keys: Tensor) -> Tensor:
     """
     given = memory_keys[0].ne(0).any()
     rows = given.expand(self_mask.shape[0], memory_keys.shape[0])
-    without_row = torch.arange(self_mask.shape[1], device=self_mask.device) >= memory_keys.shape[0] * given
-    return torch.cat((rows, self_mask & without_row), dim=1)
+    behind = torch.arange(self_mask.shape[1], device=self_mask.device) >= memory_keys.shape[0]
+    return torch.cat((rows, self_mask & (behind | ~given)), dim=1)
 
 
 def _by_layer(keys: Tensor, values: Tensor, heads: int) -> list[tuple[Tensor, Tensor]]:
     """``[n, layers * heads, head_dim]`` -> for each layer ``[n, heads, head_dim]``."""
+    if keys.shape[1] == heads:  # a split in one is a copy of the whole cache in some runtimes
+        return [(keys, values)]
     return list(zip(keys.split(heads, dim=1), values.split(heads, dim=1), strict=True))

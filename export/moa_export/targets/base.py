@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from moa_drafter.config import DrafterConfig
 from moa_drafter.model import MoADrafter
+from moa_export.errors import ExportError
 from moa_export.recipe import Recipe
 from moa_runtime.backends.base import Backend
 from moa_runtime.bundle import TensorSpec
@@ -78,6 +79,14 @@ class ExportTarget(Protocol):
 
     def runner(self, folder: Path, artifact: Artifact) -> Backend | NotRun:
         """What runs an artifact read back from disk; it is compared with PyTorch."""
+
+
+def refuse_target_layers(target: str, config: DrafterConfig) -> None:
+    """Raises ExportError: a drafter with layers of the target, which ``target`` cannot make."""
+    if config.target_layers:
+        raise ExportError(
+            f"{target} cannot hold the {config.target_layers} target layers of this drafter: use --target onnx"
+        )
 
 
 def plain_specs(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ class StepResult:
     Attributes:
         top_tokens: the ``top_k`` most probable next tokens in the target's vocabulary, best first, ``[Q, K]``.
         top_logprobs: their log-probabilities over the draft vocabulary (nats), ``[Q, K]``.
-        keys, values: self-attention cache entries of the input tokens, ``[T, kv_heads, head_dim]``.
+        keys, values: cache entries of the input tokens, ``[T, kv_heads, head_dim]``.
     """
 
     top_tokens: Int64
@@ -37,7 +37,11 @@ class Backend(Protocol):
 
     @property
     def kv_shape(self) -> tuple[int, int]:
-        """``(kv_heads, head_dim)`` of both caches."""
+        """``(kv_heads, head_dim)`` of a cache entry and of a memory row.
+
+        Heads of the self-attention (or cross-attention) come first, then those of each target layer, if the device
+        half ends with some.
+        """
 
     @property
     def max_positions(self) -> int | None:
@@ -59,7 +63,8 @@ class Backend(Protocol):
         Args:
             tokens, positions: ``[T]``; absolute positions.
             queries: ``[Q]``, indices into the ``T`` tokens whose next token is wanted.
-            self_keys, self_values: self-attention cache of earlier tokens, ``[S, kv_heads, head_dim]``, S >= 0.
+            self_keys, self_values: cache of earlier tokens, ``[S, kv_heads, head_dim]``, S >= 0, from position 0 on.
             self_mask: ``[T, S + T]``, true where a token may look (cached tokens first).
-            memory_keys, memory_values: memory rows, ``[M, kv_heads, head_dim]``, M >= 1; every query sees all.
+            memory_keys, memory_values: memory rows of positions ``0..M-1``, ``[M, kv_heads, head_dim]``; every query
+                sees all. M >= 1: where there is none, one of zeros.
         """

@@ -1,0 +1,132 @@
+"""A drafter with target layers, from the checkpoint to a conversation: bundle, graph, rows on the wire."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from moa_bench.conversation import Conversation, Round
+from moa_bench.loopback import LoopbackVerifier
+from moa_drafter.checkpoint import load_checkpoint, save_checkpoint
+from moa_drafter.model import MoADrafter
+from moa_drafter.target import Target, load_target
+from moa_export.errors import ExportError
+from moa_export.pipeline import ExportSettings, export_bundle, plan
+from moa_export.presets import preset
+from moa_export.progress import Progress
+from moa_export.rotation import rotate_residual_stream
+from moa_export.torch_backend import TorchBackend
+from moa_runtime.backends.base import Backend
+from moa_runtime.backends.load import load_backend
+from moa_runtime.bundle import Bundle
+from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.tree import TreeShape
+from moa_runtime.session.events import Sampling
+from moa_server.transformers_engine import TransformersEngine
+
+
+@pytest.fixture(scope="module")
+def target(tiny_target: Path) -> Target:
+    return load_target(str(tiny_target))
+
+
+def with_target_layers(tiny_drafter: Path, target: Target, count: int) -> MoADrafter:
+    plain = load_checkpoint(tiny_drafter)
+    drafter = MoADrafter(dataclasses.replace(plain.config, target_layers=count))
+    drafter.load_state_dict(plain.state_dict())
+    drafter.bind_target(target.embedding, target.head, target.layers)
+    return drafter.eval()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_drafter: Path, target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("one") / "drafter"
+    save_checkpoint(with_target_layers(tiny_drafter, target, 1), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(checkpoint: Path, tiny_target: Path) -> Bundle:
+    settings = ExportSettings(
+        ("onnx",), checkpoint, str(tiny_target), preset("max-quality"), questions=["Name three colours."]
+    )
+    export_bundle(checkpoint.parent / "bundle", settings, Progress(sys.stderr, quiet=True))
+    return Bundle.open(checkpoint.parent / "bundle")
+
+
+def reference(checkpoint: Path, target: Target) -> TorchBackend:
+    drafter = load_checkpoint(checkpoint)
+    drafter.bind_target(target.embedding, target.head, target.layers)
+    return TorchBackend(drafter, top_k=8)
+
+
+def assert_same_drafts(one: Backend, other: Backend, atol: float) -> None:
+    """Chains and trees with few rows, none, and rows that arrive later."""
+    rows = np.random.default_rng(5).standard_normal((2, 12, *one.kv_shape)).astype(np.float32)
+    prefix = list(range(20, 40))
+    for held in (0, 1, 7):
+        sides = [MoaDrafter(backend, max_context=100) for backend in (one, other)]
+        drafts = []
+        for side in sides:
+            side.add_rows(0, *rows[:, :held])
+            drafted = side.draft(prefix, 3)
+            side.add_rows(held, *rows[:, held:])
+            tree = side.draft_tree(prefix, TreeShape(nodes=16, depth=3, width=4))
+            drafts.append(([guess.token for guess in drafted], [guess.logprob for guess in drafted], tree))
+        (tokens, logprobs, tree), (other_tokens, other_logprobs, other_tree) = drafts
+        assert tokens == other_tokens and tree.tokens == other_tree.tokens
+        np.testing.assert_allclose(logprobs, other_logprobs, atol=atol)
+        np.testing.assert_allclose(tree.scores, other_tree.scores, atol=atol)
+
+
+def test_the_graph_computes_what_pytorch_does(bundle: Bundle, checkpoint: Path, target: Target) -> None:
+    assert (bundle.manifest.kv_heads, bundle.manifest.head_dim) == (4, 16)
+    graph = load_backend(bundle, threads=1)
+    assert graph.kv_shape == (4, 16)
+    assert_same_drafts(graph, reference(checkpoint, target), atol=1e-3)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_rotated_residual_stream_changes_nothing(tiny_drafter: Path, target: Target, count: int) -> None:
+    drafter = with_target_layers(tiny_drafter, target, count)
+    turned = rotate_residual_stream(copy.deepcopy(drafter))
+    assert not torch.equal(turned.tail[0].mlp.down_proj.weight, drafter.tail[0].mlp.down_proj.weight)
+    assert_same_drafts(TorchBackend(turned, top_k=8), TorchBackend(drafter, top_k=8), atol=1e-3)
+
+
+@pytest.mark.parametrize("tree", [None, TreeShape(nodes=10, depth=3, width=3)], ids=["chain", "tree"])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, 0.95, seed=3)], ids=["greedy", "sampled"])
+def test_a_conversation_is_lossless(
+    bundle: Bundle, checkpoint: Path, tiny_target: Path, tree: TreeShape | None, sampling: Sampling
+) -> None:
+    """Rows of twice the heads travel in the frames, and the answer is the target's own."""
+    engine = TransformersEngine.load(str(tiny_target), checkpoint)
+    question = [1, 40, 90, 200, 31, 7]
+    device = MoaDrafter(load_backend(bundle, threads=1), max_context=200)
+    rounds: list[Round] = []
+    conversation = Conversation(LoopbackVerifier(engine), device, bundle.manifest.fingerprints, [2])
+    answer = conversation.answer(
+        question,
+        sampling,
+        draft_length=4,
+        max_new_tokens=24,
+        on_round=rounds.append,
+        draft_tree=None if tree is None else lambda prefix: device.draft_tree(prefix, tree),
+    )
+    assert rounds and device.rows >= len(question) + len(answer.tokens) - 2
+    sequence, alone = engine.open(), list(question)
+    while len(alone) < len(question) + len(answer.tokens):
+        alone += sequence.verify(alone, [], [], sampling)
+    assert alone[len(question) :] == answer.tokens
+
+
+@pytest.mark.parametrize("name", ["coreml", "executorch"])
+def test_a_target_that_cannot_hold_them_says_so(checkpoint: Path, tiny_target: Path, name: str) -> None:
+    with pytest.raises(ExportError, match=f"{name} cannot hold the 1 target layers of this drafter: use --target onnx"):
+        plan(ExportSettings((name,), checkpoint, model=str(tiny_target)))
