@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import random
 from collections import Counter
@@ -93,7 +94,8 @@ def _conversation(line: str, where: str, vocab_size: int) -> Conversation | None
         raise MoaError(f"{where}: expected {{'p': [ids], 'r': [ids]}} ({error})") from error
     if not in_range:
         raise MoaError(f"{where}: a token id outside 0..{vocab_size - 1}; another tokenizer's?")
-    if any(stop <= start for start, stop in conversation.answers):
+    edges = [0, *(edge for span in asked for edge in span), len(conversation.answer)]
+    if any(after <= before for before, after in itertools.pairwise(edges)) and asked:
         raise MoaError(f"{where}: the spans in 'u' must lie in order inside 'r', with an answer after each")
     return conversation if conversation.prompt and conversation.learnt else None
 

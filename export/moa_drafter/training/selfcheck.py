@@ -21,6 +21,7 @@ from moa_drafter.training.trainer import Trainer
 
 STEPS = 10
 _WARMUP_STEPS = 3  # a warm-up longer than the check would leave nothing to see
+_RUN_STEPS = 1000  # of a run whose beginning this is
 _SAMPLES = 16
 _WRITTEN = 24
 
@@ -39,7 +40,9 @@ def check(
         counted), ``shares`` of the time by part, ``seconds``, and ``failed``, a sentence, where it failed.
     """
     began = time.monotonic()
-    settings = replace(settings, steps=settings.steps or 1000, warmup_steps=min(settings.warmup_steps, _WARMUP_STEPS))
+    settings = replace(
+        settings, steps=max(settings.steps, _RUN_STEPS), warmup_steps=min(settings.warmup_steps, _WARMUP_STEPS)
+    )
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         if not token_files:

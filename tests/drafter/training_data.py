@@ -1,0 +1,43 @@
+"""Made-up conversations and runs of ``moa-train``, small enough for fast tests."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from moa_drafter.cli import main
+
+
+def write_store(path: Path, conversations: int, *, prompt: int = 8, answer: int = 24, seed: int = 0) -> Path:
+    """A token store for the tiny target: counting texts, all of one length, which can be learnt fast."""
+    rng = random.Random(seed)
+    lines = []
+    for _ in range(conversations):
+        first, step = rng.randrange(3, 400), rng.randrange(1, 4)
+        tokens = [3 + (first + step * i) % 400 for i in range(prompt + answer)]
+        lines.append(json.dumps({"p": tokens[:prompt], "r": tokens[prompt:]}) + "\n")
+    path.write_text("".join(lines))
+    return path
+
+
+def moa_train(out: Path, *arguments: str | Path | float) -> int:
+    return main(["--out", str(out), *map(str, arguments)])
+
+
+def small(target: Path, store: Path, steps: int = 6) -> Sequence[str]:
+    """Flags of a run of seconds."""
+    sizes = [
+        "--step-tokens",
+        "128",
+        "--draft-vocab",
+        "384",
+        "--lsa-layers",
+        "2",
+        "--held-out",
+        "3",
+        "--warmup-steps",
+        "2",
+    ]
+    return ["--model", str(target), "--data", str(store), "--steps", str(steps), "--dtype", "float32", *sizes]
