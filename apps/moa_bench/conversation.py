@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -36,12 +37,14 @@ class Round:
         depth: of them, on the longest path; as many as were sent where the draft is a chain.
         accepted: of them.
         committed: the bonus token included.
+        draft_s: seconds that drafting took.
     """
 
     drafted: int
     depth: int
     accepted: int
     committed: int
+    draft_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -139,23 +142,27 @@ class Conversation:
             draft_length: tokens of the draft, a greedy chain; fewer where the drafter ends the turn or
                 there is room for fewer. A draft of 0 asks the target for one token.
         """
+        began = time.perf_counter()
         write_on(self._session, self._drafter, draft_length, Origin.DRAFTED, self._timeline)
+        draft_s = time.perf_counter() - began
         self._session.propose()
-        return self._judge(answer, self._session.in_flight_drafted)
+        return self._judge(answer, self._session.in_flight_drafted, draft_s)
 
     def tree_round(self, draft_tree: DraftTrees, answer: Answer) -> Round:
         """One tree and its verdict, which extends ``answer``. An answer must run."""
         prefix = self._session.tokens
+        began = time.perf_counter()
         with self._timeline.measure("draft", "draft", position=len(prefix), origin=Origin.DRAFTED.value):
             tree = draft_tree(prefix)
+        draft_s = time.perf_counter() - began
         self._session.extend(tree.likeliest_path(), Origin.DRAFTED)
         self._session.propose(tree=tree)
-        return self._judge(answer, tree.depth)
+        return self._judge(answer, tree.depth, draft_s)
 
-    def _judge(self, answer: Answer, depth: int) -> Round:
+    def _judge(self, answer: Answer, depth: int, draft_s: float) -> Round:
         drafted = self._session.in_flight_drafted
         new = self._commit_to(answer)
-        return Round(drafted, depth, sum(origin is Origin.DRAFTED for origin in new), len(new))
+        return Round(drafted, depth, sum(origin is Origin.DRAFTED for origin in new), len(new), draft_s)
 
     def cut(self) -> ClientSession:
         """Lose the link for good: the session is the caller's now, the conversation is over."""

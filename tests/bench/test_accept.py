@@ -10,8 +10,9 @@ from toy import PRINTS, STOP, ToyDrafter, ToyEngine, plain
 from moa_bench import inprocess
 from moa_bench.accept.measure import AcceptSettings, Results, measure
 from moa_bench.accept.tally import Tally
+from moa_bench.checkpoints import checkpoint_pair
 from moa_bench.cli import main
-from moa_bench.conversation import Conversation, RefusedError, Round
+from moa_bench.conversation import Answer, Conversation, RefusedError, Round
 from moa_bench.inprocess import Device
 from moa_bench.loopback import LoopbackVerifier
 from moa_bench.questions import Question
@@ -20,7 +21,7 @@ from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.errors import MoaError
 from moa_runtime.session.server import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
-from tiny import make_tiny_drafter
+from tiny import make_tiny_drafter, make_tiny_rival
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -240,7 +241,7 @@ def test_the_command_prints_a_table(command):
 def test_the_same_seed_gives_the_same_figures(command):
     runs = [json.loads(command("--json", "--temperature", "1.5", "--seed", "3")[1]) for _ in range(2)]
     for found in runs:
-        del found["seconds"], found["measured_at"]
+        del found["seconds"], found["measured_at"], found["draft_ms"]
     assert runs[0] == runs[1]
     assert runs[0]["settings"]["sampling"] == {"temperature": 1.5, "top_p": 1.0, "seed": 3}
 
@@ -296,3 +297,115 @@ def test_a_drafter_other_than_the_bundles_is_refused(command, tiny, tmp_path):
     other = make_tiny_drafter(target_folder, tmp_path / "other", seed=9)
     said = refusal(command, "--drafter", str(other))
     assert drafter_fingerprint(other) in said and drafter_fingerprint(drafter_folder) in said
+
+
+# -- drafters that run from their checkpoint ---------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def rivals(tiny_target, tmp_path_factory):
+    """Random drafters by architecture, each in the folder of a run as moa-train leaves it."""
+    folder = tmp_path_factory.mktemp("runs")
+    return {
+        name: make_tiny_rival(name, tiny_target, folder / name / "drafter")
+        for name in ("eagle", "early-exit", "independent")
+    }
+
+
+@pytest.fixture
+def bare(tiny, questions, capsys):
+    """Runs ``moa-bench accept`` on the tiny model without a bundle."""
+    target_folder, *_ = tiny
+
+    def run(*more: str) -> tuple[int, str, str]:
+        where = ["--questions", str(questions), "--model", str(target_folder), "--max-new-tokens", "12"]
+        return main(["accept", *where, *more]), *capsys.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize("architecture", ["eagle", "early-exit", "independent"])
+def test_answers_of_a_rival_equal_plain_decoding(rivals, tiny, architecture):
+    from moa_server.plain import decode
+
+    target = tiny[-1].target
+    device, engine = checkpoint_pair(rivals[architecture], target)
+    question = device.tokenizer.encode_chat([{"role": "user", "content": "Name three primary colours."}])
+    for nodes in (None, 20):
+        answers: list[Answer] = []
+        settings = AcceptSettings(draft_length=4, nodes=nodes, max_new_tokens=30)
+        asked = [Question(1, "qa", ("Name three primary colours.",))]
+        measure(asked, device, engine, settings, Results(4), lambda turn, answer, to=answers: to.append(answer))
+        assert answers[0].tokens == [step.token for step in decode(engine, question, Sampling(), 30)]
+
+
+def test_one_table_compares_all_architectures(bare, rivals, tiny):
+    argv = ["--drafter", str(tiny[1]), "--against", *map(str, rivals.values()), "--draft", "tree", "--nodes", "12"]
+    status, out, err = bare(*argv, "--json")
+    found = json.loads(out)
+    assert (status, err, found["weights"]) == (0, "", "float32 checkpoint")
+    assert [one["name"] for one in found["rivals"]] == ["eagle", "early-exit", "independent"]
+    drafters = [found, *found["rivals"]]
+    assert [one["architecture"] for one in drafters] == ["moa", "eagle", "early-exit", "independent"]
+    # Two halves of 2 heads with a scale each: 16 numbers a head.
+    assert [one["row_bytes"] for one in drafters] == [72, 72, 0, 0]
+    assert [one["frozen_parameters"] > 0 for one in drafters] == [False, False, True, False]
+    for one in drafters:
+        assert one["tokens"] == found["tokens"]  # the same text, whoever drafts
+        assert one["target_passes"] == 3 + one["rounds"]  # three turns
+        assert one["tau"] >= 1 and one["draft_ms"] > 0 and list(one["tasks"]) == ["mt_bench", "qa"]
+    table = bare(*argv)[1]
+    assert "tau, mean over tasks" in table and "early-exit" in table
+
+
+def test_a_bundle_is_compared_with_checkpoints(command, rivals):
+    found = json.loads(command("--against", str(rivals["eagle"]), "--json")[1])
+    assert (found["name"], found["weights"]) == ("bundle", "bundle")
+    assert [one["weights"] for one in found["rivals"]] == ["float32 checkpoint"]
+
+
+def test_a_checkpoint_drafts_as_its_bundle(command, bare, tiny):
+    """The graph of the tiny bundle runs in PyTorch here, so nothing may differ."""
+    figures = ("tau", "tasks", "accepted_length_histogram", "fingerprints", "row_bytes", "target_passes")
+    of_bundle, of_checkpoint = (
+        json.loads(run[1]) for run in (command("--json"), bare("--drafter", str(tiny[1]), "--json"))
+    )
+    assert [of_bundle[name] for name in figures] == [of_checkpoint[name] for name in figures]
+
+
+def test_an_interrupted_comparison_keeps_what_it_has(bare, rivals, tiny, monkeypatch):
+    draft, calls = MoaDrafter.draft, []
+
+    def interrupted(self, prefix, count):
+        calls.append(type(self).__name__)
+        if calls.count("EagleLoop") == 9:
+            raise KeyboardInterrupt
+        return draft(self, prefix, count)
+
+    monkeypatch.setattr(MoaDrafter, "draft", interrupted)
+    status, out, _ = bare("--drafter", str(tiny[1]), "--against", str(rivals["eagle"]), str(tiny[1]), "--json")
+    found = json.loads(out)
+    assert (status, found["partial"], found["questions"]) == (130, True, 2)
+    assert [one["questions"] for one in found["rivals"]] == [0, 0]
+    assert [one["rounds"] > 0 for one in found["rivals"]] == [True, False]
+    calls.clear()
+    status, table, err = bare("--drafter", str(tiny[1]), "--against", str(rivals["eagle"]), str(tiny[1]))
+    assert status == 130 and "(2)" in table and "partial result: interrupted" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--against", "no-such-folder"], "no-such-folder"),
+        (["--drafter", "no-such-folder"], "no-such-folder"),
+        (["--backend", "onnx"], "add --bundle"),
+    ],
+)
+def test_bad_checkpoints_are_refused_in_one_sentence(bare, tiny, argv, said):
+    assert said in refusal(bare, "--drafter", str(tiny[1]), *argv)
+
+
+def test_a_drafter_of_another_target_is_refused(bare):
+    from moa_drafter.checkpoint import shipped_checkpoint
+
+    assert "does not fit the target" in refusal(bare, "--against", str(shipped_checkpoint()))

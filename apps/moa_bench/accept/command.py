@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import Any
+from pathlib import Path
 
 from moa_bench.accept import present
-from moa_bench.accept.measure import AcceptSettings, Results, measure
+from moa_bench.accept.contender import Contender, contenders_of
+from moa_bench.accept.measure import AcceptSettings, measure
 from moa_bench.conversation import Answer
-from moa_bench.inprocess import device_of, engine_of, with_progress
+from moa_bench.inprocess import with_progress
 from moa_bench.options import (
     add_answer_options,
     add_backend_option,
     add_bundle_option,
     add_question_options,
     add_target_options,
-    bundle_of,
     questions_of,
     sampling_of,
 )
 from moa_bench.output import INTERRUPTED, add_output_options, check_output_options, finish
-from moa_bench.result import result_of, rounded
-from moa_bench.timeline_option import add_timeline_option, check_timeline_option, recording
+from moa_bench.questions import Question
+from moa_bench.result import result_of
+from moa_bench.timeline_option import Recording, add_timeline_option, check_timeline_option, recording
 from moa_bench.transcript import show_answer
 from moa_runtime.drafters.tree import TreeShape
 from moa_runtime.errors import MoaError
@@ -34,6 +35,9 @@ Measure tau, the mean number of tokens that one round (a draft sent, a verdict r
 Device and verifier run in this one process and talk over the real protocol, memory rows encoded as on the
 wire; only the network is missing. Every question is a conversation of its own; later turns see the answers
 before them. The first token of an answer comes with the verdict on the question and counts for no round.
+
+What drafts is a bundle's graph, by default that of the shipped drafter. With --drafter or --against and without
+--bundle it is the checkpoint itself, in PyTorch and float32; it may be of any architecture that moa-train knows.
 """
 
 
@@ -49,6 +53,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_bundle_option(parser)
     add_backend_option(parser)
     add_target_options(parser)
+    parser.add_argument(
+        "--against",
+        type=Path,
+        nargs="+",
+        metavar="FOLDER",
+        help="checkpoints to measure after it on the same questions, in float32, and to compare with it",
+    )
     add_answer_options(parser, max_new_tokens=128)
     parser.add_argument(
         "--draft", choices=("chain", "tree"), default="chain", help="shape of the drafts (default %(default)s)"
@@ -77,50 +88,45 @@ def run(args: argparse.Namespace) -> int:
     check_output_options(args)
     check_timeline_option(args)
     questions = questions_of(args)
-    bundle = bundle_of(args)
     require_extra("server", "moa-bench accept")
-    device = device_of(bundle, args.backend)
-    engine = engine_of(args)
-    results = Results(settings.draft_length)
-
-    def show(turn: str, answer: Answer) -> None:
-        if args.show:
-            show_answer(turn, answer.tokens, answer.origins, device.tokenizer)
-
+    contenders = contenders_of(args)
     problem = ""
     try:
         with recording(args, "device and verifier") as ends:
-            measure(with_progress(questions, "accept"), device, engine, settings, results, show, ends.device)
+            for contender in contenders:
+                _measure(contender, questions, settings, ends, show=args.show)
     except KeyboardInterrupt:
         problem = INTERRUPTED
+    first, *others = contenders
     result = result_of(
         "accept",
-        _figures(results),
+        {
+            **first.figures(),
+            "skipped": [dataclasses.asdict(turn) for turn in first.results.skipped],
+            "rivals": [contender.figures() for contender in others],
+        },
         settings={
             "questions": args.questions.name,
             "limit": args.limit,
-            "target": bundle.manifest.target,
+            "target": first.target,
             "draft_length": settings.draft_length,
             "nodes": settings.nodes,
             "max_new_tokens": settings.max_new_tokens,
             "sampling": dataclasses.asdict(settings.sampling),
         },
-        fingerprints=bundle.manifest.fingerprints,
-        seconds=results.seconds,
+        fingerprints=first.device.fingerprints,
+        seconds=sum(contender.results.seconds for contender in contenders),
         problem=problem,
     )
     return finish(result, args, present)
 
 
-def _figures(results: Results) -> dict[str, Any]:
-    total = results.total.as_dict()
-    return {
-        "tau": rounded(results.tau),
-        "tasks": {name: tally.as_dict() for name, tally in results.tasks.items()},
-        "accuracy_by_depth": total["accuracy_by_depth"],
-        "accepted_length_histogram": total["accepted_length_histogram"],
-        "questions": total["questions"],
-        "rounds": total["rounds"],
-        "tokens": total["tokens"],
-        "skipped": [dataclasses.asdict(turn) for turn in results.skipped],
-    }
+def _measure(
+    contender: Contender, questions: list[Question], settings: AcceptSettings, ends: Recording, *, show: bool
+) -> None:
+    def show_it(turn: str, answer: Answer) -> None:
+        if show:
+            show_answer(turn, answer.tokens, answer.origins, contender.device.tokenizer)
+
+    asked = with_progress(questions, f"accept: {contender.name}")
+    measure(asked, contender.device, contender.engine, settings, contender.results, show_it, ends.device)

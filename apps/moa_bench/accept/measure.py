@@ -73,6 +73,8 @@ class Results:
         tasks: in the order in which the questions named them.
         total: the rounds of all tasks.
         seconds: wall time, loading not included.
+        draft_s: of it, drafting.
+        target_passes: forwards of the target, those over questions included.
     """
 
     draft_length: int
@@ -80,6 +82,8 @@ class Results:
     total: Tally = field(init=False)
     skipped: list[SkippedTurn] = field(default_factory=list)
     seconds: float = 0.0
+    draft_s: float = 0.0
+    target_passes: int = 0
 
     def __post_init__(self) -> None:
         self.total = Tally(self.draft_length)
@@ -89,6 +93,11 @@ class Results:
         """The benchmark's figure: the plain mean of the tasks' taus, tasks without rounds left out."""
         taus = [tally.tau for tally in self.tasks.values() if tally.tau is not None]
         return sum(taus) / len(taus) if taus else None
+
+    @property
+    def draft_ms(self) -> float | None:
+        """Mean time of a draft in milliseconds; None without rounds."""
+        return 1000 * self.draft_s / self.total.rounds if self.total.rounds else None
 
     def tallies(self, task: str) -> tuple[Tally, Tally]:
         """The tallies that a round of ``task`` belongs into."""
@@ -115,12 +124,13 @@ def measure(
     Raises:
         RefusedError: bundle and engine do not belong together.
     """
-    began = time.monotonic()
+    began, passes = time.monotonic(), engine.forwards
     try:
         for question in questions:
             tallies = results.tallies(question.task)
 
             def count(outcome: Round, tallies: tuple[Tally, Tally] = tallies) -> None:
+                results.draft_s += outcome.draft_s
                 for tally in tallies:
                     tally.add(outcome)
 
@@ -130,6 +140,7 @@ def measure(
                 tally.questions += 1
     finally:
         results.seconds = time.monotonic() - began
+        results.target_passes = engine.forwards - passes
 
 
 def _converse(

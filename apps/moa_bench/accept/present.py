@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from moa_bench.output import Headline
@@ -27,6 +28,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
             ],
             note="\n".join([_conditions(result), *_skipped(result)]),
         ),
+        *([_comparison([result, *result["rivals"]])] if result.get("rivals") else []),
     ]
 
 
@@ -54,6 +56,32 @@ def draw(result: dict[str, Any], figure: Figure) -> None:
     depths = [(d, share) for d, share in enumerate(result["accuracy_by_depth"], 1) if share is not None]
     accuracy.plot([d for d, _ in depths], [share for _, share in depths], marker="o")
     accuracy.set(title="accuracy by depth", xlabel="depth in the draft", ylabel="share accepted", ylim=(0, 1))
+
+
+def _comparison(drafters: list[dict[str, Any]]) -> Table:
+    """A column a drafter."""
+
+    def row(what: str, values: Iterable[object]) -> list[object]:
+        return [what, *values]
+
+    tasks = list(dict.fromkeys(task for drafter in drafters for task in drafter["tasks"]))
+    depths = range(len(drafters[0]["accuracy_by_depth"]))
+    return Table(
+        ["", *(drafter["name"] for drafter in drafters)],
+        [
+            row("architecture", (d["architecture"] for d in drafters)),
+            row("weights", (d["weights"] for d in drafters)),
+            row("parameters, millions", (d["parameters"] / 1e6 for d in drafters)),
+            row("and of the target's layers", (d["frozen_parameters"] / 1e6 for d in drafters)),
+            row("bytes a row", (d["row_bytes"] for d in drafters)),
+            *(row(f"tau, {task}", (d["tasks"].get(task, {}).get("tau") for d in drafters)) for task in tasks),
+            row("tau, mean over tasks", (d["tau"] for d in drafters)),
+            *(row(f"accuracy at depth {n + 1}", (d["accuracy_by_depth"][n] for d in drafters)) for n in depths),
+            row("ms a draft", (d["draft_ms"] for d in drafters)),
+            row("passes of the target", (d["target_passes"] for d in drafters)),
+        ],
+        title="Same questions, same settings, one after the other:",
+    )
 
 
 def _conditions(result: dict[str, Any]) -> str:

@@ -1,0 +1,127 @@
+"""What is measured: drafters, each with its two ends, and what is to be known of them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moa_bench.accept.measure import Results
+from moa_bench.checkpoints import checkpoint_pair
+from moa_bench.inprocess import Device, device_of, engine_of
+from moa_bench.options import bundle_of
+from moa_bench.result import rounded
+from moa_runtime.errors import MoaError
+from moa_runtime.session.events import Sampling
+from moa_runtime.session.rows import encode_rows
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+
+if TYPE_CHECKING:
+    from moa_server.transformers_engine import TransformersEngine
+
+CHECKPOINT = "float32 checkpoint"
+_COUNTED = ("accuracy_by_depth", "accepted_length_histogram", "questions", "rounds", "tokens")
+
+
+@dataclass
+class Contender:
+    """A drafter to measure.
+
+    Attributes:
+        name: for people; no path.
+        weights: what drafts, ``"bundle"`` or :data:`CHECKPOINT`.
+        target: the target's name.
+        results: of the rounds measured so far.
+    """
+
+    name: str
+    weights: str
+    target: str
+    device: Device
+    engine: TransformersEngine
+    results: Results
+
+    def figures(self) -> dict[str, Any]:
+        """What was measured, and what it was measured of; plain values for JSON.
+
+        ``parameters`` are those of the checkpoint, ``frozen_parameters`` those of the target's layers that a step
+        runs besides, ``row_bytes`` what a token's row takes on the wire (int8), ``draft_ms`` the mean time of a draft,
+        ``target_passes`` forwards of the target, those over questions included.
+        """
+        drafter, total = self.engine.drafter, self.results.total.as_dict()
+        assert drafter is not None
+        return {
+            "name": self.name,
+            "architecture": drafter.config.architecture,
+            "weights": self.weights,
+            "parameters": sum(tensor.numel() for tensor in drafter.parameters()),
+            "frozen_parameters": drafter.frozen_parameters,
+            "row_bytes": row_bytes(self.engine),
+            "tau": rounded(self.results.tau),
+            "tasks": {name: tally.as_dict() for name, tally in self.results.tasks.items()},
+            **{
+                key: total[key]
+                for key in ("accuracy_by_depth", "accepted_length_histogram", "questions", "rounds", "tokens")
+            },
+            "draft_ms": rounded(self.results.draft_ms, 2),
+            "target_passes": self.results.target_passes,
+        }
+
+
+def contenders_of(args: argparse.Namespace) -> list[Contender]:
+    """The drafter that ``--bundle`` or ``--drafter`` name, then those of ``--against``.
+
+    Raises:
+        MoaError: what cannot be found, read, or does not fit together.
+    """
+    # Imported late: this brings torch, and --help should answer at once.
+    from moa_drafter.checkpoint import shipped_checkpoint
+    from moa_drafter.target import DEFAULT_TARGET, load_target
+
+    model, against = args.model or DEFAULT_TARGET, list[Path](args.against or ())
+    if args.bundle is not None or (args.drafter is None and not against):
+        bundle = bundle_of(args)
+        device = device_of(bundle, args.backend)
+        engine = engine_of(args)
+        ends = [("bundle", "bundle", bundle.manifest.target, device, engine)]
+        target = engine.target
+        folders = against
+    else:
+        if args.backend is not None:
+            raise MoaError("--backend chooses among the graphs of a bundle: add --bundle")
+        ends, target = [], load_target(model)
+        folders = [args.drafter or shipped_checkpoint(), *against]
+    target_name = Path(model).resolve().name if Path(model).is_dir() else model  # no path of this machine
+    ends += [(_name(folder), CHECKPOINT, target_name, *checkpoint_pair(folder, target)) for folder in folders]
+    names = _distinct([name for name, *_ in ends])
+    return [Contender(name, *rest, Results(args.draft_length)) for name, (_, *rest) in zip(names, ends, strict=True)]
+
+
+def row_bytes(engine: TransformersEngine) -> int:
+    """Bytes of one token's row on the wire, int8 with its scales; 0 where none travel."""
+    sequence = engine.open()
+    sequence.verify([0], (), (), Sampling())
+    rows = sequence.rows(range(1))
+    if rows is None:
+        return 0
+    encoded = encode_rows(0, *rows, wire.ROW_ENCODING_INT8)
+    return len(encoded.data) + len(encoded.scales)
+
+
+def _name(folder: Path) -> str:
+    """The folder's name; that of the run where it is moa-train's ``OUT/drafter``."""
+    from moa_drafter.checkpoint import shipped_checkpoint
+
+    place = folder.resolve()
+    if place == shipped_checkpoint().resolve():
+        return "shipped"
+    return place.parent.name if place.name == "drafter" and place.parent.name else place.name
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """The same names, a number behind those that came before: ``["a", "a"]`` becomes ``["a", "a (2)"]``."""
+    return [
+        name if name not in names[:at] else f"{name} ({1 + names[:at].count(name)})" for at, name in enumerate(names)
+    ]
