@@ -43,14 +43,14 @@ def initialise_from_target(
     parts = list(samples)
     seen = len(drafter.config.lsa_layers)  # behind them come the keys and values of the layers that follow
     kv = torch.cat([states.kv[:, :seen] for _, states in parts])
-    hidden = torch.cat([_estimated(drafter, target, tokens, states) for tokens, states in parts]).double()
+    hidden = torch.cat([estimated(drafter, target, tokens, states) for tokens, states in parts]).double()
     _copy_target_layers(drafter, target)
     _aggregate_linearly(drafter, kv, hidden, ridge)
     own = torch.cat([_self_attended(drafter, tokens) for tokens, _ in parts])
     _read_latest_row(drafter, kv, hidden, own, ridge)
 
 
-def _estimated(drafter: MoADrafter, target: Any, tokens: Tensor, states: TargetStates) -> Tensor:
+def estimated(drafter: MoADrafter, target: Any, tokens: Tensor, states: TargetStates) -> Tensor:
     """What the cross-attention shall compute, ``[T, hidden]``."""
     if not drafter.config.target_layers:
         return states.last

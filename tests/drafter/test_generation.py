@@ -1,0 +1,105 @@
+"""What the target writes for training: kinds of message, several turns, pauses."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from training_data import moa_train
+
+from moa_drafter.target import Target, load_target
+from moa_drafter.training import generate
+from moa_drafter.training.data import read_conversations
+from moa_drafter.training.generate import generate_conversations
+from moa_drafter.training.prompts import OPENINGS, draw_openings, read_prompts
+from moa_drafter.training.settings import DEFAULT_MIX, GenerateSettings
+
+
+@pytest.fixture(scope="module")
+def target(tiny_target: Path) -> Target:
+    return load_target(str(tiny_target))
+
+
+def test_every_turn_of_given_prompts_is_answered(target: Target, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl.gz"
+    users = [["the river", "and the fox", "why"], ["one"], ["a bottle", "bread"]]
+    with gzip.open(prompts, "wt") as file:
+        for says in users:
+            messages = [{"role": "user", "content": text} for text in says]
+            file.write(json.dumps({"messages": messages}) + "\n")
+    store = tmp_path / "tokens.jsonl"
+    settings = GenerateSettings(conversations=3, write_batch=3, answer_tokens=12, sampled_share=0)
+    assert generate_conversations(target, store, settings, prompts=prompts, report=lambda held: None)
+    found = read_conversations(store, vocab_size=512)
+    assert sorted(len(c.answers) for c in found) == [1, 2, 3]
+    decode = target.tokenizer.decode
+    stop = target.stop_tokens[0]
+    for conversation in found:
+        tokens = conversation.tokens
+        said = decode(tokens)
+        assert [text for says in users for text in says if len(says) == len(conversation.answers) and text in said]
+        for start, stop_at in conversation.answers:
+            assert decode(tokens[:start]).endswith("<|im_start|>assistant\n")
+            answer = target.model.generate(
+                input_ids=torch.tensor([tokens[:start]]),
+                max_new_tokens=12,
+                do_sample=False,
+                eos_token_id=stop,
+            )[0, start:].tolist()
+            assert list(tokens[start:stop_at]) == answer, "the target's greedy answer to all that stands before"
+        for start, _ in conversation.answers[1:]:
+            between = decode(tokens[:start])
+            assert between.count("<|im_end|>\n<|im_start|>user\n") == between.count("<|im_start|>user\n")
+
+
+def test_prompts_of_like_length_are_answered_together(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": "x" * rng.randrange(1, 500)}) + "\n" for _ in range(100)))
+    batches = read_prompts(prompts, 10)
+    assert sum(map(len, batches)) == 100
+    assert all(max(len(t[0]) for t in one) <= min(len(t[0]) for t in two) for one, two in itertools.pairwise(batches))
+
+
+def test_the_mix_draws_its_kinds() -> None:
+    assert set(DEFAULT_MIX) == set(OPENINGS)
+    drawn = draw_openings({"code": 3, "maths": 1, "chat": 0}, 4000, random.Random(0))
+    code = sum(opening in OPENINGS["code"] for opening in drawn)
+    assert 2800 < code < 3200 and not any(opening in OPENINGS["chat"] for opening in drawn)
+
+
+def test_the_target_asks_again(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The tiny target's own messages hardly ever end.
+    monkeypatch.setattr(generate._Writer, "_messages", lambda self, prompts: ["and the river"] * len(prompts))
+    settings = GenerateSettings(conversations=8, write_batch=8, answer_tokens=8, follow_up_share=1.0)
+    store = tmp_path / "tokens.jsonl"
+    generate_conversations(target, store, settings, report=lambda held: None)
+    found = read_conversations(store, vocab_size=512)
+    twice = [conversation for conversation in found if len(conversation.answers) == 2]
+    assert len(twice) >= 6, "an answer that repeats itself ends a conversation"
+    for conversation in twice:
+        asked = target.tokenizer.decode(conversation.tokens[: conversation.answers[1][0]])
+        assert asked.endswith("<|im_end|>\n<|im_start|>user\nand the river<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_writing_pauses_and_goes_on_as_if_it_had_not(
+    tiny_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--model", tiny_target, "--dtype", "float32", "--conversations", 9, "--write-batch", 8]
+    sizes = ["--prompt-tokens", 48, "--prompt-temperature", 2, "--answer-tokens", 8, "--mix", "open=1", "chat=1"]
+    assert moa_train(tmp_path / "whole", *flags, *sizes, "--write-only") == 0
+    capsys.readouterr()
+    cut = tmp_path / "cut"
+    assert moa_train(cut, *flags, *sizes, "--write-only", "--pause-after", 1e-9, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["finished"] is False
+    assert moa_train(cut, "--resume", "--write-only", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["finished"] is True and result["conversations"] == 9
+    assert (cut / "conversations.jsonl").read_text() == (tmp_path / "whole/conversations.jsonl").read_text()
+    assert moa_train(cut, *flags, *sizes, "--temperature", 0.3) == 2
+    assert "was written with another temperature (0.3; the run has 0.8)" in capsys.readouterr().err
