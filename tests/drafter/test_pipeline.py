@@ -183,6 +183,18 @@ def test_a_paused_run_goes_on_exactly_with_its_own_settings(
     assert all(torch.equal(a, b) for a, b in zip(one["average"], other["average"], strict=True))
 
 
+def test_minutes_become_steps_that_a_resumed_run_keeps(
+    tiny_target: Path, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("minutes: 0.001\n")
+    flags = [*small(tiny_target, store)[:4], *small(tiny_target, store)[6:]]
+    assert moa_train(tmp_path / "run", "--config", config, *flags, "--pause-after", 1e-9, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 10, "fewer would not be worth a probe"
+    assert moa_train(tmp_path / "run", "--resume", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 10
+
+
 def test_a_flag_against_the_run_is_refused(
     tiny_target: Path, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

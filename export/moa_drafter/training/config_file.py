@@ -106,7 +106,7 @@ def plain(settings: RunSettings, *, names_only: bool = False) -> dict[str, Any]:
             value = [_path(item, names_only) for item in value]
         elif isinstance(value, Path):
             value = _path(value, names_only)
-        if value is not None and value != []:
+        if value is not None and value != [] and (key, value) != ("steps", 0):
             found[key] = value
     return found
 

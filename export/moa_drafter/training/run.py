@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from moa_drafter.architectures import ARCHITECTURES, initialise, new_drafter
-from moa_drafter.checkpoint import load_checkpoint
+from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
 from moa_drafter.config import ConfigError
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
@@ -82,7 +82,7 @@ def train_run(
     drafter.to(target.device)
     processes.copy_from_first([*drafter.parameters()])
     if not settings.steps:
-        settings = replace(settings, steps=_steps_in(drafter, features, settings, material, folder))
+        settings = replace(settings, steps=_steps_in(drafter, features, settings, material, folder), minutes=None)
     if not resume and not processes.rank():
         record_run(folder, target, settings, material, drafter)
     run = Trainer(drafter, conversations, features, settings, folder, material.validation)
@@ -142,8 +142,12 @@ def start_drafter(target: Target, conversations: Sequence[Conversation], setting
     if settings.init is not None:
         drafter = load_checkpoint(settings.init)
         check_fit(drafter.config, target)
-        if drafter.config.architecture != settings.arch:
-            raise MoaError(f"{settings.init} is of architecture {drafter.config.architecture}, not {settings.arch}")
+        theirs = drafter.config
+        if theirs.architecture != settings.arch:
+            raise MoaError(f"{settings.init} is of architecture {theirs.architecture}, not {settings.arch}")
+        layers = getattr(theirs, "target_layers", 0)
+        if settings.target_layers not in (0, layers):
+            raise MoaError(f"{settings.init} has {layers} target layers, not {settings.target_layers}")
     else:
         drafter = _new_drafter(target, conversations, settings)
     drafter.bind_target(target.embedding, target.head, target.layers)
@@ -200,6 +204,7 @@ def record_run(folder: Path, target: Target, settings: RunSettings, material: Ma
         "target": {"name": target.folder.name, "fingerprint": target.fingerprint},
         "parameters": parameters_of(drafter),
         "versions": {**versions, "transformers": transformers.__version__},
+        **({"init": drafter_fingerprint(settings.init)} if settings.init else {}),
         "machine": {"device": target.device.type, "processes": processes.count(), "processor": platform.machine()},
     }
     write_record(folder / RECORD_FILE, {"settings": plain(settings), **rest})
