@@ -1,4 +1,4 @@
-"""Settings for every test, and the tiny target with its drafter and bundle, each made once."""
+"""Settings for every test, and the tiny target with its drafter and bundles, each made once."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import pytest
 from tiny import make_tiny_drafter, make_tiny_target
 
 if TYPE_CHECKING:
+    from moa_drafter.model import MoADrafter
+    from moa_drafter.target import Target
     from moa_runtime.bundle import Bundle
 
 
@@ -27,6 +29,22 @@ def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_drafter(tiny_target: Path) -> Path:
     return make_tiny_drafter(tiny_target, tiny_target.parent / "drafter")
+
+
+@pytest.fixture(scope="session")
+def target(tiny_target: Path) -> Target:
+    """The tiny target, loaded."""
+    from moa_drafter.target import load_target
+
+    return load_target(str(tiny_target))
+
+
+@pytest.fixture(scope="session")
+def drafter(tiny_drafter: Path, target: Target) -> MoADrafter:
+    """The tiny drafter, bound to the tiny target. Every test has the same one: change a deep copy."""
+    from moa_drafter.checkpoint import load_bound
+
+    return load_bound(tiny_drafter, target)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("onnxscript")
 
 from programs import TOKEN, Running, chat, verifier  # noqa: E402
-from terminal_program import CTRL_C, CTRL_D, in_terminal  # noqa: E402
+from terminal_program import CTRL_C, CTRL_D, TerminalProgram, in_terminal  # noqa: E402
 
 from moa_chat.text import clean  # noqa: E402
 
@@ -90,15 +91,22 @@ def test_a_chat_in_a_terminal(onnx_bundle, server):
         assert terminal.process.wait(30) == 0
 
 
-@pytest.mark.parametrize("key", ["", "\x0b"], ids=["asked after the answer", "Ctrl-K"])
-def test_the_user_keeps_what_was_written_while_the_verifier_hung(onnx_bundle, hanging, key):
-    command = chat(onnx_bundle, hanging.url, "--terminal", "--max-new-tokens", "200")
+@contextmanager
+def hung(onnx_bundle: Path, hanging: Running, *arguments: str) -> Iterator[TerminalProgram]:
+    """A chat whose verifier hung in the middle of an answer, and that goes on offline."""
+    command = chat(onnx_bundle, hanging.url, "--terminal", *arguments)
     with in_terminal(command, MOA_TOKEN=TOKEN) as terminal:
         terminal.wait("you>")
         terminal.press(QUESTION + "\n")
         terminal.wait(r"online \| tau")
         hanging.process.send_signal(signal.SIGSTOP)
         terminal.wait(r"offline \| tau .* \d\d tentative")
+        yield terminal
+
+
+@pytest.mark.parametrize("key", ["", "\x0b"], ids=["asked after the answer", "Ctrl-K"])
+def test_the_user_keeps_what_was_written_while_the_verifier_hung(onnx_bundle, hanging, key):
+    with hung(onnx_bundle, hanging, "--max-new-tokens", "200") as terminal:
         hanging.process.send_signal(signal.SIGCONT)
         if key:
             terminal.wait("Ctrl-K: keep the offline text")
@@ -116,13 +124,7 @@ def test_the_user_keeps_what_was_written_while_the_verifier_hung(onnx_bundle, ha
 
 def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(onnx_bundle, hanging):
     """The verifier hangs in the middle, so that the answer certainly runs when Ctrl-C comes."""
-    command = chat(onnx_bundle, hanging.url, "--terminal", "--policy", "rollback")
-    with in_terminal(command, MOA_TOKEN=TOKEN) as terminal:
-        terminal.wait("you>")
-        terminal.press(QUESTION + "\n")
-        terminal.wait(r"online \| tau")
-        hanging.process.send_signal(signal.SIGSTOP)
-        terminal.wait(r"offline \| tau .* tentative")
+    with hung(onnx_bundle, hanging, "--policy", "rollback") as terminal:
         terminal.press(CTRL_C)
         text = terminal.wait(r"stopped \| \d+ tokens")
         assert "tentative" not in text.split(QUESTION)[1]

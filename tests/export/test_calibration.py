@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
 
-from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.model import MoADrafter
-from moa_drafter.target import load_target
+from moa_drafter.target import Target
 from moa_export.calibration import calibrate, needs_calibration
 from moa_export.parity import compare, rehearse
 from moa_export.presets import PRESETS
@@ -21,10 +19,8 @@ from moa_export.torch_backend import TorchBackend
 
 
 @pytest.fixture(scope="module")
-def conversations(tiny_target: Path, tiny_drafter: Path) -> tuple[MoADrafter, list[Recording]]:
-    drafter, target = load_checkpoint(tiny_drafter), load_target(str(tiny_target))
-    drafter.bind_target(target.embedding, target.head)
-    return drafter, record(target, drafter, ["Name three colours.", "Why is the sky blue?", "Who are you?"])
+def recordings(target: Target, drafter: MoADrafter) -> list[Recording]:
+    return record(target, drafter, ["Name three colours.", "Why is the sky blue?", "Who are you?"])
 
 
 def rounded(drafter: MoADrafter) -> MoADrafter:
@@ -42,8 +38,7 @@ def _restored(weight: torch.Tensor) -> torch.Tensor:
     return codes.float() * scales.float().repeat_interleave(32, dim=1)
 
 
-def test_calibrated_weights_are_nearer_to_the_drafter(conversations: tuple[MoADrafter, list[Recording]]) -> None:
-    drafter, recordings = conversations
+def test_calibrated_weights_are_nearer_to_the_drafter(drafter: MoADrafter, recordings: list[Recording]) -> None:
     recipe = PRESETS["phone"]
     expected = [rehearse(TorchBackend(drafter, top_k=8), recording) for recording in recordings[:2]]
     errors = [
@@ -53,8 +48,7 @@ def test_calibrated_weights_are_nearer_to_the_drafter(conversations: tuple[MoADr
     assert errors[0] < 0.9 * errors[1]
 
 
-def test_only_parts_of_few_bits_change(conversations: tuple[MoADrafter, list[Recording]]) -> None:
-    drafter, recordings = conversations
+def test_only_parts_of_few_bits_change(drafter: MoADrafter, recordings: list[Recording]) -> None:
     head_only = calibrate(copy.deepcopy(drafter), recordings, Recipe(head=Weights(4)))
     assert not torch.equal(head_only.head, drafter.head)
     name = "self_attention.mlp.up_proj.weight"

@@ -18,7 +18,7 @@ import torch
 from coremltools.converters.mil.mil import Builder as mb  # noqa: N813 - its customary name
 from coremltools.converters.mil.mil import Function, types
 
-from moa_drafter.checkpoint import load_checkpoint, shipped_checkpoint
+from moa_drafter.checkpoint import load_bound, shipped_checkpoint
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import DEFAULT_TARGET, load_target
 from moa_export.embedding import QuantisedEmbedding
@@ -47,14 +47,6 @@ RECIPES = {
 }
 ARTIFACTS = ("coreml", "coreml-stateless")
 Made = tuple[Path, dict[str, Artifact]]
-
-
-@pytest.fixture(scope="module")
-def drafter(tiny_target: Path, tiny_drafter: Path) -> MoADrafter:
-    drafter = load_checkpoint(tiny_drafter)
-    target = load_target(str(tiny_target))
-    drafter.bind_target(target.embedding, target.head)
-    return drafter
 
 
 @pytest.fixture(scope="module")
@@ -364,8 +356,7 @@ def test_the_runtime_backend_is_imported_without_a_toolchain() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "most"), [("int8", 48e6), ("int4", 28e6)])
 def test_the_default_drafter_becomes_small(recipe: str, most: float, tmp_path: Path) -> None:
-    drafter, target = load_checkpoint(shipped_checkpoint()), load_target(DEFAULT_TARGET)
-    drafter.bind_target(target.embedding, target.head)
+    drafter = load_bound(shipped_checkpoint(), load_target(DEFAULT_TARGET))
     for artifact in CoremlTarget(RECIPES[recipe], TargetOptions()).export(drafter, tmp_path):
         files = [path for path in (tmp_path / artifact.file).rglob("*") if path.is_file()]
         assert sum(path.stat().st_size for path in files) <= most

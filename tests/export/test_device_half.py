@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.model import MoADrafter
 from moa_drafter.states import target_states
-from moa_drafter.target import Target, load_target
+from moa_drafter.target import Target
 from moa_drafter.training.visibility import packed_masks
 from moa_export.device_half import DeviceHalf, signature
 from moa_export.embedding import QuantisedEmbedding
 from moa_export.recipe import Weights
 from moa_export.torch_backend import TorchBackend
 from moa_runtime.drafters.moa import MoaDrafter
-
-
-@pytest.fixture(scope="module")
-def target(tiny_target: Path) -> Target:
-    return load_target(str(tiny_target))
-
-
-@pytest.fixture(scope="module")
-def drafter(tiny_drafter: Path, target: Target) -> MoADrafter:
-    drafter = load_checkpoint(tiny_drafter)
-    drafter.bind_target(target.embedding, target.head)
-    return drafter
 
 
 @torch.no_grad()

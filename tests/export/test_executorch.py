@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.model import MoADrafter
-from moa_drafter.target import load_target
 from moa_export.embedding import QuantisedEmbedding
 from moa_export.errors import ExportError
 from moa_export.presets import PRESETS
@@ -32,14 +30,6 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
 
 Made = tuple[Path, Artifact]
-
-
-@pytest.fixture(scope="module")
-def drafter(tiny_target: Path, tiny_drafter: Path) -> MoADrafter:
-    drafter = load_checkpoint(tiny_drafter)
-    target = load_target(str(tiny_target))
-    drafter.bind_target(target.embedding, target.head)
-    return drafter
 
 
 @pytest.fixture(scope="module")

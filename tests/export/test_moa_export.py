@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import tiny
-from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
-from moa_drafter.target import load_target, target_fingerprint
+from moa_drafter.checkpoint import drafter_fingerprint
+from moa_drafter.model import MoADrafter
+from moa_drafter.target import target_fingerprint
 from moa_export import cli, pipeline
 from moa_export.bundle_writer import rejected_path, staged_bundle
 from moa_export.errors import ExportError, ParityError
@@ -85,10 +86,7 @@ def test_the_graph_holds_8_bit_weights_and_nothing_of_this_machine(made: tuple[B
     assert str(Path(cli.__file__).parents[2]).encode() not in path.read_bytes()
 
 
-def test_the_bundle_drafts_like_pytorch(made: tuple[Bundle, dict], tiny_target: Path, tiny_drafter: Path) -> None:
-    drafter = load_checkpoint(tiny_drafter)
-    target = load_target(str(tiny_target))
-    drafter.bind_target(target.embedding, target.head)
+def test_the_bundle_drafts_like_pytorch(made: tuple[Bundle, dict], drafter: MoADrafter) -> None:
     rng = np.random.default_rng(5)
     keys, values = rng.standard_normal((2, 9, 2, 16)).astype(np.float32)
     results = []
@@ -134,10 +132,7 @@ class _Skewed:
         return result
 
 
-def test_parity_measures_the_error_it_is_given(tiny_target: Path, tiny_drafter: Path) -> None:
-    drafter = load_checkpoint(tiny_drafter)
-    target = load_target(str(tiny_target))
-    drafter.bind_target(target.embedding, target.head)
+def test_parity_measures_the_error_it_is_given(drafter: MoADrafter) -> None:
     keys, values = np.random.default_rng(0).standard_normal((2, 30, 2, 16)).astype(np.float32)
     recording = Recording(list(range(10, 40)), 12, keys, values)
     backend = TorchBackend(drafter, top_k=8)

@@ -8,20 +8,13 @@ import numpy as np
 import onnx
 import pytest
 
-from moa_drafter.checkpoint import load_bound
 from moa_drafter.model import MoADrafter
-from moa_drafter.target import load_target
 from moa_export.parity import compare, rehearse
 from moa_export.recipe import Recipe, Weights
 from moa_export.recordings import Recording
 from moa_export.targets.base import TargetOptions
 from moa_export.targets.onnx import GRAPH_FILE, OnnxTarget, capture
 from moa_export.torch_backend import TorchBackend
-
-
-@pytest.fixture(scope="module")
-def drafter(tiny_target: Path, tiny_drafter: Path) -> MoADrafter:
-    return load_bound(tiny_drafter, load_target(str(tiny_target)))
 
 
 def test_a_traced_graph_holds_no_copy_of_the_matrices(drafter: MoADrafter) -> None:

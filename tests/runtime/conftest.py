@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,16 +11,14 @@ from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import BACKENDS, load_backend
 from moa_runtime.bundle import Bundle
 
+if TYPE_CHECKING:
+    from moa_drafter.model import MoADrafter
+
 
 @pytest.fixture(scope="session")
-def reference(tiny_target: Path, tiny_drafter: Path) -> Backend:
-    from moa_drafter.checkpoint import load_checkpoint
-    from moa_drafter.target import load_target
+def reference(drafter: MoADrafter) -> Backend:
     from moa_export.torch_backend import TorchBackend
 
-    drafter = load_checkpoint(tiny_drafter)
-    target = load_target(str(tiny_target))
-    drafter.bind_target(target.embedding, target.head)
     return TorchBackend(drafter, top_k=8)
 
 
