@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from moa_drafter.config import ConfigError, DrafterConfig, config_for_target
+from moa_drafter.config import ConfigError, DrafterConfig, check_copied_exactly, config_for_target
 from moa_drafter.drafter import Drafter
 from moa_drafter.model import MoADrafter
 from moa_drafter.rivals.eagle import EagleConfig, EagleDrafter
@@ -39,7 +39,7 @@ def new_drafter(
 
     Raises:
         ValueError: an unknown architecture.
-        ConfigError: a number out of range.
+        ConfigError: a number out of range, or a target whose layers cannot be copied into the drafter.
     """
     if target_layers and architecture != "moa":
         raise ConfigError(f"target layer inference is a part of moa, not of {architecture}")
@@ -55,6 +55,7 @@ def new_drafter(
     if architecture == "eagle":
         return EagleDrafter(EagleConfig.like(moa))
     if architecture == "early-exit":
+        check_copied_exactly(target.model.config)
         # EESD leaves Llama-2 after about a sixth of its layers.
         return EarlyExitDrafter(EarlyExitConfig.like(moa, exit_layer=max(1, round(moa.target_num_layers / 6))))
     if architecture == "independent":

@@ -168,7 +168,7 @@ def config_for_target(
     layers = target.num_hidden_layers
     seen = min(lsa_layers, layers)
     if target_layers:
-        _check_copied_exactly(target)
+        check_copied_exactly(target)
     return DrafterConfig(
         target_num_layers=layers,
         target_kv_size=kv_size,
@@ -197,14 +197,14 @@ def config_for_target(
     )
 
 
-def _check_copied_exactly(target: Any) -> None:
+def check_copied_exactly(target: Any) -> None:
     """Raises ConfigError: a target whose layers compute what :class:`moa_drafter.llama.DecoderLayer` does not."""
     rope = getattr(target, "rope_parameters", None) or getattr(target, "rope_scaling", None) or {}
     kind, activation = rope.get("rope_type", "default"), getattr(target, "hidden_act", "silu")
     if kind != "default" or activation != "silu":
         raise ConfigError(
-            f"target_layers need a target with plain rotary positions and SwiGLU, this one has {kind!r} positions "
-            f"and {activation!r}: use 0 target layers"
+            "layers can be copied from a target with plain rotary positions and SwiGLU, this one has "
+            f"{kind!r} positions and {activation!r}: use 0 target layers, and another architecture than early-exit"
         )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from moa_drafter.architectures import ARCHITECTURES, initialise, new_drafter
 from moa_drafter.checkpoint import CheckpointError, load_bound, load_checkpoint, load_moa, save_checkpoint
 from moa_drafter.config import ConfigError
 from moa_drafter.drafter import Drafter
+from moa_drafter.fit import FitError
 from moa_drafter.rivals.early_exit import EarlyExitConfig
 from moa_drafter.states import TargetStates, target_states
 from moa_drafter.target import Target, load_target
@@ -204,11 +208,11 @@ def test_the_layers_below_an_exit_are_no_part_of_the_checkpoint(target: Target) 
 
 def test_an_exit_needs_the_targets_layers(target: Target) -> None:
     drafter = new_drafter("early-exit", target, draft_vocab_size=384)
-    with pytest.raises(ValueError, match="first 1 layers, 0 were given"):
+    with pytest.raises(FitError, match="first 1 layers, 0 were given"):
         drafter.bind_target(target.embedding, target.head)
     with pytest.raises(ValueError, match="embedding has shape"):
         drafter.bind_target(target.embedding[:9], target.head, target.layers)
-    with pytest.raises(ValueError, match=r"input_layernorm\.weight of shape None"):
+    with pytest.raises(FitError, match=r"input_layernorm\.weight of shape None"):
         drafter.bind_target(target.embedding, target.head, [torch.nn.Linear(2, 2)])
 
 
@@ -246,6 +250,13 @@ def test_what_cannot_be_made_is_refused(target: Target) -> None:
     moa = new_drafter("moa", target, draft_vocab_size=384)
     with pytest.raises(ConfigError, match="exit_layer"):
         EarlyExitConfig.like(moa.config, exit_layer=0)
+
+
+def test_an_exit_copies_no_layer_that_it_cannot_compute(target: Target) -> None:
+    other = copy.deepcopy(target.model.config)
+    other.hidden_act = "gelu"
+    with pytest.raises(ConfigError, match="another architecture than early-exit"):
+        new_drafter("early-exit", replace(target, model=SimpleNamespace(config=other)), draft_vocab_size=384)
 
 
 def test_a_rival_is_not_exported(target: Target, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from moa_drafter.states import layer_keys_values
+from moa_drafter.states import layer_keys_values, target_states
 from moa_runtime.bundle import tokenizer_fingerprint
 from moa_runtime.errors import MoaError
 from moa_runtime.session.server import Sampling
@@ -16,7 +16,7 @@ from moa_runtime.session.tree import accepted_path, chain
 from moa_server import transformers_engine
 from moa_server.plain import decode
 from moa_server.transformers_engine import TransformersEngine, tree_mask
-from tiny import make_tiny_target
+from tiny import make_tiny_rival, make_tiny_target
 
 PROMPT = tuple(random.Random(5).sample(range(3, 512), 21))
 SAMPLINGS = [Sampling(), Sampling(1.0, 1.0, 1), Sampling(0.8, 0.9, 2), Sampling(2.0, 0.98, 3)]
@@ -120,6 +120,37 @@ def test_rows_after_a_tree_path_are_those_of_the_committed_tokens(engine):
     # The cache goes on from the gathered path.
     sampling = Sampling(1.0, 1.0, 9)
     assert sequence.verify([*tokens, 9], (), (), sampling) == fresh_choices(engine, [*tokens, 9], (), (), sampling)
+
+
+def test_rows_of_last_hidden_states_follow_the_cache(tiny_target, tmp_path):
+    engine = TransformersEngine.load(str(tiny_target), make_tiny_rival("eagle", tiny_target, tmp_path))
+    sequence = engine.open()
+    sequence.verify(PROMPT, [40, 41, 42, 43, 44], [0, 0, 2, 2, 4], Sampling())
+    sequence.keep([1, 3, 4])
+    committed = [*PROMPT, 41, 43, 44]
+    assert_last_states(engine, sequence, committed)
+    for tokens in ([*PROMPT, 9, 8], [*PROMPT[:5], 7, 6], committed):  # cut back, and grown again
+        sequence.verify(tokens, [50], [0], Sampling())
+        sequence.keep([])
+        assert_last_states(engine, sequence, tokens)
+    sequence.close()
+    sequence.verify(committed, [], [], Sampling())
+    assert_last_states(engine, sequence, committed)
+
+
+def assert_last_states(engine, sequence, tokens) -> None:
+    first, second = sequence.rows(range(len(tokens)))
+    assert first.dtype == np.float32 and first.shape == second.shape == (len(tokens), 2, 16)
+    both = np.concatenate((first.reshape(len(tokens), -1), second.reshape(len(tokens), -1)), axis=1)
+    expected = target_states(engine.target, tokens, engine.row_reads).last
+    np.testing.assert_allclose(both, expected.numpy(), atol=2e-4)
+
+
+def test_a_drafter_that_reads_nothing_has_no_rows(tiny_target, tmp_path):
+    engine = TransformersEngine.load(str(tiny_target), make_tiny_rival("independent", tiny_target, tmp_path))
+    sequence = engine.open()
+    sequence.verify(PROMPT, (), (), Sampling())
+    assert sequence.rows(range(0, 3)) is None
 
 
 def test_rows_that_were_not_processed_are_refused(engine):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from moa_drafter.config import ConfigError
+from moa_drafter.fit import FitError
 from moa_drafter.llama import DecoderLayer, RMSNorm
 from moa_drafter.rivals.config import RivalConfig
 from moa_drafter.rivals.tokens import TokenDrafter, run_layers
@@ -61,11 +62,11 @@ class EarlyExitDrafter(TokenDrafter):
         """See :meth:`Drafter.bind_target`; needs the target's layers.
 
         Raises:
-            ValueError: too few layers, or shapes that are not this drafter's.
+            FitError: too few layers, or some with other parts or sizes than the drafter's own.
         """
         count = self.config.exit_layer
         if len(layers) < count:
-            raise ValueError(f"this drafter contains the target's first {count} layers, {len(layers)} were given")
+            raise FitError(f"this drafter contains the target's first {count} layers, {len(layers)} were given")
         super().bind_target(embedding, head, layers)
         below = frozen_layers(layers[:count], self.config.decoder, self.config.rms_norm_eps)
         self.below = nn.ModuleList(below).to(self.embedding)
