@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
+from moa_drafter.config import LayerDims
 from moa_drafter.model import MoADrafter
+from moa_export.errors import ExportError
 from moa_export.parity import compare, rehearse
+from moa_export.presets import PRESETS
 from moa_export.recipe import Recipe, Weights
 from moa_export.recordings import Recording
 from moa_export.targets.base import TargetOptions
@@ -46,3 +50,11 @@ def test_every_part_has_its_own_bits(
     keys, values = np.random.default_rng(0).standard_normal((2, 30, 2, 16)).astype(np.float32)
     expected = [rehearse(TorchBackend(drafter, top_k=8), Recording(list(range(10, 40)), 12, keys, values))]
     assert 0 < compare(expected, target.runner(tmp_path, artifact)).mean_logprob_error < 0.25
+
+
+def test_what_one_file_cannot_hold_is_refused_before_any_work(drafter: MoADrafter) -> None:
+    llama = LayerDims(hidden_size=4096, num_heads=32, num_kv_heads=4, head_dim=128, intermediate_size=6144)
+    config = dataclasses.replace(drafter.config, vocab_size=128256, draft_vocab_size=128256, decoder=llama)
+    OnnxTarget(PRESETS["laptop"], TargetOptions()).check(config)
+    with pytest.raises(ExportError, match=r"takes 5\.1 GB in these widths, and an ONNX file holds 2 GB"):
+        OnnxTarget(PRESETS["max-quality"], TargetOptions()).check(config)

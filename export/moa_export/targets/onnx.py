@@ -24,6 +24,7 @@ from moa_runtime.bundle import TensorSpec
 from moa_runtime.drafters.base import Float32
 
 GRAPH_FILE = "device_half.onnx"
+_MOST_BYTES = 2**31  # of a file in the format of Protocol Buffers
 # Sizes to trace with. All differ and none is 0 or 1, which the tracer would take for constants.
 _TRACED_SIZES = {"T": 3, "Q": 2, "S": 5, "M": 7, "S+T": 8}
 
@@ -46,6 +47,11 @@ class OnnxTarget:
             if part.is_integer and part.group_size not in (16, 32, 64, 128, 256):
                 raise ExportError(f"onnx takes group sizes of 16, 32, 64, 128 or 256, not {part.group_size}")
         self._recipe.check_divides(config)
+        size = _least_bytes(config, self._recipe)
+        if size > _MOST_BYTES:
+            raise ExportError(
+                f"the drafter takes {size / 1e9:.1f} GB in these widths, and an ONNX file holds 2 GB: choose fewer bits"
+            )
 
     def export(self, drafter: MoADrafter, folder: Path) -> list[Artifact]:
         """Write a single ONNX file."""
@@ -97,6 +103,19 @@ def capture(drafter: MoADrafter, recipe: Recipe) -> tuple[onnx.ModelProto, dict[
     wrapped = ONNXModel(exported.model_proto)
     wrapped.replace_gemm_with_matmul()  # what quantises the products knows MatMul only
     return wrapped.model, matrices
+
+
+def _least_bytes(config: DrafterConfig, recipe: Recipe) -> float:
+    """Of the weights without their scales."""
+    layer = config.decoder
+    heads = layer.head_dim * (layer.num_heads + layer.num_kv_heads)
+    matrices = layer.hidden_size * (2 * heads + 3 * layer.intermediate_size)
+    counts = (
+        (recipe.linear, (2 + config.target_layers) * matrices),
+        (recipe.head, config.draft_vocab_size * layer.hidden_size),
+        (recipe.embedding, config.vocab_size * layer.hidden_size),
+    )
+    return sum(weights.bits / 8 * count for weights, count in counts)
 
 
 def _example(spec: TensorSpec) -> torch.Tensor:
