@@ -15,11 +15,13 @@ from safetensors.torch import load_file
 
 from moa_drafter.architectures import initialise, new_drafter
 from moa_drafter.checkpoint import load_bound, load_checkpoint, save_checkpoint
+from moa_drafter.cli import main
 from moa_drafter.config import ConfigError, DrafterConfig, LayerDims, config_for_target
 from moa_drafter.fit import FitError
 from moa_drafter.model import MoADrafter
 from moa_drafter.states import Reads, target_states
 from moa_drafter.target import Target, load_target
+from moa_drafter.training.deepen import fit_to_target_layers, with_target_layers
 from moa_drafter.training.losses import forward_kl
 from moa_drafter.training.visibility import FutureLengths, packed_masks, row_limits
 from moa_export.torch_backend import TorchBackend
@@ -36,10 +38,10 @@ def target(tiny_target: Path) -> Target:
 
 @pytest.fixture(scope="module", params=[0, 1, 3], ids=lambda count: f"N={count}")
 def drafter(request: pytest.FixtureRequest, tiny_drafter: Path, target: Target) -> MoADrafter:
-    return with_target_layers(tiny_drafter, target, request.param)
+    return tiny_with(tiny_drafter, target, request.param)
 
 
-def with_target_layers(tiny_drafter: Path, target: Target, count: int) -> MoADrafter:
+def tiny_with(tiny_drafter: Path, target: Target, count: int) -> MoADrafter:
     plain = load_checkpoint(tiny_drafter)
     drafter = MoADrafter(dataclasses.replace(plain.config, target_layers=count))
     drafter.load_state_dict(plain.state_dict())
@@ -80,7 +82,7 @@ def assert_next(drafter: MoADrafter, runtime: MoaDrafter, prefix: list[int], log
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_tail_computes_what_the_target_does(tiny_drafter: Path, target: Target, count: int) -> None:
     """Given what enters them, the copied layers and the norm make the target's last hidden states."""
-    drafter = with_target_layers(tiny_drafter, target, count)
+    drafter = tiny_with(tiny_drafter, target, count)
     reads = Reads(drafter.reads.kv_layers, inner_layers=(4 - count - 1,))
     states = target_states(target, TOKENS, reads)
     angles = drafter.angles(torch.arange(len(TOKENS)))
@@ -198,6 +200,49 @@ def test_training_leaves_the_targets_layers_alone(target: Target, trained: MoADr
             again(torch.tensor(TOKENS), positions, states.kv, self_mask, memory_mask),
             trained(torch.tensor(TOKENS), positions, states.kv, self_mask, memory_mask),
         )
+
+
+def test_a_trained_drafter_goes_on_with_target_layers(target: Target, tiny_drafter: Path) -> None:
+    """The fitted cross-attention estimates what enters the target's layers; what it looks at stays."""
+    plain = load_checkpoint(tiny_drafter)
+    deeper = with_target_layers(plain, 1)
+    deeper.bind_target(target.embedding, target.head, target.layers)
+    samples = []
+    for seed in range(12):
+        tokens = torch.randint(3, 512, (40,), generator=torch.Generator().manual_seed(seed))
+        samples.append((tokens, target_states(target, tokens.tolist(), deeper.reads)))
+    outputs: list[torch.Tensor] = []
+    deeper.cross_attention.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+
+    def error() -> float:
+        """Squared error of what enters the last layer, as a share of its size."""
+        wrong = size = 0.0
+        for tokens, states in samples:
+            positions, self_mask, memory_mask = packed_masks([len(tokens)], [max(0, n - 1) for n in range(len(tokens))])
+            with torch.no_grad():
+                deeper(tokens, positions, states.kv, self_mask, memory_mask)
+            wanted = target_states(target, tokens.tolist(), Reads(inner_layers=(2,))).inner[:, 0]
+            wrong += float((outputs[-1] - wanted).square().sum())
+            size += float(wanted.square().sum())
+        return wrong / size
+
+    before = error()
+    fit_to_target_layers(deeper, target.model, samples)
+    assert error() < 0.8 < before  # an output of zeros would be wrong by 1
+    assert torch.equal(deeper.norm.weight, target.model.model.norm.weight)
+    for name, tensor in plain.state_dict().items():
+        if not name.startswith("norm.") and not name.endswith(("n.self_attn.o_proj.weight", "n.mlp.down_proj.weight")):
+            assert torch.equal(deeper.state_dict()[name], tensor), name
+
+
+def test_moa_train_goes_on_with_target_layers(target: Target, tiny_drafter: Path, tmp_path: Path) -> None:
+    store = tmp_path / "tokens.jsonl"
+    store.write_text(
+        "".join(json.dumps({"p": TOKENS[n : n + 5], "r": TOKENS[n + 5 : n + 17]}) + "\n" for n in range(9))
+    )
+    command = ["--model", str(target.folder), "--data", str(store), "--init", str(tiny_drafter), "--steps", "2"]
+    assert main([*command, "--target-layers", "1", "--out", str(tmp_path / "run")]) == 0
+    assert DrafterConfig.read(tmp_path / "run" / "drafter" / "config.json").target_layers == 1
 
 
 def test_a_row_grows_by_the_keys_and_values_of_each_layer(drafter: MoADrafter) -> None:

@@ -18,11 +18,13 @@ from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
 from moa_drafter.config import ConfigError
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
+from moa_drafter.model import MoADrafter
 from moa_drafter.states import TargetStates
 from moa_drafter.target import Target
 from moa_drafter.training import processes
 from moa_drafter.training.config_file import RECORD_FILE, plain, write_record
 from moa_drafter.training.data import Conversation, frequent_tokens, read_conversations
+from moa_drafter.training.deepen import fit_to_target_layers, with_target_layers
 from moa_drafter.training.features import Features, FeatureStore, LiveFeatures
 from moa_drafter.training.losses import LOSSES
 from moa_drafter.training.settings import RunSettings
@@ -77,8 +79,8 @@ def train_run(
     conversations = material.conversations
     drafter = start_drafter(target, conversations, settings)
     features = make_features(folder, target, conversations, drafter, settings)
-    if not resume and settings.init is None:
-        initialise_drafter(drafter, target, conversations, features, _SAMPLES)
+    if not resume:
+        initialise_drafter(drafter, target, conversations, features, settings, _SAMPLES)
     drafter.to(target.device)
     processes.copy_from_first([*drafter.parameters()])
     if not settings.steps:
@@ -145,9 +147,10 @@ def start_drafter(target: Target, conversations: Sequence[Conversation], setting
         theirs = drafter.config
         if theirs.architecture != settings.arch:
             raise MoaError(f"{settings.init} is of architecture {theirs.architecture}, not {settings.arch}")
-        layers = getattr(theirs, "target_layers", 0)
-        if settings.target_layers not in (0, layers):
-            raise MoaError(f"{settings.init} has {layers} target layers, not {settings.target_layers}")
+        if settings.target_layers not in (0, getattr(theirs, "target_layers", 0)):
+            if not isinstance(drafter, MoADrafter):
+                raise MoaError(f"target layers are a part of moa, and {settings.init} is {theirs.architecture}")
+            drafter = with_target_layers(drafter, settings.target_layers)
     else:
         drafter = _new_drafter(target, conversations, settings)
     drafter.bind_target(target.embedding, target.head, target.layers)
@@ -183,15 +186,27 @@ def make_features(
 
 
 def initialise_drafter(
-    drafter: Drafter, target: Target, conversations: Sequence[Conversation], features: Features, samples: int
+    drafter: Drafter,
+    target: Target,
+    conversations: Sequence[Conversation],
+    features: Features,
+    settings: RunSettings,
+    samples: int,
 ) -> None:
-    """Start the drafter, on the CPU, from the target's weights and its states of some conversations."""
+    """Start the drafter, on the CPU, from the target's weights and its states of some conversations.
+
+    The drafter of ``settings.init`` is left as it is, unless :func:`start_drafter` gave it other target layers.
+    """
 
     def on_cpu(states: TargetStates) -> TargetStates:
         return TargetStates(states.kv.cpu(), states.inner.cpu(), states.last.cpu())
 
     some = range(min(samples, len(conversations)))
-    initialise(drafter, target, ((torch.tensor(conversations[i].tokens), on_cpu(features[i])) for i in some))
+    read = ((torch.tensor(conversations[i].tokens), on_cpu(features[i])) for i in some)
+    if settings.init is None:
+        initialise(drafter, target, read)
+    elif isinstance(drafter, MoADrafter) and load_checkpoint(settings.init).config != drafter.config:
+        fit_to_target_layers(drafter, target.model, read)
 
 
 def record_run(folder: Path, target: Target, settings: RunSettings, material: Material, drafter: Drafter) -> None:

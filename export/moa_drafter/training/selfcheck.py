@@ -50,8 +50,7 @@ def check(
         material = read_material(target, token_files, settings)
         drafter = start_drafter(target, material.conversations, settings)
         features = make_features(folder, target, material.conversations, drafter, settings)
-        if settings.init is None:
-            initialise_drafter(drafter, target, material.conversations, features, _SAMPLES)
+        initialise_drafter(drafter, target, material.conversations, features, settings, _SAMPLES)
         trainer = Trainer(
             drafter.to(target.device), material.conversations, features, settings, folder, material.validation
         )
