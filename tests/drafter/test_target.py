@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import subprocess
 import threading
@@ -13,6 +14,7 @@ import pytest
 
 from moa_drafter import target as module
 from moa_drafter.target import DEFAULT_TARGET, TargetError, load_target, resolve_target, target_fingerprint
+from moa_runtime.bundle import sha256_of
 from tiny import make_tiny_target
 
 
@@ -113,3 +115,24 @@ def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
     GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=512)).save_pretrained(tmp_path)
     with pytest.raises(TargetError, match="gpt2 is not supported"):
         load_target(str(tmp_path))
+
+
+def test_a_gguf_file_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF\x03")
+    with pytest.raises(TargetError, match=r"cannot read model\.gguf"):
+        resolve_target(str(file))
+
+    def dequantise(gguf: Path, place: Path) -> None:
+        place.mkdir()
+        (place / "config.json").write_text("{}")
+
+    monkeypatch.setattr(module, "_dequantise", dequantise)
+    first = resolve_target(str(file))
+    monkeypatch.setattr(module, "_dequantise", None)
+    assert resolve_target(str(file)) == first
+    # The built-in target's own file is the built-in target, wherever it came from.
+    builtin = dataclasses.replace(module.BUILTIN[DEFAULT_TARGET], sha256=sha256_of(file))
+    monkeypatch.setitem(module.BUILTIN, DEFAULT_TARGET, builtin)
+    monkeypatch.setattr(module, "_dequantise", dequantise)
+    assert resolve_target(str(file)).name == DEFAULT_TARGET

@@ -108,7 +108,7 @@ class RunSettings(TrainSettings, GenerateSettings):
     of starting from the target's weights; it keeps its architecture and draft vocabulary.
     """
 
-    model: str | None = knob(None, "target: the built-in default, a folder, or a Hub id")
+    model: str | None = knob(None, "target: the built-in default, a folder, a .gguf file, or a Hub id")
     arch: str = knob("moa", "architecture: moa, eagle, early-exit, independent")
     data: tuple[Path, ...] = knob((), "token stores (JSON lines of {p, r} token ids, .gz too)")
     prompts: Path | None = knob(None, "JSON lines of prompts for the target to answer, .gz too")
