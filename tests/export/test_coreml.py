@@ -25,6 +25,7 @@ from moa_export.embedding import QuantisedEmbedding
 from moa_export.errors import ExportError
 from moa_export.mil.program import MilFunction, read_package
 from moa_export.parity import compare, rehearse
+from moa_export.presets import PRESETS
 from moa_export.recipe import Recipe, Tolerance, Weights
 from moa_export.recordings import Recording
 from moa_export.rounding import round_symmetric
@@ -354,9 +355,9 @@ def test_the_runtime_backend_is_imported_without_a_toolchain() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recipe", "most"), [("int8", 48e6), ("int4", 28e6)])
-def test_the_default_drafter_becomes_small(recipe: str, most: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("preset", "most"), [("laptop", 48e6), ("phone", 28e6)])
+def test_the_default_drafter_becomes_small(preset: str, most: float, tmp_path: Path) -> None:
     drafter = load_bound(shipped_checkpoint(), load_target(DEFAULT_TARGET))
-    for artifact in CoremlTarget(RECIPES[recipe], TargetOptions()).export(drafter, tmp_path):
+    for artifact in CoremlTarget(PRESETS[preset], TargetOptions()).export(drafter, tmp_path):
         files = [path for path in (tmp_path / artifact.file).rglob("*") if path.is_file()]
         assert sum(path.stat().st_size for path in files) <= most
