@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from moa_runtime.errors import MoaError
@@ -133,13 +132,6 @@ class DrafterConfig:
             )
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ConfigError(f"not a drafter configuration: {error}") from error
-
-    @classmethod
-    def read(cls, path: Path) -> DrafterConfig:
-        try:
-            return cls.from_json(path.read_text())
-        except (OSError, ConfigError) as error:
-            raise ConfigError(f"cannot read the drafter's {path.name} in {path.parent}: {error}") from error
 
 
 def config_for_target(

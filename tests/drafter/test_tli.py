@@ -242,7 +242,7 @@ def test_moa_train_goes_on_with_target_layers(target: Target, tiny_drafter: Path
     )
     command = ["--model", str(target.folder), "--data", str(store), "--init", str(tiny_drafter), "--steps", "2"]
     assert main([*command, "--target-layers", "1", "--out", str(tmp_path / "run")]) == 0
-    assert DrafterConfig.read(tmp_path / "run" / "drafter" / "config.json").target_layers == 1
+    assert load_checkpoint(tmp_path / "run" / "drafter").config.target_layers == 1
 
 
 def test_a_row_grows_by_the_keys_and_values_of_each_layer(drafter: MoADrafter) -> None:
