@@ -10,7 +10,7 @@ the device computed for those it has not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -131,6 +131,7 @@ class MoADrafter(Drafter):
         memory_mask: Tensor | None,
         tail_mask: Tensor,
         cached: Sequence[KeysValues] = (),
+        with_rows: Callable[[KeysValues, KeysValues], KeysValues] | None = None,
     ) -> tuple[Tensor, list[KeysValues]]:
         """Device half up to the head.
 
@@ -140,8 +141,10 @@ class MoADrafter(Drafter):
             self_mask: boolean ``[T, S + T]``, true where a token may look, cached tokens first.
             memory: by layer, the cross-attention first, keys and values of memory rows ``[M, kv_heads, head_dim]``.
             memory_mask: boolean ``[T, M]``, which of them the cross-attention sees; all when omitted.
-            tail_mask: boolean ``[T, M + S + T]``, where a token may look in the tail; heeded only if there is one.
+            tail_mask: boolean ``[T, K]``, where a token may look in the tail; heeded only if there is one.
             cached: by layer, the self-attention first, of earlier tokens, ``[S, kv_heads, head_dim]``.
+            with_rows: what a layer of the tail attends to, ``[K, kv_heads, head_dim]`` each, from its rows and its
+                ``S + T`` tokens; one after the other when omitted.
 
         Returns:
             normed hidden states ``[Q, hidden]``, and keys and values of the new tokens in the form of ``cached``.
@@ -161,7 +164,8 @@ class MoADrafter(Drafter):
             if n == len(self.tail):
                 x, cos, sin, tail_mask = at_queries(x, *angles, tail_mask)
                 angles = (cos, sin)
-            x = layer(x, *_joined(memory[n], *cached[n : n + 1], new[n]), angles, tail_mask)
+            own = _joined(*cached[n : n + 1], new[n])
+            x = layer(x, *(with_rows or _joined)(memory[n], own), angles, tail_mask)
         return self.norm(x), new
 
     # -- both ----------------------------------------------------------------------------------

@@ -74,6 +74,8 @@ class DeviceHalf(nn.Module):
         torch._check(self_mask.shape[0] == tokens.shape[0])
         torch._check(self_mask.shape[1] == self_keys.shape[0] + tokens.shape[0])
         heads = self.drafter.config.decoder.num_kv_heads
+        # Without any row there is one of zeros, see MoaDrafter.
+        given = memory_keys[0].ne(0).any()
         hidden, new = self.drafter.draft(
             self.embed(tokens),
             self.drafter.angles(positions),
@@ -81,31 +83,30 @@ class DeviceHalf(nn.Module):
             self_mask,
             memory=_by_layer(memory_keys, memory_values, heads),
             memory_mask=None,
-            tail_mask=tail_mask(self_mask, memory_keys),
+            tail_mask=self_mask,
             cached=_by_layer(self_keys, self_values, heads),
+            with_rows=lambda rows, own: (in_place(rows[0], own[0], given), in_place(rows[1], own[1], given)),
         )
         keys, values = new[0] if len(new) == 1 else (torch.cat(part, dim=1) for part in zip(*new, strict=True))
         return *self.drafter.candidates(hidden, self.top_k), keys, values
 
 
-def tail_mask(self_mask: Tensor, memory_keys: Tensor) -> Tensor:
-    """Where tokens may look in the target's own layers: at every memory row, and at tokens that have none.
+def in_place(rows: Tensor, own: Tensor, given: Tensor) -> Tensor:
+    """What tokens attend to in the target's own layers: of a token with a row the row, of the others their own.
 
-    A token with a row has what the target computed; what the device computed for it is not looked at. A single row
-    of zeros stands for none at all (see ``MoaDrafter``), and a key of zeros would still take its share of the
-    attention, so it is not looked at either.
+    A row of zeros that stands for none at all is left out: a key of zeros would still take its share of attention.
 
     Args:
-        self_mask: ``[T, S + T]``; its column ``i`` is the token at position ``i``, or drafted in a tree.
-        memory_keys: ``[M, kv_heads, head_dim]``, of positions ``0..M-1``.
+        rows: keys or values of positions ``0..M-1``, ``[M, kv_heads, head_dim]``.
+        own: as the device computed them, of positions from 0 on, then of a tree's nodes: ``[S + T, kv_heads,
+            head_dim]``, at least M.
+        given: boolean ``[]``, false where the only row stands for none.
 
     Returns:
-        boolean ``[T, M + S + T]``.
+        ``[S + T, kv_heads, head_dim]``.
     """
-    given = memory_keys[0].ne(0).any()
-    rows = given.expand(self_mask.shape[0], memory_keys.shape[0])
-    behind = torch.arange(self_mask.shape[1], device=self_mask.device) >= memory_keys.shape[0]
-    return torch.cat((rows, self_mask & (behind | ~given)), dim=1)
+    torch._check(rows.shape[0] <= own.shape[0])
+    return torch.cat((torch.where(given, rows, own[:1]), own[rows.shape[0] :]))
 
 
 def _by_layer(keys: Tensor, values: Tensor, heads: int) -> list[tuple[Tensor, Tensor]]:
