@@ -56,8 +56,9 @@ class LiveFeatures:
         longest = max(map(len, texts))
         # Padding stands behind every text, where causal attention does not look.
         ids = torch.tensor([text + (0,) * (longest - len(text)) for text in texts], device=self._target.device)
-        lengths = torch.tensor([len(text) for text in texts], device=ids.device)
-        real = (torch.arange(longest, device=ids.device) < lengths[:, None]).flatten()
+        # Made on the CPU, so that nothing waits for the device to say how many tokens are real.
+        real = (torch.arange(longest) < torch.tensor([len(text) for text in texts])[:, None]).flatten().nonzero()[:, 0]
+        real = real.to(ids.device)
         layers, inner = self._reads.kv_layers, self._reads.inner_layers
         out = self._target.model.model(input_ids=ids, use_cache=bool(layers), output_hidden_states=bool(inner))
         last = out.last_hidden_state.flatten(0, 1)[real].float()

@@ -37,7 +37,7 @@ def check(
 
     Returns:
         the loss (nats) of the first steps' micro-batches before and after, ``tokens_per_second`` (prompts
-        counted), ``shares`` of the time by part, ``seconds``, and ``failed``, a sentence, where it failed.
+        counted, the first step not), ``shares`` of the time by part, ``seconds``, and ``failed``, a sentence, where it failed.
     """
     began = time.monotonic()
     settings = replace(
@@ -61,8 +61,8 @@ def check(
         for number, micro_batches in enumerate(tqdm(seen, desc="checking", unit="step", disable=None)):
             started = time.monotonic()
             trainer.train_step(micro_batches)
-            if number == 0 and settings.compile:
-                stopwatch.seconds.clear()  # the first step compiles
+            if number == 0:
+                stopwatch.seconds.clear()  # it compiles, loads kernels, reserves memory
                 continue
             seconds += time.monotonic() - started
             tokens += sum(len(material.conversations[i]) for indices in micro_batches for i in indices)

@@ -90,7 +90,7 @@ def packed_masks(totals: list[int], limits: list[int]) -> tuple[Tensor, Tensor, 
         totals: tokens of each conversation.
         limits: :func:`row_limits` of all conversations, joined, each counted from its own start.
     """
-    document = torch.repeat_interleave(torch.arange(len(totals)), torch.tensor(totals))
+    document = torch.repeat_interleave(torch.arange(len(totals)), torch.tensor(totals), output_size=sum(totals))
     positions = torch.cat([torch.arange(total) for total in totals])
     same = document[:, None] == document[None, :]
     self_mask = same & (positions[:, None] >= positions[None, :])
