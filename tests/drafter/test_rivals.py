@@ -12,7 +12,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from moa_bench.checkpoints import drafting
+from moa_bench.accept.measure import AcceptSettings, Results, measure
+from moa_bench.checkpoints import checkpoint_pair, drafting
+from moa_bench.questions import Question
 from moa_drafter.architectures import ARCHITECTURES, initialise, new_drafter
 from moa_drafter.checkpoint import CheckpointError, load_bound, load_checkpoint, load_moa, save_checkpoint
 from moa_drafter.config import ConfigError
@@ -28,6 +30,8 @@ from moa_drafter.training.visibility import FutureLengths
 from moa_runtime.drafters.base import DraftToken
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.tree import TreeShape
+from moa_runtime.session.events import Sampling
+from moa_server.plain import decode
 from tiny import make_tiny_rival
 
 RIVALS = ARCHITECTURES[1:]
@@ -159,6 +163,36 @@ def test_training_lowers_the_loss(architecture: str, target: Target) -> None:
         losses.append(loss.item())
     assert all(parameter.grad is not None for parameter in drafter.parameters())
     assert losses[-1] < 0.6 * losses[0]
+
+
+@pytest.mark.parametrize("architecture", RIVALS)
+def test_what_was_learnt_is_accepted(architecture: str, target: Target, tmp_path: Path) -> None:
+    """Learns one answer by heart, and is measured on its question."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        drafter = new_drafter(architecture, target, draft_vocab_size=512)
+    save_checkpoint(drafter, tmp_path / "before")
+    device_before, engine = checkpoint_pair(tmp_path / "before", target)
+    question = device_before.tokenizer.encode_chat([{"role": "user", "content": "Why?"}])
+    answer = [step.token for step in decode(engine, question, Sampling(), 25)]
+    drafter.bind_target(target.embedding, target.head, target.layers)
+    text = Conversation(tuple(question), tuple(answer))
+    states = [target_states(target, text.tokens, drafter.reads)]
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=5e-3)
+    for step in range(50):
+        batch = make_batch([text], states, [0], FutureLengths(1, DEPTH), random.Random(step), torch.device("cpu"))
+        loss = forward_kl(drafter.logits(drafter.predict(batch)), drafter.logits(batch.states.last[batch.queries]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    save_checkpoint(drafter, tmp_path / "after")
+    taus = []
+    for name in ("before", "after"):
+        results = Results(DEPTH)
+        settings = AcceptSettings(draft_length=DEPTH, max_new_tokens=25)
+        measure([Question(1, "qa", ("Why?",))], *checkpoint_pair(tmp_path / name, target), settings, results)
+        taus.append(results.total.tau or 0.0)
+    assert taus[1] > 2.5 > taus[0]
 
 
 def started(architecture: str, target: Target) -> tuple[Drafter, Known]:
