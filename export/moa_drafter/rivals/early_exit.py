@@ -1,7 +1,7 @@
 """Early exiting (EESD, arXiv 2406.03853): the target's first layers, and one trained layer between them and the head.
 
 What the paper calls early-exiting layer is trained by self-distillation, on the target's own text, as every drafter
-here. Its Thompson sampling of the draft length is the runtime's business (:mod:`moa_runtime.control`).
+here. Its Thompson sampling chooses how long to draft and is no part of a drafter.
 """
 
 from __future__ import annotations
