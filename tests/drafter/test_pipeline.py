@@ -262,6 +262,18 @@ def test_the_self_check_passes_and_says_where_time_goes(
     assert not (tmp_path / "run").exists()
 
 
+def test_the_self_check_writes_its_own_text_where_there_is_none(
+    tiny_target: Path, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"the river {n}"}) + "\n" for n in range(30)))
+    flags = [*small(tiny_target, store)[:2], *small(tiny_target, store)[4:], "--prompts", prompts]
+    assert moa_train(tmp_path / "run", *flags, "--held-out", 40, "--self-check", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 10
+    assert moa_train(tmp_path / "run", *small(tiny_target, tmp_path / "gone.jsonl"), "--self-check") == 2
+    assert "no token file" in capsys.readouterr().err
+
+
 def test_a_self_check_that_fails_exits_1(
     tiny_target: Path, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

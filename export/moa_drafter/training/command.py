@@ -108,17 +108,17 @@ class Command:
     def _check(self, steps: int, *, must_fall: bool) -> dict[str, Any]:
         settings = self._settings(str(self.device))
         target = _load(settings, str(self.device))
-        files = self._files(settings)
-        return selfcheck.check(target, files if files[0].is_file() else (), settings, steps, must_fall=must_fall)
+        files = settings.data or tuple(file for file in self._files(settings) if file.is_file())
+        return selfcheck.check(target, files, settings, steps, must_fall=must_fall)
 
     def _files(self, settings: RunSettings) -> tuple[Path, ...]:
         return settings.data or (self.out / WRITTEN_FILE,)
 
     def _settings(self, device: str) -> RunSettings:
-        given = {**(config_file.read_settings(self.config) if self.config else {}), **self.flags}
+        from_file = config_file.read_settings(self.config) if self.config else {}
         record = self.out / RECORD_FILE
         if not self.resume:
-            settings = config_file.resolve(config_file.read_settings(self.config) if self.config else {}, self.flags)
+            settings = config_file.resolve(from_file, self.flags)
             if settings.dtype == "auto":
                 dtype = "bfloat16" if fastest_dtype(device) == torch.bfloat16 else "float32"
                 settings = replace(settings, dtype=dtype)
@@ -127,7 +127,7 @@ class Command:
         if not record.is_file():
             raise MoaError(f"nothing to resume in {self.out}: it has no {RECORD_FILE}")
         stored = config_file.resolve(config_file.read_settings(record))
-        given = {key: _absolute(value) for key, value in given.items()}
+        given = {key: _absolute(value) for key, value in {**from_file, **self.flags}.items()}
         if problem := config_file.contradiction(stored, given):
             raise MoaError(f"{self.out} was started with another {problem}: resume without it, or choose another --out")
         return stored
