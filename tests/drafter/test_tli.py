@@ -202,6 +202,19 @@ def test_training_leaves_the_targets_layers_alone(target: Target, trained: MoADr
         )
 
 
+def test_training_in_bfloat16_stays_close(target: Target, drafter: MoADrafter) -> None:
+    positions, self_mask, memory_mask = packed_masks([26], [min(n, 8) for n in range(26)])
+    states = target_states(target, TOKENS, drafter.reads)
+    arguments = torch.tensor(TOKENS), positions, states.kv, self_mask, memory_mask
+    exact = drafter(*arguments)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = drafter(*arguments)
+        rounded.float().square().mean().backward()
+    assert torch.nn.functional.cosine_similarity(rounded.float(), exact, dim=-1).min() > 0.97
+    assert all(parameter.grad is not None for parameter in drafter.Ekv2E.parameters())
+    drafter.zero_grad()
+
+
 def test_a_trained_drafter_goes_on_with_target_layers(target: Target, tiny_drafter: Path) -> None:
     """The fitted cross-attention estimates what enters the target's layers; what it looks at stays."""
     plain = load_checkpoint(tiny_drafter)
