@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
-import onnx_ir
 import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, DefaultWeightOnlyQuantizer
+from onnxscript import ir
 
 from moa_export.recipe import Weights
 from moa_export.rounding import round_symmetric
@@ -21,7 +21,7 @@ _FLOAT32_ACTIVATIONS, _INT8_ACTIVATIONS = 1, 4
 _CONTRIB_DOMAIN, _CONTRIB_VERSION = "com.microsoft", 1
 
 
-def take_matrices(graph: onnx_ir.Graph) -> dict[str, Float32]:
+def take_matrices(graph: ir.Graph) -> dict[str, Float32]:
     """Take the matrices that a traced graph multiplies by out of it, and leave empty ones in their places.
 
     A traced graph refers to PyTorch's memory. Written out whole, it would cost as much memory again.
@@ -35,7 +35,7 @@ def take_matrices(graph: onnx_ir.Graph) -> dict[str, Float32]:
             continue
         array = stored.const_value.numpy()
         matrices[stored.name] = array.T if node.attributes.get_int("transB", 0) else array
-        stored.const_value = onnx_ir.tensor(np.empty((0, 0), np.float32), name=stored.name)
+        stored.const_value = ir.tensor(np.empty((0, 0), np.float32), name=stored.name)
     return matrices
 
 
