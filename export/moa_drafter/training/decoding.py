@@ -32,6 +32,7 @@ def generate(target: Target, prompts: Sequence[Sequence[int]], new_tokens: int, 
     longest = max(map(len, rows))
     compiled = target.device.type == "cuda"
     if compiled:
+        torch._dynamo.config.suppress_errors = True  # what cannot be compiled is slower, and no reason to stop
         longest = _rounded(longest, _PROMPT_BLOCK)
         rows += [rows[-1]] * (_rounded(len(rows), _BATCH_BLOCK) - len(rows))
     stop = target.stop_tokens
