@@ -13,6 +13,15 @@ from moa_drafter.training.config_file import FIELDS, TYPES, checked
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
 
+# By what the type of a setting is called, the first that fits: how a flag is read, and what help calls its value.
+_KINDS = (
+    ("Path", (str, "PATH")),
+    ("dict", (str, "KIND=WEIGHT")),
+    ("int", (int, "N")),
+    ("float", (float, "X")),
+    ("str", (str, "NAME")),
+)
+
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -31,9 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     task = parser.add_mutually_exclusive_group()
     task.add_argument("--dry-run", action="store_true", help="print what would be done, and stop")
     task.add_argument("--write-only", action="store_true", help="write the conversations, and stop")
-    task.add_argument(
-        "--self-check", action="store_true", help="10 steps: the loss must fall; speed, shares of time"
-    )
+    task.add_argument("--self-check", action="store_true", help="10 steps: the loss must fall; speed, shares of time")
     task.add_argument("--profile", action="store_true", help="where the time of 50 steps goes")
     settings = parser.add_argument_group("settings, each also a key of the YAML file (with _ for -)")
     for key, field in FIELDS.items():
@@ -43,9 +50,8 @@ def build_parser() -> argparse.ArgumentParser:
         else:
             if key in ("data", "mix"):
                 options["nargs"] = "+"
-            kind = str(TYPES[key])
-            options["type"] = int if "int" in kind else float if "float" in kind and key != "mix" else str
-            options["metavar"] = key.upper()[:12]
+            kind = next(kind for text, kind in _KINDS if text in str(TYPES[key]))
+            options["type"], options["metavar"] = kind
         settings.add_argument(f"--{key.replace('_', '-')}", **options)
     return parser
 

@@ -170,7 +170,7 @@ class Command:
         if "settings" in result or "shares" in result:
             return "\n".join(_lines(result))
         if "file" in result or "checkpoint" not in result:
-            return "\n".join(f"{key:<13}{value}" for key, value in result.items() if key != "finished")
+            return "\n".join(f"{key:<15}{value}" for key, value in result.items() if key != "finished")
         depths = result["accuracy_by_depth"]
         return "\n".join(
             (
