@@ -195,6 +195,21 @@ def test_minutes_become_steps_that_a_resumed_run_keeps(
     assert json.loads(capsys.readouterr().out)["step"] == 10
 
 
+def test_minutes_are_for_writing_too_where_there_is_no_data(
+    tiny_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--step-tokens", 128, "--draft-vocab", 384, "--lsa-layers", 2, "--write-batch", 32, "--answer-tokens", 16]
+    flags = ["--model", tiny_target, "--minutes", 0.05, "--dtype", "float32", *sizes, "--prompt-tokens", 12, "--json"]
+    assert moa_train(tmp_path / "run", *flags) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["finished"] and result["step"] == result["steps"] >= 10
+    written = (tmp_path / "run/conversations.jsonl").read_bytes().count(b"\n")
+    settings = yaml.safe_load((tmp_path / "run/training.yaml").read_text())["settings"]
+    assert settings["conversations"] == written < 2000
+    assert moa_train(tmp_path / "run", "--resume", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["tau"] == result["tau"], "nothing more is written or trained"
+
+
 def test_a_flag_against_the_run_is_refused(
     tiny_target: Path, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

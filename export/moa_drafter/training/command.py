@@ -56,8 +56,11 @@ class Command:
         with processes.joined(self.device) as device:
             settings = self._settings(device)
             target = _load(settings, device)
-            if not settings.data and not self._write(target, settings):
-                return {"finished": False, "conversations": lines_held(self.out / WRITTEN_FILE), "out": str(self.out)}
+            if not settings.data:
+                settings = self._write_in_time(target, settings)
+                held = lines_held(self.out / WRITTEN_FILE)
+                if held < (settings.conversations or DEFAULT_CONVERSATIONS):
+                    return {"finished": False, "conversations": held, "out": str(self.out)}
             with tqdm(desc="training", unit="step", disable=True if processes.rank() else None) as bar:
 
                 def report(figures: dict[str, float], steps: int) -> None:
@@ -78,7 +81,7 @@ class Command:
         settings = self._settings(str(self.device))
         if settings.data:
             raise MoaError("--write-only writes conversations, and data names some that are written: leave one out")
-        finished = self._write(_load(settings, str(self.device)), settings)
+        finished = self._write(_load(settings, str(self.device)), settings, self._until)
         file = self.out / WRITTEN_FILE
         return {"finished": finished, "conversations": lines_held(file), "file": str(file)}
 
@@ -132,8 +135,24 @@ class Command:
             raise MoaError(f"{self.out} was started with another {problem}: resume without it, or choose another --out")
         return stored
 
-    def _write(self, target: Target, settings: RunSettings) -> bool:
-        """Write conversations until there are enough; whether there are."""
+    def _write_in_time(self, target: Target, settings: RunSettings) -> RunSettings:
+        """Write conversations; where a run has minutes and no number of them, for half of its time.
+
+        Returns:
+            the settings, with the number that was written and the minutes that are left in that case.
+        """
+        if settings.minutes is None or settings.conversations is not None:
+            self._write(target, settings, self._until)
+            return settings
+        half = time.monotonic() + 30 * settings.minutes
+        self._write(target, settings, min(self._until, half))
+        held = lines_held(self.out / WRITTEN_FILE)
+        if time.monotonic() >= self._until or not held:
+            return settings
+        return replace(settings, conversations=held, minutes=settings.minutes / 2)
+
+    def _write(self, target: Target, settings: RunSettings, until: float) -> bool:
+        """Write conversations until there are enough, or until that reading of the clock; whether there are."""
         wanted = settings.conversations or DEFAULT_CONVERSATIONS
         file = self.out / WRITTEN_FILE
         if processes.count() > 1 and lines_held(file) < wanted:
@@ -147,7 +166,7 @@ class Command:
                 settings,
                 prompts=settings.prompts,
                 report=lambda held: bar.update(held - bar.n),
-                until=self._until,
+                until=until,
             )
 
     def _record_writing(self, settings: RunSettings) -> None:

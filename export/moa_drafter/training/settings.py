@@ -113,7 +113,9 @@ class RunSettings(TrainSettings, GenerateSettings):
     data: tuple[Path, ...] = knob((), "token stores (JSON lines of {p, r} token ids, .gz too)")
     prompts: Path | None = knob(None, "JSON lines of prompts for the target to answer, .gz too")
     init: Path | None = knob(None, "a checkpoint to train on, with longer futures")
-    minutes: float | None = knob(None, "train for about this long instead of steps; data not counted", above=0)
+    minutes: float | None = knob(
+        None, "train for about this long instead of steps; without data or conversations, half of it to write", above=0
+    )
     draft_vocab: int = knob(16384, "tokens that can be drafted", above=0)
     lsa_layers: int = knob(6, "target layers that the layer self-attention sees", above=0)
     target_layers: int = knob(0, "target layers inside the drafter (TLI)", least=0)
