@@ -45,28 +45,46 @@ class TargetStates:
     inner: Tensor
     last: Tensor
 
+    def to(self, where: torch.device | torch.dtype) -> TargetStates:
+        """The same on another device, or in another type."""
+        return TargetStates(self.kv.to(where), self.inner.to(where), self.last.to(where))
+
 
 def layer_keys_values(cache: Any, layers: Sequence[int]) -> Tensor:
-    """Keys (after RoPE) and values of a transformers cache with one sequence.
+    """Keys (after RoPE) and values of a transformers cache.
 
     Returns:
-        ``[T, len(layers), 2 * num_kv_heads * head_dim]``: all keys, then all values.
+        ``[sequences * T, len(layers), 2 * num_kv_heads * head_dim]``: all keys, then all values.
     """
     parts = []
     for index in layers:
         layer = cache.layers[index]
-        both = torch.cat((layer.keys[0], layer.values[0]), dim=0)  # [2 * kv_heads, T, head_dim]
-        parts.append(both.transpose(0, 1).flatten(1))
+        both = torch.cat((layer.keys, layer.values), dim=1)  # [sequences, 2 * kv_heads, T, head_dim]
+        parts.append(both.transpose(1, 2).flatten(2).flatten(0, 1))
     return torch.stack(parts, dim=1)
 
 
-@torch.no_grad()
 def target_states(target: Target, tokens: Sequence[int], reads: Reads) -> TargetStates:
-    """One forward of the target over one conversation."""
-    ids = torch.tensor([tokens], device=target.device)
-    out = target.model.model(input_ids=ids, use_cache=True, output_hidden_states=bool(reads.inner_layers))
-    last = out.last_hidden_state[0]
-    kv = layer_keys_values(out.past_key_values, reads.kv_layers) if reads.kv_layers else last.new_empty(len(last), 0, 0)
+    """One forward of the target over one conversation; in the target's type, on its device."""
+    return packed_target_states(target, [tokens], reads)
+
+
+@torch.no_grad()
+def packed_target_states(target: Target, texts: Sequence[Sequence[int]], reads: Reads) -> TargetStates:
+    """One forward of the target over several conversations: their states end to end, without the padding."""
+    longest = max(map(len, texts))
+    # Padding stands behind every text, where causal attention does not look.
+    ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=target.device)
+    # Made on the CPU, so that nothing waits for the device to say how many tokens are real.
+    real = (torch.arange(longest) < torch.tensor([len(text) for text in texts])[:, None]).flatten().nonzero()[:, 0]
+    real = real.to(ids.device)
+    layers, inner = reads.kv_layers, reads.inner_layers
+    out = target.model.model(input_ids=ids, use_cache=bool(layers), output_hidden_states=bool(inner))
+    last = out.last_hidden_state.flatten(0, 1)[real]
     # The first of transformers' hidden states is the embedding.
-    inner = [out.hidden_states[1 + index][0] for index in reads.inner_layers]
-    return TargetStates(kv, torch.stack(inner, dim=1) if inner else last.new_empty(len(last), 0, last.shape[1]), last)
+    hidden = [out.hidden_states[1 + layer].flatten(0, 1)[real] for layer in inner]
+    return TargetStates(
+        layer_keys_values(out.past_key_values, layers)[real] if layers else last.new_empty(len(last), 0, 0),
+        torch.stack(hidden, dim=1) if inner else last.new_empty(len(last), 0, last.shape[1]),
+        last,
+    )

@@ -15,10 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from moa_drafter.config import key_value_size
-from moa_drafter.states import Reads, TargetStates, target_states
+from moa_drafter.states import Reads, TargetStates, packed_target_states, target_states
 from moa_drafter.target import Target
 from moa_drafter.training.data import Conversation
 
@@ -34,9 +33,8 @@ def packed_states(features: Features, indices: Sequence[int], device: torch.devi
     if isinstance(features, LiveFeatures):
         return features.packed(indices)
     parts = [features[i] for i in indices]
-    return TargetStates(
-        *(torch.cat([getattr(part, name) for part in parts]).to(device) for name in ("kv", "inner", "last"))
-    )
+    joined = (torch.cat([getattr(part, name) for part in parts]) for name in ("kv", "inner", "last"))
+    return TargetStates(*joined).to(device)
 
 
 class LiveFeatures:
@@ -49,33 +47,10 @@ class LiveFeatures:
         """The states of one conversation, float32."""
         return self.packed([index])
 
-    @torch.no_grad()
     def packed(self, indices: Sequence[int]) -> TargetStates:
         """The states of several conversations, end to end, float32, on the target's device."""
         texts = [self._conversations[i].tokens for i in indices]
-        longest = max(map(len, texts))
-        # Padding stands behind every text, where causal attention does not look.
-        ids = torch.tensor([text + (0,) * (longest - len(text)) for text in texts], device=self._target.device)
-        # Made on the CPU, so that nothing waits for the device to say how many tokens are real.
-        real = (torch.arange(longest) < torch.tensor([len(text) for text in texts])[:, None]).flatten().nonzero()[:, 0]
-        real = real.to(ids.device)
-        layers, inner = self._reads.kv_layers, self._reads.inner_layers
-        out = self._target.model.model(input_ids=ids, use_cache=bool(layers), output_hidden_states=bool(inner))
-        last = out.last_hidden_state.flatten(0, 1)[real].float()
-        kv = [_keys_values(out.past_key_values.layers[layer])[real] for layer in layers]
-        # The first of transformers' hidden states is the embedding.
-        hidden = [out.hidden_states[1 + layer].flatten(0, 1)[real] for layer in inner]
-        return TargetStates(
-            torch.stack(kv, dim=1).float() if kv else last.new_empty(len(last), 0, 0),
-            torch.stack(hidden, dim=1).float() if hidden else last.new_empty(len(last), 0, last.shape[1]),
-            last,
-        )
-
-
-def _keys_values(layer: Any) -> Tensor:
-    """One layer of a transformers cache as ``[sequences * T, 2 * kv_heads * head_dim]``: all keys, then all values."""
-    both = torch.cat((layer.keys, layer.values), dim=1)  # [sequences, 2 * kv_heads, T, head_dim]
-    return both.transpose(1, 2).flatten(2).flatten(0, 1)
+        return packed_target_states(self._target, texts, self._reads).to(torch.float32)
 
 
 class FeatureStore:

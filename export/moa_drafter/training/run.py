@@ -19,7 +19,6 @@ from moa_drafter.config import ConfigError
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
 from moa_drafter.model import MoADrafter
-from moa_drafter.states import TargetStates
 from moa_drafter.target import Target
 from moa_drafter.training import processes
 from moa_drafter.training.config_file import RECORD_FILE, plain, write_record
@@ -198,11 +197,8 @@ def initialise_drafter(
     The drafter of ``settings.init`` is left as it is, unless :func:`start_drafter` gave it other target layers.
     """
 
-    def on_cpu(states: TargetStates) -> TargetStates:
-        return TargetStates(states.kv.cpu(), states.inner.cpu(), states.last.cpu())
-
     some = range(min(samples, len(conversations)))
-    read = ((torch.tensor(conversations[i].tokens), on_cpu(features[i])) for i in some)
+    read = ((torch.tensor(conversations[i].tokens), features[i].to(torch.device("cpu"))) for i in some)
     if settings.init is None:
         initialise(drafter, target, read)
     elif isinstance(drafter, MoADrafter) and load_checkpoint(settings.init).config != drafter.config:
