@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from moa_drafter.llama import rotary_angles
 from moa_drafter.states import Reads, TargetStates
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Drafter(nn.Module):
     def bind_target(self, embedding: Tensor, head: Tensor, layers: Sequence[nn.Module] = ()) -> None:
         """Take the target's token embedding and the draft vocabulary's rows of its head.
 
+        Nothing is copied that has not to be picked, converted or moved: then the memory is the target's own.
+
         Args:
             embedding: ``[vocab_size, hidden]``.
             head: the target's whole output matrix, ``[vocab_size, hidden]``.
@@ -74,7 +77,14 @@ class Drafter(nn.Module):
                 )
         like = next(self.parameters())
         self.embedding = embedding.detach().to(like)
-        self.head = head.detach()[self.draft_to_target.to(head.device)].to(like)
+        rows = self.draft_to_target.to(head.device)
+        # Picking rows copies them: gigabytes, where a large vocabulary can be drafted as a whole.
+        whole = torch.equal(rows, torch.arange(len(head), device=head.device))
+        self.head = (head.detach() if whole else head.detach()[rows]).to(like)
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary angles of absolute ``positions [T]`` for layers over tokens."""
+        return rotary_angles(positions, self.config.decoder.head_dim, self.config.rope_theta)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """``[...]`` -> ``[..., hidden]``."""

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from moa_drafter.config import LayerDims
 
+KeysValues = tuple[Tensor, Tensor]
+
 
 class RMSNorm(nn.Module):
     """Root-mean-square norm over the last axis, computed in float32."""
@@ -130,6 +132,13 @@ class DecoderLayer(nn.Module):
         q = self.self_attn.queries(self.input_layernorm(x), angles)
         x = x + self.self_attn.attend(q, k, v, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
+
+
+def joined(*parts: KeysValues) -> KeysValues:
+    """Keys and values one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([k for k, _ in parts]), torch.cat([v for _, v in parts])
 
 
 def frozen(layer: nn.Module) -> nn.Module:

@@ -19,14 +19,12 @@ from torch import Tensor, nn
 from moa_drafter.config import DrafterConfig
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import FitError
-from moa_drafter.llama import DecoderLayer, RMSNorm, rotary_angles
+from moa_drafter.llama import DecoderLayer, KeysValues, RMSNorm, joined, rotary_angles
 from moa_drafter.states import Reads, TargetStates
 from moa_drafter.target_layers import frozen_layers
 
 if TYPE_CHECKING:
     from moa_drafter.training.batch import Batch
-
-KeysValues = tuple[Tensor, Tensor]
 
 
 class MoADrafter(Drafter):
@@ -72,10 +70,6 @@ class MoADrafter(Drafter):
             raise FitError(f"the drafter continues in {config.target_layers} of the target's layers: bind them too")
         last = frozen_layers(layers[len(layers) - config.target_layers :], config.decoder, config.rms_norm_eps)
         self.tail = nn.ModuleList(last).to(self.embedding)
-
-    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary angles of absolute ``positions [T]`` for the layers of the device half."""
-        return rotary_angles(positions, self.config.decoder.head_dim, self.config.rope_theta)
 
     # -- server half ---------------------------------------------------------------------------
 
@@ -154,7 +148,7 @@ class MoADrafter(Drafter):
             return tuple(None if tensor is None else tensor[queries] for tensor in tensors)
 
         new = [self.self_attention.keys_values(x, angles)]
-        own = _joined(*cached[:1], new[0])
+        own = joined(*cached[:1], new[0])
         if not self.tail:  # the other tokens only had to leave their keys and values
             x, cos, sin, self_mask, memory_mask = at_queries(x, *angles, self_mask, memory_mask)
             angles = (cos, sin)
@@ -164,8 +158,8 @@ class MoADrafter(Drafter):
             if n == len(self.tail):
                 x, cos, sin, tail_mask = at_queries(x, *angles, tail_mask)
                 angles = (cos, sin)
-            own = _joined(*cached[n : n + 1], new[n])
-            x = layer(x, *(with_rows or _joined)(memory[n], own), angles, tail_mask)
+            own = joined(*cached[n : n + 1], new[n])
+            x = layer(x, *(with_rows or joined)(memory[n], own), angles, tail_mask)
         return self.norm(x), new
 
     # -- both ----------------------------------------------------------------------------------
@@ -205,10 +199,3 @@ class MoADrafter(Drafter):
         tail_mask = torch.cat((memory_mask, self_mask & ~memory_mask), dim=1)
         cross_mask = torch.cat((memory_mask, nothing), dim=1)
         return self.draft(self.embed(tokens), angles, queries, self_mask, memory, cross_mask, tail_mask)[0]
-
-
-def _joined(*parts: KeysValues) -> KeysValues:
-    """Keys and values one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat([k for k, _ in parts]), torch.cat([v for _, v in parts])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,7 @@ from safetensors.torch import load_file, save_file
 from moa_drafter.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from moa_drafter.config import ConfigError, DrafterConfig, LayerDims
 from moa_drafter.model import MoADrafter
-from tiny import make_tiny_drafter, make_tiny_target
-
-
-@pytest.fixture(scope="module")
-def drafter_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("tiny")
-    return make_tiny_drafter(make_tiny_target(root / "target"), root / "drafter")
+from moa_drafter.target import Target
 
 
 def published_config() -> DrafterConfig:
@@ -73,8 +68,22 @@ def test_our_decoder_layer_computes_what_transformers_does() -> None:
     torch.testing.assert_close(got, expected.reshape(7, 32), rtol=1e-4, atol=1e-5)
 
 
-def test_memory_rows_depend_on_their_own_token_alone(drafter_folder: Path) -> None:
-    drafter = load_checkpoint(drafter_folder)
+def test_a_head_of_the_whole_vocabulary_is_the_targets_own_memory(tiny_drafter: Path, target: Target) -> None:
+    config = dataclasses.replace(load_checkpoint(tiny_drafter).config, draft_vocab_size=512)
+    drafter = MoADrafter(config)
+    drafter.bind_target(target.embedding, target.head)
+    assert drafter.head.data_ptr() == target.head.data_ptr()
+    # All tokens in another order have to be picked, and so has a part in order.
+    drafter.draft_to_target.copy_(torch.arange(512).flip(0))
+    drafter.bind_target(target.embedding, target.head)
+    assert torch.equal(drafter.head, target.head.flip(0))
+    part = MoADrafter(dataclasses.replace(config, draft_vocab_size=300))
+    part.bind_target(target.embedding, target.head)
+    assert torch.equal(part.head, target.head[:300])
+
+
+def test_memory_rows_depend_on_their_own_token_alone(tiny_drafter: Path) -> None:
+    drafter = load_checkpoint(tiny_drafter)
     config = drafter.config
     torch.manual_seed(0)
     kv = torch.randn(5, len(config.lsa_layers), config.target_kv_size)
@@ -88,8 +97,8 @@ def test_memory_rows_depend_on_their_own_token_alone(drafter_folder: Path) -> No
     torch.testing.assert_close(moved[1], alone[1])  # values do not
 
 
-def test_checkpoint_round_trip(drafter_folder: Path, tmp_path: Path) -> None:
-    drafter = load_checkpoint(drafter_folder)
+def test_checkpoint_round_trip(tiny_drafter: Path, tmp_path: Path) -> None:
+    drafter = load_checkpoint(tiny_drafter)
     save_checkpoint(drafter, tmp_path / "copy")
     again = load_checkpoint(tmp_path / "copy")
     assert again.config == drafter.config
@@ -98,8 +107,8 @@ def test_checkpoint_round_trip(drafter_folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing tensor", "truncated", "no config", "shape", "not json"])
-def test_a_damaged_checkpoint_is_named(drafter_folder: Path, tmp_path: Path, damage: str) -> None:
-    save_checkpoint(load_checkpoint(drafter_folder), tmp_path)
+def test_a_damaged_checkpoint_is_named(tiny_drafter: Path, tmp_path: Path, damage: str) -> None:
+    save_checkpoint(load_checkpoint(tiny_drafter), tmp_path)
     weights = tmp_path / "model.safetensors"
     state = load_file(weights)
     expected = {

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from moa_drafter.drafter import Drafter
-from moa_drafter.llama import DecoderLayer, RMSNorm, rotary_angles
+from moa_drafter.llama import DecoderLayer, RMSNorm
 from moa_drafter.rivals.config import RivalConfig
 from moa_drafter.states import Reads, TargetStates
 from moa_drafter.target import Target
 from moa_drafter.target_layers import copy_layer
-from moa_drafter.training.initialise import regress
+from moa_drafter.training.initialise import fit_linear
 
 if TYPE_CHECKING:
     from moa_drafter.training.batch import Batch
@@ -62,10 +62,6 @@ class EagleDrafter(Drafter):
     def reads(self) -> Reads:
         """The last hidden states."""
         return Reads(last=True)
-
-    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary angles of absolute ``positions [T]``."""
-        return rotary_angles(positions, self.config.decoder.head_dim, self.config.rope_theta)
 
     def rows(self, states: TargetStates, positions: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`Drafter.rows`: the features themselves, cut in half, :attr:`EagleConfig.row_shape` each.
@@ -125,12 +121,10 @@ class EagleDrafter(Drafter):
         self.norm.weight.copy_(target.model.model.norm.weight)
         inputs, outputs = [], []
         for tokens, states in samples:
-            known = self.embed(tokens[1:].to(self.embedding.device)), states.last[:-1], torch.ones(len(tokens) - 1, 1)
+            known = self.embed(tokens[1:].to(self.embedding.device)), states.last[:-1]
             inputs.append(torch.cat([part.to(self.embedding) for part in known], dim=1))
             outputs.append(states.last[1:].to(self.norm.weight) / self.norm.weight)
-        solution = regress(torch.cat(inputs).double(), torch.cat(outputs).double(), ridge=1e-2)
-        self.fc.weight.copy_(solution[:-1].T)
-        self.fc.bias.copy_(solution[-1])
+        fit_linear(self.fc, torch.cat(inputs), torch.cat(outputs), ridge=1e-2)
 
 
 def _depths_in_segments(positions: Tensor, depths: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from moa_drafter.drafter import Drafter
-from moa_drafter.llama import DecoderLayer, RMSNorm, rotary_angles
+from moa_drafter.llama import DecoderLayer, KeysValues, RMSNorm, joined
 from moa_drafter.rivals.config import RivalConfig
 from moa_drafter.states import Reads
-
-KeysValues = tuple[Tensor, Tensor]
 
 
 class TokenDrafter(Drafter):
@@ -33,10 +30,6 @@ class TokenDrafter(Drafter):
     def stack(self) -> Sequence[DecoderLayer]:
         """All layers that a drafting step runs, the first one first."""
         raise NotImplementedError
-
-    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary angles of absolute ``positions [T]``."""
-        return rotary_angles(positions, self.config.decoder.head_dim, self.config.rope_theta)
 
 
 def run_layers(
@@ -60,10 +53,8 @@ def run_layers(
     """
     new = []
     for at, layer in enumerate(layers):
-        keys, values = layer.keys_values(x, angles)
-        new.append((keys, values))
-        if past:
-            keys, values = torch.cat((past[at][0], keys)), torch.cat((past[at][1], values))
+        new.append(layer.keys_values(x, angles))
+        keys, values = joined(*past[at : at + 1], new[at])
         if at == len(layers) - 1:
             x, angles, mask = x[queries], (angles[0][queries], angles[1][queries]), mask[queries]
         x = layer(x, keys, values, angles, mask)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from moa_drafter.model import MoADrafter
 from moa_drafter.states import TargetStates
+from moa_drafter.target_layers import copy_layer
 
 _EARLIER_LAYERS = 0.15  # weight of every seen layer but the last, which tells most about the next token
 _QUERY_SIZE = 3.0  # about the size of a trained query's components
@@ -63,8 +64,7 @@ def _copy_target_layers(drafter: MoADrafter, target: Any) -> None:
     layers = target.model.layers
     replaced = layers[-1 - drafter.config.target_layers]
     for ours, theirs in ((drafter.self_attention, layers[0]), (drafter.cross_attention, replaced)):
-        known = ours.state_dict().keys()
-        ours.load_state_dict({name: t for name, t in theirs.state_dict().items() if name in known})
+        copy_layer(ours, theirs)
     if not isinstance(drafter.norm, nn.Identity):
         drafter.norm.load_state_dict(target.model.norm.state_dict())
     drafter.layer_self_attention.self_attn.o_proj.weight.zero_()
@@ -79,9 +79,7 @@ def _aggregate_linearly(drafter: MoADrafter, kv: Tensor, hidden: Tensor, ridge: 
         scale[:-1] *= _EARLIER_LAYERS
         drafter.layer_scale.copy_(scale)
         kv = kv * scale
-    solution = regress(_with_one(kv.double().mean(1)), hidden, ridge)
-    drafter.Ekv2E.weight.copy_(solution[:-1].T)
-    drafter.Ekv2E.bias.copy_(solution[-1])
+    fit_linear(drafter.Ekv2E, kv.double().mean(1), hidden, ridge)
 
 
 def _self_attended(drafter: MoADrafter, tokens: Tensor) -> Tensor:
@@ -152,8 +150,12 @@ def recency_vectors(
     return query, coefficients * math.sqrt(head_dim) / _QUERY_SIZE
 
 
-def _with_one(x: Tensor) -> Tensor:
-    return torch.cat((x, torch.ones(len(x), 1, dtype=x.dtype)), dim=1)
+def fit_linear(linear: nn.Linear, x: Tensor, y: Tensor, ridge: float) -> None:
+    """Weight and bias as the ridge regression in float64 from ``x [n, a]`` to ``y [n, b]``."""
+    x = torch.cat((x, torch.ones(len(x), 1, dtype=x.dtype)), dim=1)
+    solution = regress(x.double(), y.double(), ridge)
+    linear.weight.copy_(solution[:-1].T)
+    linear.bias.copy_(solution[-1])
 
 
 def regress(x: Tensor, y: Tensor, ridge: float) -> Tensor:
