@@ -8,15 +8,12 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def tiny(tiny_target, tiny_drafter, onnx_bundle):
+def tiny(tiny_target, tiny_drafter, drafter, onnx_bundle):
     """``(target folder, drafter folder, bundle folder, backend, engine)``; the backend runs in PyTorch."""
-    from moa_drafter.checkpoint import load_checkpoint
     from moa_export.torch_backend import TorchBackend
     from moa_server.transformers_engine import TransformersEngine
 
     engine = TransformersEngine.load(str(tiny_target), tiny_drafter)
-    drafter = load_checkpoint(tiny_drafter)
-    drafter.bind_target(engine.target.embedding, engine.target.head)
     return tiny_target, tiny_drafter, onnx_bundle, TorchBackend(drafter, top_k=8), engine
 
 

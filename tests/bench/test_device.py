@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import json
 import shutil
@@ -87,17 +88,6 @@ def test_the_floor_refuses_what_it_does_not_know():
 
 
 @pytest.fixture(scope="module")
-def drafter(tiny):
-    """The tiny drafter, bound to its target."""
-    from moa_drafter.checkpoint import load_checkpoint
-
-    _, drafter_folder, *_, engine = tiny
-    drafter = load_checkpoint(drafter_folder)
-    drafter.bind_target(engine.target.embedding, engine.target.head)
-    return drafter
-
-
-@pytest.fixture(scope="module")
 def bundle(onnx_bundle, tmp_path_factory):
     """The tiny bundle with a second graph that nothing here runs."""
     folder = shutil.copytree(onnx_bundle, tmp_path_factory.mktemp("device") / "bundle")
@@ -124,7 +114,7 @@ MLP = ("gate", "up", "down")
 
 
 def test_the_floor_of_a_bundle_multiplies_by_the_drafters_weights(bundle, drafter):
-    weights = device_weights(rotate_residual_stream(drafter))
+    weights = device_weights(rotate_residual_stream(copy.deepcopy(drafter)))
     floor, products = floor_model(onnx.load(bundle.graph_path("onnx")))
     assert sum(product.k * product.n for product in products) == sum(matrix.size for matrix in weights.values())
     assert {product.bits for product in products} == {8}

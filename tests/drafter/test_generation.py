@@ -12,17 +12,12 @@ import pytest
 import torch
 from training_data import moa_train
 
-from moa_drafter.target import Target, load_target
+from moa_drafter.target import Target
 from moa_drafter.training import generate
 from moa_drafter.training.data import read_conversations
 from moa_drafter.training.generate import generate_conversations
 from moa_drafter.training.prompts import OPENINGS, draw_openings, read_prompts
 from moa_drafter.training.settings import DEFAULT_MIX, GenerateSettings
-
-
-@pytest.fixture(scope="module")
-def target(tiny_target: Path) -> Target:
-    return load_target(str(tiny_target))
 
 
 def test_every_turn_of_given_prompts_is_answered(target: Target, tmp_path: Path) -> None:

@@ -18,11 +18,15 @@ from training_data import moa_train, small, write_store
 from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.model import MoADrafter
 from moa_drafter.states import Reads
-from moa_drafter.target import Target, load_target
+from moa_drafter.target import Target
+from moa_drafter.training import processes
 from moa_drafter.training.averaging import WeightAverage
 from moa_drafter.training.batch import make_batch
 from moa_drafter.training.data import Conversation, read_conversations
 from moa_drafter.training.features import FeatureStore, LiveFeatures, packed_states
+from moa_drafter.training.run import start_drafter
+from moa_drafter.training.settings import RunSettings, TrainSettings
+from moa_drafter.training.trainer import Trainer
 from moa_drafter.training.visibility import FutureLengths
 from moa_runtime.errors import MoaError
 
@@ -32,11 +36,6 @@ WEIGHTS = "drafter/model.safetensors"
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_store(tmp_path_factory.mktemp("store") / "tokens.jsonl", 40)
-
-
-@pytest.fixture(scope="module")
-def target(tiny_target: Path) -> Target:
-    return load_target(str(tiny_target))
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
@@ -226,19 +225,14 @@ def test_a_flag_against_the_run_is_refused(
 
 
 @pytest.mark.parametrize("arch", ["eagle", "early-exit", "independent"])
-def test_every_architecture_is_trained_by_the_same_loop(
-    tiny_target: Path, store: Path, tmp_path: Path, arch: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = [*small(tiny_target, store, steps=25), "--learning-rate", "3e-3", "--future-high", "4", "--long-share", "0"]
-    assert moa_train(tmp_path / "run", *flags, "--arch", arch, "--evaluate-every", 5, "--json") == 0
+def test_every_architecture_is_trained_by_the_same_loop(target: Target, store: Path, tmp_path: Path, arch: str) -> None:
+    flags = [*small(target.folder, store, steps=25), "--learning-rate", "3e-3", "--future-high", "4"]
+    assert moa_train(tmp_path / "run", *flags, "--long-share", 0, "--arch", arch, "--evaluate-every", 5) == 0
     log = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     assert log[-1]["loss"] < log[0]["loss"]
     assert load_checkpoint(tmp_path / "run/drafter").config.architecture == arch
     with pytest.raises(MoaError, match="architecture"):
-        from moa_drafter.training.run import start_drafter
-        from moa_drafter.training.settings import RunSettings
-
-        start_drafter(load_target(str(tiny_target)), [], RunSettings(init=tmp_path / "run/drafter"))
+        start_drafter(target, [], RunSettings(init=tmp_path / "run/drafter"))
 
 
 def test_several_processes_train_as_one(tiny_target: Path, store: Path, tmp_path: Path) -> None:
@@ -254,13 +248,7 @@ def test_several_processes_train_as_one(tiny_target: Path, store: Path, tmp_path
     assert_close(weights(tmp_path / "one"), weights(tmp_path / "two"), 2e-5)
 
 
-def test_the_micro_batches_must_be_shared_out_evenly(
-    target: Target, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from moa_drafter.training import processes
-    from moa_drafter.training.settings import TrainSettings
-    from moa_drafter.training.trainer import Trainer
-
+def test_the_micro_batches_must_be_shared_out_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "count", lambda: 2)
     with pytest.raises(MoaError, match="multiple of the 2 processes"):
         Trainer(MoADrafter.__new__(MoADrafter), [], [], TrainSettings(steps=1, accumulate=3), tmp_path, [])

@@ -22,7 +22,7 @@ from moa_drafter.drafter import Drafter
 from moa_drafter.fit import FitError
 from moa_drafter.rivals.early_exit import EarlyExitConfig
 from moa_drafter.states import TargetStates, target_states
-from moa_drafter.target import Target, load_target
+from moa_drafter.target import Target
 from moa_drafter.training.batch import Batch, make_batch
 from moa_drafter.training.data import Conversation
 from moa_drafter.training.losses import forward_kl
@@ -54,11 +54,6 @@ class Known:
 
     def batch(self, lengths: FutureLengths, seed: int = 0) -> Batch:
         return make_batch(self.conversations, self, [0, 1], lengths, random.Random(seed), torch.device("cpu"))
-
-
-@pytest.fixture(scope="module")
-def target(tiny_target: Path) -> Target:
-    return load_target(str(tiny_target))
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)

@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file
 
 from moa_drafter.architectures import initialise, new_drafter
-from moa_drafter.checkpoint import load_bound, load_checkpoint, save_checkpoint
+from moa_drafter.checkpoint import load_bound, load_checkpoint, load_moa, save_checkpoint
 from moa_drafter.cli import main
 from moa_drafter.config import ConfigError, DrafterConfig, LayerDims, config_for_target
 from moa_drafter.fit import FitError
 from moa_drafter.model import MoADrafter
 from moa_drafter.states import Reads, target_states
-from moa_drafter.target import Target, load_target
+from moa_drafter.target import Target
 from moa_drafter.training.deepen import fit_to_target_layers, with_target_layers
 from moa_drafter.training.losses import forward_kl
 from moa_drafter.training.visibility import FutureLengths, packed_masks, row_limits
@@ -31,20 +31,13 @@ from moa_runtime.drafters.tree import TreeShape
 TOKENS = torch.randint(3, 512, (26,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
-@pytest.fixture(scope="module")
-def target(tiny_target: Path) -> Target:
-    return load_target(str(tiny_target))
-
-
 @pytest.fixture(scope="module", params=[0, 1, 3], ids=lambda count: f"N={count}")
 def drafter(request: pytest.FixtureRequest, tiny_drafter: Path, target: Target) -> MoADrafter:
     return tiny_with(tiny_drafter, target, request.param)
 
 
 def tiny_with(tiny_drafter: Path, target: Target, count: int) -> MoADrafter:
-    plain = load_checkpoint(tiny_drafter)
-    drafter = MoADrafter(dataclasses.replace(plain.config, target_layers=count))
-    drafter.load_state_dict(plain.state_dict())
+    drafter = with_target_layers(load_moa(tiny_drafter), count)
     with torch.no_grad():
         drafter.norm.load_state_dict(target.model.model.norm.state_dict())
     drafter.bind_target(target.embedding, target.head, target.layers)

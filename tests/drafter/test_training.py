@@ -12,7 +12,7 @@ import torch
 import moa_drafter.training.features as features_module
 from moa_drafter.cli import main
 from moa_drafter.states import Reads, target_states
-from moa_drafter.target import Target, load_target
+from moa_drafter.target import Target
 from moa_drafter.training.data import frequent_tokens, packed_order, read_conversations
 from moa_drafter.training.decoding import repetitive
 from moa_drafter.training.features import FeatureStore
@@ -21,12 +21,6 @@ from moa_drafter.training.run import train_run
 from moa_drafter.training.settings import GenerateSettings, RunSettings
 from moa_drafter.training.visibility import OWN_ROW, FutureLengths, packed_masks, row_limits
 from moa_runtime.errors import MoaError
-from tiny import make_tiny_target
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    return load_target(str(make_tiny_target(tmp_path_factory.mktemp("target"))))
 
 
 @pytest.fixture(scope="module")

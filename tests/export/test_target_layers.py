@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import sys
 from pathlib import Path
 
@@ -13,9 +12,10 @@ import torch
 
 from moa_bench.conversation import Conversation, Round
 from moa_bench.loopback import LoopbackVerifier
-from moa_drafter.checkpoint import load_checkpoint, save_checkpoint
+from moa_drafter.checkpoint import load_bound, load_moa, save_checkpoint
 from moa_drafter.model import MoADrafter
-from moa_drafter.target import Target, load_target
+from moa_drafter.target import Target
+from moa_drafter.training.deepen import with_target_layers
 from moa_export.errors import ExportError
 from moa_export.pipeline import ExportSettings, export_bundle, plan
 from moa_export.presets import preset
@@ -31,15 +31,8 @@ from moa_runtime.session.events import Sampling
 from moa_server.transformers_engine import TransformersEngine
 
 
-@pytest.fixture(scope="module")
-def target(tiny_target: Path) -> Target:
-    return load_target(str(tiny_target))
-
-
-def with_target_layers(tiny_drafter: Path, target: Target, count: int) -> MoADrafter:
-    plain = load_checkpoint(tiny_drafter)
-    drafter = MoADrafter(dataclasses.replace(plain.config, target_layers=count))
-    drafter.load_state_dict(plain.state_dict())
+def tiny_with(tiny_drafter: Path, target: Target, count: int) -> MoADrafter:
+    drafter = with_target_layers(load_moa(tiny_drafter), count)
     drafter.bind_target(target.embedding, target.head, target.layers)
     return drafter.eval()
 
@@ -47,7 +40,7 @@ def with_target_layers(tiny_drafter: Path, target: Target, count: int) -> MoADra
 @pytest.fixture(scope="module")
 def checkpoint(tiny_drafter: Path, target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("one") / "drafter"
-    save_checkpoint(with_target_layers(tiny_drafter, target, 1), folder)
+    save_checkpoint(tiny_with(tiny_drafter, target, 1), folder)
     return folder
 
 
@@ -61,9 +54,7 @@ def bundle(checkpoint: Path, tiny_target: Path) -> Bundle:
 
 
 def reference(checkpoint: Path, target: Target) -> TorchBackend:
-    drafter = load_checkpoint(checkpoint)
-    drafter.bind_target(target.embedding, target.head, target.layers)
-    return TorchBackend(drafter, top_k=8)
+    return TorchBackend(load_bound(checkpoint, target), top_k=8)
 
 
 def assert_same_drafts(one: Backend, other: Backend, atol: float) -> None:
@@ -94,7 +85,7 @@ def test_the_graph_computes_what_pytorch_does(bundle: Bundle, checkpoint: Path, 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_rotated_residual_stream_changes_nothing(tiny_drafter: Path, target: Target, count: int) -> None:
-    drafter = with_target_layers(tiny_drafter, target, count)
+    drafter = tiny_with(tiny_drafter, target, count)
     turned = rotate_residual_stream(copy.deepcopy(drafter))
     assert not torch.equal(turned.tail[0].mlp.down_proj.weight, drafter.tail[0].mlp.down_proj.weight)
     assert_same_drafts(TorchBackend(turned, top_k=8), TorchBackend(drafter, top_k=8), atol=1e-3)

@@ -59,16 +59,14 @@ def test_a_wrong_layout_is_noticed(reference: Backend) -> None:
 
 
 def make() -> None:
-    from moa_drafter.checkpoint import load_checkpoint
+    from moa_drafter.checkpoint import load_bound
     from moa_drafter.target import load_target
     from moa_export.torch_backend import TorchBackend
     from tiny import make_tiny_drafter, make_tiny_target
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = make_tiny_target(Path(scratch) / "target")
-        drafter = load_checkpoint(make_tiny_drafter(folder, Path(scratch) / "drafter"))
-        target = load_target(str(folder))
-        drafter.bind_target(target.embedding, target.head)
+        drafter = load_bound(make_tiny_drafter(folder, Path(scratch) / "drafter"), load_target(str(folder)))
         STORED.write_text(json.dumps(worked_example(TorchBackend(drafter, top_k=8)), indent=1) + "\n")
 
 
