@@ -9,7 +9,8 @@ import torch
 
 from moa_runtime.session.tree import chain
 from moa_server.kv_cache import KeyValueCache
-from moa_server.transformers_engine import Float32, TransformersEngine, tree_mask
+from moa_server.transformers_engine import Float32, TransformersEngine
+from moa_server.tree_mask import tree_mask
 
 #: Most tokens in one forward; bounds the memory of the logits, ``CHUNK * vocab_size`` numbers.
 CHUNK = 128

@@ -23,6 +23,7 @@ from moa_runtime.session.server import Sampling
 from moa_runtime.session.tree import chain, depths
 from moa_server.kv_cache import KeyValueCache
 from moa_server.sampling import choose
+from moa_server.tree_mask import tree_mask
 
 Float32 = NDArray[np.float32]
 
@@ -218,25 +219,6 @@ class TransformersSequence:
         if self._engine.row_reads.last:
             self._last = torch.cat((self._last, hidden))
         return hidden
-
-
-def tree_mask(cached: int, parents: Sequence[int]) -> Tensor:
-    """Where the tokens of a tree behind ``cached`` tokens may look: all those, their ancestors, themselves.
-
-    Returns:
-        boolean ``[n, cached + n]``. ``tree_mask(1, [0, 1, 1])`` is ``[[1,1,0,0], [1,1,1,0], [1,1,0,1]]``.
-    """
-    count = len(parents)
-    mask = torch.ones(count, cached + count, dtype=torch.bool)
-    own = mask[:, cached:]
-    if list(parents) == chain(count):
-        own.copy_(own.tril())
-        return mask
-    own.copy_(torch.eye(count, dtype=torch.bool))
-    for index, parent in enumerate(parents):
-        if parent:
-            own[index] |= own[parent - 1]
-    return mask
 
 
 def _split(waiting: list[int], most: int) -> tuple[list[int], list[int]]:

@@ -15,7 +15,8 @@ from moa_runtime.session.server import Sampling
 from moa_runtime.session.tree import accepted_path, chain
 from moa_server import transformers_engine
 from moa_server.plain import decode
-from moa_server.transformers_engine import TransformersEngine, tree_mask
+from moa_server.transformers_engine import TransformersEngine
+from moa_server.tree_mask import tree_mask
 from tiny import make_tiny_rival, make_tiny_target
 
 PROMPT = tuple(random.Random(5).sample(range(3, 512), 21))

@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
@@ -24,9 +24,9 @@ from moa_drafter.training.data import Conversation, packed_order
 from moa_drafter.training.evaluation import evaluate
 from moa_drafter.training.features import Features
 from moa_drafter.training.losses import LOSSES
+from moa_drafter.training.schedule import future_lengths, learning_rate
 from moa_drafter.training.settings import TrainSettings
 from moa_drafter.training.stopwatch import Stopwatch
-from moa_drafter.training.visibility import FutureLengths, future_lengths_at
 from moa_runtime.errors import MoaError
 
 STATE_FILE = "training.pt"
@@ -144,7 +144,7 @@ class Trainer:
             processes.add_up([total, *(p.grad for p in self._parameters if p.grad is not None)])
             nn.utils.clip_grad_norm_(self._parameters, 1.0)
             for group in self.optimizer.param_groups:
-                group["lr"] = self._learning_rate()
+                group["lr"] = learning_rate(self.settings, self.step)
             self.optimizer.step()
             self.step += 1
             if self.average:
@@ -162,22 +162,8 @@ class Trainer:
 
     def _batch(self, indices: Sequence[int], number: int) -> Batch:
         rng = random.Random(f"{self.settings.seed}/{self.step}/{number}")
-        lengths = self._future_lengths()
+        lengths = future_lengths(self.settings, self.step)
         return make_batch(self.conversations, self.features, indices, lengths, rng, self.drafter.head.device)
-
-    def _future_lengths(self) -> FutureLengths:
-        """The curriculum's stage, its last one as the settings want it."""
-        settings = self.settings
-        stage = future_lengths_at(self.step / settings.steps, continued=settings.curriculum == "none")
-        if not stage.long_share:
-            return stage
-        wanted = {
-            "high": settings.future_high,
-            "long_share": settings.long_share,
-            "longest": settings.longest_future,
-            "no_rows_share": settings.no_rows_share,
-        }
-        return replace(stage, **{name: value for name, value in wanted.items() if value is not None})
 
     def _autocast(self) -> torch.autocast:
         device = self.drafter.head.device.type
@@ -187,14 +173,6 @@ class Trainer:
         hidden, target_hidden = self.drafter.predict(batch), batch.states.last[batch.queries]
         logits, target_logits = self.drafter.logits(hidden), self.drafter.logits(target_hidden)
         return LOSSES[self.settings.loss](hidden, logits, target_hidden, target_logits)
-
-    def _learning_rate(self) -> float:
-        settings = self.settings
-        if self.step < settings.warmup_steps:
-            return settings.learning_rate * (self.step + 1) / settings.warmup_steps
-        done = (self.step - settings.warmup_steps) / max(1, settings.steps - settings.warmup_steps)
-        span = settings.learning_rate - settings.final_learning_rate
-        return settings.final_learning_rate + span * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
     def evaluate(self) -> dict[str, object]:
         """See :func:`evaluation.evaluate`; of the average where there is one."""
