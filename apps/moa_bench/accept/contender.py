@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from moa_server.transformers_engine import TransformersEngine
 
 CHECKPOINT = "float32 checkpoint"
-_COUNTED = ("accuracy_by_depth", "accepted_length_histogram", "questions", "rounds", "tokens")
 
 
 @dataclass
@@ -50,7 +49,7 @@ class Contender:
         runs besides, ``row_bytes`` what a token's row takes on the wire (int8), ``draft_ms`` the mean time of a draft,
         ``target_passes`` forwards of the target, those over questions included.
         """
-        drafter, total = self.engine.drafter, self.results.total.as_dict()
+        drafter = self.engine.drafter
         assert drafter is not None
         return {
             "name": self.name,
@@ -59,12 +58,9 @@ class Contender:
             "parameters": sum(tensor.numel() for tensor in drafter.parameters()),
             "frozen_parameters": drafter.frozen_parameters,
             "row_bytes": row_bytes(self.engine),
-            "tau": rounded(self.results.tau),
+            **self.results.total.as_dict(),
+            "tau": rounded(self.results.tau),  # the mean over tasks, where the tally's is over rounds
             "tasks": {name: tally.as_dict() for name, tally in self.results.tasks.items()},
-            **{
-                key: total[key]
-                for key in ("accuracy_by_depth", "accepted_length_histogram", "questions", "rounds", "tokens")
-            },
             "draft_ms": rounded(self.results.draft_ms, 2),
             "target_passes": self.results.target_passes,
         }

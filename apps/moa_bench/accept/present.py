@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from moa_bench.output import Headline
@@ -61,24 +60,21 @@ def draw(result: dict[str, Any], figure: Figure) -> None:
 def _comparison(drafters: list[dict[str, Any]]) -> Table:
     """A column a drafter."""
 
-    def row(what: str, values: Iterable[object]) -> list[object]:
-        return [what, *values]
-
     tasks = list(dict.fromkeys(task for drafter in drafters for task in drafter["tasks"]))
     depths = range(len(drafters[0]["accuracy_by_depth"]))
     return Table(
         ["", *(drafter["name"] for drafter in drafters)],
         [
-            row("architecture", (d["architecture"] for d in drafters)),
-            row("weights", (d["weights"] for d in drafters)),
-            row("parameters, millions", (d["parameters"] / 1e6 for d in drafters)),
-            row("and of the target's layers", (d["frozen_parameters"] / 1e6 for d in drafters)),
-            row("bytes a row", (d["row_bytes"] for d in drafters)),
-            *(row(f"tau, {task}", (d["tasks"].get(task, {}).get("tau") for d in drafters)) for task in tasks),
-            row("tau, mean over tasks", (d["tau"] for d in drafters)),
-            *(row(f"accuracy at depth {n + 1}", (d["accuracy_by_depth"][n] for d in drafters)) for n in depths),
-            row("ms a draft", (d["draft_ms"] for d in drafters)),
-            row("passes of the target", (d["target_passes"] for d in drafters)),
+            ["architecture", *(d["architecture"] for d in drafters)],
+            ["weights", *(d["weights"] for d in drafters)],
+            ["parameters, millions", *(d["parameters"] / 1e6 for d in drafters)],
+            ["and of the target's layers", *(d["frozen_parameters"] / 1e6 for d in drafters)],
+            ["bytes a row", *(d["row_bytes"] for d in drafters)],
+            *([f"tau, {task}", *(d["tasks"].get(task, {}).get("tau") for d in drafters)] for task in tasks),
+            ["tau, mean over tasks", *(d["tau"] for d in drafters)],
+            *([f"accuracy at depth {n + 1}", *(d["accuracy_by_depth"][n] for d in drafters)] for n in depths),
+            ["ms a draft", *(d["draft_ms"] for d in drafters)],
+            ["passes of the target", *(d["target_passes"] for d in drafters)],
         ],
         title="Same questions, same settings, one after the other:",
     )

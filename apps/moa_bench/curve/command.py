@@ -8,6 +8,7 @@ from typing import Any
 from moa_bench.curve import present
 from moa_bench.curve.runs import read_run
 from moa_bench.output import add_output_options, check_output_options, finish
+from moa_bench.result import RESULT_VERSION
 from moa_runtime.errors import MoaError
 
 _DESCRIPTION = """\
@@ -44,4 +45,5 @@ def run(args: argparse.Namespace) -> int:
         if name in runs:
             raise MoaError(f"two runs are called {name!r}: give one another name, as NAME={argument}")
         runs[name] = evaluations
-    return finish({"benchmark": "curve", "version": 1, "partial": False, "problem": None, "runs": runs}, args, present)
+    result = {"benchmark": "curve", "version": RESULT_VERSION, "partial": False, "problem": None, "runs": runs}
+    return finish(result, args, present)
