@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from moa_bench.inprocess import Device
 from moa_runtime.bundle import TOKENIZER_FILE
 from moa_runtime.drafters.moa import MoaDrafter
-from moa_runtime.errors import MoaError
 from moa_runtime.tokenizer import ChatTokenizer
 
 if TYPE_CHECKING:
@@ -33,7 +32,11 @@ def checkpoint_pair(folder: Path, target: Target) -> tuple[Device, TransformersE
     drafter = load_bound(folder, target)
     engine = TransformersEngine(target, drafter, drafter_fingerprint(folder))
     new_drafter = drafting(drafter, max_context=engine.max_context, stop_tokens=engine.stop_tokens)
-    return Device(engine.fingerprints, _tokenizer_of(target), new_drafter, target.stop_tokens), engine
+    # As a bundle for the target would have it.
+    tokenizer = ChatTokenizer(
+        target.folder / TOKENIZER_FILE, target.chat_template, target.special_tokens, target.stop_tokens
+    )
+    return Device(engine.fingerprints, tokenizer, new_drafter, target.stop_tokens), engine
 
 
 def drafting(drafter: Drafter, *, max_context: int, stop_tokens: tuple[int, ...] = ()) -> Callable[[], MoaDrafter]:
@@ -55,13 +58,3 @@ def drafting(drafter: Drafter, *, max_context: int, stop_tokens: tuple[int, ...]
     else:
         raise TypeError(f"nothing drafts with a {type(drafter).__name__}")
     return lambda: MoaDrafter(backend, max_context=max_context, stop_tokens=stop_tokens)
-
-
-def _tokenizer_of(target: Target) -> ChatTokenizer:
-    """As a bundle for the target would have it. Raises MoaError: there is none, or no chat template."""
-    try:
-        template = target.tokenizer.get_chat_template()
-    except ValueError as error:
-        raise MoaError(f"the target in {target.folder} has no chat template: moa-edge needs a chat model") from error
-    special = {name: text for name, text in target.tokenizer.special_tokens_map.items() if isinstance(text, str)}
-    return ChatTokenizer(target.folder / TOKENIZER_FILE, template, special, target.stop_tokens)

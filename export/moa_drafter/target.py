@@ -273,6 +273,27 @@ class Target:
             raise TargetError(f"the target in {self.folder} names no end-of-turn token (eos_token_id)")
         return tuple(sorted(ids))
 
+    @property
+    def chat_template(self) -> str:
+        """The default chat template's source, Jinja.
+
+        Raises:
+            TargetError: there is none.
+        """
+        try:
+            template: str = self.tokenizer.get_chat_template()
+        except ValueError:
+            template = ""
+        if not template:
+            raise TargetError(f"the target in {self.folder} has no chat template: moa-edge needs a chat model")
+        return template
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """Texts of special tokens by their names, such as ``bos_token``, which a chat template may use."""
+        named: dict[str, Any] = self.tokenizer.special_tokens_map
+        return {name: str(text) for name, text in named.items() if isinstance(text, str)}
+
 
 def load_target(name: str = DEFAULT_TARGET, *, device: str = "cpu", dtype: torch.dtype | None = None) -> Target:
     """Load a target for inference, float32 on the CPU and bfloat16 elsewhere unless ``dtype`` says so.

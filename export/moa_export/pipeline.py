@@ -197,19 +197,13 @@ def _write_tokenizer(target: Target, stage: Path) -> None:
     if not source.is_file():
         raise ExportError(f"the target in {target.folder} has no {TOKENIZER_FILE}: save it with a fast tokenizer")
     shutil.copyfile(source, stage / TOKENIZER_FILE)
-    template = target.tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
-    if not template:
-        raise ExportError(f"the target in {target.folder} has no chat template: moa-edge needs a chat model")
-    (stage / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
+    (stage / CHAT_TEMPLATE_FILE).write_text(target.chat_template, encoding="utf-8")
 
 
 def _manifest(settings: ExportSettings, drafter: MoADrafter, target: Target, stage: Path) -> Manifest:
     """Everything but the graphs."""
     config = drafter.config
     folder = Path(settings.model).expanduser()
-    special: dict[str, Any] = target.tokenizer.special_tokens_map
     return Manifest(
         fingerprints=Fingerprints(
             target=target.fingerprint,
@@ -225,7 +219,7 @@ def _manifest(settings: ExportSettings, drafter: MoADrafter, target: Target, sta
         draft_vocab_size=config.draft_vocab_size,
         max_context=min(config.max_position_embeddings, target.model.config.max_position_embeddings),
         stop_tokens=target.stop_tokens,
-        special_tokens={name: str(text) for name, text in special.items() if isinstance(text, str)},
+        special_tokens=target.special_tokens,
         recipe=settings.recipe.describe(),
         tools=installed_versions(_TOOLS),
         targets={},

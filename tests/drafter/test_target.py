@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from moa_drafter import target as module
-from moa_drafter.target import DEFAULT_TARGET, TargetError, load_target, resolve_target, target_fingerprint
+from moa_drafter.target import DEFAULT_TARGET, Target, TargetError, load_target, resolve_target, target_fingerprint
 from moa_runtime.bundle import sha256_of
 from tiny import make_tiny_target
 
@@ -136,3 +137,12 @@ def test_a_gguf_file_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(module.BUILTIN, DEFAULT_TARGET, builtin)
     monkeypatch.setattr(module, "_dequantise", dequantise)
     assert resolve_target(str(file)).name == DEFAULT_TARGET
+
+
+@pytest.mark.parametrize("templates", [None, "", {"tool_use": "{{ tools }}"}])
+def test_a_target_without_a_chat_template_says_so(target: Target, templates: object) -> None:
+    assert "<|im_start|>" in target.chat_template and target.special_tokens["eos_token"] == "<|im_end|>"
+    tokenizer = copy.copy(target.tokenizer)
+    tokenizer.chat_template = templates
+    with pytest.raises(TargetError, match="has no chat template"):
+        _ = dataclasses.replace(target, tokenizer=tokenizer).chat_template
