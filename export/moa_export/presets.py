@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from moa_drafter.yaml_file import read_mapping
 from moa_export.errors import ExportError
 from moa_export.recipe import Recipe, Tolerance, Weights
 
@@ -44,16 +45,7 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         ExportError: no such file, no YAML mapping, or a key that there is not.
     """
-    import yaml
-
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ExportError(f"cannot read --config {path}: {getattr(error, 'strerror', None) or error}") from error
-    except yaml.YAMLError as error:
-        raise ExportError(f"--config {path} is no YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(raw, dict):
-        raise ExportError(f"--config {path} must hold keys and values, such as `preset: phone`")
+    raw = read_mapping(path, f"--config {path}", example="preset: phone", error=ExportError)
     known = {"preset", "activation_bits", "top_k", "tolerance", *_PARTS, *_SETTINGS}
     if unknown := [str(key) for key in raw if key not in known]:
         raise ExportError(f"--config {path} has an unknown key {unknown[0]!r}: known are {', '.join(sorted(known))}")

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from moa_drafter.training.settings import DEFAULT_STEPS, RunSettings
+from moa_drafter.yaml_file import read_mapping
 from moa_runtime.errors import MoaError
 
 RECORD_FILE = "training.yaml"
+_EXAMPLE = "steps: 3000"
 FIELDS = {field.name: field for field in dataclasses.fields(RunSettings)}
 TYPES: dict[str, Any] = typing.get_type_hints(RunSettings)
 
@@ -23,28 +25,14 @@ def read_settings(path: Path) -> dict[str, Any]:
     Raises:
         MoaError: no such file, no YAML mapping, an unknown key, a value of a wrong type or out of range.
     """
-    raw = read_yaml(path)
+    raw = read_mapping(path, str(path), example=_EXAMPLE)
     raw = raw.get("settings", raw)
     if not isinstance(raw, dict):
-        raise MoaError(f"{path} must hold keys and values, such as `steps: 3000`")
+        raise MoaError(f"{path} must hold keys and values, such as `{_EXAMPLE}`")
     for key in raw:
         if key not in FIELDS:
             raise MoaError(f"{path} has an unknown key {key!r}: known are {', '.join(FIELDS)}")
     return checked({key: value for key, value in raw.items() if value is not None}, str(path))
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise MoaError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    except yaml.YAMLError as error:
-        raise MoaError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(raw, dict):
-        raise MoaError(f"{path} must hold keys and values, such as `steps: 3000`")
-    return raw
 
 
 def checked(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
