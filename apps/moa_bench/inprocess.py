@@ -51,7 +51,7 @@ def engine_of(args: argparse.Namespace) -> TransformersEngine:
     """
     # Imported late: this brings torch, and --help should answer at once.
     from moa_drafter.checkpoint import shipped_checkpoint
-    from moa_drafter.target import DEFAULT_TARGET
+    from moa_drafter.target_source import DEFAULT_TARGET
     from moa_server.transformers_engine import TransformersEngine
 
     return TransformersEngine.load(args.model or DEFAULT_TARGET, args.drafter or shipped_checkpoint())

@@ -120,7 +120,7 @@ def _settings(
     args: argparse.Namespace, config: Mapping[str, Any], targets: tuple[str, ...], recipe: Recipe
 ) -> ExportSettings:
     from moa_drafter.checkpoint import shipped_checkpoint
-    from moa_drafter.target import DEFAULT_TARGET
+    from moa_drafter.target_source import DEFAULT_TARGET
     from moa_export.pipeline import ExportSettings
     from moa_export.targets.base import TargetOptions
 

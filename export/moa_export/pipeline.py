@@ -15,7 +15,8 @@ import torch
 from moa_drafter.checkpoint import drafter_fingerprint, load_moa
 from moa_drafter.fit import check_fit
 from moa_drafter.model import MoADrafter
-from moa_drafter.target import DEFAULT_TARGET, Target, load_target, resolve_target
+from moa_drafter.target import Target, load_target
+from moa_drafter.target_source import DEFAULT_TARGET, resolve_target
 from moa_export.bundle_writer import rejected_path, staged_bundle
 from moa_export.calibration import calibrate, needs_calibration
 from moa_export.errors import ExportError, ParityError

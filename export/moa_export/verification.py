@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from moa_drafter.checkpoint import drafter_fingerprint, shipped_checkpoint
-from moa_drafter.target import DEFAULT_TARGET
+from moa_drafter.target_source import DEFAULT_TARGET
 from moa_export.errors import ExportError
 from moa_export.pipeline import ExportSettings, load
 from moa_export.progress import Progress

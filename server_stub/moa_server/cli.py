@@ -152,7 +152,7 @@ def _load(options: argparse.Namespace) -> Any:
     import torch
 
     from moa_drafter.checkpoint import shipped_checkpoint
-    from moa_drafter.target import DEFAULT_TARGET
+    from moa_drafter.target_source import DEFAULT_TARGET
     from moa_server.transformers_engine import TransformersEngine
 
     try:

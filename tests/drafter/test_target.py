@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from moa_drafter import target as module
-from moa_drafter.target import DEFAULT_TARGET, Target, TargetError, load_target, resolve_target, target_fingerprint
+from moa_drafter import target_source as module
+from moa_drafter.target import Target, load_target, target_fingerprint
+from moa_drafter.target_source import DEFAULT_TARGET, TargetError, resolve_target
 from moa_runtime.bundle import sha256_of
 from tiny import make_tiny_target
 

@@ -20,7 +20,8 @@ from coremltools.converters.mil.mil import Function, types
 
 from moa_drafter.checkpoint import load_bound, shipped_checkpoint
 from moa_drafter.model import MoADrafter
-from moa_drafter.target import DEFAULT_TARGET, load_target
+from moa_drafter.target import load_target
+from moa_drafter.target_source import DEFAULT_TARGET
 from moa_export.embedding import QuantisedEmbedding
 from moa_export.errors import ExportError
 from moa_export.mil.program import MilFunction, read_package

@@ -74,7 +74,8 @@ def contenders_of(args: argparse.Namespace) -> list[Contender]:
     """
     # Imported late: this brings torch, and --help should answer at once.
     from moa_drafter.checkpoint import shipped_checkpoint
-    from moa_drafter.target import DEFAULT_TARGET, load_target
+    from moa_drafter.target import load_target
+    from moa_drafter.target_source import DEFAULT_TARGET
 
     model, against = args.model or DEFAULT_TARGET, list[Path](args.against or ())
     if args.bundle is not None or (args.drafter is None and not against):

@@ -41,7 +41,7 @@ def _export(options: argparse.Namespace, out: TextIO) -> None:
 
     with quiet_toolchain(toolchain_log()):
         from moa_drafter.checkpoint import shipped_checkpoint
-        from moa_drafter.target import DEFAULT_TARGET
+        from moa_drafter.target_source import DEFAULT_TARGET
         from moa_export.pipeline import ExportSettings, export_bundle
 
         settings = ExportSettings(
