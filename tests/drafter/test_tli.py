@@ -156,22 +156,15 @@ def test_a_node_of_a_tree_scores_like_the_chain_along_its_path(target: Target, d
         assert tree.scores[node] == pytest.approx(score, abs=5e-4)
 
 
-@pytest.fixture(scope="module")
-def trained(target: Target) -> MoADrafter:
-    """With one target layer, started from the target and trained for a few steps on one text."""
+def test_training_leaves_the_targets_layers_alone(target: Target, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    drafter = new_drafter("moa", target, draft_vocab_size=512, lsa_layers=2, target_layers=1)
-    assert isinstance(drafter, MoADrafter)
-    drafter.bind_target(target.embedding, target.head, target.layers)
-    states = target_states(target, TOKENS, drafter.reads)
-    initialise(drafter, target, [(torch.tensor(TOKENS), states)])
-    return drafter
-
-
-def test_training_leaves_the_targets_layers_alone(target: Target, trained: MoADrafter, tmp_path: Path) -> None:
+    trained = new_drafter("moa", target, draft_vocab_size=512, lsa_layers=2, target_layers=1)
+    assert isinstance(trained, MoADrafter)
+    trained.bind_target(target.embedding, target.head, target.layers)
+    states = target_states(target, TOKENS, trained.reads)
+    initialise(trained, target, [(torch.tensor(TOKENS), states)])
     limits = row_limits(5, len(TOKENS), FutureLengths(1, 6), random.Random(0))
     positions, self_mask, memory_mask = packed_masks([len(TOKENS)], limits)
-    states = target_states(target, TOKENS, trained.reads)
     optimizer = torch.optim.AdamW(trained.parameters(), lr=2e-3)
     losses = []
     for _ in range(15):

@@ -209,12 +209,9 @@ class Trainer:
         """Continue from :meth:`save`.
 
         Raises:
-            MoaError: nothing to resume, or the run was started with other settings.
+            MoaError: the run was started with other settings.
         """
-        path = self.folder / STATE_FILE
-        if not path.is_file():
-            raise MoaError(f"nothing to resume in {self.folder}: it has no {STATE_FILE}")
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(self.folder / STATE_FILE, map_location="cpu", weights_only=True)
         wanted = _settings(self.settings)
         if state["settings"] != wanted:
             changed = [k for k, v in wanted.items() if state["settings"].get(k) != v]
