@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -140,6 +141,19 @@ def test_without_any_row_it_drafts_all_the_same(target: Target, drafter: Drafter
     assert len(drafted) == 3 and all(token.logprob < 0 for token in drafted)
 
 
+def train(drafter: Drafter, batches: Iterable[Batch], rate: float) -> list[float]:
+    """One step a batch; the loss before each."""
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=rate)
+    losses = []
+    for batch in batches:
+        loss = forward_kl(drafter.logits(drafter.predict(batch)), drafter.logits(batch.states.last[batch.queries]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
 @pytest.mark.parametrize("architecture", RIVALS)
 def test_training_lowers_the_loss(architecture: str, target: Target) -> None:
     with torch.random.fork_rng():
@@ -147,15 +161,7 @@ def test_training_lowers_the_loss(architecture: str, target: Target) -> None:
         drafter = new_drafter(architecture, target, draft_vocab_size=384)
     drafter.bind_target(target.embedding, target.head, target.layers)
     known = Known(target, drafter)
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=3e-3)
-    losses = []
-    for step in range(15):
-        batch = known.batch(FutureLengths(0, DEPTH), step)
-        loss = forward_kl(drafter.logits(drafter.predict(batch)), drafter.logits(batch.states.last[batch.queries]))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = train(drafter, (known.batch(FutureLengths(0, DEPTH), step) for step in range(15)), 3e-3)
     assert all(parameter.grad is not None for parameter in drafter.parameters())
     assert losses[-1] < 0.6 * losses[0]
 
@@ -173,13 +179,8 @@ def test_what_was_learnt_is_accepted(architecture: str, target: Target, tmp_path
     drafter.bind_target(target.embedding, target.head, target.layers)
     text = Conversation(tuple(question), tuple(answer))
     states = [target_states(target, text.tokens, drafter.reads)]
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=5e-3)
-    for step in range(50):
-        batch = make_batch([text], states, [0], FutureLengths(1, DEPTH), random.Random(step), torch.device("cpu"))
-        loss = forward_kl(drafter.logits(drafter.predict(batch)), drafter.logits(batch.states.last[batch.queries]))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    lengths, cpu = FutureLengths(1, DEPTH), torch.device("cpu")
+    train(drafter, (make_batch([text], states, [0], lengths, random.Random(step), cpu) for step in range(50)), 5e-3)
     save_checkpoint(drafter, tmp_path / "after")
     taus = []
     for name in ("before", "after"):
