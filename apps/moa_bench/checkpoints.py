@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from moa_drafter.target import Target
     from moa_server.transformers_engine import TransformersEngine
 
-#: Candidates for each node of a tree; moa-export's default.
-TOP_K = 8
-
 
 def checkpoint_pair(folder: Path, target: Target) -> tuple[Device, TransformersEngine]:
     """Both ends for the drafter in ``folder``, of any architecture.
@@ -46,15 +43,17 @@ def drafting(drafter: Drafter, *, max_context: int, stop_tokens: tuple[int, ...]
     from moa_drafter.rivals.eagle_backend import EagleBackend, EagleLoop
     from moa_drafter.rivals.token_backend import TokenBackend
     from moa_drafter.rivals.tokens import TokenDrafter
+    from moa_export.recipe import Recipe
     from moa_export.torch_backend import TorchBackend
 
+    top_k = Recipe().top_k  # candidates for each node of a tree, as in a bundle
     if isinstance(drafter, EagleDrafter):
-        eagle = EagleBackend(drafter, top_k=TOP_K)
+        eagle = EagleBackend(drafter, top_k=top_k)
         return lambda: EagleLoop(eagle, max_context=max_context, stop_tokens=stop_tokens)
     if isinstance(drafter, TokenDrafter):
-        backend: TokenBackend | TorchBackend = TokenBackend(drafter, top_k=TOP_K)
+        backend: TokenBackend | TorchBackend = TokenBackend(drafter, top_k=top_k)
     elif isinstance(drafter, MoADrafter):
-        backend = TorchBackend(drafter, top_k=TOP_K)
+        backend = TorchBackend(drafter, top_k=top_k)
     else:
         raise TypeError(f"nothing drafts with a {type(drafter).__name__}")
     return lambda: MoaDrafter(backend, max_context=max_context, stop_tokens=stop_tokens)

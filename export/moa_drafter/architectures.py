@@ -18,12 +18,13 @@ from moa_drafter.states import TargetStates
 from moa_drafter.target import Target
 from moa_drafter.training.initialise import initialise_from_target
 
-_RIVALS: dict[str, tuple[type[Any], type[Any]]] = {
+_KINDS: dict[str, tuple[type[Any], type[Any]]] = {
+    "moa": (DrafterConfig, MoADrafter),
     "eagle": (EagleConfig, EagleDrafter),
     "early-exit": (EarlyExitConfig, EarlyExitDrafter),
     "independent": (IndependentConfig, IndependentDrafter),
 }
-ARCHITECTURES: tuple[str, ...] = ("moa", *_RIVALS)
+ARCHITECTURES: tuple[str, ...] = tuple(_KINDS)
 
 
 def new_drafter(
@@ -87,12 +88,10 @@ def drafter_of(text: str) -> Drafter:
     """
     try:
         raw = json.loads(text)
-    except ValueError as error:
+        architecture = raw.get("architecture", "moa")
+    except (ValueError, AttributeError) as error:
         raise ConfigError(f"not a drafter configuration: {error}") from error
-    architecture = raw.get("architecture", "moa") if isinstance(raw, dict) else "moa"
-    if architecture in _RIVALS:
-        config, drafter = _RIVALS[architecture]
-        return drafter(config.from_mapping(raw))
     if architecture not in ARCHITECTURES:
         raise ConfigError(f"unknown architecture {architecture!r}: expected one of {', '.join(ARCHITECTURES)}")
-    return MoADrafter(DrafterConfig.from_json(text))
+    config, drafter = _KINDS[architecture]
+    return drafter(config.from_mapping(raw))

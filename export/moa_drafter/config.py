@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,23 +115,16 @@ class DrafterConfig:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> DrafterConfig:
+    def from_mapping(cls, raw: Mapping[str, Any]) -> DrafterConfig:
         """Parse what :meth:`to_json` wrote.
 
         Raises:
-            ConfigError: not JSON, an unknown or missing field, or a value out of range.
+            ConfigError: an unknown or missing field, or a value out of range.
         """
         try:
-            raw: dict[str, Any] = json.loads(text)
-            return cls(
-                **{
-                    **raw,
-                    "decoder": LayerDims(**raw["decoder"]),
-                    "layer_attention": LayerDims(**raw["layer_attention"]),
-                    "lsa_layers": tuple(raw["lsa_layers"]),
-                }
-            )
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            layers = {name: LayerDims(**raw[name]) for name in ("decoder", "layer_attention")}
+            return cls(**{**raw, **layers, "lsa_layers": tuple(raw["lsa_layers"])})
+        except (KeyError, TypeError) as error:
             raise ConfigError(f"not a drafter configuration: {error}") from error
 
 

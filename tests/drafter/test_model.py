@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -140,4 +141,4 @@ def test_a_configuration_that_cannot_be_is_refused() -> None:
     config = published_config()
     with pytest.raises(ConfigError, match="lsa_layers"):
         DrafterConfig(**{**vars(config), "lsa_layers": (32,)})
-    assert DrafterConfig.from_json(config.to_json()) == config
+    assert DrafterConfig.from_mapping(json.loads(config.to_json())) == config

@@ -255,7 +255,7 @@ def test_a_row_grows_by_the_keys_and_values_of_each_layer(drafter: MoADrafter) -
 def test_a_configuration_without_the_field_has_no_target_layers(drafter: MoADrafter) -> None:
     raw = json.loads(drafter.config.to_json())
     del raw["target_layers"]
-    assert DrafterConfig.from_json(json.dumps(raw)).target_layers == 0
+    assert DrafterConfig.from_mapping(raw).target_layers == 0
 
 
 @pytest.mark.parametrize(
