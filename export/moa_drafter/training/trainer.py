@@ -150,7 +150,8 @@ class Trainer:
             if self.average:
                 self.average.update(self.step)
         self.tokens_seen += count
-        return float(total[0]), count, bool(total[1])
+        mean, anyone_late = total.tolist()  # the only wait for the device
+        return mean, count, bool(anyone_late)
 
     def loss(self, micro_batches: Sequence[Sequence[int]]) -> float:
         """The mean loss (nats) that the next step would begin with, had it these micro-batches."""
