@@ -141,8 +141,9 @@ def load(settings: ExportSettings) -> tuple[MoADrafter, Target, tuple[str, ...]]
         MoaError: one that cannot be loaded, or two that do not fit together.
     """
     drafter = load_moa(settings.drafter)
-    size = sum(file.stat().st_size for file in resolve_target(settings.model).glob("*.safetensors"))
-    target = load_target(settings.model, dtype=torch.bfloat16 if size > _LARGE else torch.float32)
+    folder = resolve_target(settings.model)
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    target = load_target(str(folder), dtype=torch.bfloat16 if size > _LARGE else torch.float32)
     note = check_fit(drafter.config, target)
     drafter.bind_target(target.embedding, target.head, target.layers)
     return drafter, target, (note,) if note else ()

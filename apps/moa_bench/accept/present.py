@@ -59,7 +59,6 @@ def draw(result: dict[str, Any], figure: Figure) -> None:
 
 def _comparison(drafters: list[dict[str, Any]]) -> Table:
     """A column a drafter."""
-
     tasks = list(dict.fromkeys(task for drafter in drafters for task in drafter["tasks"]))
     depths = range(len(drafters[0]["accuracy_by_depth"]))
     return Table(
