@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import moa_drafter.training.features as features_module
+from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.cli import main
 from moa_drafter.states import Reads, target_states
 from moa_drafter.target import Target
@@ -17,6 +18,7 @@ from moa_drafter.training.data import frequent_tokens, packed_order, read_conver
 from moa_drafter.training.decoding import repetitive
 from moa_drafter.training.features import FeatureStore
 from moa_drafter.training.generate import generate_conversations
+from moa_drafter.training.optimizers import optimizers_for
 from moa_drafter.training.run import train_run
 from moa_drafter.training.settings import GenerateSettings, RunSettings
 from moa_drafter.training.visibility import OWN_ROW, FutureLengths, packed_masks, row_limits
@@ -139,14 +141,27 @@ def test_training_lowers_the_loss_and_is_deterministic(target: Target, tokens: P
     assert (tmp_path / "again" / weights).read_bytes() == (tmp_path / "long" / weights).read_bytes()
 
 
-def test_an_interrupted_run_resumes_exactly(target: Target, tokens: Path, tmp_path: Path) -> None:
-    whole = run(target, tokens, tmp_path / "whole", 30)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_an_interrupted_run_resumes_exactly(target: Target, tokens: Path, tmp_path: Path, optimizer: str) -> None:
+    whole = run(target, tokens, tmp_path / "whole", 30, optimizer=optimizer)
     with pytest.raises(KeyboardInterrupt):
-        run(target, tokens, tmp_path / "cut", 30, stop_at=17)
-    resumed = run(target, tokens, tmp_path / "cut", 30, resume=True)
+        run(target, tokens, tmp_path / "cut", 30, stop_at=17, optimizer=optimizer)
+    resumed = run(target, tokens, tmp_path / "cut", 30, resume=True, optimizer=optimizer)
     assert resumed == whole
     weights = "drafter/model.safetensors"
     assert (tmp_path / "cut" / weights).read_bytes() == (tmp_path / "whole" / weights).read_bytes()
+
+
+def test_muon_learns_and_every_parameter_has_one_optimizer(target: Target, tokens: Path, tmp_path: Path) -> None:
+    short = run(target, tokens, tmp_path / "short", 2, optimizer="muon", learning_rate=2e-3)
+    long = run(target, tokens, tmp_path / "long", 60, optimizer="muon", learning_rate=2e-3)
+    assert long["loss"] < 0.8 * short["loss"]
+    drafter = load_checkpoint(tmp_path / "long" / "drafter")
+    muon, adamw = optimizers_for(drafter, RunSettings(optimizer="muon")).parts
+    held = [p for part in (muon, adamw) for group in part.param_groups for p in group["params"]]
+    assert sorted(map(id, held)) == sorted(id(p) for p in drafter.parameters() if p.requires_grad)
+    # A row of layer_scale is no direction in a space of layers: orthogonalising it would mean nothing.
+    assert any(p is drafter.layer_scale for group in adamw.param_groups for p in group["params"])
 
 
 def test_a_checkpoint_is_trained_on(target: Target, tokens: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from moa_drafter.training.data import Conversation, frequent_tokens, read_conver
 from moa_drafter.training.deepen import fit_to_target_layers, with_target_layers
 from moa_drafter.training.features import Features, FeatureStore, LiveFeatures
 from moa_drafter.training.losses import LOSSES
+from moa_drafter.training.optimizers import OPTIMIZERS
 from moa_drafter.training.settings import RunSettings
 from moa_drafter.training.trainer import STATE_FILE, Trainer
 from moa_runtime.bundle import sha256_of
@@ -95,8 +96,8 @@ def train_run(
 
 
 def check_names(settings: RunSettings) -> None:
-    """Raise a MoaError where no architecture or loss has the name that was given."""
-    for key, known in (("arch", ARCHITECTURES), ("loss", tuple(LOSSES))):
+    """Raise a MoaError where no architecture, loss or optimizer has the name that was given."""
+    for key, known in (("arch", ARCHITECTURES), ("loss", tuple(LOSSES)), ("optimizer", tuple(OPTIMIZERS))):
         if getattr(settings, key) not in known:
             raise MoaError(f"unknown {key} {getattr(settings, key)!r}: choose one of {', '.join(known)}")
 

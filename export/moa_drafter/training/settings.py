@@ -56,6 +56,7 @@ class TrainSettings:
     ema_decay: float = knob(
         0.0, "exponential moving average of the weights, which is what is saved; 0: none", least=0, most=0.99999
     )
+    optimizer: str = knob("adamw", "adamw, or muon: fewer steps, each dearer without bfloat16 units")
     loss: str = knob("kl", "what is made small: kl, feature, acceptance")
     curriculum: str = knob(
         "auto",

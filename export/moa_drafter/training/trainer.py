@@ -24,6 +24,7 @@ from moa_drafter.training.data import Conversation, packed_order
 from moa_drafter.training.evaluation import evaluate
 from moa_drafter.training.features import Features
 from moa_drafter.training.losses import LOSSES
+from moa_drafter.training.optimizers import optimizers_for
 from moa_drafter.training.schedule import future_lengths, learning_rate
 from moa_drafter.training.settings import TrainSettings
 from moa_drafter.training.stopwatch import Stopwatch
@@ -64,13 +65,7 @@ class Trainer:
         self.tokens_seen = 0
         self.stopwatch = Stopwatch()
         self._parameters = [p for p in drafter.parameters() if p.requires_grad]
-        decayed = [p for p in self._parameters if p.ndim > 1]
-        plain = [p for p in self._parameters if p.ndim <= 1]
-        self.optimizer = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}],
-            lr=settings.learning_rate,
-            betas=(0.9, 0.95),
-        )
+        self.optimizers = optimizers_for(drafter, settings)
         self.average = WeightAverage(drafter, settings.ema_decay) if settings.ema_decay else None
         # Lengths differ from batch to batch, and a graph for each would cost more than it saves.
         self._loss_of = torch.compile(self._loss, dynamic=True) if settings.compile else self._loss
@@ -128,7 +123,7 @@ class Trainer:
         """
         count = sum(self.conversations[i].learnt for indices in micro_batches for i in indices)
         self.drafter.train()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizers.zero_grad()
         total = torch.zeros(2, device=self.drafter.head.device)
         total[1] = late
         for number in range(processes.rank(), len(micro_batches), processes.count()):
@@ -143,9 +138,7 @@ class Trainer:
         with self.stopwatch.part("optimiser"):
             processes.add_up([total, *(p.grad for p in self._parameters if p.grad is not None)])
             nn.utils.clip_grad_norm_(self._parameters, 1.0)
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(self.settings, self.step)
-            self.optimizer.step()
+            self.optimizers.step(learning_rate(self.settings, self.step))
             self.step += 1
             if self.average:
                 self.average.update(self.step)
@@ -177,7 +170,7 @@ class Trainer:
 
     def evaluate(self) -> dict[str, object]:
         """See :func:`evaluation.evaluate`; of the average where there is one."""
-        with self.average.applied() if self.average else nullcontext():
+        with self.average.applied() if self.average else nullcontext(), self._autocast():
             figures = evaluate(self.drafter, self.conversations, self.features, self.validation)
         return {"step": self.step, "tokens": self.tokens_seen, **figures}
 
@@ -199,7 +192,7 @@ class Trainer:
                 "step": self.step,
                 "tokens_seen": self.tokens_seen,
                 "drafter": self.drafter.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
+                "optimizers": self.optimizers.state_dict(),
                 "average": self.average.weights if self.average else None,
             },
             scratch,
@@ -220,7 +213,7 @@ class Trainer:
                 f"{self.folder} was trained with other settings ({', '.join(changed)}): resume with the same"
             )
         self.drafter.load_state_dict(state["drafter"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizers.load_state_dict(state["optimizers"])
         if self.average:
             for ours, saved in zip(self.average.weights, state["average"], strict=True):
                 ours.copy_(saved)
