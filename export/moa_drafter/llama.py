@@ -1,7 +1,7 @@
 """The Llama building blocks that all of the drafter's layers share.
 
 Parameter names follow the published checkpoint (``self_attn.q_proj.weight`` and so on). Attention is
-written as plain matrix products, so that one definition trains, drafts and exports.
+written as plain matrix products, which every export target compiles; training uses torch's fused kernel.
 """
 
 from __future__ import annotations
@@ -87,6 +87,8 @@ class Attention(nn.Module):
             ``[..., T, hidden]``.
         """
         groups = self.dims.num_heads // self.dims.num_kv_heads
+        if self.training and mask is not None:  # not worth it without one, over the few layers of a token
+            return self.o_proj(_fused(q, k, v, mask, groups).flatten(-2))
         # Heads of one group become extra query rows, so keys and values are never repeated.
         grouped = q.unflatten(-2, (self.dims.num_kv_heads, groups)).movedim(-4, -2)  # [.., KV, G, T, D]
         keys = k.movedim(-3, -1).unsqueeze(-3)  # [.., KV, 1, D, S]
@@ -96,6 +98,14 @@ class Attention(nn.Module):
             scores = scores.masked_fill(~mask, float("-inf"))
         mixed = scores.float().softmax(dim=-1).to(q.dtype) @ values
         return self.o_proj(mixed.movedim(-2, -4).flatten(-3))
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, groups: int) -> Tensor:
+    """Softmax attention that keeps no scores for the backward pass: ``[T, num_heads, head_dim]`` like ``q``."""
+    # With a mask the kernels want as many heads of keys as of queries.
+    k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    heads_first = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return nn.functional.scaled_dot_product_attention(*heads_first, attn_mask=mask)[0].transpose(0, 1)
 
 
 class MLP(nn.Module):

@@ -45,7 +45,8 @@ def test_names_and_shapes_are_those_of_the_published_checkpoint() -> None:
     assert not any(name.startswith(("norm.", "layer_scale")) for name in shapes)
 
 
-def test_our_decoder_layer_computes_what_transformers_does() -> None:
+@pytest.mark.parametrize("training", [False, True])  # training has a fused attention
+def test_our_decoder_layer_computes_what_transformers_does(training: bool) -> None:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
@@ -57,7 +58,7 @@ def test_our_decoder_layer_computes_what_transformers_does() -> None:
         rms_norm_eps=1e-5, attn_implementation="eager",
     )  # fmt: skip
     theirs = LlamaDecoderLayer(config, 0).eval()
-    ours = DecoderLayer(LayerDims(32, 4, 2, 8, 48), 1e-5)
+    ours = DecoderLayer(LayerDims(32, 4, 2, 8, 48), 1e-5).train(training)
     ours.load_state_dict(theirs.state_dict())
     x, positions = torch.randn(7, 32), torch.arange(3, 10)
     causal = torch.full((7, 7), float("-inf")).triu(1)[None, None]
@@ -67,6 +68,11 @@ def test_our_decoder_layer_computes_what_transformers_does() -> None:
     angles = rotary_angles(positions, 8, 10000.0)
     got = ours(x, *ours.keys_values(x, angles), angles, causal[0, 0] == 0)
     torch.testing.assert_close(got, expected.reshape(7, 32), rtol=1e-4, atol=1e-5)
+    weight = torch.randn(7, 32)
+    for result in (got, expected.reshape(7, 32)):
+        (result * weight).sum().backward()
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, theirs.get_parameter(name).grad, rtol=1e-4, atol=1e-4)
 
 
 def test_a_head_of_the_whole_vocabulary_is_the_targets_own_memory(tiny_drafter: Path, target: Target) -> None:
