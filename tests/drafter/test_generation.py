@@ -58,7 +58,10 @@ def test_prompts_of_like_length_are_answered_together(tmp_path: Path) -> None:
     prompts.write_text("".join(json.dumps({"prompt": "x" * rng.randrange(1, 500)}) + "\n" for _ in range(100)))
     batches = read_prompts(prompts, 10)
     assert sum(map(len, batches)) == 100
-    assert all(max(len(t[0]) for t in one) <= min(len(t[0]) for t in two) for one, two in itertools.pairwise(batches))
+    lengths = [[len(turns[0]) for turns in batch] for batch in batches]
+    assert all(max(one) <= min(two) for one, two in itertools.pairwise(sorted(lengths)))
+    assert lengths != sorted(lengths), "a run that stops early must not have seen the short ones alone"
+    assert read_prompts(prompts, 10) == batches
 
 
 def test_the_mix_draws_its_kinds() -> None:

@@ -74,6 +74,9 @@ OPENINGS: dict[str, tuple[str, ...]] = {
 def read_prompts(path: Path, batch_size: int) -> list[list[list[str]]]:
     """Read what users say, in batches of conversations of like length, which waste little padding.
 
+    The batches themselves are in random order, the same in every call, so that a run that stops early has
+    answered long prompts too.
+
     Args:
         path: JSON lines of ``{"messages": [{"role": "user", "content": ...}, ...]}``, of which the user's are
             taken, or of ``{"prompt": ...}``; gzip if named ``.gz``.
@@ -94,7 +97,8 @@ def read_prompts(path: Path, batch_size: int) -> list[list[list[str]]]:
     batches: list[list[list[str]]] = []
     for start in range(0, len(said), _WINDOW * batch_size):
         window = sorted(said[start : start + _WINDOW * batch_size], key=lambda turns: (len(turns), len(turns[0])))
-        batches += [window[i : i + batch_size] for i in range(0, len(window), batch_size)]
+        alike = [window[i : i + batch_size] for i in range(0, len(window), batch_size)]
+        batches += random.Random(start).sample(alike, len(alike))
     return batches
 
 
