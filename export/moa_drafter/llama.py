@@ -81,7 +81,8 @@ class Attention(nn.Module):
         Args:
             q: ``[..., T, num_heads, head_dim]``.
             k: ``[..., S, num_kv_heads, head_dim]``; ``v`` likewise.
-            mask: boolean ``[T, S]``, true where a query may look; each query needs one true entry.
+            mask: boolean ``[T, S]``, true where a query may look; each query needs one true entry. In training it is
+                for one sequence, without axes before ``T``.
 
         Returns:
             ``[..., T, hidden]``.
