@@ -99,9 +99,12 @@ def test_on_a_terminal(monkeypatch):
     screen = AnsiScreen(120, 10)
     seen = []
 
+    status = "offline | tau 3.00 | 6.0 tokens/s | 1 rounds | rtt 63 ms | 6 tentative"
+    drawn = ["Paris and", f"{status} | the verdict is late; the device writes on"]
+
     def look():
         for _ in range(1000):  # until the main thread has drawn all of it
-            if screen.text()[-1].endswith("writes on"):
+            if screen.text()[-2:] == drawn:
                 break
             signal.sigtimedwait([], 0.02)
         seen.append((screen.text(), screen.styled("2;3"), screen.styled("2;3;33")))
@@ -110,8 +113,7 @@ def test_on_a_terminal(monkeypatch):
     chat = FakeChat([update("Par"), lost, update("Par", "is", " and"), look, finished("Paris.")])
     talk(chat, Lines("France?"), LiveView(screen, lambda: (120, 10)))
     text, drafted, offline = seen[0]
-    status = "offline | tau 3.00 | 6.0 tokens/s | 1 rounds | rtt 63 ms | 6 tentative"
-    assert text[-2:] == ["Paris and", f"{status} | the verdict is late; the device writes on"]
+    assert text[-2:] == drawn
     assert drafted == "is" and offline.startswith(" and")
     assert screen.text()[1:3] == ["Paris.", "6 tokens in 0.5 s | tau 2.00 | 12.0 tokens/s | 3 rounds | rtt 63 ms"]
     assert screen.cursor_shown

@@ -16,8 +16,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from moa_bench.device.memory import peak_memory_mb
 from moa_bench.latency import percentile_ms
 from moa_bench.link import get_profile
@@ -124,9 +122,9 @@ def measure_answer(window: Window, link: str) -> dict[str, Any]:
         },
         "echo": {
             "keys": len(typist.delays),
-            "median_ms": round(1000 * float(np.median(typist.delays)), 1),
+            "median_ms": percentile_ms(typist.delays, 50),
             "p95_ms": percentile_ms(typist.delays, 95),
-            "worst_ms": round(1000 * max(typist.delays), 1),
+            "worst_ms": percentile_ms(typist.delays, 100),
         },
         "processor": {
             "window_and_runtime_percent": round(100 * own / seconds, 1),
