@@ -78,14 +78,13 @@ def endpoint_of(args: argparse.Namespace) -> Endpoint | None:
     return endpoint
 
 
-def add_answer_options(parser: argparse.ArgumentParser, *, max_new_tokens: int) -> None:
+def add_draft_length_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--draft-length",
-        type=int,
-        default=6,
-        metavar="N",
-        help="tokens of each draft, a chain, or levels of a tree (default %(default)s)",
+        "--draft-length", type=int, default=6, metavar="N", help="tokens of each draft, a chain (default %(default)s)"
     )
+
+
+def add_answer_options(parser: argparse.ArgumentParser, *, max_new_tokens: int) -> None:
     parser.add_argument(
         "--max-new-tokens",
         type=int,

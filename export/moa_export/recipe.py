@@ -88,7 +88,7 @@ class Recipe:
     head: Weights = field(default_factory=Weights)
     embedding: Weights = field(default_factory=lambda: Weights(group_size=0))
     activation_bits: int = 8
-    top_k: int = 8
+    top_k: int = 16
     tolerance: Tolerance = field(default_factory=Tolerance)
 
     def describe(self) -> dict[str, Any]:

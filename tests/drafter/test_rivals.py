@@ -75,7 +75,7 @@ def device(drafter: Drafter, states: TargetStates, rows: int) -> MoaDrafter:
 
 def continuations(loop: MoaDrafter, prefix: list[int]) -> dict[int, float]:
     """The likeliest next tokens with their log-probabilities."""
-    tree = loop.draft_tree(prefix, TreeShape(8, 1, 8))
+    tree = loop.draft_tree(prefix, TreeShape(16, 1, 16))
     return dict(zip(tree.tokens, tree.scores, strict=True))
 
 
@@ -110,7 +110,7 @@ def test_a_trees_paths_are_chains(target: Target, drafter: Drafter) -> None:
     prefix = list(known.conversations[0].tokens[:12])
     loop = device(drafter, known.states[0], 11)
     loop.draft(prefix, 3)  # leaves entries of another draft behind
-    tree = loop.draft_tree(prefix, TreeShape(72, 4, 3))
+    tree = loop.draft_tree(prefix, TreeShape(160, 4, 3))  # every node there is: 16 candidates, then 48 on each level
     assert tree.depth == 4
     paths: list[list[int]] = [[]]
     scores = [0.0]

@@ -65,7 +65,7 @@ def test_the_manifest_tells_the_truth(made: tuple[Bundle, dict], tiny_target: Pa
     assert manifest.fingerprints.drafter == drafter_fingerprint(tiny_drafter)
     assert manifest.fingerprints.tokenizer == tokenizer_fingerprint(tiny_target / "tokenizer.json")
     assert manifest.target == tiny_target.name  # a name, not a path
-    assert (manifest.kv_heads, manifest.head_dim, manifest.top_k) == (2, 16, 8)
+    assert (manifest.kv_heads, manifest.head_dim, manifest.top_k) == (2, 16, 16)
     assert (manifest.vocab_size, manifest.draft_vocab_size) == (tiny.VOCAB_SIZE, tiny.DRAFT_VOCAB_SIZE)
     assert manifest.stop_tokens == (2,)
     assert manifest.recipe["linear"] == {"bits": 8, "group_size": 32, "symmetric": True}
@@ -90,8 +90,8 @@ def test_the_bundle_drafts_like_pytorch(made: tuple[Bundle, dict], drafter: MoAD
     rng = np.random.default_rng(5)
     keys, values = rng.standard_normal((2, 9, 2, 16)).astype(np.float32)
     results = []
-    for backend in (TorchBackend(drafter, top_k=8), load_backend(made[0])):
-        assert (backend.top_k, backend.kv_shape) == (8, (2, 16))
+    for backend in (TorchBackend(drafter, top_k=16), load_backend(made[0])):
+        assert (backend.top_k, backend.kv_shape) == (16, (2, 16))
         runtime = MoaDrafter(backend, max_context=made[0].manifest.max_context)
         runtime.add_rows(0, keys, values)
         results.append(runtime.draft(list(range(20, 30)), 1) + runtime.draft([*range(20, 26), 77], 1))
@@ -135,7 +135,7 @@ class _Skewed:
 def test_parity_measures_the_error_it_is_given(drafter: MoADrafter) -> None:
     keys, values = np.random.default_rng(0).standard_normal((2, 30, 2, 16)).astype(np.float32)
     recording = Recording(list(range(10, 40)), 12, keys, values)
-    backend = TorchBackend(drafter, top_k=8)
+    backend = TorchBackend(drafter, top_k=16)
     expected = [rehearse(backend, recording)]
     same, skewed = compare(expected, backend), compare(expected, _Skewed(backend))
     assert (same.max_logprob_error, same.top1_agreement, same.top_k_overlap) == (0, 1, 1)

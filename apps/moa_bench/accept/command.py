@@ -29,6 +29,7 @@ from moa_runtime.drafters.tree import TreeShape
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
 
+_CHAIN = 6
 _DESCRIPTION = """\
 Measure tau, the mean number of tokens that one round (a draft sent, a verdict received) commits.
 
@@ -60,16 +61,21 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FOLDER",
         help="checkpoints to measure after it on the same questions, in float32, and to compare with it",
     )
-    add_answer_options(parser, max_new_tokens=128)
     parser.add_argument(
         "--draft", choices=("chain", "tree"), default="chain", help="shape of the drafts (default %(default)s)"
     )
+    tree = TreeShape()
     parser.add_argument(
-        "--nodes",
+        "--draft-length",
         type=int,
         metavar="N",
-        help=f"tokens of a tree of --draft-length levels (default {TreeShape().nodes})",
+        help=f"tokens of a chain (default {_CHAIN}), or levels of a tree (default {tree.depth})",
     )
+    parser.add_argument("--nodes", type=int, metavar="N", help=f"tokens of a tree (default {tree.nodes})")
+    parser.add_argument(
+        "--width", type=int, metavar="N", help=f"tokens continued on each level of a tree (default {tree.width})"
+    )
+    add_answer_options(parser, max_new_tokens=128)
     parser.add_argument("--show", action="store_true", help="print the answers, each token with its origin")
     add_timeline_option(parser)
     add_output_options(parser)
@@ -81,15 +87,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         MoaError: bad input.
     """
-    if args.nodes is not None and args.draft == "chain":
-        raise MoaError("--nodes is the size of a tree: add --draft tree")
-    nodes = None if args.draft == "chain" else (TreeShape().nodes if args.nodes is None else args.nodes)
-    settings = AcceptSettings(args.draft_length, nodes, args.max_new_tokens, sampling_of(args))
+    settings = settings_of(args)
     check_output_options(args)
     check_timeline_option(args)
     questions = questions_of(args)
     require_extra("server", "moa-bench accept")
-    contenders = contenders_of(args)
+    contenders = contenders_of(args, settings.draft_length)
     problem = ""
     try:
         with recording(args, "device and verifier") as ends:
@@ -111,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
             "target": first.target,
             "draft_length": settings.draft_length,
             "nodes": settings.nodes,
+            "width": settings.width if settings.nodes else None,
             "max_new_tokens": settings.max_new_tokens,
             "sampling": dataclasses.asdict(settings.sampling),
         },
@@ -119,6 +123,24 @@ def run(args: argparse.Namespace) -> int:
         problem=problem,
     )
     return finish(result, args, present)
+
+
+def settings_of(args: argparse.Namespace) -> AcceptSettings:
+    """The shape of the drafts that is asked for, and how answers are written.
+
+    Raises:
+        MoaError: options that contradict each other, or a number out of range.
+    """
+    rest = {"max_new_tokens": args.max_new_tokens, "sampling": sampling_of(args)}
+    if args.draft == "tree":
+        asked = {"nodes": args.nodes, "depth": args.draft_length, "width": args.width}
+        tree = dataclasses.replace(TreeShape(), **{name: value for name, value in asked.items() if value is not None})
+        width = tree.width if args.width is not None else min(tree.width, tree.nodes)
+        return AcceptSettings(tree.depth, tree.nodes, width, **rest)
+    for option in ("nodes", "width"):
+        if getattr(args, option) is not None:
+            raise MoaError(f"--{option} is the size of a tree: add --draft tree")
+    return AcceptSettings(_CHAIN if args.draft_length is None else args.draft_length, **rest)
 
 
 def _measure(

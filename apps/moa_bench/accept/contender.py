@@ -66,8 +66,11 @@ class Contender:
         }
 
 
-def contenders_of(args: argparse.Namespace) -> list[Contender]:
+def contenders_of(args: argparse.Namespace, draft_length: int) -> list[Contender]:
     """The drafter that ``--bundle`` or ``--drafter`` name, then those of ``--against``.
+
+    Args:
+        draft_length: tokens of the longest draft, or levels of the deepest tree.
 
     Raises:
         MoaError: what cannot be found, read, or does not fit together.
@@ -93,7 +96,7 @@ def contenders_of(args: argparse.Namespace) -> list[Contender]:
     target_name = Path(model).resolve().name if Path(model).is_dir() else model  # no path of this machine
     ends += [(_name(folder), CHECKPOINT, target_name, *checkpoint_pair(folder, target)) for folder in folders]
     names = _distinct([name for name, *_ in ends])
-    return [Contender(name, *rest, Results(args.draft_length)) for name, (_, *rest) in zip(names, ends, strict=True)]
+    return [Contender(name, *rest, Results(draft_length)) for name, (_, *rest) in zip(names, ends, strict=True)]
 
 
 def row_bytes(engine: TransformersEngine) -> int:

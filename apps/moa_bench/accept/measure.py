@@ -27,6 +27,7 @@ class AcceptSettings:
     Args:
         draft_length: tokens of each draft, a greedy chain, or levels of each tree.
         nodes: tokens of each tree; None drafts chains.
+        width: nodes continued on each level of a tree.
         max_new_tokens: tokens of an answer at most.
 
     Raises:
@@ -35,6 +36,7 @@ class AcceptSettings:
 
     draft_length: int = 6
     nodes: int | None = None
+    width: int = TreeShape().width
     max_new_tokens: int = 128
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
 
@@ -46,6 +48,8 @@ class AcceptSettings:
             raise MoaError(
                 f"a tree of {self.draft_length} levels has {self.draft_length} to {most} nodes, not {self.nodes}"
             )
+        if self.nodes is not None and not 1 <= self.width <= self.nodes:
+            raise MoaError(f"a level of a tree of {self.nodes} nodes continues 1 to {self.nodes}, not {self.width}")
         if self.max_new_tokens < 1:
             raise MoaError(f"an answer must be allowed at least 1 token, not {self.max_new_tokens}")
         if not 0 <= self.sampling.temperature < float("inf"):
@@ -158,7 +162,7 @@ def _converse(
     conversation = Conversation(verifier, drafter, device.fingerprints, device.stop_tokens, timeline)
     draft_tree = None
     if settings.nodes is not None:
-        draft_tree = partial(drafter.draft_tree, shape=TreeShape(settings.nodes, settings.draft_length))
+        draft_tree = partial(drafter.draft_tree, shape=TreeShape(settings.nodes, settings.draft_length, settings.width))
     history: list[dict[str, str]] = []
     try:
         for number, text in enumerate(question.turns, 1):

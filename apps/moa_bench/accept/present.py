@@ -86,6 +86,8 @@ def _conditions(result: dict[str, Any]) -> str:
     drafts = f"chain of {settings['draft_length']}"
     if settings.get("nodes"):
         drafts = f"tree of {settings['nodes']} nodes in {settings['draft_length']} levels"
+        if settings.get("width"):  # results of earlier versions do not say it
+            drafts += f", {settings['width']} continued on each"
     return (
         f"{drafts}, {how if sampling['temperature'] else 'greedy'}, "
         f"answers of at most {settings['max_new_tokens']} tokens, {result['seconds']:.0f} s"

@@ -12,6 +12,7 @@ from moa_bench.device.measure import AnswerSettings, Results, StepSettings, meas
 from moa_bench.options import (
     add_answer_options,
     add_bundle_option,
+    add_draft_length_option,
     add_question_options,
     add_server_options,
     add_target_options,
@@ -85,6 +86,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--no-answers", action="store_true", help="leave out the answers; no verifier is needed")
     add_question_options(parser, required=False)
+    add_draft_length_option(parser)
     add_answer_options(parser, max_new_tokens=48)
     add_server_options(parser)
     add_target_options(parser)

@@ -14,6 +14,7 @@ from moa_bench.network.settings import NetworkSettings
 from moa_bench.options import (
     add_answer_options,
     add_bundle_option,
+    add_draft_length_option,
     add_question_options,
     add_server_options,
     add_target_options,
@@ -80,6 +81,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_bundle_option(parser)
     add_target_options(parser)
     add_server_options(parser)
+    add_draft_length_option(parser)
     add_answer_options(parser, max_new_tokens=32)
     parser.add_argument(
         "--threads", type=int, default=1, metavar="N", help="processor threads of the drafter (default %(default)s)"

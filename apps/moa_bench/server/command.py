@@ -10,6 +10,7 @@ from moa_bench.cpus import available_cpus
 from moa_bench.options import (
     add_answer_options,
     add_bundle_option,
+    add_draft_length_option,
     add_question_options,
     add_server_options,
     add_target_options,
@@ -76,6 +77,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_bundle_option(parser)
     add_target_options(parser)
     add_server_options(parser)
+    add_draft_length_option(parser)
     add_answer_options(parser, max_new_tokens=64)
     add_output_options(parser)
 
