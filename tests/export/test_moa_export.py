@@ -107,7 +107,7 @@ def test_no_cached_tokens_and_one_row_are_enough(made: tuple[Bundle, dict]) -> N
     token = np.array([5], np.int64)
     zero = np.array([0], np.int64)
     result = backend.step(token, zero, zero, none, none, np.ones((1, 1), np.bool_), one, one)
-    assert result.top_tokens.shape == result.top_logprobs.shape == (1, 8)
+    assert result.top_tokens.shape == result.top_logprobs.shape == (1, 16)
     assert np.isfinite(result.top_logprobs).all()
     assert (np.diff(result.top_logprobs) <= 0).all()
 

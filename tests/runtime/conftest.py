@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def reference(drafter: MoADrafter) -> Backend:
     from moa_export.torch_backend import TorchBackend
 
-    return TorchBackend(drafter, top_k=8)
+    return TorchBackend(drafter, top_k=16)
 
 
 @pytest.fixture(scope="session", params=list(BACKENDS))

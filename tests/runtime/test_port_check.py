@@ -67,7 +67,7 @@ def make() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = make_tiny_target(Path(scratch) / "target")
         drafter = load_bound(make_tiny_drafter(folder, Path(scratch) / "drafter"), load_target(str(folder)))
-        STORED.write_text(json.dumps(worked_example(TorchBackend(drafter, top_k=8)), indent=1) + "\n")
+        STORED.write_text(json.dumps(worked_example(TorchBackend(drafter, top_k=16)), indent=1) + "\n")
 
 
 if __name__ == "__main__":
