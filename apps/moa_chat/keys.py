@@ -60,6 +60,10 @@ def _single_keys(keyboard: Keyboard) -> Iterator[None]:
         descriptor = sys.stdin.fileno()
         before = termios.tcgetattr(descriptor)
         tty.setcbreak(descriptor)
+        # A terminal throws away at Ctrl-C what it has not shown yet, and with it our count of rows; not with NOFLSH.
+        during = termios.tcgetattr(descriptor)
+        during[3] |= termios.NOFLSH
+        termios.tcsetattr(descriptor, termios.TCSANOW, during)
     except (OSError, ValueError, termios.error):  # no terminal
         yield
         return
