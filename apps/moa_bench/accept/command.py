@@ -29,7 +29,7 @@ from moa_runtime.drafters.tree import TreeShape
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
 
-_CHAIN = 6
+_CHAIN = 6  # tokens, as in the other benchmarks
 _DESCRIPTION = """\
 Measure tau, the mean number of tokens that one round (a draft sent, a verdict received) commits.
 
