@@ -29,7 +29,6 @@ from moa_runtime.drafters.tree import TreeShape
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
 
-_CHAIN = 6  # tokens, as in the other benchmarks
 _DESCRIPTION = """\
 Measure tau, the mean number of tokens that one round (a draft sent, a verdict received) commits.
 
@@ -69,7 +68,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--draft-length",
         type=int,
         metavar="N",
-        help=f"tokens of a chain (default {_CHAIN}), or levels of a tree (default {tree.depth})",
+        help=f"tokens of a chain (default {AcceptSettings.draft_length}), or levels of a tree (default {tree.depth})",
     )
     parser.add_argument("--nodes", type=int, metavar="N", help=f"tokens of a tree (default {tree.nodes})")
     parser.add_argument(
@@ -140,7 +139,7 @@ def settings_of(args: argparse.Namespace) -> AcceptSettings:
     for option in ("nodes", "width"):
         if getattr(args, option) is not None:
             raise MoaError(f"--{option} is the size of a tree: add --draft tree")
-    return AcceptSettings(_CHAIN if args.draft_length is None else args.draft_length, **rest)
+    return AcceptSettings(AcceptSettings.draft_length if args.draft_length is None else args.draft_length, **rest)
 
 
 def _measure(
