@@ -137,10 +137,11 @@ def test_a_float_package_answers_as_pytorch(made: Callable[[str], Made], expecte
         np.testing.assert_allclose(ours.keys, theirs.keys, atol=0.02)
         np.testing.assert_allclose(ours.values, theirs.values, atol=0.02)
         for mine, wanted, logprobs in zip(ours.top_tokens, theirs.top_tokens, theirs.top_logprobs, strict=True):
-            apart = np.abs(np.diff(logprobs)) > 0.04  # neighbours that no rounding makes trade places
-            clear = np.concatenate(([True], apart)) & np.concatenate((apart, [False]))  # the last one's next is unknown
-            assert clear.any()
-            np.testing.assert_array_equal(mine[clear], wanted[clear])
+            # Candidates nearer than rounding may trade places; whoever follows the last one is not known.
+            apart = np.flatnonzero(np.abs(np.diff(logprobs)) > 0.04) + 1
+            assert apart.size
+            for ours_here, theirs_here in zip(np.split(mine, apart)[:-1], np.split(wanted, apart)[:-1], strict=True):
+                assert set(ours_here) == set(theirs_here)
 
 
 @pytest.mark.parametrize("name", ARTIFACTS)
