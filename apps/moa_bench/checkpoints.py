@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moa_bench.inprocess import Device
 from moa_runtime.bundle import TOKENIZER_FILE
+from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.tokenizer import ChatTokenizer
 
@@ -17,8 +19,11 @@ if TYPE_CHECKING:
     from moa_server.transformers_engine import TransformersEngine
 
 
-def checkpoint_pair(folder: Path, target: Target) -> tuple[Device, TransformersEngine]:
+def checkpoint_pair(folder: Path, target: Target, *, ngrams: bool) -> tuple[Device, TransformersEngine]:
     """Both ends for the drafter in ``folder``, of any architecture.
+
+    Args:
+        ngrams: see :func:`drafting`.
 
     Raises:
         MoaError: what cannot be read, or does not fit the target.
@@ -28,7 +33,7 @@ def checkpoint_pair(folder: Path, target: Target) -> tuple[Device, TransformersE
 
     drafter = load_bound(folder, target)
     engine = TransformersEngine(target, drafter, drafter_fingerprint(folder))
-    new_drafter = drafting(drafter, max_context=engine.max_context, stop_tokens=engine.stop_tokens)
+    new_drafter = drafting(drafter, max_context=engine.max_context, stop_tokens=engine.stop_tokens, ngrams=ngrams)
     # As a bundle for the target would have it.
     tokenizer = ChatTokenizer(
         target.folder / TOKENIZER_FILE, target.chat_template, target.special_tokens, target.stop_tokens
@@ -36,8 +41,14 @@ def checkpoint_pair(folder: Path, target: Target) -> tuple[Device, TransformersE
     return Device(engine.fingerprints, tokenizer, new_drafter, target.stop_tokens), engine
 
 
-def drafting(drafter: Drafter, *, max_context: int, stop_tokens: tuple[int, ...] = ()) -> Callable[[], MoaDrafter]:
-    """Makes what drafts with a bound drafter; weights are shared, caches are not."""
+def drafting(
+    drafter: Drafter, *, max_context: int, stop_tokens: tuple[int, ...] = (), ngrams: bool = False
+) -> Callable[[], MoaDrafter]:
+    """Makes what drafts with a bound drafter; weights are shared, caches are not.
+
+    Args:
+        ngrams: mix with what the conversation says already, see :class:`moa_runtime.drafters.mixture.NgramMixture`.
+    """
     from moa_drafter.model import MoADrafter
     from moa_drafter.rivals.eagle import EagleDrafter
     from moa_drafter.rivals.eagle_backend import EagleBackend, EagleLoop
@@ -48,12 +59,15 @@ def drafting(drafter: Drafter, *, max_context: int, stop_tokens: tuple[int, ...]
 
     top_k = Recipe().top_k  # candidates for each node of a tree, as in a bundle
     if isinstance(drafter, EagleDrafter):
-        eagle = EagleBackend(drafter, top_k=top_k)
-        return lambda: EagleLoop(eagle, max_context=max_context, stop_tokens=stop_tokens)
-    if isinstance(drafter, TokenDrafter):
-        backend: TokenBackend | TorchBackend = TokenBackend(drafter, top_k=top_k)
+        loop: partial[MoaDrafter] = partial(EagleLoop, EagleBackend(drafter, top_k=top_k))
+    elif isinstance(drafter, TokenDrafter):
+        loop = partial(MoaDrafter, TokenBackend(drafter, top_k=top_k))
     elif isinstance(drafter, MoADrafter):
-        backend = TorchBackend(drafter, top_k=top_k)
+        loop = partial(MoaDrafter, TorchBackend(drafter, top_k=top_k))
     else:
         raise TypeError(f"nothing drafts with a {type(drafter).__name__}")
-    return lambda: MoaDrafter(backend, max_context=max_context, stop_tokens=stop_tokens)
+    return lambda: loop(
+        max_context=max_context,
+        stop_tokens=stop_tokens,
+        mixture=NgramMixture(stop_tokens) if ngrams else None,
+    )

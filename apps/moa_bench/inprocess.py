@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from moa_bench.questions import Question
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle, Fingerprints
+from moa_runtime.drafters.for_bundle import drafter_for
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.tokenizer import ChatTokenizer
 
@@ -27,8 +28,11 @@ class Device:
     stop_tokens: tuple[int, ...]
 
 
-def device_of(bundle: Bundle, backend_name: str | None = None) -> Device:
+def device_of(bundle: Bundle, backend_name: str | None = None, *, ngrams: bool = True) -> Device:
     """What drafts with ``bundle`` on the backend of that name, or on the first it has a graph for.
+
+    Args:
+        ngrams: see :func:`moa_runtime.drafters.for_bundle.drafter_for`.
 
     Raises:
         MoaError: the bundle's graph or tokenizer cannot be loaded.
@@ -38,7 +42,7 @@ def device_of(bundle: Bundle, backend_name: str | None = None) -> Device:
         manifest.fingerprints,
         ChatTokenizer.from_bundle(bundle),
         # The graph is shared; each conversation has caches of its own.
-        lambda: MoaDrafter(backend, max_context=manifest.max_context, stop_tokens=manifest.stop_tokens),
+        lambda: drafter_for(manifest, backend, ngrams=ngrams),
         manifest.stop_tokens,
     )
 

@@ -84,6 +84,15 @@ def add_draft_length_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_ngrams_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--ngrams",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="mix what drafts with an n-gram index of the conversation, as the runtime does (default: yes)",
+    )
+
+
 def add_answer_options(parser: argparse.ArgumentParser, *, max_new_tokens: int) -> None:
     parser.add_argument(
         "--max-new-tokens",

@@ -73,6 +73,12 @@ def build_parser() -> argparse.ArgumentParser:
     drafting = parser.add_argument_group("drafting")
     drafting.add_argument("--draft-length", type=int, default=6, metavar="N", help="tokens (default: %(default)s)")
     drafting.add_argument(
+        "--ngrams",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="copy what the conversation said before where it fits (default: yes)",
+    )
+    drafting.add_argument(
         "--backend", metavar="NAME", help="onnx or coreml (default: the first that the bundle is for)"
     )
     drafting.add_argument("--threads", type=int, default=2, metavar="N", help="of the drafter (default: %(default)s)")

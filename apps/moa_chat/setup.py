@@ -29,6 +29,7 @@ class Setup:
     backend: str | None = None
     threads: int = 2
     draft_length: int = 6
+    ngrams: bool = True
     offline_limit: int = 256
     policy: Policy = Policy.ROLLBACK
     max_new_tokens: int = 512
@@ -51,6 +52,7 @@ class Setup:
             self.endpoint,
             backend=self.backend,
             threads=self.threads,
+            ngrams=self.ngrams,
             controller=FixedLength(self.draft_length),
             policy=self.policy,
             settings=DriverSettings(offline_limit=self.offline_limit),
@@ -74,6 +76,7 @@ def setup_for(options: argparse.Namespace, bundle: Bundle, endpoint: Endpoint) -
         backend=options.backend,
         threads=options.threads,
         draft_length=options.draft_length,
+        ngrams=options.ngrams,
         offline_limit=options.offline_limit,
         policy=Policy(options.policy or ("ask" if options.terminal and sys.stdin.isatty() else "rollback")),
         max_new_tokens=options.max_new_tokens,

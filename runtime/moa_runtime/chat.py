@@ -20,7 +20,7 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.control import Controller, FixedLength
 from moa_runtime.conversation import Conversation, Question
 from moa_runtime.drafters.base import Drafter
-from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.for_bundle import drafter_for
 from moa_runtime.driver import Driver, DriverSettings
 from moa_runtime.errors import MoaError
 from moa_runtime.session.client import ClientSession
@@ -102,6 +102,7 @@ class Chat:
         *,
         backend: str | Backend | None = None,
         threads: int = 2,
+        ngrams: bool = True,
         controller: Controller | None = None,
         policy: Policy = Policy.ROLLBACK,
         settings: DriverSettings | None = None,
@@ -116,6 +117,7 @@ class Chat:
                 when omitted. Or one that is loaded, for several chats a
                 :class:`~moa_runtime.backends.shared.SharedBackend`.
             threads: of a backend that is to be loaded.
+            ngrams: also copy from the conversation, see :func:`moa_runtime.drafters.for_bundle.drafter_for`.
             timeline: gets what the device does and when, see :class:`moa_runtime.driver.Driver`.
             wait: see :meth:`open`.
 
@@ -123,16 +125,12 @@ class Chat:
             ConnectError: no verifier answers there, or it refuses the token.
             MoaError: the verifier serves another target, tokenizer or drafter than the bundle's.
         """
-        manifest = bundle.manifest
-        drafter = MoaDrafter(
-            load_backend(bundle, backend, threads=threads) if backend is None or isinstance(backend, str) else backend,
-            max_context=manifest.max_context,
-            stop_tokens=manifest.stop_tokens,
-        )
+        if backend is None or isinstance(backend, str):
+            backend = load_backend(bundle, backend, threads=threads)
         chat = cls(
             bundle,
             endpoint,
-            drafter=drafter,
+            drafter=drafter_for(bundle.manifest, backend, ngrams=ngrams),
             controller=controller,
             policy=policy,
             settings=settings,

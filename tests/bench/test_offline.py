@@ -17,7 +17,6 @@ from moa_bench.inprocess import Device
 from moa_bench.loopback import LoopbackVerifier
 from moa_bench.offline import present
 from moa_bench.offline.measure import OfflineSettings, Results, measure
-from moa_bench.offline.ngram import NgramDrafter
 from moa_bench.offline.outage import Outage
 from moa_bench.offline.tally import Tally, Text, TextTally
 from moa_bench.questions import Question
@@ -28,40 +27,6 @@ from moa_runtime.tokenizer import ChatTokenizer
 from moa_server.scoring import log_probabilities
 
 PROMPT = [3, 1, 4, 1, 5]
-
-
-# -- the n-gram baseline ---------------------------------------------------------------------------
-
-
-def copied(tokens: list[int], count: int, stop_tokens=()) -> list[int]:
-    return [drafted.token for drafted in NgramDrafter(stop_tokens).draft(tokens, count)]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "following"),
-    [
-        ([1, 2, 3, 1, 2, 4, 1, 2], 4),  # the most recent of two
-        ([9, 2, 3, 8, 2, 4, 9, 2], 3),  # the longer suffix, although a shorter one is more recent
-        ([1, 2, 3, 4, 5, 6, 0, 2, 3, 4, 5, 7, 1, 2, 3, 4, 5], 7),  # beyond four tokens nothing counts
-        ([7, 7], 7),
-    ],
-)
-def test_the_longest_suffix_that_occurred_last_is_continued(tokens, following):
-    assert copied(tokens, 1) == [following]
-
-
-def test_what_never_occurred_is_not_continued():
-    assert copied([1, 2, 3], 5) == []
-    assert copied([1], 5) == []
-
-
-def test_it_goes_on_from_what_it_wrote():
-    assert copied([1, 2, 3, 1], 7) == [2, 3, 1, 2, 3, 1, 2]
-
-
-def test_ends_of_turns_are_not_copied():
-    assert copied([5, 8, 5, 0, 6, 5], 2, stop_tokens=[0]) == [8, 5]
-    assert copied([5, 0, 6, 5], 2, stop_tokens=[0]) == []
 
 
 # -- a cut, on the toy target ----------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 
 from moa_runtime.backends.base import Backend
 from moa_runtime.drafters.base import DraftToken
+from moa_runtime.drafters.mixture import WEIGHTS, NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.tree import GrowingTree, TreeShape
 from moa_runtime.session.tree import DraftTree, check_parents, depths
@@ -24,8 +25,8 @@ def grown() -> GrowingTree:
     """First 5 (0.6), 6 (0.3) and 9 (0.1); behind 5 then 7 (0.5) and 8 (0.4), behind 6 then 7 (0.9) and 8 (0.1)."""
     tree = GrowingTree(TreeShape(nodes=4, depth=3, width=2), stop_tokens=[9])
     tree.add_level([guesses((5, 0.6), (6, 0.3), (9, 0.1))])
-    tokens, mask = tree.expand()
-    assert tokens == [5, 6] and mask.tolist() == [[True, False], [False, True]]
+    paths, mask = tree.expand()
+    assert paths == [[5], [6]] and mask.tolist() == [[True, False], [False, True]]
     tree.add_level([guesses((7, 0.5), (8, 0.4)), guesses((7, 0.9), (8, 0.1))])
     return tree
 
@@ -39,8 +40,8 @@ def test_the_likeliest_nodes_are_kept_with_their_ancestors() -> None:
 
 def test_a_mask_shows_each_node_its_path() -> None:
     tree = grown()
-    tokens, mask = tree.expand()  # 5-7 and 6-7
-    assert tokens == [7, 7]
+    paths, mask = tree.expand()
+    assert paths == [[5, 7], [6, 7]]
     assert mask.tolist() == [[True, False, True, False], [False, True, False, True]]
 
 
@@ -98,3 +99,21 @@ def test_a_tree_stays_within_the_context(reference: Backend) -> None:
     room = drafter_on(reference, len(PREFIX) + 2).draft_tree(PREFIX, TreeShape(nodes=30, depth=6, width=2))
     assert room.depth == 2
     assert drafter_on(reference, len(PREFIX)).draft_tree(PREFIX, TreeShape()).tokens == ()
+
+
+def test_a_tree_grows_along_what_was_said_before(reference: Backend) -> None:
+    """The last five tokens occurred before. What followed then is the likeliest path; the drafter's are beside it."""
+    text = [*range(40, 52), *range(40, 48)]
+    rng = np.random.default_rng(3)
+    memory = rng.standard_normal((2, len(text) - 1, *reference.kv_shape)).astype(np.float32)
+    trees = []
+    for mixture in (None, NgramMixture()):
+        drafter = MoaDrafter(reference, max_context=512, mixture=mixture)
+        drafter.add_rows(0, *memory)
+        trees.append(drafter.draft_tree(text, TreeShape(nodes=20, depth=4, width=3)))
+    alone, mixed = trees
+    assert mixed.likeliest_path()[:3] == [48, 49, 50]
+    first = [token for token, parent in zip(mixed.tokens, mixed.parents, strict=True) if parent == 0]
+    assert set(first) - {48} <= set(alone.tokens)
+    assert np.exp(mixed.scores[mixed.tokens.index(48)]) >= WEIGHTS[-1]
+    assert sum(np.exp(mixed.scores[at]) for at, parent in enumerate(mixed.parents) if parent == 0) <= 1 + 1e-5

@@ -8,6 +8,7 @@ import pytest
 from moa_runtime.backends.base import StepResult
 from moa_runtime.drafters import moa
 from moa_runtime.drafters.base import DraftToken
+from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import GrowingRows, MoaDrafter
 
 KV = (2, 4)
@@ -206,3 +207,43 @@ def test_an_end_of_turn_is_drafted_only_where_it_is_more_likely_than_not(
 def test_where_every_candidate_ends_the_turn_the_best_is_drafted() -> None:
     drafter = MoaDrafter(RankedBackend(0.3), max_context=100, stop_tokens=[1, 2, 3])
     assert drafter.draft([5], 1)[0].token == 1
+
+
+def copying(memory: int, **options) -> MoaDrafter:
+    """The ranking 1 (0.4), 2 (0.2), 3 (0.1), and what the conversation says."""
+    drafter = MoaDrafter(RankedBackend(0.4), max_context=100, mixture=NgramMixture(**options))
+    drafter.add_rows(0, *rows(0, memory))
+    return drafter
+
+
+def tokens_of(drafted: list[DraftToken]) -> list[int]:
+    return [one.token for one in drafted]
+
+
+REPEATED = [50, 51, 52, 53, 54, 55, 50, 51, 52]
+
+
+def test_a_chain_copies_what_was_said_before_and_goes_on_alone() -> None:
+    """From 52 to 55 and round to 50: tokens that the backend does not know."""
+    assert tokens_of(copying(8).draft(REPEATED, 4)) == [53, 54, 55, 50]
+    assert tokens_of(copying(8).draft([50, 51, 52], 3)) == [1, 1, 1]
+    assert tokens_of(copying(8, reach=2).draft(REPEATED, 4)) == [53, 54, 1, 1]
+
+
+def test_a_chain_is_the_same_token_by_token() -> None:
+    """As the driver asks: each time with what was drafted so far."""
+    drafter, text = copying(8), list(REPEATED)
+    for _ in range(6):
+        text += tokens_of(drafter.draft(text, 1))
+    assert text[len(REPEATED) :] == tokens_of(copying(8).draft(REPEATED, 6))
+
+
+def test_text_without_rows_is_not_copied() -> None:
+    """The target's are the tokens with rows and the one after them. 55 is one of them, or was only drafted."""
+    text = [50, 51, 52, 53, 54, 55, 51, 52, 53, 54]
+    assert tokens_of(copying(5).draft(text, 1)) == [55]
+    assert tokens_of(copying(4).draft(text, 1)) == [1]
+
+
+def test_a_drafter_that_holds_no_rows_copies_all() -> None:
+    assert tokens_of(copying(0).draft(REPEATED, 2)) == [53, 54]

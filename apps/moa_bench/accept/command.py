@@ -15,6 +15,7 @@ from moa_bench.options import (
     add_answer_options,
     add_backend_option,
     add_bundle_option,
+    add_ngrams_option,
     add_question_options,
     add_target_options,
     questions_of,
@@ -74,6 +75,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--width", type=int, metavar="N", help=f"tokens continued on each level of a tree (default {tree.width})"
     )
+    add_ngrams_option(parser)
     add_answer_options(parser, max_new_tokens=128)
     parser.add_argument("--show", action="store_true", help="print the answers, each token with its origin")
     add_timeline_option(parser)
@@ -114,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
             "draft_length": settings.draft_length,
             "nodes": settings.nodes,
             "width": settings.width if settings.nodes else None,
+            "ngrams": args.ngrams,
             "max_new_tokens": settings.max_new_tokens,
             "sampling": dataclasses.asdict(settings.sampling),
         },

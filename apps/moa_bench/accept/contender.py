@@ -83,7 +83,7 @@ def contenders_of(args: argparse.Namespace, draft_length: int) -> list[Contender
     model, against = args.model or DEFAULT_TARGET, list[Path](args.against or ())
     if args.bundle is not None or (args.drafter is None and not against):
         bundle = bundle_of(args)
-        device = device_of(bundle, args.backend)
+        device = device_of(bundle, args.backend, ngrams=args.ngrams)
         engine = engine_of(args)
         ends = [("bundle", "bundle", bundle.manifest.target, device, engine)]
         target = engine.target
@@ -94,7 +94,10 @@ def contenders_of(args: argparse.Namespace, draft_length: int) -> list[Contender
         ends, target = [], load_target(model)
         folders = [args.drafter or shipped_checkpoint(), *against]
     target_name = Path(model).resolve().name if Path(model).is_dir() else model  # no path of this machine
-    ends += [(_name(folder), CHECKPOINT, target_name, *checkpoint_pair(folder, target)) for folder in folders]
+    ends += [
+        (_name(folder), CHECKPOINT, target_name, *checkpoint_pair(folder, target, ngrams=args.ngrams))
+        for folder in folders
+    ]
     names = _distinct([name for name, *_ in ends])
     return [Contender(name, *rest, Results(draft_length)) for name, (_, *rest) in zip(names, ends, strict=True)]
 

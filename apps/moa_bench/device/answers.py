@@ -15,7 +15,7 @@ from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.control import FixedLength
-from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.for_bundle import drafter_for
 from moa_runtime.driver import DriverSettings
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
@@ -49,7 +49,6 @@ def measure_answers(
         MoaError: the target cannot run here, or the verifier refuses or goes away.
     """
     opened = Bundle.open(bundle)
-    manifest = opened.manifest
     name, _ = backend_of(target)
     backend = load_backend(opened, name, threads=threads)
 
@@ -57,7 +56,7 @@ def measure_answers(
         chat = Chat(
             opened,
             Endpoint(url, token),
-            drafter=MoaDrafter(backend, max_context=manifest.max_context, stop_tokens=manifest.stop_tokens),
+            drafter=drafter_for(opened.manifest, backend),
             controller=FixedLength(draft_length),
             settings=_PATIENT,
         )

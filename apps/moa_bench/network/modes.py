@@ -12,7 +12,7 @@ from moa_bench.network.streamed import StreamMode
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.base import Drafter
-from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.for_bundle import drafter_for
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 
 
@@ -32,9 +32,9 @@ def make_modes(
         return ChatMode(bundle, new_drafter, settings, timeline)
 
     def ours() -> Callable[[Turn], Drafter]:
-        backend, manifest = load_backend(bundle, threads=settings.threads), bundle.manifest
+        backend = load_backend(bundle, threads=settings.threads)
         # The graph is shared; each answer has caches of its own.
-        return lambda turn: MoaDrafter(backend, max_context=manifest.max_context, stop_tokens=manifest.stop_tokens)
+        return lambda turn: drafter_for(bundle.manifest, backend)
 
     makers: dict[str, Callable[[], Mode]] = {
         "stream": lambda: StreamMode(settings),

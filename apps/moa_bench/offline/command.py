@@ -14,6 +14,7 @@ from moa_bench.offline.show import show_trial
 from moa_bench.options import (
     add_backend_option,
     add_bundle_option,
+    add_ngrams_option,
     add_question_options,
     add_target_options,
     bundle_of,
@@ -28,7 +29,7 @@ _DESCRIPTION = """\
 Measure what a device writes while the link is away, and what is left of it when the link is back.
 
 The first turn of every question is asked, and the link is cut in the middle of the answer. Then, each from the
-same point, write on: "moa", the drafter of the bundle; "ngram", which copies what followed the last one to four
+same point, write on: "moa", the drafter of the bundle; "ngram", which copies what followed the last one to five
 tokens earlier in the conversation; and "nothing", a device that waits. Afterwards each reconnects, and the target
 verifies the text in one pass: it is rolled back from the first token that the target would not have written.
 Everything is greedy, so the text before the cut does not depend on the drafter, and results from before and after
@@ -84,6 +85,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="print, for every question, the text before the cut, what was written offline with the part that "
         "was kept and the part rolled back, and what the target wrote instead",
     )
+    add_ngrams_option(parser)
     add_output_options(parser)
 
 
@@ -98,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     questions = questions_of(args)
     bundle = bundle_of(args)
     require_extra("bench", "moa-bench offline")
-    device = device_of(bundle, args.backend)
+    device = device_of(bundle, args.backend, ngrams=args.ngrams)
     engine = engine_of(args)
     from moa_server.scoring import log_probabilities  # imported late: it brings torch
 
@@ -121,6 +123,7 @@ def run(args: argparse.Namespace) -> int:
             "questions": args.questions.name,
             "limit": args.limit,
             "target": bundle.manifest.target,
+            "ngrams": args.ngrams,
             "after": settings.after,
             "lengths": list(settings.lengths),
         },

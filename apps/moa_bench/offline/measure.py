@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from moa_bench.conversation import Answer, Conversation, RefusedError
 from moa_bench.inprocess import Device
 from moa_bench.loopback import LoopbackVerifier
-from moa_bench.offline.ngram import NgramDrafter
 from moa_bench.offline.outage import Outage
 from moa_bench.offline.tally import Tally, Text
 from moa_bench.questions import Question
+from moa_runtime.drafters.ngram import NgramDrafter
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits

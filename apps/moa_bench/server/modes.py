@@ -17,7 +17,7 @@ from moa_runtime.backends.base import Backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.control import FixedLength
-from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.for_bundle import drafter_for
 from moa_runtime.driver import DriverSettings
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint
@@ -55,12 +55,11 @@ async def draft(bundle: Bundle, backend: Backend, work: Workload, recorder: Reco
     Raises:
         MoaError: the verifier refuses, or is not there.
     """
-    manifest = bundle.manifest
     for prompt in itertools.cycle(work.prompts):
         chat = Chat(
             bundle,
             work.endpoint,
-            drafter=MoaDrafter(backend, max_context=manifest.max_context, stop_tokens=manifest.stop_tokens),
+            drafter=drafter_for(bundle.manifest, backend),
             controller=FixedLength(work.draft_length),
             settings=DriverSettings(late_after_s=_PATIENCE_S, prefill_late_after_s=_PATIENCE_S),
         )

@@ -62,6 +62,7 @@ def _pool(setup: Setup) -> ChatPool:
             setup.bundle,
             setup.endpoint,
             backend=backend,
+            ngrams=setup.ngrams,
             controller=FixedLength(setup.draft_length),
             policy=Policy.KEEP,
             settings=settings,

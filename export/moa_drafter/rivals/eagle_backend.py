@@ -11,6 +11,7 @@ from torch import Tensor
 
 from moa_drafter.rivals.eagle import EagleDrafter
 from moa_runtime.backends.base import Float32, Int64, StepResult
+from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import GrowingRows, MoaDrafter
 
 
@@ -116,8 +117,15 @@ def _parents(mask: NDArray[np.bool_], held: int) -> NDArray[np.int64]:
 class EagleLoop(MoaDrafter):
     """Drafts with an :class:`EagleBackend`: the runtime's loop, with rows that are no cache entries."""
 
-    def __init__(self, backend: EagleBackend, *, max_context: int, stop_tokens: Collection[int] = ()) -> None:
-        super().__init__(backend, max_context=max_context, stop_tokens=stop_tokens)
+    def __init__(
+        self,
+        backend: EagleBackend,
+        *,
+        max_context: int,
+        stop_tokens: Collection[int] = (),
+        mixture: NgramMixture | None = None,
+    ) -> None:
+        super().__init__(backend, max_context=max_context, stop_tokens=stop_tokens, mixture=mixture)
         self._memory = GrowingRows(backend.row_shape)
 
     def add_rows(self, start: int, keys: Float32, values: Float32) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from moa_runtime.backends.base import Backend, StepResult
 from moa_runtime.drafters.base import DraftToken, Float32
+from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.tree import GrowingTree, TreeShape
 from moa_runtime.sequences import common_length
 from moa_runtime.session.tree import DraftTree
@@ -79,11 +80,19 @@ class MoaDrafter:
         max_context: positions the target can hold. No token is drafted beyond, nor beyond what the backend holds.
         stop_tokens: ids that end a turn. One is drafted only where it is more likely than not: a wrong guess
             would end what the device writes offline, and costs no more than another token online.
+        mixture: what the backend's candidates are mixed with; None, and they are taken as they are.
     """
 
-    def __init__(self, backend: Backend, *, max_context: int, stop_tokens: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        max_context: int,
+        stop_tokens: Collection[int] = (),
+        mixture: NgramMixture | None = None,
+    ) -> None:
         self._backend = backend
-        self._stop_tokens = frozenset(stop_tokens)
+        self._stop_tokens, self._mixture = frozenset(stop_tokens), mixture
         self._max_context = max_context if backend.max_positions is None else min(max_context, backend.max_positions)
         self._cached: list[int] = []
         self._cache = GrowingRows(backend.kv_shape)
@@ -114,10 +123,12 @@ class MoaDrafter:
         count = min(count, self._room_after(prefix))
         if count < 1:
             return []
-        memory = self._memory_of(len(prefix))
-        drafted = [self._best(self._catch_up(prefix, memory))]
+        memory, text = self._memory_of(len(prefix)), list(prefix)
+        self._confirm(prefix)
+        drafted = [self._best(self._catch_up(prefix, memory), text)]
         while len(drafted) < count:
-            drafted.append(self._best(self._feed([drafted[-1].token], memory)))
+            text.append(drafted[-1].token)
+            drafted.append(self._best(self._feed(text[-1:], memory), text))
         return drafted
 
     def draft_tree(self, prefix: Sequence[int], shape: TreeShape) -> DraftTree:
@@ -132,16 +143,17 @@ class MoaDrafter:
             levels = min(levels, 1 + (self._backend.max_positions - len(prefix)) // shape.width)
         if levels < 1:
             return tree.best()
-        memory = self._memory_of(len(prefix))
-        tree.add_level(_candidates(self._catch_up(prefix, memory)))
+        memory, text = self._memory_of(len(prefix)), list(prefix)
+        self._confirm(prefix)
+        tree.add_level(self._candidates(self._catch_up(prefix, memory), [text]))
         while tree.depth < levels:
-            tokens, path_mask = tree.expand()
-            if not tokens:
+            paths, path_mask = tree.expand()
+            if not paths:
                 break
             # Their cache entries lie behind those of the prefix for as long as the tree grows.
             new, earlier = path_mask.shape[0], path_mask.shape[1] - path_mask.shape[0]
             result = self._backend.step(
-                np.array(tokens, np.int64),
+                np.array([path[-1] for path in paths], np.int64),
                 np.full(new, len(prefix) + tree.depth - 1, np.int64),
                 np.arange(new),
                 *self._cache.first(len(prefix) + earlier),
@@ -149,7 +161,7 @@ class MoaDrafter:
                 *memory,
             )
             self._cache.write(len(prefix) + earlier, result.keys, result.values)
-            tree.add_level(_candidates(result))
+            tree.add_level(self._candidates(result, [text + path for path in paths]))
         self._cache.truncate(len(prefix))
         return tree.best()
 
@@ -199,15 +211,23 @@ class MoaDrafter:
         del self._cached[length:]
         self._cache.truncate(length)
 
-    def _best(self, result: StepResult) -> DraftToken:
-        (candidates,) = _candidates(result)
+    def _confirm(self, prefix: Sequence[int]) -> None:
+        """Tell the mixture how much of the prefix is the target's: what has a row, and the token that came with the
+        last row. All of it where no rows are held, as by a drafter that reads none."""
+        if self._mixture is not None:
+            self._mixture.confirm(prefix[: self.rows + 1] if self.rows else prefix)
+
+    def _best(self, result: StepResult, text: Sequence[int]) -> DraftToken:
+        (candidates,) = self._candidates(result, [text])
         likely = (c for c in candidates if c.token not in self._stop_tokens or c.logprob > _MORE_LIKELY_THAN_NOT)
         return next(likely, candidates[0])
 
-
-def _candidates(result: StepResult) -> list[list[DraftToken]]:
-    """The candidates of each query, best first."""
-    return [
-        [DraftToken(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True)]
-        for tokens, logprobs in zip(result.top_tokens.tolist(), result.top_logprobs.tolist(), strict=True)
-    ]
+    def _candidates(self, result: StepResult, texts: Sequence[Sequence[int]]) -> list[list[DraftToken]]:
+        """The candidates of each query, best first; ``texts`` are what they follow."""
+        ranked = [
+            [DraftToken(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True)]
+            for tokens, logprobs in zip(result.top_tokens.tolist(), result.top_logprobs.tolist(), strict=True)
+        ]
+        if self._mixture is None:
+            return ranked
+        return [self._mixture.mix(candidates, text) for candidates, text in zip(ranked, texts, strict=True)]

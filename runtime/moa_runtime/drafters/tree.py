@@ -61,12 +61,13 @@ class GrowingTree:
         self._level = range(first, len(self._tokens))
         self.depth += 1
 
-    def expand(self) -> tuple[list[int], NDArray[np.bool_]]:
+    def expand(self) -> tuple[list[list[int]], NDArray[np.bool_]]:
         """Choose the nodes of the newest level that are to be continued.
 
         Returns:
-            their tokens ``[n]``, empty where none is left, and a mask ``[n, e + n]``: which of the ``e`` nodes
-            expanded earlier, and of these, stand on the path to each, itself included.
+            their paths ``[n][depth]``, tokens from the tree's first level to the node itself, empty where none is
+            left, and a mask ``[n, e + n]``: which of the ``e`` nodes expanded earlier, and of these, stand on the path
+            to each, itself included.
         """
         going_on = (node for node in self._level if self._tokens[node] not in self._stop_tokens)
         chosen = sorted(going_on, key=lambda node: -self._scores[node])[: self._shape.width]
@@ -74,12 +75,18 @@ class GrowingTree:
         self._expanded += chosen
         column = {node: at for at, node in enumerate(self._expanded)}
         mask = np.zeros((len(chosen), before + len(chosen)), np.bool_)
-        for row, leaf in enumerate(chosen):
-            node = leaf
-            while node >= 0:
-                mask[row, column[node]] = True
-                node = self._parents[node]
-        return [self._tokens[node] for node in chosen], mask
+        paths = [self._path(node) for node in chosen]
+        for row, path in enumerate(paths):
+            mask[row, [column[node] for node in path]] = True
+        return [[self._tokens[node] for node in path] for path in paths], mask
+
+    def _path(self, node: int) -> list[int]:
+        """The nodes from the first level to ``node``."""
+        path: list[int] = []
+        while node >= 0:
+            path.append(node)
+            node = self._parents[node]
+        return path[::-1]
 
     def best(self) -> DraftTree:
         """The likeliest nodes, as many as may be sent."""

@@ -1,0 +1,19 @@
+"""What drafts with a bundle."""
+
+from __future__ import annotations
+
+from moa_runtime.backends.base import Backend
+from moa_runtime.bundle import Manifest
+from moa_runtime.drafters.mixture import NgramMixture
+from moa_runtime.drafters.moa import MoaDrafter
+
+
+def drafter_for(manifest: Manifest, backend: Backend, *, ngrams: bool = True) -> MoaDrafter:
+    """A drafter for one conversation; ``backend``, a bundle's graph, may be shared by several.
+
+    Args:
+        ngrams: mix what the graph expects with what the conversation says already, see
+            :class:`moa_runtime.drafters.mixture.NgramMixture`.
+    """
+    mixture = NgramMixture(manifest.stop_tokens) if ngrams else None
+    return MoaDrafter(backend, max_context=manifest.max_context, stop_tokens=manifest.stop_tokens, mixture=mixture)

@@ -1,0 +1,121 @@
+"""N-gram drafting, without training: a text goes on as it went on before (as in SSSD, arXiv 2411.05894)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from moa_runtime.drafters.base import DraftToken, Float32
+from moa_runtime.sequences import common_length
+
+#: Suffixes of up to this many tokens are looked up. Longer ones that match go on as those of this length do.
+LONGEST_SUFFIX = 5
+_OCCURRENCES = 8
+_DECAY = 0.7
+
+
+@dataclass(frozen=True)
+class Match:
+    """What followed the longest suffix that occurred before.
+
+    Attributes:
+        length: of the suffix, 1 to :data:`LONGEST_SUFFIX` tokens.
+        probabilities: of the tokens that followed, adding up to 1. Of the last eight occurrences each counts 0.7
+            times the one after it.
+    """
+
+    length: int
+    probabilities: Mapping[int, float]
+
+    @property
+    def best(self) -> int:
+        """The likeliest token, of equals the one that followed last."""
+        return max(self.probabilities, key=self.probabilities.__getitem__)
+
+
+class NgramIndex:
+    """What followed every run of up to :data:`LONGEST_SUFFIX` tokens of one text.
+
+    Example: after ``index.update([1, 2, 3, 1, 2, 4])``, ``index.match([9, 1, 2])`` has length 2 and the probabilities
+    ``{4: 0.59, 3: 0.41}``.
+
+    Args:
+        stop_tokens: ids that end a turn. They never count as what followed: that a turn of the user ended says nothing
+            about the answer.
+    """
+
+    def __init__(self, stop_tokens: Collection[int] = ()) -> None:
+        self._stop_tokens = frozenset(stop_tokens)
+        self._text: list[int] = []
+        self._followers: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)  # oldest first
+
+    def update(self, text: Sequence[int]) -> None:
+        """Hold ``text`` instead of what was held; costs what the end differs by."""
+        keep = common_length(self._text, text)
+        while len(self._text) > keep:
+            token = self._text.pop()
+            for run in self._runs(token):
+                self._followers[run].pop()
+        for token in text[keep:]:
+            for run in self._runs(token):
+                self._followers[run].append(token)
+            self._text.append(token)
+
+    def match(self, tokens: Sequence[int]) -> Match | None:
+        """The longest suffix of ``tokens`` that occurs in the text with a token after it, None without one."""
+        for length in range(min(LONGEST_SUFFIX, len(tokens)), 0, -1):
+            followers = self._followers.get(tuple(tokens[-length:]))
+            if followers:
+                return Match(length, _probabilities(followers[-_OCCURRENCES:]))
+        return None
+
+    def _runs(self, token: int) -> list[tuple[int, ...]]:
+        """The runs at the end of the text that ``token`` counts as following."""
+        if token in self._stop_tokens:
+            return []
+        return [tuple(self._text[-length:]) for length in range(1, min(LONGEST_SUFFIX, len(self._text)) + 1)]
+
+
+def _probabilities(followers: Sequence[int]) -> dict[int, float]:
+    weights: dict[int, float] = {}
+    for age, token in enumerate(reversed(followers)):
+        weights[token] = weights.get(token, 0.0) + _DECAY**age
+    total = sum(weights.values())
+    return {token: weight / total for token, weight in weights.items()}
+
+
+class NgramDrafter:
+    """A drafter without a model. Implements :class:`moa_runtime.drafters.base.Drafter`.
+
+    It knows the conversation and what it wrote itself, nothing else, so during an outage it goes stale. Memory rows are
+    of no use to it.
+
+    Args:
+        stop_tokens: see :class:`NgramIndex`.
+    """
+
+    rows = 0
+
+    def __init__(self, stop_tokens: Collection[int] = ()) -> None:
+        self._index = NgramIndex(stop_tokens)
+
+    def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
+        """Memory rows are not used."""
+
+    def truncate_rows(self, length: int) -> None:
+        """Memory rows are not used."""
+
+    def draft(self, prefix: Sequence[int], count: int) -> list[DraftToken]:
+        """Continue ``prefix`` by ``count`` tokens, fewer where the last token never occurred before.
+
+        It considers no alternatives: each token's log-probability is 0.
+        """
+        tokens = list(prefix)
+        while len(tokens) < len(prefix) + count:
+            self._index.update(tokens)
+            match = self._index.match(tokens)
+            if match is None:
+                break
+            tokens.append(match.best)
+        return [DraftToken(token, 0.0) for token in tokens[len(prefix) :]]

@@ -1,0 +1,137 @@
+"""The n-gram index, what drafts with it alone, and what it adds to a drafter's candidates."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from moa_runtime.drafters.base import DraftToken
+from moa_runtime.drafters.mixture import WEIGHTS, NgramMixture
+from moa_runtime.drafters.ngram import Match, NgramDrafter, NgramIndex
+
+
+def index_of(text: list[int], stop_tokens=()) -> NgramIndex:
+    index = NgramIndex(stop_tokens)
+    index.update(text)
+    return index
+
+
+def test_the_example_of_the_docstring() -> None:
+    match = index_of([1, 2, 3, 1, 2, 4]).match([9, 1, 2])
+    assert match is not None and match.length == 2 and match.best == 4
+    assert match.probabilities == pytest.approx({4: 1 / 1.7, 3: 0.7 / 1.7})
+
+
+def test_equal_shares_are_the_latest_s() -> None:
+    assert Match(1, {8: 0.5, 3: 0.5}).best == 8
+
+
+def test_only_the_last_eight_occurrences_count() -> None:
+    match = index_of([5, 6, *[5, 7] * 8]).match([5])
+    assert match is not None and match.probabilities == pytest.approx({7: 1.0})
+
+
+def test_an_index_that_was_updated_equals_a_new_one() -> None:
+    """Whatever text came before: longer, shorter, or another."""
+    rng = random.Random(0)
+    index = NgramIndex(stop_tokens=[0])
+    for _ in range(200):
+        kept = index._text[: rng.randrange(len(index._text) + 1)]
+        text = kept + [rng.randrange(4) for _ in range(rng.randrange(12))]
+        index.update(text)
+        fresh = index_of(text, stop_tokens=[0])
+        for _ in range(10):
+            asked = [rng.randrange(4) for _ in range(rng.randrange(7))]
+            assert index.match(asked) == fresh.match(asked)
+
+
+# -- drafting with it alone ------------------------------------------------------------------------
+
+
+def copied(tokens: list[int], count: int, stop_tokens=()) -> list[int]:
+    return [drafted.token for drafted in NgramDrafter(stop_tokens).draft(tokens, count)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "following"),
+    [
+        ([1, 2, 3, 1, 2, 4, 1, 2], 4),  # the later of two
+        ([1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2], 3),  # but not of three
+        ([9, 2, 3, 8, 2, 4, 9, 2], 3),  # the longer suffix, although a shorter one is more recent
+        ([0, 1, 2, 3, 4, 5, 6, 9, 1, 2, 3, 4, 5, 7, 0, 1, 2, 3, 4, 5], 7),  # beyond five tokens nothing counts
+        ([7, 7], 7),
+    ],
+)
+def test_the_longest_suffix_that_occurred_is_continued(tokens, following) -> None:
+    assert copied(tokens, 1) == [following]
+
+
+def test_what_never_occurred_is_not_continued() -> None:
+    assert copied([1, 2, 3], 5) == []
+    assert copied([1], 5) == []
+
+
+def test_it_goes_on_from_what_it_wrote() -> None:
+    assert copied([1, 2, 3, 1], 7) == [2, 3, 1, 2, 3, 1, 2]
+
+
+def test_ends_of_turns_are_not_copied() -> None:
+    assert copied([5, 8, 5, 0, 6, 5], 2, stop_tokens=[0]) == [8, 5]
+    assert copied([5, 0, 6, 5], 2, stop_tokens=[0]) == []
+
+
+# -- mixing ----------------------------------------------------------------------------------------
+
+CANDIDATES = [DraftToken(7, math.log(0.6)), DraftToken(8, math.log(0.3))]
+
+
+def mixture_of(text: list[int], **options) -> NgramMixture:
+    mixture = NgramMixture(**options)
+    mixture.confirm(text)
+    return mixture
+
+
+def shares(candidates: list[DraftToken]) -> dict[int, float]:
+    return {candidate.token: math.exp(candidate.logprob) for candidate in candidates}
+
+
+def test_probabilities_are_interpolated() -> None:
+    """After 1 2 came 8 (weight 1) and, before that, 5 (0.7); two tokens matched."""
+    text = [1, 2, 5, 1, 2, 8, 1, 2]
+    weight = WEIGHTS[1]
+    mixed = mixture_of(text).mix(CANDIDATES, text)
+    assert shares(mixed) == pytest.approx(
+        {7: 0.6 * (1 - weight), 8: 0.3 * (1 - weight) + weight / 1.7, 5: 0.7 * weight / 1.7}
+    )
+    assert [candidate.logprob for candidate in mixed] == sorted((c.logprob for c in mixed), reverse=True)
+
+
+def test_longer_matches_weigh_more() -> None:
+    assert list(WEIGHTS) == sorted(WEIGHTS)
+    text = [1, 2, 3, 4, 5, 6]
+    strengths = [shares(mixture_of(text).mix(CANDIDATES, [99, *text[5 - n : 5]]))[6] for n in range(1, 6)]
+    assert strengths == pytest.approx(WEIGHTS)
+
+
+def test_nothing_matches_nothing_changes() -> None:
+    assert mixture_of([1, 2, 3]).mix(CANDIDATES, [4, 5]) is CANDIDATES
+
+
+def test_beyond_its_reach_the_drafter_is_alone() -> None:
+    text = [1, 2, 1]
+    mixture = mixture_of(text, reach=3)
+    assert mixture.mix(CANDIDATES, [*text, 9, 1]) is not CANDIDATES
+    assert mixture.mix(CANDIDATES, [*text, 9, 9, 1]) is CANDIDATES
+
+
+def test_only_what_the_target_confirmed_is_copied() -> None:
+    text = [1, 2, 1]
+    assert mixture_of(text).mix(CANDIDATES, [*text, 7, 7]) is CANDIDATES
+
+
+@pytest.mark.parametrize("weights", [(0.5,) * 4, (0.5,) * 6, (0.5, 0.5, 0.5, 0.5, 1.0), (0.0, 0.5, 0.5, 0.5, 0.5)])
+def test_weights_are_checked(weights) -> None:
+    with pytest.raises(ValueError, match="expected 5 weights above 0 and below 1"):
+        NgramMixture(weights=weights)
