@@ -17,6 +17,7 @@ from moa_bench.inprocess import Device
 from moa_bench.loopback import LoopbackVerifier
 from moa_bench.questions import Question
 from moa_runtime.bundle import Bundle, Fingerprints
+from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.errors import MoaError
 from moa_runtime.session.server import Sampling
@@ -154,13 +155,14 @@ def command(tiny, questions, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, 0.95, 7)])
-def test_answers_of_a_real_drafter_equal_plain_decoding(tiny, sampling):
+@pytest.mark.parametrize("mixture", [None, NgramMixture()], ids=["alone", "mixed"])
+def test_answers_of_a_real_drafter_equal_plain_decoding(tiny, sampling, mixture):
     from moa_server.plain import decode
 
     *_, bundle, backend, engine = tiny
     tokenizer = ChatTokenizer.from_bundle(Bundle.open(bundle))
     question = tokenizer.encode_chat([{"role": "user", "content": "Name three primary colours."}])
-    drafter = MoaDrafter(backend, max_context=engine.max_context)
+    drafter = MoaDrafter(backend, max_context=engine.max_context, mixture=mixture)
     conversation = Conversation(LoopbackVerifier(engine), drafter, engine.fingerprints, engine.stop_tokens)
     rounds: list[Round] = []
     answer = conversation.answer(question, sampling, draft_length=6, max_new_tokens=40, on_round=rounds.append)
@@ -180,6 +182,17 @@ def test_trees_commit_the_same_text_in_fewer_rounds(command):
     assert (tree["settings"]["width"], chain["settings"]["width"]) == (10, None)
     narrow = command("--draft", "tree", "--draft-length", "3", "--nodes", "20", "--width", "2")[1]
     assert "tree of 20 nodes in 3 levels, 2 continued on each" in narrow
+
+
+@pytest.mark.parametrize("shape", [(), ("--draft", "tree", "--nodes", "20")], ids=["chain", "tree"])
+def test_copying_commits_the_same_text_in_fewer_rounds(command, shape):
+    """The tiny target repeats itself, as small targets do."""
+    long = ("--json", "--limit", "1", "--max-new-tokens", "60", *shape)
+    mixed, alone = (json.loads(command(*long, option)[1]) for option in ("--ngrams", "--no-ngrams"))
+    assert mixed["tokens"] == alone["tokens"] and mixed["rounds"] < alone["rounds"]
+    assert (mixed["settings"]["ngrams"], alone["settings"]["ngrams"]) == (True, False)
+    assert "mixed with an n-gram index" in command("--limit", "1", *shape)[1]
+    assert "n-gram" not in command("--limit", "1", "--no-ngrams", *shape)[1]
 
 
 def test_a_size_without_a_tree_and_one_that_cannot_be(command):

@@ -9,7 +9,8 @@ import pytest
 
 from moa_chat import local
 from moa_chat.cli import main
-from moa_chat.setup import endpoint_for
+from moa_chat.options import build_parser
+from moa_chat.setup import endpoint_for, setup_for
 from moa_runtime import extras
 from moa_runtime.errors import MoaError
 
@@ -51,6 +52,11 @@ def refusal(capsys, *argv: str) -> str:
 )
 def test_options(capsys, argv, said):
     assert said in refusal(capsys, *argv)
+
+
+@pytest.mark.parametrize(("given", "copies"), [((), True), (("--no-ngrams",), False)])
+def test_copying_from_the_conversation_can_be_switched_off(given, copies):
+    assert setup_for(build_parser().parse_args(given), None, None).ngrams is copies
 
 
 def test_a_window_needs_a_display(capsys, monkeypatch):
