@@ -115,6 +115,11 @@ def test_longer_matches_weigh_more() -> None:
     assert strengths == pytest.approx(WEIGHTS)
 
 
+def test_a_candidate_that_cannot_be_is_dropped() -> None:
+    text = [1, 2, 1]
+    assert shares(mixture_of(text).mix([DraftToken(7, -math.inf)], text)) == pytest.approx({2: WEIGHTS[0]})
+
+
 def test_nothing_matches_nothing_changes() -> None:
     assert mixture_of([1, 2, 3]).mix(CANDIDATES, [4, 5]) is CANDIDATES
 

@@ -59,4 +59,5 @@ class NgramMixture:
         for token, probability in match.probabilities.items():
             mixed[token] = mixed.get(token, 0.0) + weight * probability
         ranked = sorted(mixed.items(), key=lambda item: -item[1])
-        return [DraftToken(token, math.log(probability)) for token, probability in ranked]
+        # exp() of a hopeless candidate may be 0, which has no logarithm.
+        return [DraftToken(token, math.log(probability)) for token, probability in ranked if probability > 0]
