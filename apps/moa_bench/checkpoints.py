@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from moa_server.transformers_engine import TransformersEngine
 
 
-def checkpoint_pair(folder: Path, target: Target, *, ngrams: bool) -> tuple[Device, TransformersEngine]:
+def checkpoint_pair(folder: Path, target: Target, *, ngrams: bool = True) -> tuple[Device, TransformersEngine]:
     """Both ends for the drafter in ``folder``, of any architecture.
 
     Args:
@@ -42,7 +42,7 @@ def checkpoint_pair(folder: Path, target: Target, *, ngrams: bool) -> tuple[Devi
 
 
 def drafting(
-    drafter: Drafter, *, max_context: int, stop_tokens: tuple[int, ...] = (), ngrams: bool = False
+    drafter: Drafter, *, max_context: int, stop_tokens: tuple[int, ...] = (), ngrams: bool = True
 ) -> Callable[[], MoaDrafter]:
     """Makes what drafts with a bound drafter; weights are shared, caches are not.
 

@@ -234,6 +234,7 @@ def test_the_command_prints_one_object_and_plots_it(command, tmp_path):
         "questions": "questions.jsonl",
         "limit": None,
         "target": "target",
+        "ngrams": True,
         "after": 6,
         "lengths": [4, 16],
     }
