@@ -144,6 +144,7 @@ def opened(browser, tmp_path):
 def test_a_browser_shows_headings_tables_and_plots_and_runs_nothing(folder, report, opened):
     hostile = accept_result(task=ATTACK, partial=True, problem=f"stopped by {ATTACK}")
     hostile["settings"]["questions"] = f"{ATTACK}.jsonl"
+    hostile["measured_at"] = "2026-01-01T00:00:00+00:00"  # before the other, which it stands above
     store(folder / "<img src=x onerror=alert(1)>.json", hostile)
     assert report()[0] == 0
     page = Page(opened(folder / "report.html", "--dump-dom"))
