@@ -27,6 +27,15 @@ class TerminalProgram:
     def press(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
+    def press_until(self, keys: str, pattern: str, again: float = 10) -> None:
+        """Press the keys, and as a user would once more after so many seconds in which nothing came of it."""
+        for _ in range(5):
+            self.press(keys)
+            with contextlib.suppress(AssertionError):
+                self.wait(pattern, seconds=again)
+                return
+        self.wait(pattern, seconds=again)
+
     def text(self) -> str:
         """Everything written so far, what has scrolled out included."""
         return "\n".join(self.screen.text())
