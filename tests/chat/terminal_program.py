@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import threading
 import time
@@ -72,6 +73,11 @@ def in_terminal(
 
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def listen_to_ctrl_c() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job, as these tests may be, ignores it
+
     process = subprocess.Popen(
         command,
         stdin=slave,
@@ -79,7 +85,7 @@ def in_terminal(
         stderr=slave,
         env={**os.environ, "TERM": "xterm", "INPUTRC": os.devnull, "PYTHONUTF8": "1", **environment},
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
+        preexec_fn=listen_to_ctrl_c,
     )
     os.close(slave)
     try:
