@@ -28,15 +28,6 @@ class TerminalProgram:
     def press(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
-    def press_until(self, keys: str, pattern: str, again: float = 10) -> None:
-        """Press the keys, and as a user would once more after so many seconds in which nothing came of it."""
-        for _ in range(5):
-            self.press(keys)
-            with contextlib.suppress(AssertionError):
-                self.wait(pattern, seconds=again)
-                return
-        self.wait(pattern, seconds=again)
-
     def text(self) -> str:
         """Everything written so far, what has scrolled out included."""
         return "\n".join(self.screen.text())
@@ -61,6 +52,15 @@ class TerminalProgram:
                 pending = pending[cut:]
 
 
+def listen_to_ctrl_c() -> None:
+    """For ``preexec_fn``: Ctrl-C in the terminal on stdin is a signal that the program hears."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job, as these tests may be, ignores it
+
+
 @contextlib.contextmanager
 def in_terminal(
     command: Sequence[str], *, columns: int = 100, rows: int = 30, **environment: str
@@ -73,11 +73,6 @@ def in_terminal(
 
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    def listen_to_ctrl_c() -> None:
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job, as these tests may be, ignores it
-
     process = subprocess.Popen(
         command,
         stdin=slave,

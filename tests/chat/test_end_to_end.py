@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,8 +84,9 @@ def test_a_chat_in_a_terminal(onnx_bundle, server):
         terminal.press("/stats\n")
         terminal.wait(r"rounds +\d+")
         terminal.wait("you>", count=3)
-        # readline loses a Ctrl-C that comes between its prompt and its wait for keys.
-        terminal.press_until(CTRL_C, "Ctrl-C again or Ctrl-D leaves")
+        time.sleep(1)  # readline loses a Ctrl-C that comes between its prompt and its wait for keys
+        terminal.press(CTRL_C)
+        terminal.wait("Ctrl-C again or Ctrl-D leaves")
         terminal.press(CTRL_D)
         assert terminal.process.wait(30) == 0
 

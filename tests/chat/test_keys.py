@@ -7,7 +7,7 @@ import select
 import subprocess
 import sys
 
-from terminal_program import CTRL_C
+from terminal_program import CTRL_C, listen_to_ctrl_c
 
 _WRITER = """
 import os, sys, time
@@ -31,9 +31,7 @@ with watch_keyboard() as keyboard:
 
 def test_ctrl_c_throws_away_nothing_that_was_drawn():
     """Unless it is told not to, a terminal drops what it holds; here nobody reads it before Ctrl-C has come."""
-    import fcntl
     import pty
-    import termios
 
     master, slave = pty.openpty()
     process = subprocess.Popen(
@@ -43,7 +41,7 @@ def test_ctrl_c_throws_away_nothing_that_was_drawn():
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=listen_to_ctrl_c,
     )
     os.close(slave)
     try:
