@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from moa_bench.loopback import LoopbackVerifier
 from moa_runtime.drafters.base import Drafter
+from moa_runtime.drafting import lengthen
 from moa_runtime.errors import MoaError
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Faulted, Origin, RowsReceived, Sampling
@@ -140,10 +141,12 @@ class Conversation:
 
         Args:
             draft_length: tokens of the draft, a greedy chain; fewer where the drafter ends the turn or
-                there is room for fewer. A draft of 0 asks the target for one token.
+                there is room for fewer, and more where it knows more without a step. A draft of 0 asks the target for
+                one token.
         """
         began = time.perf_counter()
-        write_on(self._session, self._drafter, draft_length, Origin.DRAFTED, self._timeline)
+        logprob = write_on(self._session, self._drafter, draft_length, Origin.DRAFTED, self._timeline)
+        lengthen(self._session, self._drafter, logprob)
         draft_s = time.perf_counter() - began
         self._session.propose()
         return self._judge(answer, self._session.in_flight_drafted, draft_s)
@@ -183,19 +186,25 @@ class Conversation:
 
 def write_on(
     session: ClientSession, drafter: Drafter, length: int, origin: Origin, timeline: Timeline = NO_TIMELINE
-) -> None:
+) -> float:
     """Extend the tentative suffix to ``length`` tokens, as the runtime does: one token after the other.
 
     It stays shorter where the drafter ends the turn, the answer is as long as was asked for, or the drafter
     has nothing to propose.
+
+    Returns:
+        log-probability of what was written (nats).
     """
+    logprob = 0.0
     while len(session.tentative) < length and not session.tentatively_finished:
         prefix = session.tokens
         with timeline.measure("draft", "draft", position=len(prefix), origin=origin.value):
             drafted = drafter.draft(prefix, 1)
         if not drafted:
-            return
+            break
         session.extend([drafted[0].token], origin)
+        logprob += drafted[0].logprob
+    return logprob
 
 
 def exchange(

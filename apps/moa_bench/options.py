@@ -9,6 +9,7 @@ from pathlib import Path
 from moa_bench.builtin_questions import BUILTIN_QUESTIONS
 from moa_bench.questions import Question, read_questions
 from moa_runtime.bundle import Bundle
+from moa_runtime.control import draft_length_of
 from moa_runtime.errors import MoaError
 from moa_runtime.paths import default_bundle
 from moa_runtime.session.events import Sampling
@@ -80,7 +81,11 @@ def endpoint_of(args: argparse.Namespace) -> Endpoint | None:
 
 def add_draft_length_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--draft-length", type=int, default=6, metavar="N", help="tokens of each draft, a chain (default %(default)s)"
+        "--draft-length",
+        type=draft_length_of,
+        default="auto",
+        metavar="N",
+        help="tokens of each draft, a chain, or auto: as many as pay (default %(default)s)",
     )
 
 
@@ -121,5 +126,5 @@ def check_at_least(args: argparse.Namespace, **least: int) -> None:
     """``check_at_least(args, max_new_tokens=1)``. Raises MoaError naming the option."""
     for name, smallest in least.items():
         value = getattr(args, name)
-        if value < smallest:
+        if value != "auto" and value < smallest:
             raise MoaError(f"--{name.replace('_', '-')} must be at least {smallest}, not {value}")

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
+from moa_runtime.control import draft_length_of
 from moa_runtime.errors import MoaError
 
 DEFAULT_SERVER = "ws://127.0.0.1:8765"
@@ -71,7 +72,13 @@ def build_parser() -> argparse.ArgumentParser:
     answer.add_argument("--seed", type=int, help="of the sampling (default: a new one for each answer)")
 
     drafting = parser.add_argument_group("drafting")
-    drafting.add_argument("--draft-length", type=int, default=6, metavar="N", help="tokens (default: %(default)s)")
+    drafting.add_argument(
+        "--draft-length",
+        type=draft_length_of,
+        default="auto",
+        metavar="N",
+        help="tokens, or auto: as many as pay (default: %(default)s)",
+    )
     drafting.add_argument(
         "--ngrams",
         action=argparse.BooleanOptionalAction,
@@ -119,8 +126,9 @@ def check_options(options: argparse.Namespace) -> None:
     if options.local and (options.token or options.tls_ca):
         raise UsageError("--local makes its own token and needs no TLS: leave out --token and --tls-ca")
     for name, least in (("max_new_tokens", 1), ("draft_length", 0), ("threads", 1), ("offline_limit", 0)):
-        if getattr(options, name) < least:
-            raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(options, name)}")
+        value = getattr(options, name)
+        if value != "auto" and value < least:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {value}")
     if not 0 <= options.temperature < float("inf"):
         raise UsageError(f"--temperature must be 0 (greedy) or larger, not {options.temperature}")
     if not 0 < options.top_p <= 1:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.control import FixedLength
+from moa_runtime.control import DraftLength, controller_for
 from moa_runtime.driver import DriverSettings
 from moa_runtime.errors import MoaError
 from moa_runtime.paths import default_bundle
@@ -28,7 +28,7 @@ class Setup:
     system: str | None = None
     backend: str | None = None
     threads: int = 2
-    draft_length: int = 6
+    draft_length: DraftLength = "auto"
     ngrams: bool = True
     offline_limit: int = 256
     policy: Policy = Policy.ROLLBACK
@@ -53,7 +53,7 @@ class Setup:
             backend=self.backend,
             threads=self.threads,
             ngrams=self.ngrams,
-            controller=FixedLength(self.draft_length),
+            controller=controller_for(self.draft_length),
             policy=self.policy,
             settings=DriverSettings(offline_limit=self.offline_limit),
             system=self.system,

@@ -17,7 +17,7 @@ from moa_runtime.answer_record import AnswerRecord
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
-from moa_runtime.control import Controller, FixedLength
+from moa_runtime.control import Controller, Throughput
 from moa_runtime.conversation import Conversation, Question
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.for_bundle import drafter_for
@@ -82,7 +82,7 @@ class Chat:
         self._driver = Driver(
             self._session,
             drafter,
-            controller or FixedLength(),
+            controller or Throughput(),
             endpoint,
             settings or DriverSettings(),
             on_event=self._on_event,

@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
+
+#: Tokens of each draft, or as many as pay.
+DraftLength = int | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """A draft and its verdict.
+
+    Attributes:
+        drafted: tokens sent.
+        accepted: of them.
+        steps: tokens of them that were drafted one by one; others may have come without a step of the model.
+        draft_s: seconds that the steps took, all together.
+        round_trip_s: seconds from sending to the verdict.
+    """
+
+    drafted: int
+    accepted: int
+    steps: int
+    draft_s: float
+    round_trip_s: float
 
 
 class Controller(Protocol):
-    """Decides the draft length of each round from what earlier rounds showed."""
+    """Decides the draft length of each round from the draft itself and from what earlier rounds showed."""
 
-    def draft_length(self) -> int:
-        """Tokens to draft for the next round."""
+    def goes_on(self, drafted: int, logprob: float) -> bool:
+        """Whether to draft another token before asking.
+
+        Args:
+            drafted: tokens of the draft so far.
+            logprob: the drafter's log-probability of all of them (nats).
+        """
 
     def ahead(self) -> int:
         """Tokens to draft on while a verdict is on its way (optimistic drafting)."""
 
-    def observe(self, drafted: int, accepted: int, round_trip_s: float) -> None:
-        """One round's outcome: tokens sent, tokens accepted, seconds from sending to the verdict."""
+    def observe(self, outcome: RoundOutcome) -> None:
+        """A round has ended."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +58,71 @@ class FixedLength:
     length: int = 6
     lookahead: int = 0
 
-    def draft_length(self) -> int:
-        return self.length
+    def goes_on(self, drafted: int, logprob: float) -> bool:
+        return drafted < self.length
 
     def ahead(self) -> int:
         return self.lookahead
 
-    def observe(self, drafted: int, accepted: int, round_trip_s: float) -> None:
+    def observe(self, outcome: RoundOutcome) -> None:
         return
+
+
+class Throughput:
+    """Drafts on while the next token is expected to bring more tokens a second than the rounds so far.
+
+    With ``p`` the probability that all drafted tokens are right, ``q`` the share of tokens that are right where those
+    before them are, ``step`` the seconds of a drafted token and ``rate`` the tokens a second of the rounds so far, it
+    goes on while ``p * q > rate * step``: the rule that makes tokens per second largest once ``rate`` is what it
+    brings (Dinkelbach 1967, "On nonlinear fractional programming"). So a slow link or a slow target makes drafts
+    longer, a slow device or a drafter in doubt shorter. What a longer draft costs the target is not counted.
+
+    Averages forget: a round counts :data:`_MEMORY` times the one after it. One token is always drafted, or nothing
+    would be learnt.
+
+    Args:
+        longest: tokens of a draft.
+    """
+
+    def __init__(self, longest: int = 16) -> None:
+        self._longest = longest
+        self._tokens = self._seconds = 0.0
+        self._steps = self._step_seconds = 0.0
+        # As if a few tokens had been judged before: one round says little.
+        self._right, self._judged = 3.0, 6.0
+
+    def goes_on(self, drafted: int, logprob: float) -> bool:
+        if not 0 < drafted < self._longest:
+            return drafted == 0
+        return math.exp(logprob) * self._right / self._judged > self._price()
+
+    def ahead(self) -> int:
+        return 0
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        self._tokens = _MEMORY * self._tokens + outcome.accepted + 1
+        self._seconds = _MEMORY * self._seconds + outcome.draft_s + outcome.round_trip_s
+        self._steps = _MEMORY * self._steps + outcome.steps
+        self._step_seconds = _MEMORY * self._step_seconds + outcome.draft_s
+        self._right = _MEMORY * self._right + outcome.accepted
+        self._judged = _MEMORY * self._judged + min(outcome.accepted + 1, outcome.drafted)
+
+    def _price(self) -> float:
+        """Tokens that rounds bring in the time of a step."""
+        if not self._steps or not self._seconds:
+            return _FIRST_PRICE
+        return self._tokens / self._seconds * self._step_seconds / self._steps
+
+
+_MEMORY = 0.95
+_FIRST_PRICE = 0.15
+
+
+def controller_for(length: DraftLength) -> Controller:
+    """:class:`Throughput` for ``"auto"``, otherwise :class:`FixedLength`."""
+    return Throughput() if length == "auto" else FixedLength(length)
+
+
+def draft_length_of(text: str) -> DraftLength:
+    """As written on a command line. Raises ValueError: neither a whole number nor ``auto``."""
+    return "auto" if text == "auto" else int(text)

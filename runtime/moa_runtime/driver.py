@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from moa_runtime.answer import FinishReason, LinkChanged, LinkStatus, PauseReason, Statistics
-from moa_runtime.control import Controller
+from moa_runtime.control import Controller, RoundOutcome
 from moa_runtime.drafters.base import Drafter
+from moa_runtime.drafting import lengthen
 from moa_runtime.errors import MoaError
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import (
@@ -95,6 +96,8 @@ class Driver:
         self._late = False
         self._drafter_full = False
         self._paused = False
+        self._logprobs: dict[int, float] = {}  # of what was drafted last, by position
+        self._steps, self._steps_s = 0, 0.0  # taken for the round under way
 
     # -- called by the chat, in the loop's thread ------------------------------------------------
 
@@ -106,6 +109,7 @@ class Driver:
         """Begin an answer: to ``tokens`` after the first ``kept`` committed ones."""
 
         def begin() -> None:
+            self._logprobs.clear()
             self._forget_rows(kept)
             self.session.rewind(kept)
             self.session.prompt(tokens, sampling, max_new_tokens)
@@ -188,22 +192,34 @@ class Driver:
         if self.session.awaiting_verdict or not self.session.answering:
             return
         if not self._may_draft():
+            self._lengthen()
             self.session.propose()
 
-    def _target_length(self) -> int:
-        """How long the tentative suffix should be now."""
+    def _lengthen(self) -> None:
+        """Send with a draft what its drafter knows besides."""
+        if self._drafter is not None and lengthen(self.session, self._drafter, self._draft_logprob()):
+            self._on_tentative()
+
+    def _wants_more(self) -> bool:
+        """Whether the tentative suffix should be longer now."""
+        length = len(self.session.tentative)
         if self._alone:
-            return self._settings.offline_limit
+            return length < self._settings.offline_limit
         if self.session.awaiting_verdict:
-            return self.session.in_flight_drafted + self._controller.ahead()
-        return self._controller.draft_length()
+            return length < self.session.in_flight_drafted + self._controller.ahead()
+        return self._controller.goes_on(length, self._draft_logprob())
+
+    def _draft_logprob(self) -> float:
+        """Of all tentative tokens that were drafted one by one (nats)."""
+        end = len(self.session.tokens)
+        return sum(self._logprobs.get(at, 0.0) for at in range(end - len(self.session.tentative), end))
 
     def _may_draft(self) -> bool:
         session = self.session
         if self._drafter is None or not session.answering or session.tentatively_finished:
             return False
         # Before the first memory rows there is nothing to draft from.
-        return session.rows > 0 and not self._drafter_full and len(session.tentative) < self._target_length()
+        return session.rows > 0 and not self._drafter_full and self._wants_more()
 
     def _note_pause(self) -> None:
         pauses = self._alone and self.session.answering
@@ -226,11 +242,16 @@ class Driver:
         began = time.monotonic()
         with self._timeline.measure("draft", "draft", position=len(prefix), origin=origin.value):
             drafted = await asyncio.get_running_loop().run_in_executor(self._thread, self._drafter.draft, prefix, 1)
-        self.statistics.draft_seconds += time.monotonic() - began
+        taken = time.monotonic() - began
+        self.statistics.draft_seconds += taken
+        if origin is Origin.DRAFTED:
+            self._steps += 1
+            self._steps_s += taken
         if not drafted:  # the drafter's context is full: only the target can go on
             self._drafter_full = True
             return
         # Nothing else changes the session while the thread drafts: this task handles the inbox.
+        self._logprobs[len(prefix)] = drafted[0].logprob
         self.session.extend([drafted[0].token], origin)
         self._paused = False
         self._on_tentative()
@@ -310,10 +331,13 @@ class Driver:
             trip = time.monotonic() - self._launched
             statistics.round_trips.append(trip)
             statistics.wait_seconds += trip
-            self._controller.observe(drafted, min(accepted, drafted), trip)
+            if drafted:  # a prompt's verdict says nothing about drafts
+                outcome = RoundOutcome(drafted, min(accepted, drafted), self._steps, self._steps_s, trip)
+                self._controller.observe(outcome)
             figures = {"drafted": drafted, "accepted": min(accepted, drafted), "round_trip_ms": round(1000 * trip, 3)}
             self._timeline.span("wait", self._launched_ns, taken_up_ns, "link", **figures)
         self._launched = None
+        self._steps, self._steps_s = 0, 0.0
         if self._late:
             self._late = False
             self._set_link(LinkStatus.ONLINE)

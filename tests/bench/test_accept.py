@@ -103,6 +103,15 @@ def test_the_tally_of_the_docstring():
     assert tally.accuracy_by_depth == [0.5, 1.0, 0.0]
 
 
+def test_what_was_sent_besides_the_draft_is_counted():
+    """A draft of 2 with 3 copied tokens behind it: all right once, then two, then none and only the draft was sent."""
+    tally = Tally(2)
+    for outcome in (Round(5, 5, 5, 6), Round(5, 5, 2, 3), Round(2, 2, 0, 1)):
+        tally.add(outcome)
+    assert tally.histogram == [1, 0, 1, 0, 0, 1]
+    assert tally.accuracy_by_depth == [2 / 3, 1.0, 0.5, 1.0, 1.0]
+
+
 def test_tau_is_the_mean_over_tasks_not_over_rounds():
     results = Results(2)
     for task, rounds in (("qa", [Round(2, 2, 2, 3)]), ("rag", [Round(2, 2, 0, 1)] * 3)):

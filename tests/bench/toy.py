@@ -86,6 +86,9 @@ class ToyDrafter:
             tokens.append(token if depth <= self._right else 1 + token % (VOCAB - 1))
         return [DraftToken(token, 0.0) for token in tokens[len(prefix) :]]
 
+    def lengthen(self, prefix, logprob) -> list[DraftToken]:
+        return []
+
 
 def plain(engine: ToyEngine, prefix: Sequence[int], count: int) -> list[int]:
     """What the target alone writes."""

@@ -51,6 +51,29 @@ def test_what_ends_the_turn_is_not_continued() -> None:
     assert tree.expand()[0] == []
 
 
+def lengthened(known: list[DraftToken], room: int = 99, nodes: int = 5) -> DraftTree:
+    """:func:`grown`, of more nodes, with ``known`` behind 5-7 (0.3) and 6-7 (0.27)."""
+    tree = grown()
+    tree._shape = TreeShape(nodes=nodes, depth=2, width=2)
+    tree.lengthen(lambda path: known if path == [5, 7] else [], room)
+    return tree.best()
+
+
+def test_a_path_is_lengthened_while_it_is_among_the_likeliest() -> None:
+    """Kept are 5, 6, 5-7, 6-7, 5-8 of 0.24: one of 0.27 is among them, one of 0.243 is, one of 0.22 no more."""
+    tree = lengthened(guesses((1, 0.9), (2, 0.9), (3, 0.9)))
+    assert tree.tokens == (5, 6, 7, 7, 1) and tree.parents == (0, 0, 1, 2, 3)
+    assert tree.depth == 3 and tree.likeliest_path() == [5, 7, 1]
+    assert lengthened(guesses((1, 0.5))).tokens == (5, 6, 7, 8, 7)
+
+
+def test_a_path_is_lengthened_into_what_room_there_is() -> None:
+    known = guesses(*((token, 0.99) for token in range(10, 40)))
+    assert lengthened(known, nodes=30).depth == 2 + 25  # in the place of 9 and 6-8, which are less likely
+    assert lengthened(known, nodes=30, room=4).depth == 2 + 4
+    assert lengthened(known, room=0).depth == 2
+
+
 def test_an_empty_tree() -> None:
     empty = DraftTree((), (), ())
     assert empty.depth == 0 and empty.likeliest_path() == []
@@ -115,5 +138,21 @@ def test_a_tree_grows_along_what_was_said_before(reference: Backend) -> None:
     assert mixed.likeliest_path()[:3] == [48, 49, 50]
     first = [token for token, parent in zip(mixed.tokens, mixed.parents, strict=True) if parent == 0]
     assert set(first) - {48} <= set(alone.tokens)
-    assert np.exp(mixed.scores[mixed.tokens.index(48)]) >= WEIGHTS[-1]
+    assert np.exp(mixed.scores[mixed.tokens.index(48)]) >= WEIGHTS[8]
     assert sum(np.exp(mixed.scores[at]) for at, parent in enumerate(mixed.parents) if parent == 0) <= 1 + 1e-5
+
+
+def test_a_tree_goes_on_copying_below_its_last_level(reference: Backend) -> None:
+    """Without a step for it, up to its nodes, and not beyond the context."""
+    text = [*range(40, 80), *range(40, 58)]
+    rng = np.random.default_rng(3)
+    memory = rng.standard_normal((2, len(text) - 1, *reference.kv_shape)).astype(np.float32)
+
+    def path(max_context: int) -> list[int]:
+        drafter = MoaDrafter(reference, max_context=max_context, mixture=NgramMixture())
+        drafter.add_rows(0, *memory)
+        return drafter.draft_tree(text, TreeShape(nodes=20, depth=2, width=3)).likeliest_path()
+
+    copied = path(512)
+    assert len(copied) > 8 and copied == list(range(58, 58 + len(copied)))
+    assert len(path(len(text) + 4)) == 4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from moa_runtime.backends.base import StepResult
 from moa_runtime.drafters import moa
 from moa_runtime.drafters.base import DraftToken
 from moa_runtime.drafters.mixture import NgramMixture
-from moa_runtime.drafters.moa import GrowingRows, MoaDrafter
+from moa_runtime.drafters.moa import WORTH_COPYING, GrowingRows, MoaDrafter
 
 KV = (2, 4)
 
@@ -247,3 +249,46 @@ def test_text_without_rows_is_not_copied() -> None:
 
 def test_a_drafter_that_holds_no_rows_copies_all() -> None:
     assert tokens_of(copying(0).draft(REPEATED, 2)) == [53, 54]
+
+
+def echoing(text: list[int], max_context: int = 10_000) -> MoaDrafter:
+    drafter = MoaDrafter(EchoBackend(), max_context=max_context, mixture=NgramMixture())
+    drafter.add_rows(0, *rows(0, len(text) - 1))
+    return drafter
+
+
+def test_what_is_surely_copied_takes_no_step() -> None:
+    """Sixteen tokens match, and the three that followed them; then come tokens that did not occur."""
+    text = [*range(1, 20), *range(1, 17)]
+    drafter = echoing(text)
+    assert [token.token for token in drafter.draft(text, 3)] == [17, 18, 19]
+    assert fed(drafter) == []
+    assert drafter.draft(text, 2) == drafter.draft(text, 2)
+    drafter.draft([*text, 17, 99], 2)
+    assert fed(drafter) == [len(text) + 2, 1]  # what was copied is fed with the first token that needs a step
+
+
+def test_a_draft_is_lengthened_by_likely_copies() -> None:
+    """As long as draft and copies together are as likely as :data:`WORTH_COPYING`."""
+    text = [*range(1, 60), *range(1, 6)]
+    drafter = echoing(text)
+    drafter.draft(text, 1)
+    fed(drafter)
+    lengths = []
+    for logprob in (0.0, math.log(0.5), math.log(WORTH_COPYING)):
+        copied = drafter.lengthen([*text, 6], logprob)
+        assert [token.token for token in copied] == list(range(7, 7 + len(copied)))
+        assert not copied or logprob + sum(token.logprob for token in copied) >= math.log(WORTH_COPYING)
+        lengths.append(len(copied))
+    assert lengths[0] > lengths[1] > lengths[2] == 0 and fed(drafter) == []
+    assert drafter.lengthen([*text, 99], 0.0) == []
+
+
+def test_a_draft_is_not_lengthened_beyond_the_context_nor_without_a_mixture(drafter: MoaDrafter) -> None:
+    text = [*range(1, 60), *range(1, 6)]
+    assert len(echoing(text, max_context=len(text) + 2).lengthen([*text, 6], 0.0)) == 1
+    assert echoing(text, max_context=len(text) + 1).lengthen([*text, 6], 0.0) == []
+    drafter.add_rows(0, *rows(0, len(text) - 1))
+    assert drafter.lengthen([*text, 6], 0.0) == []
+    with pytest.raises(ValueError, match="empty prefix"):
+        drafter.lengthen([], 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import islice
 
 import pytest
 
@@ -45,6 +46,20 @@ def test_an_index_that_was_updated_equals_a_new_one() -> None:
         for _ in range(10):
             asked = [rng.randrange(4) for _ in range(rng.randrange(7))]
             assert index.match(asked) == fresh.match(asked)
+            assert fresh.match(asked) == looked_up(text, asked, stop_tokens=[0])
+
+
+def looked_up(text: list[int], asked: list[int], stop_tokens: list[int]) -> Match | None:
+    """The same in the plainest way."""
+    for length in range(min(16, len(asked)), 0, -1):
+        ends = [at for at in range(length, len(text)) if text[at - length : at] == asked[len(asked) - length :]]
+        followers = [text[at] for at in ends if text[at] not in stop_tokens]
+        if followers:
+            weights = {token: 0.0 for token in reversed(followers[-8:])}
+            for age, token in enumerate(reversed(followers[-8:])):
+                weights[token] += 0.7**age
+            return Match(length, {token: weight / sum(weights.values()) for token, weight in weights.items()})
+    return None
 
 
 # -- drafting with it alone ------------------------------------------------------------------------
@@ -60,7 +75,8 @@ def copied(tokens: list[int], count: int, stop_tokens=()) -> list[int]:
         ([1, 2, 3, 1, 2, 4, 1, 2], 4),  # the later of two
         ([1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2], 3),  # but not of three
         ([9, 2, 3, 8, 2, 4, 9, 2], 3),  # the longer suffix, although a shorter one is more recent
-        ([0, 1, 2, 3, 4, 5, 6, 9, 1, 2, 3, 4, 5, 7, 0, 1, 2, 3, 4, 5], 7),  # beyond five tokens nothing counts
+        ([0, 1, 2, 3, 4, 5, 6, 9, 1, 2, 3, 4, 5, 7, 0, 1, 2, 3, 4, 5], 6),  # also of more than five tokens
+        ([0, *range(20, 36), 6, 1, *range(20, 36), 7, 0, *range(20, 36)], 7),  # beyond sixteen nothing counts
         ([7, 7], 7),
     ],
 )
@@ -100,7 +116,7 @@ def shares(candidates: list[DraftToken]) -> dict[int, float]:
 def test_probabilities_are_interpolated() -> None:
     """After 1 2 came 8 (weight 1) and, before that, 5 (0.7); two tokens matched."""
     text = [1, 2, 5, 1, 2, 8, 1, 2]
-    weight = WEIGHTS[1]
+    weight = WEIGHTS[2]
     mixed = mixture_of(text).mix(CANDIDATES, text)
     assert shares(mixed) == pytest.approx(
         {7: 0.6 * (1 - weight), 8: 0.3 * (1 - weight) + weight / 1.7, 5: 0.7 * weight / 1.7}
@@ -109,15 +125,19 @@ def test_probabilities_are_interpolated() -> None:
 
 
 def test_longer_matches_weigh_more() -> None:
-    assert list(WEIGHTS) == sorted(WEIGHTS)
-    text = [1, 2, 3, 4, 5, 6]
-    strengths = [shares(mixture_of(text).mix(CANDIDATES, [99, *text[5 - n : 5]]))[6] for n in range(1, 6)]
-    assert strengths == pytest.approx(WEIGHTS)
+    lengths = list(WEIGHTS)
+    assert lengths == sorted(lengths) and list(WEIGHTS.values()) == sorted(WEIGHTS.values())
+    text = list(range(1, 20))
+    for length in (*lengths, lengths[-1] + 1):
+        (share,) = (shares(mixture_of(text).mix(CANDIDATES, [99, *text[18 - length : 18]]))[19],)
+        assert share == pytest.approx(WEIGHTS[min(length, lengths[-1])])
+    between = shares(mixture_of(text).mix(CANDIDATES, [99, *text[11:18]]))[19]
+    assert between == pytest.approx(WEIGHTS[5])
 
 
 def test_a_candidate_that_cannot_be_is_dropped() -> None:
     text = [1, 2, 1]
-    assert shares(mixture_of(text).mix([DraftToken(7, -math.inf)], text)) == pytest.approx({2: WEIGHTS[0]})
+    assert shares(mixture_of(text).mix([DraftToken(7, -math.inf)], text)) == pytest.approx({2: WEIGHTS[1]})
 
 
 def test_nothing_matches_nothing_changes() -> None:
@@ -136,7 +156,36 @@ def test_only_what_the_target_confirmed_is_copied() -> None:
     assert mixture_of(text).mix(CANDIDATES, [*text, 7, 7]) is CANDIDATES
 
 
-@pytest.mark.parametrize("weights", [(0.5,) * 4, (0.5,) * 6, (0.5, 0.5, 0.5, 0.5, 1.0), (0.0, 0.5, 0.5, 0.5, 0.5)])
+def test_copies_go_on_from_each_other() -> None:
+    """Each token makes the matching suffix longer, and the copy likelier; at the end of the text nothing is known."""
+    copies = list(mixture_of(list(range(1, 11))).copies([99, 1, 2]))
+    assert [copy.token for copy in copies] == list(range(3, 11))
+    assert shares(copies) == pytest.approx(
+        {
+            3: WEIGHTS[2],
+            4: WEIGHTS[3],
+            5: WEIGHTS[4],
+            **dict.fromkeys((6, 7, 8), WEIGHTS[5]),
+            9: WEIGHTS[8],
+            10: WEIGHTS[8],
+        }
+    )
+
+
+def test_a_copy_is_as_likely_as_it_followed_often() -> None:
+    copy = mixture_of([1, 5, 1, 8, 1]).copy([9, 1])
+    assert copy is not None and copy.token == 8 and math.exp(copy.logprob) == pytest.approx(WEIGHTS[1] / 1.7)
+
+
+def test_copies_in_a_row_go_beyond_the_reach_a_single_one_does_not() -> None:
+    text = [1, 2, 3, 4, 5, 1]
+    mixture = mixture_of(text, reach=2)
+    assert mixture.copy([*text, 2]) == DraftToken(3, math.log(WEIGHTS[2]))
+    assert mixture.copy([*text, 2, 3]) is None
+    assert [copy.token for copy in islice(mixture.copies([*text, 2, 3]), 5)] == [4, 5, 1, 2, 3]
+
+
+@pytest.mark.parametrize("weights", [{}, {2: 0.5}, {1: 0.5, 2: 1.0}, {1: 0.0}])
 def test_weights_are_checked(weights) -> None:
-    with pytest.raises(ValueError, match="expected 5 weights above 0 and below 1"):
+    with pytest.raises(ValueError, match="expected weights above 0 and below 1, the first for a length of 1"):
         NgramMixture(weights=weights)

@@ -16,14 +16,20 @@ def tables(result: dict[str, Any]) -> list[Table]:
     rows = [[name, t["questions"], t["rounds"], t["tokens"], t["tau"]] for name, t in result["tasks"].items()]
     rows.append(["mean over tasks", result["questions"], result["rounds"], result["tokens"], result["tau"]])
     settings = result["settings"]
-    lengths = range(settings["draft_length"] + 1)
+    drafted = settings["draft_length"]
+    histogram, accuracy = result["accepted_length_histogram"], result["accuracy_by_depth"]
+    more = [f"more, up to {len(histogram) - 1}"] if len(histogram) > drafted + 1 else []
     return [
         Table(["task", "questions", "rounds", "tokens", "tau"], rows),
         Table(
-            ["tokens of a draft", *map(str, lengths)],
+            ["tokens of a draft", *map(str, range(drafted + 1)), *more],
             [
-                ["accuracy at this depth", "", *result["accuracy_by_depth"]],
-                ["rounds that accepted so many", *result["accepted_length_histogram"]],
+                ["accuracy at this depth", "", *accuracy[:drafted], *("" for _ in more)],
+                [
+                    "rounds that accepted so many",
+                    *histogram[: drafted + 1],
+                    *(sum(histogram[drafted + 1 :]) for _ in more),
+                ],
             ],
             note="\n".join([_conditions(result), *_skipped(result)]),
         ),
@@ -51,7 +57,8 @@ def draw(result: dict[str, Any], figure: Figure) -> None:
     taus.set(title="tau by task", xlabel="tokens committed per round", xlim=(0, None))
     lengths = range(len(result["accepted_length_histogram"]))
     histogram.bar(lengths, result["accepted_length_histogram"])
-    histogram.set(title="accepted length", xlabel="drafted tokens accepted", ylabel="rounds", xticks=list(lengths))
+    histogram.set(title="accepted length", xlabel="drafted tokens accepted", ylabel="rounds")
+    histogram.xaxis.get_major_locator().set_params(integer=True)
     depths = [(d, share) for d, share in enumerate(result["accuracy_by_depth"], 1) if share is not None]
     accuracy.plot([d for d, _ in depths], [share for _, share in depths], marker="o")
     accuracy.set(title="accuracy by depth", xlabel="depth in the draft", ylabel="share accepted", ylim=(0, 1))
@@ -60,7 +67,7 @@ def draw(result: dict[str, Any], figure: Figure) -> None:
 def _comparison(drafters: list[dict[str, Any]]) -> Table:
     """A column a drafter."""
     tasks = list(dict.fromkeys(task for drafter in drafters for task in drafter["tasks"]))
-    depths = range(len(drafters[0]["accuracy_by_depth"]))
+    depths = range(min(len(drafter["accuracy_by_depth"]) for drafter in drafters))
     return Table(
         ["", *(drafter["name"] for drafter in drafters)],
         [

@@ -28,7 +28,8 @@ class Tally:
     tau is 2, the histogram ``[1, 0, 1, 0]``, and the accuracy by depth ``[0.5, 1.0, 0.0]``.
 
     Args:
-        draft_length: tokens of the longest draft, or levels of the deepest tree.
+        draft_length: tokens of a draft, or levels of a tree, that are drafted; both lists go at least so far, and
+            farther where more was sent that needed no drafting, and was accepted.
     """
 
     def __init__(self, draft_length: int) -> None:
@@ -42,10 +43,13 @@ class Tally:
     def add(self, outcome: Round) -> None:
         self.rounds += 1
         self.tokens += outcome.committed
+        self.histogram += [0] * (outcome.accepted + 1 - len(self.histogram))
         self.histogram[outcome.accepted] += 1
         # Without a token of the target's own the answer ended with the last accepted one.
         ended = outcome.committed == outcome.accepted
         judged = outcome.accepted if ended else min(outcome.accepted + 1, outcome.depth)
+        longer = [0] * (judged - len(self._judged))
+        self._judged, self._right = self._judged + longer, self._right + longer
         for depth in range(judged):
             self._judged[depth] += 1
             self._right[depth] += depth < outcome.accepted

@@ -14,7 +14,7 @@ from moa_runtime.answer import AnswerFinished, ChatEvent, LinkChanged, LinkStatu
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.control import FixedLength
+from moa_runtime.control import DraftLength, controller_for
 from moa_runtime.drafters.for_bundle import drafter_for
 from moa_runtime.driver import DriverSettings
 from moa_runtime.errors import MoaError
@@ -33,7 +33,7 @@ def measure_answers(
     url: str,
     token: str,
     questions: Sequence[str],
-    draft_length: int,
+    draft_length: DraftLength,
     max_new_tokens: int,
     sampling: Mapping[str, Any],
     emit: Emit,
@@ -57,7 +57,7 @@ def measure_answers(
             opened,
             Endpoint(url, token),
             drafter=drafter_for(opened.manifest, backend),
-            controller=FixedLength(draft_length),
+            controller=controller_for(draft_length),
             settings=_PATIENT,
         )
         async with chat:

@@ -16,6 +16,7 @@ from typing import Any
 from moa_bench.result import rounded
 from moa_bench.verifier import Verifier
 from moa_runtime.bundle import Bundle
+from moa_runtime.control import DraftLength
 from moa_runtime.session.events import Sampling
 
 
@@ -43,7 +44,7 @@ class AnswerSettings:
     """Which answers are written, and how; ``draft_length`` is that of a chain."""
 
     questions: tuple[str, ...]
-    draft_length: int
+    draft_length: DraftLength
     max_new_tokens: int
     sampling: Sampling
 

@@ -118,7 +118,7 @@ def _conditions(result: dict[str, Any]) -> Iterator[str]:
     if answers is not None:
         yield (
             f"CPU time of the client, all threads; answers to {answers['questions']} questions, at most "
-            f"{answers['max_new_tokens']} tokens each, chain of {answers['draft_length']}"
+            f"{answers['max_new_tokens']} tokens each, draft length {answers['draft_length']}"
         )
 
 

@@ -13,7 +13,7 @@ from moa_bench.network.settings import NetworkSettings
 from moa_runtime.answer import AnswerFinished, AnswerUpdate
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.control import FixedLength
+from moa_runtime.control import controller_for
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.transport import Endpoint
@@ -39,7 +39,7 @@ class ChatMode:
     async def connect(self, endpoint: Endpoint, turn: Turn) -> AsyncIterator[Ask]:
         """See :meth:`moa_bench.network.answer.Mode.connect`."""
         settings = self.settings
-        controller, drafter = FixedLength(settings.draft_length), self.new_drafter(turn)
+        controller, drafter = controller_for(settings.draft_length), self.new_drafter(turn)
         chat = Chat(self.bundle, endpoint, drafter=drafter, controller=controller, timeline=self.timeline)
         async with chat:
             await chat.open()

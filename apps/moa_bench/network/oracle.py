@@ -31,3 +31,7 @@ class OracleDrafter:
         """The answer's next tokens; fewer at its end."""
         written = len(prefix) - self._prompt_length
         return [DraftToken(token, 0.0) for token in self._answer[written : written + count]]
+
+    def lengthen(self, prefix: Sequence[int], logprob: float) -> list[DraftToken]:
+        """Nothing, so that the draft is as long as was asked for."""
+        return []

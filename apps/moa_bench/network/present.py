@@ -113,7 +113,7 @@ def _conditions(result: dict[str, Any]) -> str:
     sampling = settings["sampling"]
     how = f"temperature {sampling['temperature']}, top-p {sampling['top_p']}, seed {sampling['seed']}"
     return (
-        f"drafts of {settings['draft_length']}, {how if sampling['temperature'] else 'greedy'}, "
+        f"draft length {settings['draft_length']}, {how if sampling['temperature'] else 'greedy'}, "
         f"answers of at most {settings['max_new_tokens']} tokens, {result['seconds']:.0f} s"
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moa_runtime.control import DraftLength
 from moa_runtime.session.events import Sampling
 
 
@@ -12,13 +13,13 @@ class NetworkSettings:
     """The same for every mode, as far as it has a use for it.
 
     Args:
-        draft_length: tokens of each draft, a chain.
+        draft_length: tokens of each draft, a chain, or as many as pay.
         max_new_tokens: tokens of an answer at most.
         threads: processor threads of the drafter.
         answer_timeout_s: seconds after which an answer, connecting included, is given up.
     """
 
-    draft_length: int = 6
+    draft_length: DraftLength = "auto"
     max_new_tokens: int = 32
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
     threads: int = 1

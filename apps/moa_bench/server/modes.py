@@ -16,7 +16,7 @@ from moa_runtime.answer import AnswerFinished, AnswerUpdate
 from moa_runtime.backends.base import Backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.control import FixedLength
+from moa_runtime.control import DraftLength, controller_for
 from moa_runtime.drafters.for_bundle import drafter_for
 from moa_runtime.driver import DriverSettings
 from moa_runtime.session.events import Sampling
@@ -34,14 +34,14 @@ class Workload:
 
     Attributes:
         http_url: see :attr:`moa_bench.verifier.Verifier.http_url`.
-        draft_length: tokens of each draft, a chain.
+        draft_length: tokens of each draft, a chain, or as many as pay.
         max_new_tokens: tokens of an answer at most.
     """
 
     endpoint: Endpoint
     http_url: str
     prompts: Sequence[Prompt]
-    draft_length: int
+    draft_length: DraftLength
     max_new_tokens: int
     sampling: Sampling
 
@@ -60,7 +60,7 @@ async def draft(bundle: Bundle, backend: Backend, work: Workload, recorder: Reco
             bundle,
             work.endpoint,
             drafter=drafter_for(bundle.manifest, backend),
-            controller=FixedLength(work.draft_length),
+            controller=controller_for(work.draft_length),
             settings=DriverSettings(late_after_s=_PATIENCE_S, prefill_late_after_s=_PATIENCE_S),
         )
         try:

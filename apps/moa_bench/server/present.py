@@ -92,7 +92,7 @@ def _conditions(result: dict[str, Any]) -> str:
     how = f"temperature {sampling['temperature']}, top-p {sampling['top_p']}, seed {sampling['seed']}"
     apart = "" if settings["pinned"] else "not "
     return (
-        f"{settings['repeats']} windows of {settings['seconds']:g} s each, chain of {settings['draft_length']}, "
+        f"{settings['repeats']} windows of {settings['seconds']:g} s each, draft length {settings['draft_length']}, "
         f"{how if sampling['temperature'] else 'greedy'}, answers of at most {settings['max_new_tokens']} tokens; "
         f"processors for all clients: {settings['client_cpus']}, {apart}kept apart from the verifier's"
     )

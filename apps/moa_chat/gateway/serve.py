@@ -19,7 +19,7 @@ from moa_chat.setup import Setup
 from moa_runtime.backends.load import load_backend
 from moa_runtime.backends.shared import SharedBackend
 from moa_runtime.chat import Chat
-from moa_runtime.control import FixedLength
+from moa_runtime.control import controller_for
 from moa_runtime.driver import DriverSettings
 from moa_runtime.listening import is_loopback, listen, url_of
 from moa_runtime.session.events import Policy
@@ -63,7 +63,7 @@ def _pool(setup: Setup) -> ChatPool:
             setup.endpoint,
             backend=backend,
             ngrams=setup.ngrams,
-            controller=FixedLength(setup.draft_length),
+            controller=controller_for(setup.draft_length),
             policy=Policy.KEEP,
             settings=settings,
         )

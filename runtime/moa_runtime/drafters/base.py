@@ -47,3 +47,11 @@ class Drafter(Protocol):
 
         Returns fewer when the context is full.
         """
+
+    def lengthen(self, prefix: Sequence[int], logprob: float) -> list[DraftToken]:
+        """What else to send with the draft that ends ``prefix``: tokens known without a step of the model, while they
+        are worth verifying. Often none.
+
+        Args:
+            logprob: of the draft, all its tokens together (nats).
+        """

@@ -7,14 +7,14 @@ What a target copies from its prompt, or says again, the index gets right where 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from moa_runtime.drafters.base import DraftToken
-from moa_runtime.drafters.ngram import LONGEST_SUFFIX, NgramIndex
+from moa_runtime.drafters.ngram import NgramIndex
 
-#: The index's share of a candidate's probability, by the length of the suffix that matched (1 to LONGEST_SUFFIX). By
-#: expectation maximisation on answers of the default target (docs/log.md); they hardly depend on the depth of a draft.
-WEIGHTS = (0.09, 0.33, 0.47, 0.5, 0.77)
+#: The index's share of a candidate's probability, for matching suffixes of at least so many tokens. By expectation
+#: maximisation on answers of the default target (docs/log.md); they hardly depend on the depth of a draft.
+WEIGHTS = {1: 0.13, 2: 0.34, 3: 0.46, 4: 0.55, 5: 0.63, 8: 0.77, 16: 0.91}
 
 
 class NgramMixture:
@@ -25,22 +25,21 @@ class NgramMixture:
 
     Args:
         stop_tokens: ids that end a turn; they are not copied.
-        weights: for suffixes of 1 to :data:`~moa_runtime.drafters.ngram.LONGEST_SUFFIX` tokens, each above 0 and
-            below 1.
+        weights: the index's, by the least length of the suffixes they are for; see :data:`WEIGHTS`.
         reach: tokens behind the last one that the target confirmed that are mixed. What is written farther on, when
             the network is away, is the drafter's alone: a text that copies from itself ends in a loop.
 
     Raises:
-        ValueError: other weights than described.
+        ValueError: a weight that is not above 0 and below 1, or none for suffixes of one token.
     """
 
     def __init__(
-        self, stop_tokens: Collection[int] = (), *, weights: Sequence[float] = WEIGHTS, reach: int = 16
+        self, stop_tokens: Collection[int] = (), *, weights: Mapping[int, float] = WEIGHTS, reach: int = 16
     ) -> None:
-        if len(weights) != LONGEST_SUFFIX or not all(0 < weight < 1 for weight in weights):
-            raise ValueError(f"expected {LONGEST_SUFFIX} weights above 0 and below 1, got {weights}")
+        if 1 not in weights or not all(0 < weight < 1 for weight in weights.values()):
+            raise ValueError(f"expected weights above 0 and below 1, the first for a length of 1, got {weights}")
         self._index = NgramIndex(stop_tokens)
-        self._weights, self._reach = tuple(weights), reach
+        self._weights, self._reach = sorted(weights.items(), reverse=True), reach
         self._confirmed = 0
 
     def confirm(self, text: Sequence[int]) -> None:
@@ -51,13 +50,38 @@ class NgramMixture:
     def mix(self, candidates: list[DraftToken], path: Sequence[int]) -> list[DraftToken]:
         """What may follow ``path``, the whole text up to there, best first; more than ``candidates`` where the index
         has others."""
-        match = self._index.match(path) if len(path) < self._confirmed + self._reach else None
+        match = self._index.match(path) if self._reaches(path) else None
         if match is None:
             return candidates
-        weight = self._weights[match.length - 1]
+        weight = self._weight(match.length)
         mixed = {candidate.token: (1 - weight) * math.exp(candidate.logprob) for candidate in candidates}
         for token, probability in match.probabilities.items():
             mixed[token] = mixed.get(token, 0.0) + weight * probability
         ranked = sorted(mixed.items(), key=lambda item: -item[1])
         # exp() of a hopeless candidate may be 0, which has no logarithm.
         return [DraftToken(token, math.log(probability)) for token, probability in ranked if probability > 0]
+
+    def copy(self, path: Sequence[int]) -> DraftToken | None:
+        """What the index alone expects after ``path``, within the reach; None where it knows nothing. It costs no step
+        of the drafter, whose part in the probability is 0."""
+        return self._copy(path) if self._reaches(path) else None
+
+    def copies(self, path: Sequence[int]) -> Iterator[DraftToken]:
+        """The same, one token after the other until none is known, and beyond the reach: take what is worth verifying,
+        there may be no end."""
+        text = list(path)
+        while copy := self._copy(text):
+            text.append(copy.token)
+            yield copy
+
+    def _copy(self, path: Sequence[int]) -> DraftToken | None:
+        match = self._index.match(path)
+        if match is None:
+            return None
+        return DraftToken(match.best, math.log(self._weight(match.length) * match.probabilities[match.best]))
+
+    def _reaches(self, path: Sequence[int]) -> bool:
+        return len(path) < self._confirmed + self._reach
+
+    def _weight(self, length: int) -> float:
+        return next(weight for least, weight in self._weights if length >= least)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -16,7 +17,10 @@ from moa_runtime.session.tree import DraftTree
 
 CATCH_UP_TOKENS = 512
 _FIRST_CAPACITY = 256
+#: Probability from which a token is worth verifying that took no step: a longer draft costs a target little.
+WORTH_COPYING = 0.1
 _MORE_LIKELY_THAN_NOT = math.log(0.5)
+_SURE = math.log(0.9)
 
 
 class GrowingRows:
@@ -125,11 +129,30 @@ class MoaDrafter:
             return []
         memory, text = self._memory_of(len(prefix)), list(prefix)
         self._confirm(prefix)
-        drafted = [self._best(self._catch_up(prefix, memory), text)]
+        drafted: list[DraftToken] = []
         while len(drafted) < count:
+            drafted.append(self._surely_copied(text) or self._best(self._catch_up(text, memory), text))
             text.append(drafted[-1].token)
-            drafted.append(self._best(self._feed(text[-1:], memory), text))
         return drafted
+
+    def lengthen(self, prefix: Sequence[int], logprob: float) -> list[DraftToken]:
+        """Copies, while the probability that they and the draft are right is :data:`WORTH_COPYING`; see
+        :meth:`moa_runtime.drafters.base.Drafter.lengthen`.
+
+        Raises:
+            ValueError: an empty prefix.
+        """
+        room = self._room_after(prefix)
+        if self._mixture is None:
+            return []
+        self._confirm(prefix)
+        copied: list[DraftToken] = []
+        for token in islice(self._mixture.copies(prefix), max(0, room)):
+            logprob += token.logprob
+            if logprob < math.log(WORTH_COPYING):
+                break
+            copied.append(token)
+        return copied
 
     def draft_tree(self, prefix: Sequence[int], shape: TreeShape) -> DraftTree:
         """Continue ``prefix`` by a tree; an empty one when the context is full.
@@ -163,6 +186,9 @@ class MoaDrafter:
             self._cache.write(len(prefix) + earlier, result.keys, result.values)
             tree.add_level(self._candidates(result, [text + path for path in paths]))
         self._cache.truncate(len(prefix))
+        if self._mixture is not None:
+            copies = self._mixture.copies
+            tree.lengthen(lambda path: copies(text + path), self._room_after(prefix) - tree.depth)
         return tree.best()
 
     def _room_after(self, prefix: Sequence[int]) -> int:
@@ -216,6 +242,11 @@ class MoaDrafter:
         last row. All of it where no rows are held, as by a drafter that reads none."""
         if self._mixture is not None:
             self._mixture.confirm(prefix[: self.rows + 1] if self.rows else prefix)
+
+    def _surely_copied(self, text: Sequence[int]) -> DraftToken | None:
+        """A copy so likely that a step of the model is saved."""
+        copy = self._mixture.copy(text) if self._mixture is not None else None
+        return copy if copy is not None and copy.logprob > _SURE else None
 
     def _best(self, result: StepResult, text: Sequence[int]) -> DraftToken:
         (candidates,) = self._candidates(result, [text])

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from moa_runtime.drafters.base import DraftToken, Float32
 from moa_runtime.sequences import common_length
 
-#: Suffixes of up to this many tokens are looked up. Longer ones that match go on as those of this length do.
-LONGEST_SUFFIX = 5
+#: A suffix that occurred before counts as at most so many tokens long.
+LONGEST_SUFFIX = 16
+_TABLED = 5  # runs of up to so many tokens are looked up, what precedes them is compared
 _OCCURRENCES = 8
 _DECAY = 0.7
 
@@ -35,7 +36,7 @@ class Match:
 
 
 class NgramIndex:
-    """What followed every run of up to :data:`LONGEST_SUFFIX` tokens of one text.
+    """What followed every run of tokens of one text.
 
     Example: after ``index.update([1, 2, 3, 1, 2, 4])``, ``index.match([9, 1, 2])`` has length 2 and the probabilities
     ``{4: 0.59, 3: 0.41}``.
@@ -48,7 +49,7 @@ class NgramIndex:
     def __init__(self, stop_tokens: Collection[int] = ()) -> None:
         self._stop_tokens = frozenset(stop_tokens)
         self._text: list[int] = []
-        self._followers: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)  # oldest first
+        self._places: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)  # of what followed, oldest first
 
     def update(self, text: Sequence[int]) -> None:
         """Hold ``text`` instead of what was held; costs what the end differs by."""
@@ -56,25 +57,36 @@ class NgramIndex:
         while len(self._text) > keep:
             token = self._text.pop()
             for run in self._runs(token):
-                self._followers[run].pop()
+                self._places[run].pop()
         for token in text[keep:]:
             for run in self._runs(token):
-                self._followers[run].append(token)
+                self._places[run].append(len(self._text))
             self._text.append(token)
 
     def match(self, tokens: Sequence[int]) -> Match | None:
         """The longest suffix of ``tokens`` that occurs in the text with a token after it, None without one."""
-        for length in range(min(LONGEST_SUFFIX, len(tokens)), 0, -1):
-            followers = self._followers.get(tuple(tokens[-length:]))
-            if followers:
-                return Match(length, _probabilities(followers[-_OCCURRENCES:]))
+        for length in range(min(_TABLED, len(tokens)), 0, -1):
+            places = self._places.get(tuple(tokens[-length:]))
+            if places:
+                lengths = {place: self._length(tokens, place, length) for place in places[-_OCCURRENCES:]}
+                longest = max(lengths.values())
+                followers = [self._text[place] for place, length in lengths.items() if length == longest]
+                return Match(longest, _probabilities(followers))
         return None
+
+    def _length(self, tokens: Sequence[int], place: int, length: int) -> int:
+        """How many tokens before ``place`` are the last of ``tokens``, at most :data:`LONGEST_SUFFIX`; at least
+        ``length`` are, and no more if fewer than were looked up."""
+        most = min(LONGEST_SUFFIX, len(tokens), place) if length == _TABLED else length
+        while length < most and self._text[place - 1 - length] == tokens[-1 - length]:
+            length += 1
+        return length
 
     def _runs(self, token: int) -> list[tuple[int, ...]]:
         """The runs at the end of the text that ``token`` counts as following."""
         if token in self._stop_tokens:
             return []
-        return [tuple(self._text[-length:]) for length in range(1, min(LONGEST_SUFFIX, len(self._text)) + 1)]
+        return [tuple(self._text[-length:]) for length in range(1, min(_TABLED, len(self._text)) + 1)]
 
 
 def _probabilities(followers: Sequence[int]) -> dict[int, float]:
@@ -119,3 +131,7 @@ class NgramDrafter:
                 break
             tokens.append(match.best)
         return [DraftToken(token, 0.0) for token in tokens[len(prefix) :]]
+
+    def lengthen(self, prefix: Sequence[int], logprob: float) -> list[DraftToken]:
+        """Nothing: :meth:`draft` takes no steps that could be saved."""
+        return []

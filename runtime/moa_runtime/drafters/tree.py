@@ -2,13 +2,15 @@
 
 A tree grows level by level: the likeliest nodes of a level are continued, each by its likeliest tokens. In the end the
 likeliest nodes of all are kept. A node's score is the log-probability of the whole path to it, which falls along every
-path, so what is kept is a tree too.
+path, so what is kept is a tree too. Below the last level paths may go on by what is known without the drafter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +25,7 @@ class TreeShape:
 
     Attributes:
         nodes: tokens sent at most.
-        depth: levels at most.
+        depth: levels drafted at most.
         width: nodes continued on each level.
     """
 
@@ -53,11 +55,8 @@ class GrowingTree:
         parents = self._expanded[len(self._expanded) - len(continuations) :] if self._tokens else [-1]
         first = len(self._tokens)
         for parent, candidates in zip(parents, continuations, strict=True):
-            score = self._scores[parent] if parent >= 0 else 0.0
             for candidate in candidates:
-                self._tokens.append(candidate.token)
-                self._parents.append(parent)
-                self._scores.append(score + candidate.logprob)
+                self._add(candidate, parent)
         self._level = range(first, len(self._tokens))
         self.depth += 1
 
@@ -69,8 +68,7 @@ class GrowingTree:
             left, and a mask ``[n, e + n]``: which of the ``e`` nodes expanded earlier, and of these, stand on the path
             to each, itself included.
         """
-        going_on = (node for node in self._level if self._tokens[node] not in self._stop_tokens)
-        chosen = sorted(going_on, key=lambda node: -self._scores[node])[: self._shape.width]
+        chosen = self._likeliest()
         before = len(self._expanded)
         self._expanded += chosen
         column = {node: at for at, node in enumerate(self._expanded)}
@@ -79,6 +77,34 @@ class GrowingTree:
         for row, path in enumerate(paths):
             mask[row, [column[node] for node in path]] = True
         return [[self._tokens[node] for node in path] for path in paths], mask
+
+    def lengthen(self, known: Callable[[list[int]], Iterable[DraftToken]], room: int) -> None:
+        """Let the newest level's likeliest nodes go on by a chain each, as far as it can be among those kept.
+
+        Args:
+            known: what follows a path, without end if need be.
+            room: tokens of a chain at most.
+        """
+        kept = sorted(self._scores, reverse=True)[: self._shape.nodes]
+        least = kept[-1] if len(kept) == self._shape.nodes else -math.inf
+        for node in self._likeliest():
+            path = [self._tokens[earlier] for earlier in self._path(node)]
+            for follower in islice(known(path), min(room, self._shape.nodes)):
+                score = self._scores[node] + follower.logprob
+                if score <= least:
+                    break
+                node = self._add(follower, node)
+
+    def _likeliest(self) -> list[int]:
+        """The nodes of the newest level that are to go on, best first."""
+        going_on = (node for node in self._level if self._tokens[node] not in self._stop_tokens)
+        return sorted(going_on, key=lambda node: -self._scores[node])[: self._shape.width]
+
+    def _add(self, token: DraftToken, parent: int) -> int:
+        self._tokens.append(token.token)
+        self._parents.append(parent)
+        self._scores.append(token.logprob + (self._scores[parent] if parent >= 0 else 0.0))
+        return len(self._tokens) - 1
 
     def _path(self, node: int) -> list[int]:
         """The nodes from the first level to ``node``."""

@@ -144,8 +144,15 @@ class ClientSession:
         """Why the device stopped writing: an end-of-turn token, or as much as was asked for; None to go on."""
         if self._tentative and self._tentative[-1] in self._stop_tokens:
             return FinishReason.STOP
+        return FinishReason.LENGTH if self.room == 0 else None
+
+    @property
+    def room(self) -> int | None:
+        """Tokens that the answer may still have behind the tentative ones; None without a limit."""
+        if not self._max_length:
+            return None
         length = len(self.committed) + len(self._supplied) + len(self._tentative)
-        return FinishReason.LENGTH if self._max_length and length >= self._max_length else None
+        return max(0, self._max_length - length)
 
     @property
     def tentatively_finished(self) -> bool:
