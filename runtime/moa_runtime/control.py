@@ -72,13 +72,14 @@ class Throughput:
     """Drafts on while the next token is expected to bring more tokens a second than the rounds so far.
 
     With ``p`` the probability that all drafted tokens are right, ``q`` the share of tokens that are right where those
-    before them are, ``step`` the seconds of a drafted token and ``rate`` the tokens a second of the rounds so far, it
-    goes on while ``p * q > rate * step``: the rule that makes tokens per second largest once ``rate`` is what it
-    brings (Dinkelbach 1967, "On nonlinear fractional programming"). So a slow link or a slow target makes drafts
-    longer, a slow device or a drafter in doubt shorter. What a longer draft costs the target is not counted.
+    before them are, ``cost`` the seconds of one more token and ``rate`` the tokens a second of the rounds so far, it
+    goes on while ``p * q > rate * cost``: the rule that makes tokens per second largest once ``rate`` is what it
+    brings (Dinkelbach 1967, "On nonlinear fractional programming"). The cost is the device's step and what round trips
+    were longer for each token they carried. So a slow link makes drafts longer, a slow device, a target that feels
+    every token, or a drafter in doubt shorter.
 
-    Averages forget: a round counts :data:`_MEMORY` times the one after it. One token is always drafted, or nothing
-    would be learnt.
+    Averages forget: a round counts 0.95 times the one after it. One token is always drafted, or nothing would be
+    learnt.
 
     Args:
         longest: tokens of a draft.
@@ -90,6 +91,7 @@ class Throughput:
         self._steps = self._step_seconds = 0.0
         # As if a few tokens had been judged before: one round says little.
         self._right, self._judged = 3.0, 6.0
+        self._verification = _Slope()
 
     def goes_on(self, drafted: int, logprob: float) -> bool:
         if not 0 < drafted < self._longest:
@@ -106,15 +108,38 @@ class Throughput:
         self._step_seconds = _MEMORY * self._step_seconds + outcome.draft_s
         self._right = _MEMORY * self._right + outcome.accepted
         self._judged = _MEMORY * self._judged + min(outcome.accepted + 1, outcome.drafted)
+        self._verification.add(outcome.drafted, outcome.round_trip_s)
 
     def _price(self) -> float:
-        """Tokens that rounds bring in the time of a step."""
+        """Tokens that rounds bring in the time of one more token."""
         if not self._steps or not self._seconds:
             return _FIRST_PRICE
-        return self._tokens / self._seconds * self._step_seconds / self._steps
+        cost = self._step_seconds / self._steps + max(0.0, self._verification.slope)
+        return self._tokens / self._seconds * cost
+
+
+class _Slope:
+    """A straight line through what was added, the older the less it counts; without much to go by, a level one."""
+
+    def __init__(self) -> None:
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        self._weight = _LONG_MEMORY * self._weight + 1
+        ahead, behind = (x - self._x, y - self._y), 1 / self._weight
+        self._x += behind * ahead[0]
+        self._y += behind * ahead[1]
+        self._xx = _LONG_MEMORY * self._xx + ahead[0] * (x - self._x)
+        self._xy = _LONG_MEMORY * self._xy + ahead[0] * (y - self._y)
+
+    @property
+    def slope(self) -> float:
+        return self._xy / (self._xx + _DOUBT)
 
 
 _MEMORY = 0.95
+_LONG_MEMORY = 0.99  # round trips vary by more than a token costs
+_DOUBT = 10.0
 _FIRST_PRICE = 0.15
 
 

@@ -18,7 +18,9 @@ def length_of(controller: Controller, probability: float) -> int:
     return drafted
 
 
-def learnt(*, step_s: float, round_trip_s: float, probability: float, rounds: int = 200) -> tuple[Throughput, float]:
+def learnt(
+    *, step_s: float, round_trip_s: float, probability: float, verify_s: float = 0.0, rounds: int = 200
+) -> tuple[Throughput, float]:
     """A controller after rounds whose drafted tokens are right as often as the drafter says, and the tokens a second
     of the last half of them."""
     rng = random.Random(1)
@@ -26,15 +28,16 @@ def learnt(*, step_s: float, round_trip_s: float, probability: float, rounds: in
     for number in range(rounds):
         drafted = length_of(controller, probability)
         accepted = next((at for at in range(drafted) if rng.random() > probability), drafted)
-        controller.observe(RoundOutcome(drafted, accepted, drafted, drafted * step_s, round_trip_s))
+        draft_s, trip_s = drafted * step_s, round_trip_s + drafted * verify_s
+        controller.observe(RoundOutcome(drafted, accepted, drafted, draft_s, trip_s))
         if number >= rounds // 2:
-            tokens, seconds = tokens + accepted + 1, seconds + drafted * step_s + round_trip_s
+            tokens, seconds = tokens + accepted + 1, seconds + draft_s + trip_s
     return controller, tokens / seconds
 
 
-def rate_of(length: int, *, step_s: float, round_trip_s: float, probability: float) -> float:
+def rate_of(length: int, *, step_s: float, round_trip_s: float, probability: float, verify_s: float = 0.0) -> float:
     """Tokens a second of drafts that are always as long."""
-    return sum(probability**at for at in range(length + 1)) / (length * step_s + round_trip_s)
+    return sum(probability**at for at in range(length + 1)) / (length * (step_s + verify_s) + round_trip_s)
 
 
 LINKS = [(0.005, 0.02), (0.005, 0.3), (0.02, 0.05), (0.001, 0.1)]
@@ -60,6 +63,19 @@ def test_a_drafter_in_doubt_asks_sooner() -> None:
     for controller in (Throughput(), learnt(step_s=0.005, round_trip_s=0.1, probability=0.7)[0]):
         lengths = [length_of(controller, probability) for probability in (0.2, 0.5, 0.8, 0.99)]
         assert lengths == sorted(lengths) and lengths[0] < lengths[-1] == 16
+
+
+def test_a_target_that_feels_every_token_makes_drafts_shorter() -> None:
+    """The drafter is in doubt now and then, so drafts differ, and so do the round trips."""
+    lengths, rng = [], random.Random(2)
+    for verify_s in (0.0, 0.03):
+        controller = Throughput()
+        for _ in range(300):
+            drafted = length_of(controller, rng.choice((0.3, 0.6, 0.8, 0.95)))
+            trip_s = 0.1 + verify_s * drafted + rng.gauss(0, 0.005)
+            controller.observe(RoundOutcome(drafted, drafted // 2, drafted, 0.005 * drafted, trip_s))
+        lengths.append([length_of(controller, probability) for probability in (0.6, 0.8, 0.95)])
+    assert all(dear < cheap for cheap, dear in zip(*lengths, strict=True))
 
 
 def test_one_token_is_always_drafted_and_never_more_than_the_longest() -> None:
