@@ -30,8 +30,8 @@ class TreeShape:
     """
 
     nodes: int = 62
-    depth: int = 10
-    width: int = 8
+    depth: int = 8
+    width: int = 10
 
 
 class GrowingTree:
