@@ -119,18 +119,18 @@ class Throughput:
 
 
 class _Slope:
-    """A straight line through what was added, the older the less it counts; without much to go by, a level one."""
+    """Least squares by weighted means: what was added counts less and less, and a few points make a level line."""
 
     def __init__(self) -> None:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def add(self, x: float, y: float) -> None:
         self._weight = _LONG_MEMORY * self._weight + 1
-        ahead, behind = (x - self._x, y - self._y), 1 / self._weight
-        self._x += behind * ahead[0]
-        self._y += behind * ahead[1]
-        self._xx = _LONG_MEMORY * self._xx + ahead[0] * (x - self._x)
-        self._xy = _LONG_MEMORY * self._xy + ahead[0] * (y - self._y)
+        dx, dy = x - self._x, y - self._y
+        self._x += dx / self._weight
+        self._y += dy / self._weight
+        self._xx = _LONG_MEMORY * self._xx + dx * (x - self._x)
+        self._xy = _LONG_MEMORY * self._xy + dx * (y - self._y)
 
     @property
     def slope(self) -> float:
