@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -149,5 +150,10 @@ def controller_for(length: DraftLength) -> Controller:
 
 
 def draft_length_of(text: str) -> DraftLength:
-    """As written on a command line. Raises ValueError: neither a whole number nor ``auto``."""
-    return "auto" if text == "auto" else int(text)
+    """As written on a command line. Raises ArgumentTypeError: neither a whole number nor ``auto``."""
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"expected a whole number or auto, not {text!r}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from argparse import ArgumentTypeError
 
 import pytest
 
@@ -101,5 +102,5 @@ def test_a_fixed_length_is_fixed() -> None:
 def test_a_length_on_the_command_line() -> None:
     assert isinstance(controller_for(draft_length_of("auto")), Throughput)
     assert controller_for(draft_length_of("4")) == FixedLength(4)
-    with pytest.raises(ValueError, match="many"):
+    with pytest.raises(ArgumentTypeError, match="expected a whole number or auto, not 'many'"):
         draft_length_of("many")
