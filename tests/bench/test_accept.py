@@ -19,6 +19,7 @@ from moa_bench.questions import Question
 from moa_runtime.bundle import Bundle, Fingerprints
 from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.tree import TreeShape
 from moa_runtime.errors import MoaError
 from moa_runtime.session.server import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
@@ -188,7 +189,7 @@ def test_trees_commit_the_same_text_in_fewer_rounds(command):
     assert tree["tokens"] == chain["tokens"] and tree["rounds"] <= chain["rounds"]
     assert (tree["settings"]["nodes"], chain["settings"]["nodes"]) == (20, None)
     assert len(tree["accuracy_by_depth"]) == 3
-    assert (tree["settings"]["width"], chain["settings"]["width"]) == (8, None)
+    assert (tree["settings"]["width"], chain["settings"]["width"]) == (TreeShape().width, None)
     narrow = command("--draft", "tree", "--draft-length", "3", "--nodes", "20", "--width", "2")[1]
     assert "tree of 20 nodes in 3 levels, 2 continued on each" in narrow
 
@@ -208,7 +209,7 @@ def test_a_size_without_a_tree_and_one_that_cannot_be(command):
     assert "--nodes is the size of a tree" in command("--nodes", "9")[2]
     assert "--width is the size of a tree" in command("--width", "9")[2]
     assert "continues 1 to 62, not 63" in command("--draft", "tree", "--width", "63")[2]
-    assert "has 10 to 1024 nodes, not 5" in command("--draft", "tree", "--nodes", "5")[2]
+    assert f"has {TreeShape().depth} to 1024 nodes, not 5" in command("--draft", "tree", "--nodes", "5")[2]
 
 
 def test_a_second_turn_follows_the_first_and_one_that_does_not_fit_is_listed(tiny):
