@@ -104,6 +104,7 @@ def load_bound(folder: Path, target: Target) -> Drafter:
     drafter = load_checkpoint(folder)
     check_fit(drafter.config, target)
     drafter.bind_target(target.embedding, target.head, target.layers)
+    drafter.sharpen()
     return drafter
 
 

@@ -43,6 +43,8 @@ class DrafterConfig:
     ``decoder`` serves both the self-attention and the cross-attention layer. The layer
     self-attention's width is the target's key-value vector, ``target_kv_size``. It sees the target
     layers named in ``lsa_layers``; the published drafter sees all of them.
+
+    ``sharpness`` is the one number that fixes no shape: see :meth:`moa_drafter.drafter.Drafter.sharpen`.
     """
 
     target_num_layers: int
@@ -60,6 +62,7 @@ class DrafterConfig:
     target_fingerprint: str = ""
     architecture: str = "moa"
     target_layers: int = 0
+    sharpness: float = 1.0
 
     def __post_init__(self) -> None:
         if self.layer_attention.hidden_size != self.target_kv_size:
@@ -73,6 +76,7 @@ class DrafterConfig:
             )
         if not 0 < self.draft_vocab_size <= self.vocab_size:
             raise ConfigError(f"draft_vocab_size must lie in 1..{self.vocab_size}, not {self.draft_vocab_size}")
+        check_sharpness(self.sharpness)
         if self.architecture != "moa":
             raise ConfigError(f"architecture must be 'moa', not {self.architecture!r}")
         self._check_target_layers()
@@ -181,6 +185,12 @@ def config_for_target(
         target_fingerprint=target_fingerprint,
         target_layers=target_layers,
     )
+
+
+def check_sharpness(value: Any) -> None:
+    """Raises ConfigError: no positive number."""
+    if not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ConfigError(f"sharpness must be a positive number, not {value!r}")
 
 
 def check_copied_exactly(target: Any) -> None:

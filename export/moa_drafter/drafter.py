@@ -82,6 +82,15 @@ class Drafter(nn.Module):
         whole = torch.equal(rows, torch.arange(len(head), device=head.device))
         self.head = (head.detach() if whole else head.detach()[rows]).to(like)
 
+    def sharpen(self) -> None:
+        """Multiply the draft logits by ``config.sharpness`` from here on: for drafting; training has them as they are.
+
+        The factor was fitted to what the target chose (:mod:`moa_drafter.training.calibration`). It changes how likely
+        candidates are, not their order.
+        """
+        if self.config.sharpness != 1:
+            self.head = self.head * self.config.sharpness
+
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotary angles of absolute ``positions [T]`` for layers over tokens."""
         return rotary_angles(positions, self.config.decoder.head_dim, self.config.rope_theta)

@@ -146,6 +146,7 @@ def load(settings: ExportSettings) -> tuple[MoADrafter, Target, tuple[str, ...]]
     target = load_target(str(folder), dtype=torch.bfloat16 if size > _LARGE else torch.float32)
     note = check_fit(drafter.config, target)
     drafter.bind_target(target.embedding, target.head, target.layers)
+    drafter.sharpen()
     return drafter, target, (note,) if note else ()
 
 

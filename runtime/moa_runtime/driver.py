@@ -196,8 +196,10 @@ class Driver:
             self.session.propose()
 
     def _lengthen(self) -> None:
-        """Send with a draft what its drafter knows besides."""
-        if self._drafter is not None and lengthen(self.session, self._drafter, self._draft_logprob()):
+        """Send with a draft what its drafter knows besides; nothing where the device writes alone, up to its limit."""
+        if self._drafter is None or self._alone:
+            return
+        if lengthen(self.session, self._drafter, self._draft_logprob()):
             self._on_tentative()
 
     def _wants_more(self) -> bool:

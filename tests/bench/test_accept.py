@@ -9,7 +9,9 @@ from toy import PRINTS, STOP, ToyDrafter, ToyEngine, plain
 
 from moa_bench import inprocess
 from moa_bench.accept.measure import AcceptSettings, Results, measure
+from moa_bench.accept.replay import ReplayEngine
 from moa_bench.accept.tally import Tally
+from moa_bench.accept.written import write_answers
 from moa_bench.checkpoints import checkpoint_pair
 from moa_bench.cli import main
 from moa_bench.conversation import Answer, Conversation, RefusedError, Round
@@ -22,20 +24,29 @@ from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.tree import TreeShape
 from moa_runtime.errors import MoaError
 from moa_runtime.session.server import Sampling
+from moa_runtime.session.tree import accepted_path
 from moa_runtime.tokenizer import ChatTokenizer
 from tiny import make_tiny_drafter, make_tiny_rival
 
 PROMPT = [3, 1, 4, 1, 5]
 
 
-def tallied(engine: ToyEngine, right: int, *, max_new_tokens: int, draft_length: int = 6) -> Tally:
-    """One answer to :data:`PROMPT`, checked against plain decoding."""
+def tallied(
+    engine: ToyEngine | ReplayEngine,
+    right: int,
+    *,
+    max_new_tokens: int,
+    draft_length: int = 6,
+    drafting: ToyEngine | None = None,
+) -> Tally:
+    """One answer to :data:`PROMPT`, checked against plain decoding. The drafter knows the target ``drafting``."""
     tally = Tally(draft_length)
-    conversation = Conversation(LoopbackVerifier(engine), ToyDrafter(engine, right), PRINTS, [STOP])
+    known = drafting or engine
+    conversation = Conversation(LoopbackVerifier(engine), ToyDrafter(known, right), PRINTS, [STOP])
     answer = conversation.answer(
         PROMPT, Sampling(), draft_length=draft_length, max_new_tokens=max_new_tokens, on_round=tally.add
     )
-    assert answer.tokens == plain(engine, PROMPT, max_new_tokens)
+    assert answer.tokens == plain(known, PROMPT, max_new_tokens)
     assert conversation.committed == PROMPT + answer.tokens
     return tally
 
@@ -147,6 +158,35 @@ def test_settings_out_of_range(changed, said):
         AcceptSettings(**changed)
 
 
+# -- drafts compared with answers that are known ----------------------------------------------------
+
+
+@pytest.mark.parametrize("right", [0, 2, 6])
+@pytest.mark.parametrize("stops", [[], [9]], ids=["to the limit", "to the end of turn"])
+def test_a_replay_has_the_rounds_of_the_real_thing(right, stops):
+    engine = ToyEngine(stops)
+    known = plain(engine, PROMPT, 23)
+    replay = ReplayEngine(engine, {tuple(PROMPT): known})
+    before = engine.forwards
+    verified, replayed = (tallied(one, right, max_new_tokens=23, drafting=engine) for one in (engine, replay))
+    assert replayed.as_dict() == verified.as_dict()
+    assert replay.forwards == 1 + replayed.rounds
+    # The target itself ran once more than for the real thing: over question and answer, for the rows.
+    assert engine.forwards - before == replay.forwards + 1
+
+
+def test_a_replay_judges_trees():
+    """Behind a wrong token nothing is right, also where it is the token that the text has there."""
+    engine = ToyEngine()
+    known = plain(engine, PROMPT, 4)
+    sequence = ReplayEngine(engine, {tuple(PROMPT): known}).open()
+    wrong = known[0] % (engine.vocab_size - 1) + 1
+    tree, parents = [wrong, known[0], known[1], known[1], known[2]], [0, 0, 1, 2, 4]
+    choices = sequence.verify(PROMPT, tree, parents, Sampling())
+    assert accepted_path(tree, parents, choices) == [1, 3, 4]
+    assert choices[5] == known[3]
+
+
 # -- a tiny model, the real drafter, the command ---------------------------------------------------
 
 
@@ -203,6 +243,46 @@ def test_copying_commits_the_same_text_in_fewer_rounds(command, shape):
     assert (mixed["settings"]["ngrams"], alone["settings"]["ngrams"]) == (True, False)
     assert "mixed with an n-gram index" in command("--limit", "1", *shape)[1]
     assert "n-gram" not in command("--limit", "1", "--no-ngrams", *shape)[1]
+
+
+@pytest.mark.parametrize("shape", [(), ("--draft", "tree", "--nodes", "20")], ids=["chain", "tree"])
+def test_a_replay_has_the_figures_of_the_real_thing(command, tiny, tmp_path, shape):
+    """Also of drafters of other architectures, whose rows are others."""
+    target_folder, *_ = tiny
+    rivals = [make_tiny_rival(arch, target_folder, tmp_path / arch) for arch in ("eagle", "independent")]
+    how = ("--json", "--max-new-tokens", "40", "--against", *map(str, rivals), *shape)
+    verified, replayed = (json.loads(command(*how, *more)[1]) for more in ((), ("--replay",)))
+    assert (verified["settings"]["replay"], replayed["settings"]["replay"]) == (False, True)
+    for one, other in zip([verified, *verified["rivals"]], [replayed, *replayed["rivals"]], strict=True):
+        assert [one[key] for key in _OF_ROUNDS] == [other[key] for key in _OF_ROUNDS]
+        # A long prompt takes the target two forwards, and a verdict is one.
+        assert other["target_passes"] <= one["target_passes"]
+
+
+_OF_ROUNDS = ("tau", "rounds", "tokens", "accuracy_by_depth", "accepted_length_histogram", "tasks")
+
+
+def test_a_replay_says_so_and_is_for_greedy_answers(command):
+    assert "tokens, written before and replayed" in command("--limit", "1", "--replay")[1]
+    assert "--replay is for greedy answers" in refusal(command, "--replay", "--temperature", "0.5")
+
+
+def test_answers_written_at_once_are_those_written_alone(tiny):
+    """Two turns, and a conversation that its second turn is too long for."""
+    from moa_server.plain import decode
+
+    *_, bundle, _, engine = tiny
+    tokenizer = ChatTokenizer.from_bundle(Bundle.open(bundle))
+    questions = [Question(1, "qa", ("Why?", "And how?")), Question(2, "qa", ("Name three.", "word " * 300))]
+    done: list[int] = []
+    answers = write_answers(
+        engine.target, questions, tokenizer, max_new_tokens=9, max_context=200, on_answers=done.append
+    )
+    assert len(answers) == sum(done) == 3
+    for prompt, answer in answers.items():
+        assert answer == [step.token for step in decode(engine, prompt, Sampling(), 9)]
+    later = [p for p in answers if any(p[: len(q) + len(a)] == (*q, *a) for q, a in answers.items())]
+    assert len(later) == 1 and answers[later[0]]
 
 
 def test_a_size_without_a_tree_and_one_that_cannot_be(command):

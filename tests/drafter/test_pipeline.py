@@ -26,6 +26,7 @@ from moa_drafter.training.data import Conversation, read_conversations
 from moa_drafter.training.features import FeatureStore, LiveFeatures, packed_states
 from moa_drafter.training.run import start_drafter
 from moa_drafter.training.settings import RunSettings, TrainSettings
+from moa_drafter.training.shared_muon import share_out
 from moa_drafter.training.trainer import Trainer
 from moa_drafter.training.visibility import FutureLengths
 from moa_runtime.errors import MoaError
@@ -235,8 +236,10 @@ def test_every_architecture_is_trained_by_the_same_loop(target: Target, store: P
         start_drafter(target, [], RunSettings(init=tmp_path / "run/drafter"))
 
 
-def test_several_processes_train_as_one(tiny_target: Path, store: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_several_processes_train_as_one(tiny_target: Path, store: Path, tmp_path: Path, optimizer: str) -> None:
     flags = [*small(tiny_target, store, steps=3), "--accumulate", "2", "--evaluate-every", "1000"]
+    flags += ["--optimizer", optimizer, "--save-every", "2"]
     assert moa_train(tmp_path / "one", *flags) == 0
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     command = [*launcher, "moa_drafter.cli", "--out", str(tmp_path / "two"), *flags, "--device", "cpu", "--json"]
@@ -246,6 +249,25 @@ def test_several_processes_train_as_one(tiny_target: Path, store: Path, tmp_path
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert json.loads(ran.stdout)["finished"] is True, "one process reports"
     assert_close(weights(tmp_path / "one"), weights(tmp_path / "two"), 2e-5)
+    states = [torch.load(tmp_path / run / "training.pt") for run in ("one", "two")]
+    moments = [[m for part in state["optimizers"] for m in tensors_of(part["state"])] for state in states]
+    assert len(moments[0]) == len(moments[1]) and all(m.any() for m in moments[1])
+    for ours, theirs in zip(*moments, strict=True):
+        assert_close({"": ours}, {"": theirs}, 2e-5)
+
+
+def tensors_of(state: dict[int, dict[str, torch.Tensor]]) -> list[torch.Tensor]:
+    """Everything an optimiser remembers of its parameters."""
+    return [tensor for _, remembered in sorted(state.items()) for tensor in remembered.values()]
+
+
+def test_work_is_shared_out_evenly() -> None:
+    assert share_out([1, 4, 3], 2) == [1, 0, 1]
+    assert share_out([5, 5, 5, 5], 1) == [0] * 4
+    costs = [7, 6, 5, 4, 3, 2, 1]
+    owned = list(zip(costs, share_out(costs, 3), strict=True))
+    loads = [sum(cost for cost, owner in owned if owner == worker) for worker in range(3)]
+    assert max(loads) - min(loads) <= 1
 
 
 def test_the_micro_batches_must_be_shared_out_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,7 @@ def test_longer_matches_weigh_more() -> None:
     assert lengths == sorted(lengths) and list(WEIGHTS.values()) == sorted(WEIGHTS.values())
     text = list(range(1, 20))
     for length in (*lengths, lengths[-1] + 1):
-        (share,) = (shares(mixture_of(text).mix(CANDIDATES, [99, *text[18 - length : 18]]))[19],)
+        share = shares(mixture_of(text).mix(CANDIDATES, [99, *text[18 - length : 18]]))[19]
         assert share == pytest.approx(WEIGHTS[min(length, lengths[-1])])
     between = shares(mixture_of(text).mix(CANDIDATES, [99, *text[11:18]]))[19]
     assert between == pytest.approx(WEIGHTS[5])

@@ -5,43 +5,36 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from moa_runtime.answer import AnswerFinished
+from moa_bench.network.oracle import OracleDrafter
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Paused, PauseReason
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.control import Controller, RoundOutcome, Throughput
 from moa_runtime.drafters.base import DraftToken
 from moa_runtime.session.events import Sampling
 from server.running import Verifier
-from system.asking import QUICK, ask, endpoint, own_decoding
+from system.asking import QUICK, ask, committed, endpoint, own_decoding
 
 COUNT = 24
 
 
-class Prophet:
+class Prophet(OracleDrafter):
     """Knows the answer to one prompt, and says of each of its tokens that it is right with probability 0.8."""
 
     def __init__(self, prompt_length: int, answer: Sequence[int], known_besides: int) -> None:
-        self._start, self._answer, self._known_besides = prompt_length, answer, known_besides
-        self.rows = 0
-
-    def add_rows(self, start, keys, values) -> None:
-        self.rows = start + len(keys)
-
-    def truncate_rows(self, length) -> None:
-        self.rows = min(self.rows, length)
+        super().__init__(prompt_length, answer)
+        self.known_besides = known_besides
 
     def draft(self, prefix, count) -> list[DraftToken]:
-        written = len(prefix) - self._start
-        return [DraftToken(token, math.log(0.8)) for token in self._answer[written : written + count]]
+        return [DraftToken(known.token, math.log(0.8)) for known in super().draft(prefix, count)]
 
     def lengthen(self, prefix, logprob) -> list[DraftToken]:
         assert logprob == pytest.approx((len(prefix) - self.rows - 1) * math.log(0.8))  # of all behind the last verdict
-        written = len(prefix) - self._start
-        return [DraftToken(token, 0.0) for token in self._answer[written : written + self._known_besides]]
+        return super().draft(prefix, self.known_besides)
 
 
 @dataclass
@@ -114,3 +107,45 @@ def test_as_long_as_pays(verifier: Verifier, bundle: Bundle) -> None:
     assert outcomes[0].drafted == 6
     # Every round but the last, which may end with the answer, brings a token of the target's own besides.
     assert sum(outcome.drafted for outcome in outcomes) - (COUNT - 1 - len(outcomes)) in (0, 1)
+
+
+def test_what_is_written_alone_is_not_lengthened(verifier: Verifier, bundle: Bundle) -> None:
+    """It stops at its limit, although the drafter knows more."""
+    limit = 3
+    tentative: list[int] = []
+
+    async def run() -> None:
+        async with Chat(bundle, endpoint(verifier), drafter=None, settings=QUICK) as chat:
+            await chat.open()
+            alone = await ask(chat, count=COUNT)
+        own = own_decoding(verifier, chat, alone, COUNT, Sampling())
+        drafter = Prophet(len(chat.tokens) - len(alone.tokens), own, known_besides=0)
+        settings = replace(QUICK, offline_limit=limit)
+        controller = ThreeTokens()
+        async with Chat(bundle, endpoint(verifier), drafter=drafter, controller=controller, settings=settings) as chat:
+            await chat.open()
+            outage: list[asyncio.Task[None]] = []
+
+            async def begin() -> None:
+                await chat.work_offline(True)
+                drafter.known_besides = 4  # from here on nothing is drafted that a verdict could follow
+
+            async def end() -> None:
+                drafter.known_besides = 0
+                await chat.work_offline(False)
+
+            def watch(event: ChatEvent) -> None:
+                if isinstance(event, AnswerUpdate):
+                    tentative.append(len(event.tokens) - committed(event))
+                    if committed(event) and not outage:
+                        outage.append(asyncio.create_task(begin()))
+                elif isinstance(event, Paused):
+                    assert event.reason is PauseReason.LIMIT
+                    outage.append(asyncio.create_task(end()))
+
+            answer = await ask(chat, count=COUNT, watch=watch)
+            assert [token.token for token in answer.tokens] == own
+            assert len(outage) == 2
+
+    asyncio.run(run())
+    assert max(tentative) == limit

@@ -9,6 +9,8 @@ from pathlib import Path
 from moa_bench.accept import present
 from moa_bench.accept.contender import Contender, contenders_of
 from moa_bench.accept.measure import AcceptSettings, measure
+from moa_bench.accept.replay import ReplayEngine
+from moa_bench.accept.written import Answers, write_answers
 from moa_bench.conversation import Answer
 from moa_bench.inprocess import with_progress
 from moa_bench.options import (
@@ -36,6 +38,10 @@ Measure tau, the mean number of tokens that one round (a draft sent, a verdict r
 Device and verifier run in this one process and talk over the real protocol, memory rows encoded as on the
 wire; only the network is missing. Every question is a conversation of its own; later turns see the answers
 before them. The first token of an answer comes with the verdict on the question and counts for no round.
+
+With --replay the target answers all questions first, many at once, and drafts are compared with its answers
+instead of being verified: tau is the same (rounding may decide otherwise between two equally likely tokens), in a
+fraction of the time. The protocol, the memory rows and what drafts stay the real ones.
 
 What drafts is a bundle's graph, by default that of the shipped drafter. With --drafter or --against and without
 --bundle it is the checkpoint itself, in PyTorch and float32; it may be of any architecture that moa-train knows.
@@ -77,6 +83,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add_ngrams_option(parser)
     add_answer_options(parser, max_new_tokens=128)
+    parser.add_argument(
+        "--replay", action="store_true", help="compare drafts with answers that the target writes before, all at once"
+    )
     parser.add_argument("--show", action="store_true", help="print the answers, each token with its origin")
     add_timeline_option(parser)
     add_output_options(parser)
@@ -96,9 +105,10 @@ def run(args: argparse.Namespace) -> int:
     contenders = contenders_of(args, settings.draft_length)
     problem = ""
     try:
+        answers = _answers(contenders[0], questions, settings) if args.replay else None
         with recording(args, "device and verifier") as ends:
             for contender in contenders:
-                _measure(contender, questions, settings, ends, show=args.show)
+                _measure(contender, questions, settings, answers, ends, show=args.show)
     except KeyboardInterrupt:
         problem = INTERRUPTED
     first, *others = contenders
@@ -117,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
             "nodes": settings.nodes,
             "width": settings.width if settings.nodes else None,
             "ngrams": args.ngrams,
+            "replay": args.replay,
             "max_new_tokens": settings.max_new_tokens,
             "sampling": dataclasses.asdict(settings.sampling),
         },
@@ -134,6 +145,8 @@ def settings_of(args: argparse.Namespace) -> AcceptSettings:
         MoaError: options that contradict each other, or a number out of range.
     """
     rest = {"max_new_tokens": args.max_new_tokens, "sampling": sampling_of(args)}
+    if args.replay and args.temperature:
+        raise MoaError("--replay is for greedy answers: leave out --temperature, or --replay")
     if args.draft == "tree":
         asked = {"nodes": args.nodes, "depth": args.draft_length, "width": args.width}
         tree = dataclasses.replace(TreeShape(), **{name: value for name, value in asked.items() if value is not None})
@@ -145,12 +158,35 @@ def settings_of(args: argparse.Namespace) -> AcceptSettings:
     return AcceptSettings(AcceptSettings.draft_length if args.draft_length is None else args.draft_length, **rest)
 
 
+def _answers(contender: Contender, questions: list[Question], settings: AcceptSettings) -> Answers:
+    """What the target, the same for every contender, answers to ``questions``."""
+    from tqdm import tqdm
+
+    engine, turns = contender.engine, sum(len(question.turns) for question in questions)
+    with tqdm(total=turns, desc="accept: answers", unit="answer", disable=None) as bar:
+        return write_answers(
+            engine.target,
+            questions,
+            contender.device.tokenizer,
+            max_new_tokens=settings.max_new_tokens,
+            max_context=engine.max_context,
+            on_answers=bar.update,
+        )
+
+
 def _measure(
-    contender: Contender, questions: list[Question], settings: AcceptSettings, ends: Recording, *, show: bool
+    contender: Contender,
+    questions: list[Question],
+    settings: AcceptSettings,
+    answers: Answers | None,
+    ends: Recording,
+    *,
+    show: bool,
 ) -> None:
     def show_it(turn: str, answer: Answer) -> None:
         if show:
             show_answer(turn, answer.tokens, answer.origins, contender.device.tokenizer)
 
     asked = with_progress(questions, f"accept: {contender.name}")
-    measure(asked, contender.device, contender.engine, settings, contender.results, show_it, ends.device)
+    engine = contender.engine if answers is None else ReplayEngine(contender.engine, answers)
+    measure(asked, contender.device, engine, settings, contender.results, show_it, ends.device)

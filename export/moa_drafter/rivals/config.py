@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from moa_drafter.config import ConfigError, DrafterConfig, LayerDims
+from moa_drafter.config import ConfigError, DrafterConfig, LayerDims, check_sharpness
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -21,6 +21,7 @@ class RivalConfig:
     Attributes:
         decoder: of every layer.
         target_num_layers, target_kv_size, vocab_size, target_fingerprint: of the target it was made for.
+        sharpness: see :meth:`moa_drafter.drafter.Drafter.sharpen`.
     """
 
     target_num_layers: int
@@ -33,10 +34,12 @@ class RivalConfig:
     max_position_embeddings: int = 8192
     target_fingerprint: str = ""
     architecture: str = ""
+    sharpness: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.draft_vocab_size <= self.vocab_size:
             raise ConfigError(f"draft_vocab_size must lie in 1..{self.vocab_size}, not {self.draft_vocab_size}")
+        check_sharpness(self.sharpness)
 
     @classmethod
     def like(cls, config: DrafterConfig, **own: Any) -> Self:

@@ -197,6 +197,7 @@ class Command:
                 f"steps        {result['step']} of {result['steps']} ({result['tokens']} tokens)",
                 f"loss         {result['loss']:.4f} nats (held out)",
                 f"tau          {result['tau']:.3f} (greedy chain of {len(depths)}, held-out answers)",
+                *([f"sharpness    {result['sharpness']:.2f}"] if "sharpness" in result else []),
                 "depth        " + " ".join(f"{depth:6d}" for depth in range(1, len(depths) + 1)),
                 "accuracy     " + " ".join("     -" if value is None else f"{value:6.3f}" for value in depths),
             )

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from moa_drafter.drafter import Drafter
-from moa_drafter.training.batch import make_batch
+from moa_drafter.training.batch import Batch, make_batch
 from moa_drafter.training.data import Conversation
 from moa_drafter.training.features import Features
 from moa_drafter.training.losses import forward_kl
 from moa_drafter.training.visibility import FutureLengths
+
+
+@torch.no_grad()
+def drafted(
+    drafter: Drafter,
+    conversations: Sequence[Conversation],
+    features: Features,
+    indices: Sequence[int],
+    draft_tokens: int,
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Each conversation with its answers drafted ``draft_tokens`` at a time: the batch and the draft logits
+    ``[Q, draft_vocab_size]`` of its queries."""
+    drafter.eval()
+    lengths = FutureLengths(draft_tokens, draft_tokens)
+    for index in indices:
+        batch = make_batch(conversations, features, [index], lengths, random.Random(0), drafter.head.device)
+        yield batch, drafter.logits(drafter.predict(batch))
 
 
 @torch.no_grad()
@@ -37,16 +55,12 @@ def evaluate(
         ``loss`` (forward KL, nats, mean over conversations), ``tau``, and ``accuracy_by_depth``, a list of
         ``draft_tokens`` shares, None where no token stands so deep.
     """
-    drafter.eval()
-    lengths = FutureLengths(draft_tokens, draft_tokens)
     right = torch.zeros(draft_tokens)
     seen = torch.zeros(draft_tokens)
     losses: list[float] = []
     accepted = rounds = 0
-    for index in validation:
-        batch = make_batch(conversations, features, [index], lengths, random.Random(0), drafter.head.device)
-        hidden = drafter.predict(batch)
-        logits, target_logits = drafter.logits(hidden), drafter.logits(batch.states.last[batch.queries])
+    for batch, logits in drafted(drafter, conversations, features, validation, draft_tokens):
+        target_logits = drafter.logits(batch.states.last[batch.queries])
         losses.append(float(forward_kl(logits, target_logits)))
         guess = drafter.draft_to_target[logits.argmax(-1)]
         hit = (guess == batch.tokens[batch.queries + 1]).cpu()

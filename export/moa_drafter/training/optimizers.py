@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from moa_drafter.training.settings import TrainSettings
+from moa_drafter.training.shared_muon import SharedMuon
 
 _BETAS = (0.9, 0.95)
 
@@ -58,7 +59,7 @@ def _muon(drafter: nn.Module, settings: TrainSettings) -> list[torch.optim.Optim
     taken = set(map(id, linear))
     rest = [p for p in drafter.parameters() if p.requires_grad and id(p) not in taken]
     decay = settings.weight_decay
-    muon = torch.optim.Muon(linear, lr=settings.learning_rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    muon = SharedMuon(linear, lr=settings.learning_rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
     return [muon, _adamw_over(rest, settings)]
 
 

@@ -59,8 +59,13 @@ def add_up(tensors: Sequence[Tensor]) -> None:
             dist.all_reduce(tensor)
 
 
+def copy_from(owners: Sequence[int], tensors: Sequence[Tensor]) -> None:
+    """Replace each tensor by that of the process that owns it."""
+    if count() > 1:
+        for owner, tensor in zip(owners, tensors, strict=True):
+            dist.broadcast(tensor.detach(), owner)  # into the same memory
+
+
 def copy_from_first(tensors: Sequence[Tensor]) -> None:
     """Replace each tensor by process 0's."""
-    if count() > 1:
-        for tensor in tensors:
-            dist.broadcast(tensor, 0)
+    copy_from([0] * len(tensors), tensors)

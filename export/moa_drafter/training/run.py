@@ -65,7 +65,7 @@ def train_run(
 
     Returns:
         the last evaluation: held-out ``loss``, ``tau`` of a greedy chain, ``accuracy_by_depth``; ``finished``, whether
-        the last step was reached, and the number of ``steps``.
+        the last step was reached; if so, the ``sharpness`` fitted then; and the number of ``steps``.
 
     Raises:
         MoaError: broken token files, nothing to resume, or a folder that already holds a run.
@@ -92,7 +92,10 @@ def train_run(
         run.resume()
         drafter.bind_target(target.embedding, target.head, target.layers)  # for the vocabulary that was resumed
     finished = run.run(lambda figures: report(figures, settings.steps), until=until)
-    return {"finished": finished, "steps": settings.steps, **run.evaluate()}
+    figures = run.evaluate()
+    if finished:
+        figures["sharpness"] = run.calibrate()
+    return {"finished": finished, "steps": settings.steps, **figures}
 
 
 def check_names(settings: RunSettings) -> None:

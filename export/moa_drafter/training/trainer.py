@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from moa_drafter.drafter import Drafter
 from moa_drafter.training import processes
 from moa_drafter.training.averaging import WeightAverage
 from moa_drafter.training.batch import Batch, make_batch
+from moa_drafter.training.calibration import fitted_sharpness
 from moa_drafter.training.data import Conversation, packed_order
 from moa_drafter.training.evaluation import evaluate
 from moa_drafter.training.features import Features
@@ -174,13 +175,24 @@ class Trainer:
             figures = evaluate(self.drafter, self.conversations, self.features, self.validation)
         return {"step": self.step, "tokens": self.tokens_seen, **figures}
 
+    def calibrate(self) -> float:
+        """Fit the drafter's sharpness to the held-out answers and save its checkpoint with it. The weights stay."""
+        with self.average.applied() if self.average else nullcontext():
+            with self._autocast():
+                sharpness = fitted_sharpness(self.drafter, self.conversations, self.features, self.validation)
+            self.drafter.config = replace(self.drafter.config, sharpness=sharpness)
+            if not processes.rank():
+                save_checkpoint(self.drafter, self.folder / "drafter")
+        return sharpness
+
     def _log(self, entry: dict[str, object]) -> None:
         if not processes.rank():
             with (self.folder / "log.jsonl").open("a") as log:
                 log.write(json.dumps(entry) + "\n")
 
     def save(self) -> None:
-        """Write the drafter's checkpoint and, atomically, what :meth:`resume` needs."""
+        """Write the drafter's checkpoint and, atomically, what :meth:`resume` needs. All processes call it."""
+        optimizers = self.optimizers.state_dict()
         if processes.rank():
             return
         with self.average.applied() if self.average else nullcontext():
@@ -192,7 +204,7 @@ class Trainer:
                 "step": self.step,
                 "tokens_seen": self.tokens_seen,
                 "drafter": self.drafter.state_dict(),
-                "optimizers": self.optimizers.state_dict(),
+                "optimizers": optimizers,
                 "average": self.average.weights if self.average else None,
             },
             scratch,
