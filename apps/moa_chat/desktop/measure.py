@@ -109,9 +109,10 @@ def measure_answer(window: Window, link: str) -> dict[str, Any]:
     own, whole, began = _own_seconds(window), time.process_time(), time.monotonic()
     typist.start()
     until(window, lambda: not window.chats.busy)
-    typist.stop()
     seconds = time.monotonic() - began
     own, whole = _own_seconds(window) - own, time.process_time() - whole
+    typist.stop()
+    until(window, lambda: typist.settled)  # an answer may be shorter than a key press takes to be shown
     statistics = window.chats.statistics
     return {
         "answer": {

@@ -52,19 +52,28 @@ class Typist(QObject):
         field.installEventFilter(self)
         field.viewport().installEventFilter(self)
 
+    @property
+    def settled(self) -> bool:
+        """Whether every key that was pressed is on the screen."""
+        return not self._pressed
+
     def start(self) -> None:
+        """Press the first key now, the others at a typist's pace."""
         self._thread.start()
 
     def stop(self) -> None:
+        """Press no more keys; the last ones may not be :attr:`settled` yet."""
         self._ended.set()
         self._thread.join()
 
     def _type(self) -> None:
-        while not self._ended.wait(_KEY_SECONDS):
+        while True:
             self._pressed.append(time.monotonic())
             for kind in (QEvent.Type.KeyPress, QEvent.Type.KeyRelease):
                 key = QKeyEvent(kind, Qt.Key.Key_A, Qt.KeyboardModifier.NoModifier, "a")
                 QCoreApplication.postEvent(self._field, key)
+            if self._ended.wait(_KEY_SECONDS):
+                return
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() is QEvent.Type.KeyPress:

@@ -9,7 +9,7 @@ import sys
 import pytest
 from window_driving import TOKEN, WAIT
 
-from moa_chat.desktop import programs
+from moa_chat.desktop import programs, typist
 from moa_chat.desktop.export_program import JsonProgress
 from moa_chat.desktop.measure import measure_answer
 from moa_chat.desktop.programs import BundleExport, LocalVerifier, Program
@@ -116,7 +116,10 @@ def test_progress_as_data():
     assert [json.loads(line)["part"] for line in out.getvalue().splitlines()] == [0.0, 0.5, 1.0]
 
 
-def test_the_window_is_measured(connected):
+@pytest.mark.parametrize("pause", [0.02, 60.0])
+def test_the_window_is_measured(connected, monkeypatch, pause):
+    """Also while an answer that is shorter than a typist's pause streams."""
+    monkeypatch.setattr(typist, "_KEY_SECONDS", pause)
     figures = measure_answer(connected, "a link")
     assert figures["answer"]["tokens"] > 0 and figures["echo"]["keys"] > 0
     assert 0 < figures["echo"]["median_ms"] <= figures["echo"]["p95_ms"] <= figures["echo"]["worst_ms"]
