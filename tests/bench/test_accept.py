@@ -18,6 +18,7 @@ from moa_bench.conversation import Answer, Conversation, RefusedError, Round
 from moa_bench.inprocess import Device
 from moa_bench.loopback import LoopbackVerifier
 from moa_bench.questions import Question
+from moa_drafter.training import decoding
 from moa_runtime.bundle import Bundle, Fingerprints
 from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
@@ -267,6 +268,45 @@ def test_a_replay_says_so_and_is_for_greedy_answers(command):
     assert "--replay is for greedy answers" in refusal(command, "--replay", "--temperature", "0.5")
 
 
+def test_answers_are_kept_for_the_next_run(command, tmp_path, monkeypatch):
+    """The second run takes them all, also those of later turns; a third writes the one that was cut short."""
+    kept = tmp_path / "answers.jsonl"
+    how = ("--json", "--replay", "--answers", str(kept))
+    first = json.loads(command(*how)[1])
+    lines = kept.read_text().splitlines(keepends=True)
+    assert len(lines) == 1 + 3
+    written: list[int] = []
+    write = decoding.answer_greedily
+    monkeypatch.setattr(
+        decoding,
+        "answer_greedily",
+        lambda target, prompts, n: written.append(len(prompts)) or write(target, prompts, n),
+    )
+    second = json.loads(command(*how)[1])
+    assert not written and kept.read_text() == "".join(lines)
+    kept.write_text("".join(lines)[:-4])
+    third = json.loads(command(*how)[1])
+    assert written == [1] and sorted(kept.read_text().splitlines()) == sorted("".join(lines).splitlines())
+    for key in _OF_ROUNDS:
+        assert first[key] == second[key] == third[key]
+
+
+def test_answers_of_something_else_are_refused(command, tmp_path):
+    kept = tmp_path / "answers.jsonl"
+    assert "add --replay" in refusal(command, "--answers", str(kept))
+    assert not kept.exists()
+    command("--limit", "1", "--replay", "--answers", str(kept))
+    how = ("--replay", "--answers", str(kept))
+    assert "have at most 12 tokens, not 13" in refusal(command, *how, "--max-new-tokens", "13")
+    header, *rest = kept.read_text().splitlines(keepends=True)
+    kept.write_text("".join([json.dumps(json.loads(header) | {"target": "other"}) + "\n", *rest]))
+    assert "are another target's" in refusal(command, *how)
+    kept.write_text('{"a": 1}\n')
+    assert "holds no answers of moa-bench" in refusal(command, *how)
+    assert kept.read_text() == '{"a": 1}\n'
+    assert "cannot keep answers in" in refusal(command, "--replay", "--answers", str(tmp_path / "no" / "folder"))
+
+
 def test_answers_written_at_once_are_those_written_alone(tiny):
     """Two turns, and a conversation that its second turn is too long for."""
     from moa_server.plain import decode
@@ -274,11 +314,11 @@ def test_answers_written_at_once_are_those_written_alone(tiny):
     *_, bundle, _, engine = tiny
     tokenizer = ChatTokenizer.from_bundle(Bundle.open(bundle))
     questions = [Question(1, "qa", ("Why?", "And how?")), Question(2, "qa", ("Name three.", "word " * 300))]
-    done: list[int] = []
+    done: list[list[object]] = []
     answers = write_answers(
         engine.target, questions, tokenizer, max_new_tokens=9, max_context=200, on_answers=done.append
     )
-    assert len(answers) == sum(done) == 3
+    assert len(answers) == sum(map(len, done)) == 3
     for prompt, answer in answers.items():
         assert answer == [step.token for step in decode(engine, prompt, Sampling(), 9)]
     later = [p for p in answers if any(p[: len(q) + len(a)] == (*q, *a) for q, a in answers.items())]

@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from moa_bench.accept import present
+from moa_bench.accept.answer_file import AnswerFile
 from moa_bench.accept.contender import Contender, contenders_of
 from moa_bench.accept.measure import AcceptSettings, measure
 from moa_bench.accept.replay import ReplayEngine
@@ -41,7 +42,8 @@ before them. The first token of an answer comes with the verdict on the question
 
 With --replay the target answers all questions first, many at once, and drafts are compared with its answers
 instead of being verified: tau is the same (rounding may decide otherwise between two equally likely tokens), in a
-fraction of the time. The protocol, the memory rows and what drafts stay the real ones.
+fraction of the time. The protocol, the memory rows and what drafts stay the real ones. --answers FILE keeps the
+answers for the next run.
 
 What drafts is a bundle's graph, by default that of the shipped drafter. With --drafter or --against and without
 --bundle it is the checkpoint itself, in PyTorch and float32; it may be of any architecture that moa-train knows.
@@ -86,6 +88,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--replay", action="store_true", help="compare drafts with answers that the target writes before, all at once"
     )
+    parser.add_argument(
+        "--answers",
+        type=Path,
+        metavar="FILE",
+        help="with --replay: keep the target's answers in this file, and take those that it holds already",
+    )
     parser.add_argument("--show", action="store_true", help="print the answers, each token with its origin")
     add_timeline_option(parser)
     add_output_options(parser)
@@ -105,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     contenders = contenders_of(args, settings.draft_length)
     problem = ""
     try:
-        answers = _answers(contenders[0], questions, settings) if args.replay else None
+        answers = _answers(contenders[0], questions, settings, args.answers) if args.replay else None
         with recording(args, "device and verifier") as ends:
             for contender in contenders:
                 _measure(contender, questions, settings, answers, ends, show=args.show)
@@ -147,6 +155,8 @@ def settings_of(args: argparse.Namespace) -> AcceptSettings:
     rest = {"max_new_tokens": args.max_new_tokens, "sampling": sampling_of(args)}
     if args.replay and args.temperature:
         raise MoaError("--replay is for greedy answers: leave out --temperature, or --replay")
+    if args.answers and not args.replay:
+        raise MoaError("--answers keeps what --replay compares with: add --replay")
     if args.draft == "tree":
         asked = {"nodes": args.nodes, "depth": args.draft_length, "width": args.width}
         tree = dataclasses.replace(TreeShape(), **{name: value for name, value in asked.items() if value is not None})
@@ -158,19 +168,28 @@ def settings_of(args: argparse.Namespace) -> AcceptSettings:
     return AcceptSettings(AcceptSettings.draft_length if args.draft_length is None else args.draft_length, **rest)
 
 
-def _answers(contender: Contender, questions: list[Question], settings: AcceptSettings) -> Answers:
-    """What the target, the same for every contender, answers to ``questions``."""
+def _answers(contender: Contender, questions: list[Question], settings: AcceptSettings, path: Path | None) -> Answers:
+    """What the target, the same for every contender, answers to ``questions``; kept in ``path``, if there is one."""
     from tqdm import tqdm
 
     engine, turns = contender.engine, sum(len(question.turns) for question in questions)
+    kept = AnswerFile(path, engine.fingerprints.target, settings.max_new_tokens) if path else None
     with tqdm(total=turns, desc="accept: answers", unit="answer", disable=None) as bar:
+
+        def keep(written: list[tuple[list[int], list[int]]]) -> None:
+            bar.update(len(written))
+            if kept:
+                kept.add(written)
+
         return write_answers(
             engine.target,
             questions,
             contender.device.tokenizer,
             max_new_tokens=settings.max_new_tokens,
             max_context=engine.max_context,
-            on_answers=bar.update,
+            known=kept.answers if kept else {},
+            on_answers=keep,
+            on_known=bar.update,
         )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from moa_bench.questions import Question
@@ -47,7 +48,9 @@ def write_answers(
     *,
     max_new_tokens: int,
     max_context: int,
-    on_answers: Callable[[int], None] = lambda count: None,
+    known: Mapping[tuple[int, ...], list[int]] = MappingProxyType({}),
+    on_answers: Callable[[list[tuple[list[int], list[int]]]], None] = lambda written: None,
+    on_known: Callable[[int], None] = lambda count: None,
 ) -> Answers:
     """The target's greedy answers to all turns, each with its stop token where it ended.
 
@@ -56,7 +59,9 @@ def write_answers(
 
     Args:
         max_context: tokens of a conversation; a turn that leaves no room for an answer ends it, unanswered.
-        on_answers: called with the number of turns done at once.
+        known: answers written before, taken where the same is asked.
+        on_answers: called with what was written at once, pairs of the text before an answer and the answer.
+        on_known: called with the number of answers taken from ``known``.
     """
     from moa_drafter.training.decoding import answer_greedily
 
@@ -66,15 +71,19 @@ def write_answers(
         going_on = (dialogue for dialogue in dialogues if turn < len(dialogue.question.turns))
         asked = [(dialogue, dialogue.prompt(turn, tokenizer)) for dialogue in going_on]
         asked = [(dialogue, prompt) for dialogue, prompt in asked if len(prompt) < max_context]
+        answers |= {tuple(prompt): known[tuple(prompt)] for _, prompt in asked if tuple(prompt) in known}
         # Of like length, for a batch is as long as its longest.
-        asked.sort(key=lambda pair: len(pair[1]))
-        for start in range(0, len(asked), _BATCH):
-            part = asked[start : start + _BATCH]
-            written = answer_greedily(target, [prompt for _, prompt in part], max_new_tokens)
-            for (dialogue, prompt), whole in zip(part, written, strict=True):
-                answer = whole[: max_context - len(prompt)]
-                answers[tuple(prompt)] = answer
-                dialogue.take(turn, prompt, answer, tokenizer)
-            on_answers(len(part))
+        unknown = sorted((prompt for _, prompt in asked if tuple(prompt) not in known), key=len)
+        on_known(len(asked) - len(unknown))
+        for start in range(0, len(unknown), _BATCH):
+            part = unknown[start : start + _BATCH]
+            whole = answer_greedily(target, part, max_new_tokens)
+            written = [
+                (prompt, answer[: max_context - len(prompt)]) for prompt, answer in zip(part, whole, strict=True)
+            ]
+            answers |= {tuple(prompt): answer for prompt, answer in written}
+            on_answers(written)
+        for dialogue, prompt in asked:
+            dialogue.take(turn, prompt, answers[tuple(prompt)], tokenizer)
         dialogues = [dialogue for dialogue, _ in asked]
     return answers

@@ -1,0 +1,78 @@
+"""Answers that a target wrote, kept in a file for the next benchmark of the same questions."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from moa_bench.accept.written import Answers
+from moa_runtime.errors import MoaError
+
+
+class AnswerFile:
+    """JSON lines: ``{"target": fingerprint, "max_new_tokens": n}``, then ``{"p": [ids], "r": [ids]}`` for each answer.
+
+    It is begun if it is not there, and read as far as its last whole line, so an interrupted benchmark goes on.
+
+    Args:
+        target: the target's fingerprint.
+        max_new_tokens: tokens of an answer at most.
+
+    Attributes:
+        answers: what the file holds.
+
+    Raises:
+        MoaError: a file that cannot be read or begun, with something else in it, or of another target or length.
+    """
+
+    def __init__(self, path: Path, target: str, max_new_tokens: int) -> None:
+        self._path = path
+        header = {"target": target, "max_new_tokens": max_new_tokens}
+        try:
+            begun = path.exists() and path.stat().st_size
+            found = _header_and_answers(path) if begun else (header, {})
+            if not begun:
+                self._append([header])
+        except OSError as error:
+            raise MoaError(f"cannot keep answers in {path}: {error.strerror}") from error
+        kept, self.answers = found
+        if kept.get("target") != target:
+            raise MoaError(f"the answers in {path} are another target's: choose another --answers, or remove it")
+        if kept.get("max_new_tokens") != max_new_tokens:
+            raise MoaError(
+                f"the answers in {path} have at most {kept.get('max_new_tokens')} tokens, not {max_new_tokens}: choose "
+                "another --answers, or the same --max-new-tokens"
+            )
+
+    def add(self, written: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
+        """Keep more answers, each behind everything that was said before it.
+
+        Raises:
+            MoaError: the file cannot be written.
+        """
+        try:
+            self._append([{"p": list(prompt), "r": list(answer)} for prompt, answer in written])
+        except OSError as error:
+            raise MoaError(f"cannot keep answers in {self._path}: {error.strerror}") from error
+
+    def _append(self, lines: Iterable[object]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+
+
+def _header_and_answers(path: Path) -> tuple[dict[str, object], Answers]:
+    """What the file holds; a last line without an end is cut off. Raises MoaError, OSError."""
+    try:
+        whole = path.read_bytes()
+        kept = whole[: whole.rfind(b"\n") + 1]
+        header, *rest = [json.loads(line) for line in kept.decode().splitlines()]
+        if not isinstance(header, dict) or "max_new_tokens" not in header:
+            raise ValueError
+        answers = {tuple(map(int, line["p"])): list(map(int, line["r"])) for line in rest}
+    except (ValueError, KeyError, TypeError) as error:
+        raise MoaError(f"{path} holds no answers of moa-bench: choose another --answers, or remove it") from error
+    if len(kept) < len(whole):
+        os.truncate(path, len(kept))
+    return header, answers
