@@ -1,0 +1,63 @@
+"""The mean of several trained drafters' weights, which can draft better than each (model soups, arXiv 2203.05482).
+
+    python -m moa_drafter.training.blend eight/drafter nine/drafter --out blended
+
+For checkpoints that come from one another, or from the same weights: the mean of unrelated ones drafts nothing of use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from moa_drafter.checkpoint import load_checkpoint, save_checkpoint
+from moa_drafter.drafter import Drafter
+from moa_runtime.errors import MoaError
+
+
+@torch.no_grad()
+def blend(folders: Sequence[Path]) -> Drafter:
+    """A drafter with the mean of the weights, in float32, and of the sharpness of the checkpoints in ``folders``.
+
+    Raises:
+        MoaError: a checkpoint that cannot be loaded, or drafters of different shapes, targets or vocabularies.
+    """
+    first, *others = [load_checkpoint(folder) for folder in folders]
+    for folder, other in zip(folders[1:], others, strict=True):
+        if replace(other.config, sharpness=first.config.sharpness) != first.config:
+            raise MoaError(f"{folder} cannot be blended with {folders[0]}: config.json says another drafter or target")
+        if not torch.equal(other.draft_to_target, first.draft_to_target):
+            raise MoaError(f"{folder} cannot be blended with {folders[0]}: it drafts other tokens")
+    drafters = [first, *others]
+    for own, *rest in zip(*(drafter.parameters() for drafter in drafters), strict=True):
+        own.copy_(torch.stack([own, *rest]).mean(0))
+    mean = sum(drafter.config.sharpness for drafter in drafters) / len(drafters)
+    first.config = replace(first.config, sharpness=round(mean, 3))
+    return first
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m moa_drafter.training.blend", description="Average the weights of drafters of one descent."
+    )
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="checkpoints, at least two")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the mean is written")
+    args = parser.parse_args(argv)
+    try:
+        if len(args.folders) < 2:
+            raise MoaError("one checkpoint is its own mean: name at least two")
+        save_checkpoint(blend(args.folders), args.out)
+    except (MoaError, OSError) as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+    print(args.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
