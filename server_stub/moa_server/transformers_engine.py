@@ -14,6 +14,7 @@ from torch import Tensor
 from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
+from moa_drafter.layout import lay_out_for_few_rows
 from moa_drafter.states import Reads, TargetStates, layer_keys_values
 from moa_drafter.target import Target, load_target
 from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
@@ -39,6 +40,8 @@ class EngineError(MoaError):
 
 class TransformersEngine:
     """A target, the server half of its drafter (or none), and a count of forwards. For one thread.
+
+    On a CPU the target's layers are laid out for few rows (:mod:`moa_drafter.layout`).
 
     Args:
         drafter: with its fingerprint; without one, or with one that reads nothing, there are no memory rows.
@@ -67,6 +70,9 @@ class TransformersEngine:
         self.row_reads = Reads() if drafter is None else drafter.row_reads
         if drafter is not None and (note := check_fit(drafter.config, target)):
             _log.warning(note)
+        if target.device.type == "cpu":
+            for layer in target.layers:  # the head stays as it is: where it is the embedding too, rows are picked of it
+                lay_out_for_few_rows(layer)
 
     @classmethod
     def load(
