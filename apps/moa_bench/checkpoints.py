@@ -29,9 +29,14 @@ def checkpoint_pair(folder: Path, target: Target, *, ngrams: bool = True) -> tup
         MoaError: what cannot be read, or does not fit the target.
     """
     from moa_drafter.checkpoint import drafter_fingerprint, load_bound
+    from moa_drafter.layout import input_major, lay_out_for_few_rows
     from moa_server.transformers_engine import TransformersEngine
 
     drafter = load_bound(folder, target)
+    if target.device.type == "cpu":
+        lay_out_for_few_rows(drafter)
+        if len(drafter.head) < len(target.head):  # a copy of some rows; all of them are the target's own memory
+            drafter.head = input_major(drafter.head)
     engine = TransformersEngine(target, drafter, drafter_fingerprint(folder))
     new_drafter = drafting(drafter, max_context=engine.max_context, stop_tokens=engine.stop_tokens, ngrams=ngrams)
     # As a bundle for the target would have it.

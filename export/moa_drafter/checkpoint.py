@@ -16,7 +16,6 @@ from moa_drafter.architectures import drafter_of
 from moa_drafter.config import ConfigError, DrafterConfig
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
-from moa_drafter.layout import input_major, lay_out_for_few_rows
 from moa_drafter.model import MoADrafter
 from moa_drafter.published import is_published, keys_before_values, published_config
 from moa_drafter.target import Target
@@ -96,7 +95,7 @@ def load_moa(folder: Path) -> MoADrafter:
 
 
 def load_bound(folder: Path, target: Target) -> Drafter:
-    """Load a drafter and bind it to its target, ready to draft, laid out for few rows on a CPU.
+    """Load a drafter and bind it to its target, ready to draft.
 
     Raises:
         CheckpointError: see :func:`load_checkpoint`.
@@ -106,10 +105,6 @@ def load_bound(folder: Path, target: Target) -> Drafter:
     check_fit(drafter.config, target)
     drafter.bind_target(target.embedding, target.head, target.layers)
     drafter.sharpen()
-    if target.device.type == "cpu":
-        lay_out_for_few_rows(drafter)
-        if len(drafter.head) < len(target.head):  # a copy of some rows; all of them are the target's own memory
-            drafter.head = input_major(drafter.head)
     return drafter
 
 

@@ -299,11 +299,18 @@ def test_answers_of_something_else_are_refused(command, tmp_path):
     how = ("--replay", "--answers", str(kept))
     assert "have at most 12 tokens, not 13" in refusal(command, *how, "--max-new-tokens", "13")
     header, *rest = kept.read_text().splitlines(keepends=True)
-    kept.write_text("".join([json.dumps(json.loads(header) | {"target": "other"}) + "\n", *rest]))
-    assert "are another target's" in refusal(command, *how)
-    kept.write_text('{"a": 1}\n')
-    assert "holds no answers of moa-bench" in refusal(command, *how)
-    assert kept.read_text() == '{"a": 1}\n'
+    others = [json.dumps(json.loads(header) | {"target": "other"}) + "\n", *rest]
+    no_token = json.dumps(json.loads(rest[0]) | {"r": [10**6]}) + "\n"
+    for held, said in (
+        ("".join(others), "are another target's"),
+        ("".join(others)[:-4], "are another target's"),
+        (header + no_token, "holds no answers of moa-bench"),
+        ('{"a": 1}\n', "holds no answers of moa-bench"),
+        ("no line", "holds no answers of moa-bench"),
+    ):
+        kept.write_text(held)
+        assert said in refusal(command, *how)
+        assert kept.read_text() == held
     assert "cannot keep answers in" in refusal(command, "--replay", "--answers", str(tmp_path / "no" / "folder"))
 
 

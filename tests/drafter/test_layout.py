@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from moa_drafter.checkpoint import load_bound, load_checkpoint
+from moa_bench.checkpoints import checkpoint_pair
+from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.layout import input_major, lay_out_for_few_rows
 from moa_drafter.target import load_target
 from moa_server.transformers_engine import TransformersEngine
@@ -37,12 +38,8 @@ def test_a_module_computes_the_same() -> None:
     torch.testing.assert_close(module(x), before)
 
 
-def test_a_drafter_that_is_ready_to_draft_and_its_target(tiny_target: Path, tiny_drafter: Path) -> None:
+def test_an_engine_lays_its_target_out(tiny_target: Path, tiny_drafter: Path) -> None:
     target = load_target(str(tiny_target))  # one of its own: it is laid out in place
-    drafter = load_bound(tiny_drafter, target)
-    assert all(lies_input_by_input(layer.weight) for layer in linear_layers(drafter))
-    picked = target.head[drafter.draft_to_target.long()] * drafter.config.sharpness
-    assert lies_input_by_input(drafter.head) and torch.equal(drafter.head, picked)
     layers = linear_layers(nn.ModuleList(target.layers))
     assert not any(lies_input_by_input(layer.weight) for layer in layers)
     tokens = torch.arange(9)[None]
@@ -51,3 +48,13 @@ def test_a_drafter_that_is_ready_to_draft_and_its_target(tiny_target: Path, tiny
     assert all(lies_input_by_input(layer.weight) for layer in layers)
     assert not lies_input_by_input(target.head)
     torch.testing.assert_close(target.model(tokens).logits, before, rtol=1e-4, atol=1e-5)
+
+
+def test_a_checkpoint_that_drafts(tiny_target: Path, tiny_drafter: Path) -> None:
+    target = load_target(str(tiny_target))
+    _, engine = checkpoint_pair(tiny_drafter, target)
+    drafter = engine.drafter
+    assert drafter is not None
+    assert all(lies_input_by_input(layer.weight) for layer in linear_layers(drafter))
+    picked = target.head[drafter.draft_to_target.long()] * drafter.config.sharpness
+    assert lies_input_by_input(drafter.head) and torch.equal(drafter.head, picked)

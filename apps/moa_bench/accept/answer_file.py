@@ -19,6 +19,7 @@ class AnswerFile:
     Args:
         target: the target's fingerprint.
         max_new_tokens: tokens of an answer at most.
+        vocab_size: the target's.
 
     Attributes:
         answers: what the file holds.
@@ -27,24 +28,26 @@ class AnswerFile:
         MoaError: a file that cannot be read or begun, with something else in it, or of another target or length.
     """
 
-    def __init__(self, path: Path, target: str, max_new_tokens: int) -> None:
+    def __init__(self, path: Path, target: str, max_new_tokens: int, *, vocab_size: int) -> None:
         self._path = path
         header = {"target": target, "max_new_tokens": max_new_tokens}
         try:
-            begun = path.exists() and path.stat().st_size
-            found = _header_and_answers(path) if begun else (header, {})
-            if not begun:
+            whole = path.read_bytes() if path.exists() else b""
+            kept = whole[: whole.rfind(b"\n") + 1]
+            found, self.answers = _header_and_answers(kept, path, vocab_size) if whole else (header, {})
+            if found["target"] != target:
+                raise MoaError(f"the answers in {path} are another target's: choose another --answers, or remove it")
+            if found["max_new_tokens"] != max_new_tokens:
+                raise MoaError(
+                    f"the answers in {path} have at most {found['max_new_tokens']} tokens, not {max_new_tokens}: "
+                    "choose another --answers, or the same --max-new-tokens"
+                )
+            if not whole:
                 self._append([header])
+            elif len(kept) < len(whole):
+                os.truncate(path, len(kept))
         except OSError as error:
             raise MoaError(f"cannot keep answers in {path}: {error.strerror}") from error
-        kept, self.answers = found
-        if kept.get("target") != target:
-            raise MoaError(f"the answers in {path} are another target's: choose another --answers, or remove it")
-        if kept.get("max_new_tokens") != max_new_tokens:
-            raise MoaError(
-                f"the answers in {path} have at most {kept.get('max_new_tokens')} tokens, not {max_new_tokens}: choose "
-                "another --answers, or the same --max-new-tokens"
-            )
 
     def add(self, written: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
         """Keep more answers, each behind everything that was said before it.
@@ -62,17 +65,15 @@ class AnswerFile:
             file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
 
 
-def _header_and_answers(path: Path) -> tuple[dict[str, object], Answers]:
-    """What the file holds; a last line without an end is cut off. Raises MoaError, OSError."""
+def _header_and_answers(kept: bytes, path: Path, vocab_size: int) -> tuple[dict[str, object], Answers]:
+    """What whole lines hold. Raises MoaError."""
     try:
-        whole = path.read_bytes()
-        kept = whole[: whole.rfind(b"\n") + 1]
         header, *rest = [json.loads(line) for line in kept.decode().splitlines()]
-        if not isinstance(header, dict) or "max_new_tokens" not in header:
+        if not isinstance(header, dict) or not {"target", "max_new_tokens"} <= header.keys():
             raise ValueError
         answers = {tuple(map(int, line["p"])): list(map(int, line["r"])) for line in rest}
+        if not all(0 <= token < vocab_size for answer in answers.values() for token in answer):
+            raise ValueError
     except (ValueError, KeyError, TypeError) as error:
         raise MoaError(f"{path} holds no answers of moa-bench: choose another --answers, or remove it") from error
-    if len(kept) < len(whole):
-        os.truncate(path, len(kept))
     return header, answers

@@ -173,7 +173,10 @@ def _answers(contender: Contender, questions: list[Question], settings: AcceptSe
     from tqdm import tqdm
 
     engine, turns = contender.engine, sum(len(question.turns) for question in questions)
-    kept = AnswerFile(path, engine.fingerprints.target, settings.max_new_tokens) if path else None
+    kept = None
+    if path:
+        target = engine.fingerprints.target
+        kept = AnswerFile(path, target, settings.max_new_tokens, vocab_size=engine.vocab_size)
     with tqdm(total=turns, desc="accept: answers", unit="answer", disable=None) as bar:
 
         def keep(written: list[tuple[list[int], list[int]]]) -> None:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import onnx
 import torch
-from onnxruntime.quantization.onnx_model import ONNXModel
 from torch.export import Dim
 
 from moa_drafter.config import DrafterConfig
@@ -100,9 +99,7 @@ def capture(drafter: MoADrafter, recipe: Recipe) -> tuple[onnx.ModelProto, dict[
             verbose=False,
         )
     matrices = take_matrices(exported.model.graph)
-    wrapped = ONNXModel(exported.model_proto)
-    wrapped.replace_gemm_with_matmul()  # what quantises the products knows MatMul only
-    return wrapped.model, matrices
+    return exported.model_proto, matrices
 
 
 def _least_bytes(config: DrafterConfig, recipe: Recipe) -> float:

@@ -24,7 +24,8 @@ _CONTRIB_DOMAIN, _CONTRIB_VERSION = "com.microsoft", 1
 def take_matrices(graph: ir.Graph) -> dict[str, Float32]:
     """Take the matrices that a traced graph multiplies by out of it, and leave empty ones in their places.
 
-    A traced graph refers to PyTorch's memory. Written out whole, it would cost as much memory again.
+    A traced graph refers to PyTorch's memory. Written out whole, it would cost as much memory again. Products that were
+    traced as ``Gemm``, by the transposed matrix and without a bias, become ``MatMul``, which stands for all hereafter.
 
     Returns:
         by the names of the initializers, ``[inputs, outputs]`` each.
@@ -35,6 +36,11 @@ def take_matrices(graph: ir.Graph) -> dict[str, Float32]:
             continue
         array = stored.const_value.numpy()
         matrices[stored.name] = array.T if node.attributes.get_int("transB", 0) else array
+        if node.op_type == "Gemm":
+            if len(node.inputs) > 2:
+                raise ValueError(f"{node.name} adds a bias: no product of a device half does")
+            node.op_type = "MatMul"
+            node.attributes.clear()
         stored.const_value = ir.tensor(np.empty((0, 0), np.float32), name=stored.name)
     return matrices
 
