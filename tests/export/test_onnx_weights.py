@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnxscript import ir
 
 from moa_drafter.config import LayerDims
 from moa_drafter.model import MoADrafter
@@ -18,6 +19,7 @@ from moa_export.recipe import Recipe, Weights
 from moa_export.recordings import Recording
 from moa_export.targets.base import TargetOptions
 from moa_export.targets.onnx import GRAPH_FILE, OnnxTarget, capture
+from moa_export.targets.onnx_weights import take_matrices
 from moa_export.torch_backend import TorchBackend
 
 
@@ -30,6 +32,18 @@ def test_a_traced_graph_holds_no_copy_of_the_matrices(drafter: MoADrafter) -> No
         assert any(np.shares_memory(matrix, weight) for weight in weights)
     floats = [t for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT]
     assert sum(len(tensor.raw_data) for tensor in floats) < 1024
+    operators = {node.input[1]: node.op_type for node in model.graph.node if len(node.input) > 1}
+    assert {operators[name] for name in matrices} == {"MatMul"}
+
+
+def test_a_product_with_a_bias_is_no_matrix_to_take() -> None:
+    sizes = {"x": [2, 3], "bias": [5], "y": [2, 5]}
+    x, bias, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, size) for n, size in sizes.items())
+    weight = onnx.numpy_helper.from_array(np.ones((5, 3), np.float32), "weight")
+    node = onnx.helper.make_node("Gemm", ["x", "weight", "bias"], ["y"], name="product", transB=1)
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "one", [x, bias], [y], [weight]))
+    with pytest.raises(ValueError, match="product adds a bias"):
+        take_matrices(ir.from_proto(model).graph)
 
 
 @pytest.mark.parametrize(("linear", "head", "symmetric"), [(8, 4, True), (4, 8, False), (8, 32, False), (32, 8, True)])

@@ -29,6 +29,9 @@ def take_matrices(graph: ir.Graph) -> dict[str, Float32]:
 
     Returns:
         by the names of the initializers, ``[inputs, outputs]`` each.
+
+    Raises:
+        ValueError: a product with a bias, which no device half has.
     """
     matrices = {}
     for node in graph:
@@ -38,7 +41,7 @@ def take_matrices(graph: ir.Graph) -> dict[str, Float32]:
         matrices[stored.name] = array.T if node.attributes.get_int("transB", 0) else array
         if node.op_type == "Gemm":
             if len(node.inputs) > 2:
-                raise ValueError(f"{node.name} adds a bias: no product of a device half does")
+                raise ValueError(f"{node.name} adds a bias")
             node.op_type = "MatMul"
             node.attributes.clear()
         stored.const_value = ir.tensor(np.empty((0, 0), np.float32), name=stored.name)
