@@ -52,6 +52,21 @@ def test_every_turn_of_given_prompts_is_answered(target: Target, tmp_path: Path)
             assert between.count("<|im_end|>\n<|im_start|>user\n") == between.count("<|im_start|>user\n")
 
 
+def test_out_of_time_a_few_are_written_all_the_same(target: Target, tmp_path: Path) -> None:
+    """Batches of four: the third is the first behind which ten can be trained on."""
+    prompts, store = tmp_path / "prompts.jsonl", tmp_path / "tokens.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"the river {n}"}) + "\n" for n in range(40)))
+    settings = GenerateSettings(conversations=40, write_batch=4, answer_tokens=4)
+    held: list[int] = []
+
+    def write(**limits: float) -> bool:
+        return generate_conversations(target, store, settings, prompts=prompts, report=held.append, **limits)
+
+    assert not write(until=0.0, few_from=0.0) and held == [0]
+    assert not write(few_from=0.0) and held == [0, 0, 4, 8, 12]
+    assert not write(few_from=0.0) and held[-1] == 12
+
+
 def test_prompts_of_like_length_are_answered_together(tmp_path: Path) -> None:
     rng = random.Random(0)
     prompts = tmp_path / "prompts.jsonl"

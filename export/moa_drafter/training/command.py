@@ -24,6 +24,7 @@ from moa_runtime.errors import MoaError
 
 WRITTEN_FILE = "conversations.jsonl"
 _PROFILE_STEPS = 50
+_LONGER = 60  # seconds that writing goes on where too little was written in its time
 
 
 @dataclass
@@ -138,6 +139,8 @@ class Command:
     def _write_in_time(self, target: Target, settings: RunSettings) -> RunSettings:
         """Write conversations; where a run has minutes and no number of them, for half of its time.
 
+        Where so few are written in that time that nothing could be trained on, it takes a minute longer at most.
+
         Returns:
             the settings, with the number that was written and the minutes that are left in that case.
         """
@@ -145,14 +148,18 @@ class Command:
             self._write(target, settings, self._until)
             return settings
         half = time.monotonic() + 30 * settings.minutes
-        self._write(target, settings, min(self._until, half))
+        self._write(target, settings, min(self._until, half + _LONGER), few_from=half)
         held = lines_held(self.out / WRITTEN_FILE)
         if time.monotonic() >= self._until or not held:
             return settings
         return replace(settings, conversations=held, minutes=settings.minutes / 2)
 
-    def _write(self, target: Target, settings: RunSettings, until: float) -> bool:
-        """Write conversations until there are enough, or until that reading of the clock; whether there are."""
+    def _write(self, target: Target, settings: RunSettings, until: float, *, few_from: float = math.inf) -> bool:
+        """Write conversations until there are enough, or until a reading of the clock; whether there are.
+
+        Args:
+            until, few_from: see :func:`generate_conversations`.
+        """
         wanted = settings.conversations or DEFAULT_CONVERSATIONS
         file = self.out / WRITTEN_FILE
         if processes.count() > 1 and lines_held(file) < wanted:
@@ -167,6 +174,7 @@ class Command:
                 prompts=settings.prompts,
                 report=lambda held: bar.update(held - bar.n),
                 until=until,
+                few_from=few_from,
             )
 
     def _record_writing(self, settings: RunSettings) -> None:

@@ -22,6 +22,7 @@ from moa_runtime.errors import MoaError
 
 _MARK = "\u241e"  # stands for a message while the template is cut there
 _LEAST_MESSAGE = 5  # tokens; less is hardly a message
+_FEWEST = 10  # conversations that can be trained on, with some held out
 
 
 def generate_conversations(
@@ -32,6 +33,7 @@ def generate_conversations(
     prompts: Path | None = None,
     report: Callable[[int], None],
     until: float = math.inf,
+    few_from: float = math.inf,
 ) -> bool:
     """Append conversations to the token store ``out`` until it holds ``settings.conversations``.
 
@@ -42,6 +44,7 @@ def generate_conversations(
             messages too.
         report: called with the number of conversations held.
         until: reading of ``time.monotonic`` at which to stop.
+        few_from: reading from which on as few as can be trained on are enough.
 
     Returns:
         whether there are as many as wanted.
@@ -58,7 +61,8 @@ def generate_conversations(
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("a", encoding="utf-8") as store:
         while held < wanted:
-            if time.monotonic() >= until:
+            now = time.monotonic()
+            if now >= until or (now >= few_from and held >= _FEWEST):
                 return False
             batch += 1
             torch.manual_seed(settings.seed * 1_000_003 + batch)
