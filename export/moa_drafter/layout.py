@@ -18,7 +18,7 @@ def input_major(matrix: Tensor) -> Tensor:
 def lay_out_for_few_rows(module: nn.Module) -> None:
     """Let the matrices of all linear layers in ``module`` lie input by input; no value changes.
 
-    For inference on a CPU; the ONNX exporter does not take such a module. Sums are rounded otherwise, in the last bits.
+    For inference on a CPU. Sums are rounded otherwise than before, in the last bits.
     """
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
