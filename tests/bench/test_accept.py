@@ -176,6 +176,15 @@ def test_a_replay_has_the_rounds_of_the_real_thing(right, stops):
     assert engine.forwards - before == replay.forwards + 1
 
 
+def test_a_replay_asks_nothing_of_the_target_for_a_drafter_without_rows():
+    engine = ToyEngine()
+    known = plain(engine, PROMPT, 4)
+    sequence = ReplayEngine(engine, {tuple(PROMPT): known}, has_rows=False).open()
+    assert sequence.verify(PROMPT, known[:2], [0, 1], Sampling()) == known[:3]
+    assert sequence.rows(range(len(PROMPT))) is None
+    assert engine.forwards == 0
+
+
 def test_a_replay_judges_trees():
     """Behind a wrong token nothing is right, also where it is the token that the text has there."""
     engine = ToyEngine()

@@ -210,5 +210,6 @@ def _measure(
             show_answer(turn, answer.tokens, answer.origins, contender.device.tokenizer)
 
     asked = with_progress(questions, f"accept: {contender.name}")
-    engine = contender.engine if answers is None else ReplayEngine(contender.engine, answers)
-    measure(asked, contender.device, engine, settings, contender.results, show_it, ends.device)
+    engine = contender.engine
+    judge = engine if answers is None else ReplayEngine(engine, answers, has_rows=bool(engine.row_reads))
+    measure(asked, contender.device, judge, settings, contender.results, show_it, ends.device)

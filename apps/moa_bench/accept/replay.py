@@ -1,7 +1,8 @@
 """An engine that knows what its target answers: drafts are compared with that instead of being verified.
 
 A greedy target writes the same text whatever is drafted. So where its answers are known, one forward over question and
-answer gives every memory row that a drafter will be sent, and a round costs no forward at all.
+answer gives every memory row that a drafter will be sent, and a round costs no forward at all. A drafter that is sent
+none costs no forward of the target whatever.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ class ReplayEngine:
 
     Args:
         answers: to every text that will be asked.
+        has_rows: whether the drafter is sent any.
     """
 
-    def __init__(self, engine: Engine, answers: Answers) -> None:
-        self._engine, self._answers = engine, answers
+    def __init__(self, engine: Engine, answers: Answers, *, has_rows: bool = True) -> None:
+        self._engine, self._answers, self.has_rows = engine, answers, has_rows
         self.fingerprints, self.vocab_size = engine.fingerprints, engine.vocab_size
         self.stop_tokens, self.max_context = engine.stop_tokens, engine.max_context
         #: Verdicts given; each would be a forward of the target.
@@ -45,8 +47,9 @@ class _ReplaySequence:
         self._engine.forwards += 1
         if list(prefix) != self._text[: len(prefix)]:
             self._text = [*prefix, *self._answers[tuple(prefix)]]
-            self._sequence.verify(self._text, (), (), sampling)
-            self._sequence.keep(())
+            if self._engine.has_rows:
+                self._sequence.verify(self._text, (), (), sampling)
+                self._sequence.keep(())
         # By node, the prefix first: how many of the text's tokens there are up to it, or None off the text.
         ends: list[int | None] = [len(prefix)]
         for token, parent in zip(draft, parents, strict=True):
@@ -63,7 +66,7 @@ class _ReplaySequence:
         pass  # all of the text has been kept
 
     def rows(self, positions: range) -> tuple[Float32, Float32] | None:
-        return self._sequence.rows(positions)
+        return self._sequence.rows(positions) if self._engine.has_rows else None
 
     def close(self) -> None:
         self._text = []
