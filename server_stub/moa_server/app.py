@@ -11,6 +11,8 @@ from dataclasses import asdict
 from importlib.metadata import version
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
@@ -43,9 +45,9 @@ def create_app(engine: Engine, settings: Settings, timeline: Timeline | None = N
     began = time.monotonic()
 
     async def session(websocket: WebSocket) -> None:
-        if not authorised(websocket, settings.token):
+        if refusal := refusal_of(websocket, settings):
             if "websocket.http.response" in websocket.scope.get("extensions", {}):
-                await websocket.send_denial_response(_unauthorised())
+                await websocket.send_denial_response(refusal)
             else:  # the ASGI server then answers 403
                 await websocket.close()
             return
@@ -53,7 +55,7 @@ def create_app(engine: Engine, settings: Settings, timeline: Timeline | None = N
         await Connection(websocket, engine, scheduler, store, settings, timeline or NO_TIMELINE).serve()
 
     async def decode(request: Request) -> Response:
-        return await plain.answer(request) if authorised(request, settings.token) else _unauthorised()
+        return refusal_of(request, settings) or await plain.answer(request)
 
     async def health(request: Request) -> JSONResponse:
         return JSONResponse(
@@ -76,26 +78,38 @@ def create_app(engine: Engine, settings: Settings, timeline: Timeline | None = N
             sweeping.cancel()
             scheduler.close()
 
+    middleware = []
+    if settings.origins:
+        allowed = {"allow_origins": list(settings.origins), "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+        middleware.append(Middleware(CORSMiddleware, **allowed))
     app = Starlette(
         routes=[
             WebSocketRoute(SESSION_PATH, session),
             Route(DECODE_PATH, decode, methods=["POST"]),
             Route(HEALTH_PATH, health),
         ],
+        middleware=middleware,
         lifespan=lifespan,
     )
     app.state.store = store
     return app
 
 
-def authorised(connection: HTTPConnection, token: str) -> bool:
-    """Whether a request carries the bearer token; compared in constant time."""
+def refusal_of(connection: HTTPConnection, settings: Settings) -> JSONResponse | None:
+    """Why a request is refused, if it is: it comes from a web page that may not ask, or lacks the bearer token.
+
+    Any page that somebody opens can reach a verifier on his machine, WebSockets included; its browser names it in
+    ``Origin``, also where the page's server passes this machine's address off as its own (DNS rebinding).
+    """
+    origin = connection.headers.get("origin")
+    if origin is not None and not {origin, "*"} & set(settings.origins):
+        text = f"web pages of {origin} may not use this verifier; moa-serve --allow-origin {origin} would let them"
+        return JSONResponse({"error": text}, 403)
     given = connection.headers.get("authorization", "")
-    return not token or hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
-
-
-def _unauthorised() -> JSONResponse:
-    return JSONResponse({"error": "the bearer token is missing or wrong"}, 401, headers={"WWW-Authenticate": "Bearer"})
+    if settings.token and not hmac.compare_digest(given.encode(), f"Bearer {settings.token}".encode()):
+        challenge = {"WWW-Authenticate": "Bearer"}
+        return JSONResponse({"error": "the bearer token is missing or wrong"}, 401, headers=challenge)
+    return None
 
 
 async def _sweep(store: SessionStore) -> None:

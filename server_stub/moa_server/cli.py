@@ -43,6 +43,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 for any free one (default: %(default)s)")
     p.add_argument("--token", help="bearer token that clients must send; safer in the variable MOA_TOKEN")
     p.add_argument("--insecure", action="store_true", help="allow other hosts than loopback without a token")
+    p.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let web pages of this origin, such as http://localhost:3000, use the verifier; may be repeated",
+    )
     p.add_argument("--tls-cert", type=Path, metavar="PEM", help="certificate chain, for wss")
     p.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
     p.add_argument("--max-context", type=int, metavar="TOKENS", help="default: what the target can hold")
@@ -105,6 +112,7 @@ def _settings(options: argparse.Namespace) -> Settings:
             raise ServeError(f"--{name.replace('_', '-')} must be at least {smallest}, not {value}")
     return Settings(
         token=os.environ.get("MOA_TOKEN", "") if options.token is None else options.token,
+        origins=tuple(options.allow_origin),
         max_sessions=options.max_sessions,
         keep_seconds=options.keep_seconds,
         idle_seconds=options.idle_seconds,

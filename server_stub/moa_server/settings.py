@@ -13,6 +13,7 @@ class Settings:
 
     Attributes:
         token: bearer token every request but ``/healthz`` must carry; empty for none.
+        origins: of web pages that may send requests, such as ``http://localhost:3000``; ``*`` for all.
         max_sessions: conversations held at once, and plain decodings run at once.
         keep_seconds: how long a conversation outlives its connection.
         cache_seconds: how long its key-value cache does; the tokens stay and are prefilled again.
@@ -25,6 +26,7 @@ class Settings:
     """
 
     token: str = ""
+    origins: tuple[str, ...] = ()
     max_sessions: int = 64
     keep_seconds: float = 3600
     cache_seconds: float = 300

@@ -208,6 +208,30 @@ def test_a_wrong_token_is_refused_before_the_upgrade(verifier, headers, monkeypa
     assert verifier.http("POST", "/v1/decode", json={"tokens": [1]}).status_code == 401
 
 
+def test_web_pages_are_refused_unless_they_are_named(engine):
+    ours, other = "http://localhost:3000", "https://page.example"
+    with serving(engine, Settings(origins=(ours,))) as running:
+        with pytest.raises(InvalidStatus) as refused:
+            running.connect(origin=other)
+        assert refused.value.response.status_code == 403
+        assert f"--allow-origin {other}".encode() in refused.value.response.body
+        decoding = {"json": {"tokens": PROMPT, "max_new_tokens": 2}}
+        assert running.http("POST", "/v1/decode", headers={"Origin": other}, **decoding).status_code == 403
+
+        with running.connect(origin=ours) as socket:
+            socket.send(hello(engine))
+            assert receive(socket).WhichOneof("event") == "welcome"
+        let_in = running.http("POST", "/v1/decode", headers={"Origin": ours}, **decoding)
+        assert let_in.status_code == 200
+        assert let_in.headers["access-control-allow-origin"] == ours
+
+
+def test_no_web_page_is_let_in_by_itself(verifier):
+    with pytest.raises(InvalidStatus) as refused:
+        verifier.connect(origin=f"http://127.0.0.1:{verifier.port}")  # with the right token
+    assert refused.value.response.status_code == 403
+
+
 def test_other_fingerprints_are_refused_with_both_named(verifier, engine):
     own = engine.fingerprints
     with verifier.connect() as socket:
