@@ -35,12 +35,26 @@ def test_runs_are_named_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "moa     " in table and "1.500" in table and "1.125" in table
 
 
+def test_runs_without_loss_have_no_panel_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, plot = tmp_path / "run", tmp_path / "curve.svg"
+    folder.mkdir()
+    _broken(folder, '{"tokens": 1000, "tau": 2.5, "accuracy_by_depth": [0.5]}\n')
+    assert main(["curve", str(folder), "--json", "--plot", str(plot)]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"]["run"][0]["loss"] is None
+    assert "<!-- tau -->" in plot.read_text() and "<!-- loss (nats) -->" not in plot.read_text()
+
+    both = write_log(tmp_path / "both", [1.5])
+    assert main(["curve", str(folder), str(both), "--plot", str(plot)]) == 0
+    assert "<!-- loss (nats) -->" in plot.read_text()
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
         (lambda folder: folder / "nowhere", "cannot read"),
         (lambda folder: _broken(folder, ""), "holds no evaluation yet"),
         (lambda folder: _broken(folder, '{"tokens": 1}\n'), "line 1: expected an evaluation"),
+        (lambda folder: _broken(folder, "7\n"), "line 1: expected an evaluation"),
     ],
 )
 def test_what_cannot_be_read(make, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

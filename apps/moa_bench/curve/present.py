@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from moa_bench.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+_PANELS = {"tau": "tau", "loss": "loss (nats)"}
+#: More runs than colours stay apart by these.
+_MARKERS = "osD^v<>"
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
@@ -22,21 +28,24 @@ def tables(result: dict[str, Any]) -> list[Table]:
         Table(
             ["run", "answer tokens", "loss (nats)", "tau", *(f"depth {depth}" for depth in range(1, depths + 1))],
             rows,
-            title="Held-out conversations: loss, tau of a greedy chain, share of right tokens by depth",
+            title="Loss, tau and share of right tokens by depth, as the runs have measured them",
         )
     ]
 
 
 def draw(result: dict[str, Any], figure: Figure) -> None:
-    """Tau, and loss beside it, against training tokens."""
-    panels = (("tau", "tau (greedy chain, held-out answers)"), ("loss", "loss (nats)"))
-    for axes, (name, title) in zip(figure.subplots(1, len(panels)), panels, strict=True):
-        for run, evaluations in result["runs"].items():
-            tokens = [entry["tokens"] for entry in evaluations]
-            axes.plot(tokens, [entry[name] for entry in evaluations], marker="o", markersize=3, label=run)
+    """Tau, and loss beside it where a run has it, against training tokens."""
+    runs = result["runs"]
+    known = {name for run in runs.values() for entry in run for name in _PANELS if entry[name] is not None}
+    panels = [(name, title) for name, title in _PANELS.items() if name in known]
+    for axes, (name, title) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True):
+        for (run, evaluations), marker in zip(runs.items(), cycle(_MARKERS), strict=False):
+            points = [(entry["tokens"], entry[name]) for entry in evaluations if entry[name] is not None]
+            axes.plot(*zip(*points, strict=True), marker=marker, markersize=4, label=run)
         axes.set_title(title, fontsize="medium")
         axes.set(xlabel="answer tokens trained on", xscale="log")
-        axes.legend()
+    # One for all panels, below them: beside a dozen runs there is no room in a panel.
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
 
 def _padded(shares: list[float | None], depths: int) -> list[float | None]:

@@ -9,7 +9,7 @@ from typing import Any
 from moa_runtime.errors import MoaError
 
 LOG_FILE = "log.jsonl"
-_NUMBERS = ("tokens", "loss", "tau")
+_NUMBERS = ("tokens", "tau")
 
 
 def read_run(argument: str) -> tuple[str, list[dict[str, Any]]]:
@@ -17,7 +17,8 @@ def read_run(argument: str) -> tuple[str, list[dict[str, Any]]]:
 
     Args:
         argument: ``PATH`` or ``NAME=PATH``, of a folder that ``moa-train`` wrote or of its ``log.jsonl``. Without a
-            name it is the folder's.
+            name it is the folder's. An evaluation may lack its ``loss`` (nats), which is then None: tau can be measured
+            where no loss is.
 
     Raises:
         MoaError: no log there, or a line that is no evaluation (named by number).
@@ -39,7 +40,8 @@ def _evaluation(line: str, where: str) -> dict[str, Any]:
     try:
         raw = json.loads(line)
         numbers = {name: float(raw[name]) for name in _NUMBERS}
+        loss = None if raw.get("loss") is None else float(raw["loss"])
         depths = [None if share is None else float(share) for share in raw["accuracy_by_depth"]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MoaError(f"{where}: expected an evaluation with {', '.join(_NUMBERS)} and accuracy_by_depth") from error
-    return {**numbers, "tokens": int(numbers["tokens"]), "accuracy_by_depth": depths}
+    return {**numbers, "tokens": int(numbers["tokens"]), "loss": loss, "accuracy_by_depth": depths}
