@@ -22,6 +22,8 @@ from moa_drafter.target import Target
 from moa_runtime.errors import MoaError
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+#: Where a training run keeps its checkpoint.
+CHECKPOINT_FOLDER = "drafter"
 
 
 class CheckpointError(MoaError):
@@ -63,7 +65,11 @@ def load_checkpoint(folder: Path) -> Drafter:
             config, state = _converted(published, load_file(folder / WEIGHTS_FILE))
             drafter = MoADrafter(config)
     except ConfigError as error:
-        raise CheckpointError(f"{error}; expected a folder written by moa-train") from error
+        inside = folder / CHECKPOINT_FOLDER
+        meant = (
+            f"name the checkpoint of the run, {inside}" if inside.is_dir() else "expected a folder written by moa-train"
+        )
+        raise CheckpointError(f"{error}; {meant}") from error
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read {WEIGHTS_FILE} in {folder}: {error}; it may be truncated") from error
     expected = drafter.state_dict()

@@ -141,6 +141,12 @@ def test_a_damaged_checkpoint_is_named(tiny_drafter: Path, tmp_path: Path, damag
         load_checkpoint(tmp_path)
 
 
+def test_a_run_in_place_of_its_checkpoint_says_where_that_is(tiny_drafter: Path, tmp_path: Path) -> None:
+    save_checkpoint(load_checkpoint(tiny_drafter), tmp_path / "run" / "drafter")
+    with pytest.raises(CheckpointError, match=r"name the checkpoint of the run, .*run.drafter"):
+        load_checkpoint(tmp_path / "run")
+
+
 def test_a_configuration_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="multiple of num_kv_heads"):
         LayerDims(32, 5, 2, 8, 48)

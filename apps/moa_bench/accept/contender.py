@@ -115,12 +115,12 @@ def row_bytes(engine: TransformersEngine) -> int:
 
 def _name(folder: Path) -> str:
     """The folder's name; that of the run where it is moa-train's ``OUT/drafter``."""
-    from moa_drafter.checkpoint import shipped_checkpoint
+    from moa_drafter.checkpoint import CHECKPOINT_FOLDER, shipped_checkpoint
 
     place = folder.resolve()
     if place == shipped_checkpoint().resolve():
         return "shipped"
-    return place.parent.name if place.name == "drafter" and place.parent.name else place.name
+    return place.parent.name if place.name == CHECKPOINT_FOLDER and place.parent.name else place.name
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from moa_drafter.checkpoint import CHECKPOINT_FOLDER
 from moa_drafter.precision import fastest_dtype
 from moa_drafter.target import DEFAULT_TARGET, Target, load_target
 from moa_drafter.training import config_file, processes, selfcheck
@@ -75,7 +76,7 @@ class Command:
                 result = train_run(
                     target, self._files(settings), self.out, settings, resume=resume, report=report, until=self._until
                 )
-            return None if processes.rank() else {"checkpoint": str(self.out / "drafter"), **result}
+            return None if processes.rank() else {"checkpoint": str(self.out / CHECKPOINT_FOLDER), **result}
 
     def write_only(self) -> dict[str, Any]:
         """Write the conversations."""

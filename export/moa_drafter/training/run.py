@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from moa_drafter.architectures import ARCHITECTURES, initialise, new_drafter
-from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
+from moa_drafter.checkpoint import CHECKPOINT_FOLDER, drafter_fingerprint, load_checkpoint
 from moa_drafter.config import ConfigError
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
@@ -223,7 +223,7 @@ def record_run(folder: Path, target: Target, settings: RunSettings, material: Ma
         "machine": {"device": target.device.type, "processes": processes.count(), "processor": platform.machine()},
     }
     write_record(folder / RECORD_FILE, {"settings": plain(settings), **rest})
-    write_record(folder / "drafter" / RECORD_FILE, {"settings": plain(settings, names_only=True), **rest})
+    write_record(folder / CHECKPOINT_FOLDER / RECORD_FILE, {"settings": plain(settings, names_only=True), **rest})
 
 
 def parameters_of(drafter: Drafter) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from moa_drafter.checkpoint import save_checkpoint
+from moa_drafter.checkpoint import CHECKPOINT_FOLDER, save_checkpoint
 from moa_drafter.drafter import Drafter
 from moa_drafter.training import processes
 from moa_drafter.training.averaging import WeightAverage
@@ -182,7 +182,7 @@ class Trainer:
                 sharpness = fitted_sharpness(self.drafter, self.conversations, self.features, self.validation)
             self.drafter.config = replace(self.drafter.config, sharpness=sharpness)
             if not processes.rank():
-                save_checkpoint(self.drafter, self.folder / "drafter")
+                save_checkpoint(self.drafter, self.folder / CHECKPOINT_FOLDER)
         return sharpness
 
     def _log(self, entry: dict[str, object]) -> None:
@@ -196,7 +196,7 @@ class Trainer:
         if processes.rank():
             return
         with self.average.applied() if self.average else nullcontext():
-            save_checkpoint(self.drafter, self.folder / "drafter")
+            save_checkpoint(self.drafter, self.folder / CHECKPOINT_FOLDER)
         scratch = self.folder / f".{STATE_FILE}.tmp"
         torch.save(
             {
