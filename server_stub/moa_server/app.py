@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
+from moa_runtime.access import bearer_matches, origin_allowed
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.connection import Connection
 from moa_server.decoding import PlainDecoding
@@ -96,17 +96,12 @@ def create_app(engine: Engine, settings: Settings, timeline: Timeline | None = N
 
 
 def refusal_of(connection: HTTPConnection, settings: Settings) -> JSONResponse | None:
-    """Why a request is refused, if it is: it comes from a web page that may not ask, or lacks the bearer token.
-
-    Any page that somebody opens can reach a verifier on his machine, WebSockets included; its browser names it in
-    ``Origin``, also where the page's server passes this machine's address off as its own (DNS rebinding).
-    """
+    """Why a request is refused, if it is: it comes from a web page that may not ask, or lacks the bearer token."""
     origin = connection.headers.get("origin")
-    if origin is not None and not {origin, "*"} & set(settings.origins):
+    if not origin_allowed(origin, settings.origins):
         text = f"web pages of {origin} may not use this verifier; moa-serve --allow-origin {origin} would let them"
         return JSONResponse({"error": text}, 403)
-    given = connection.headers.get("authorization", "")
-    if settings.token and not hmac.compare_digest(given.encode(), f"Bearer {settings.token}".encode()):
+    if not bearer_matches(connection.headers.get("authorization", ""), settings.token):
         challenge = {"WWW-Authenticate": "Bearer"}
         return JSONResponse({"error": "the bearer token is missing or wrong"}, 401, headers=challenge)
     return None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Collection
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moa_chat.gateway.errors import ApiError
+from moa_runtime.access import bearer_matches, origin_allowed
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
@@ -16,8 +16,8 @@ LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 class Guard:
     """Refuses requests before they reach the app.
 
-    Any web page that the user opens can send requests to this machine: its browser names the page in ``Origin``. A page
-    whose server answers for its own name with this machine's address (DNS rebinding) gives itself away in ``Host``.
+    A page whose server answers for its own name with this machine's address (DNS rebinding) gives itself away in
+    ``Host``, also in requests that name no ``Origin``.
 
     Args:
         token: that requests must carry; empty for none.
@@ -41,13 +41,12 @@ class Guard:
         if self._hosts is not None and host not in self._hosts:
             return ApiError(403, f"the host {host!r} is none of this endpoint's names", code="host_not_allowed")
         origin = headers.get("origin")
-        if origin is not None and not {origin, "*"} & set(self._origins):
+        if not origin_allowed(origin, self._origins):
             text = f"web pages of {origin} may not use this endpoint; --allow-origin {origin} would let them"
             return ApiError(403, text, code="origin_not_allowed")
         # A browser asks without the token whether it may send a request with it.
         asks_first = scope["method"] == "OPTIONS" and origin is not None
-        given = headers.get("authorization", "")
-        if asks_first or not self._token or hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+        if asks_first or bearer_matches(headers.get("authorization", ""), self._token):
             return None
         challenge = {"WWW-Authenticate": "Bearer"}
         return ApiError(401, "the bearer token is missing or wrong", code="invalid_api_key", headers=challenge)
