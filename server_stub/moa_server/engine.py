@@ -1,8 +1,13 @@
-"""The contract between the verifier and whatever runs the target."""
+"""The contract between the verifier and whatever runs the target: steps, data in and data out.
+
+A *step* is one call: pieces of work of several sequences, one forward where the engine can. Whoever calls decides what
+goes into a step (:mod:`moa_server.scheduler`); the engine knows of no session, connection or deadline.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -14,44 +19,84 @@ from moa_runtime.session.server import Sampling
 Float32 = NDArray[np.float32]
 
 
-class TargetSequence(Protocol):
-    """One conversation's state in the engine: the target's key-value cache and the memory rows.
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine can do; the Welcome tells the client.
 
-    Every call names the whole prefix, so the cache synchronises itself: what no longer matches is
-    dropped, what is missing is computed, also all of it after :meth:`close` freed the memory.
+    Attributes:
+        trees: whether it verifies trees; else chains only.
+        max_draft_tokens: tokens of one draft.
+        schedules_itself: whether it decides by itself what goes into a forward. It then gets each request at once, in
+            a call of its own, and what is dropped is cancelled.
     """
 
-    def verify(
-        self, prefix: Sequence[int], draft: Sequence[int], parents: Sequence[int], sampling: Sampling
-    ) -> list[int]:
-        """Run the target over a draft tree, all of it in one forward.
+    trees: bool = True
+    max_draft_tokens: int = 1024
+    schedules_itself: bool = False
 
-        Args:
-            prefix: the committed conversation, at least one token; what the cache lacks is prefilled.
-            draft, parents: a tree as in :mod:`moa_runtime.session.tree`; may be empty.
 
-        Returns:
-            the target's choice after the prefix and after each draft token, ``len(draft) + 1``.
-        """
+@dataclass(frozen=True)
+class StepRequest:
+    """One sequence's piece of work.
 
-    def keep(self, path: Sequence[int]) -> None:
-        """Of the draft last verified keep the tokens with these indices, in this order, forget the rest."""
+    Every request names its whole prefix, so caches synchronise themselves: what no longer matches is dropped, what is
+    missing is computed, also all of it after the sequence was released or evicted.
 
-    def rows(self, positions: range) -> tuple[Float32, Float32] | None:
-        """Memory rows ``(keys, values)``, each ``[len(positions), heads, size]``; None where the drafter takes none.
+    Attributes:
+        sequence: a number that the caller gave to the conversation; a new one is an empty sequence.
+        prefix: the tokens that shall be processed after the step, at least one.
+        draft, parents: a tree as in :mod:`moa_runtime.session.tree`, verified behind the prefix; may be empty.
+        sampling: how the target chooses behind the prefix and the draft; None chooses nothing: a piece of prefill.
+        rows_from: position of the first memory row that is wanted; None for none.
+    """
 
-        ``positions`` must lie within the tokens processed and kept.
-        """
+    sequence: int
+    prefix: Sequence[int]
+    draft: Sequence[int] = ()
+    parents: Sequence[int] = ()
+    sampling: Sampling | None = None
+    rows_from: int | None = None
 
-    def close(self) -> None:
-        """Free the cache; a later :meth:`verify` fills it again."""
+
+@dataclass(frozen=True)
+class Rows:
+    """Raw memory rows of the tokens from position ``start`` on: keys and values, float32 ``[n, heads, size]`` each."""
+
+    start: int
+    keys: Float32
+    values: Float32
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.keys)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a request.
+
+    Attributes:
+        path: indices into the draft of the accepted tokens, as :func:`moa_runtime.session.tree.accepted_path` has them.
+            The cache holds the prefix and them.
+        token: the target's own choice behind the path. None for a piece of prefill, and where the engine could not do
+            the work in this step (it was preempted): ask again.
+        rows: from the request's ``rows_from`` to the end of what is processed, prefix and path; None where none were
+            asked for, the drafter takes none, or nothing was done.
+    """
+
+    path: tuple[int, ...] = ()
+    token: int | None = None
+    rows: Rows | None = None
 
 
 class Engine(Protocol):
-    """A loaded target with the drafter's server half."""
+    """A loaded target with the drafter's server half. Not thread-safe: one caller, one event loop at a time."""
 
     @property
     def fingerprints(self) -> Fingerprints: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
 
     @property
     def vocab_size(self) -> int: ...
@@ -66,5 +111,22 @@ class Engine(Protocol):
     def forwards(self) -> int:
         """Forward passes of the target so far, all sequences together."""
 
-    def open(self) -> TargetSequence:
-        """A new, empty sequence."""
+    @property
+    def cache_use(self) -> tuple[int, int]:
+        """Tokens that the caches take up, and tokens they may at most."""
+
+    def held(self, sequence: int, prefix: Sequence[int]) -> int:
+        """How many tokens at the beginning of ``prefix`` need not be computed again. Never called during a step."""
+
+    async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        """Do the work of several sequences, each of them in one request at most; outcomes in the order of requests.
+
+        Raises:
+            Exception: the step failed. Sequences that took part may have lost their caches, and stay usable.
+        """
+
+    def release(self, sequence: int) -> None:
+        """Forget a sequence and free its cache. Never called during a step that it takes part in."""
+
+    def close(self) -> None:
+        """Free what the engine holds; nothing is asked of it afterwards."""
