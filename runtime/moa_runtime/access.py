@@ -1,9 +1,14 @@
-"""Who may use what our programs listen on: web pages by their origin, everybody by a bearer token."""
+"""Who may use what our programs listen on: web pages by origin and host, everybody by a bearer token."""
 
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Collection
+
+from moa_runtime.listening import is_loopback
+
+_HOST = re.compile(r"(?:\[(?P<literal>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s:@/\\?#\[\]]+))(?::[0-9]*)?")
 
 
 def origin_allowed(origin: str | None, allowed: Collection[str]) -> bool:
@@ -17,6 +22,27 @@ def origin_allowed(origin: str | None, allowed: Collection[str]) -> bool:
         allowed: origins such as ``http://localhost:3000``; ``*`` is all of them.
     """
     return origin is None or not {origin, "*"}.isdisjoint(allowed)
+
+
+def host_allowed(host: str | None, listening_on_loopback: bool, extra: Collection[str] = ()) -> bool:
+    """Whether a request with this ``Host`` header may be answered.
+
+    A page whose name is made to resolve to 127.0.0.1 (DNS rebinding) is, for a browser, of the same origin as our
+    server: its GET requests come without ``Origin``. But ``Host`` still has the page's name.
+
+    Args:
+        host: ``localhost``, a loopback address, or one of ``extra``, with any port and case and a trailing dot; None
+            without the header, which browsers always send.
+        listening_on_loopback: else every host is allowed, for a server does not know its public names.
+        extra: further names, such as of a proxy in front; ``*`` is all of them.
+    """
+    if host is None or not listening_on_loopback or "*" in extra:
+        return True
+    matched = _HOST.fullmatch(host)
+    if matched is None:
+        return False
+    name = (matched["literal"] or matched["name"]).lower().removesuffix(".")
+    return is_loopback(name) or name in {each.lower().removesuffix(".") for each in extra}
 
 
 def bearer_matches(authorization: str, token: str) -> bool:

@@ -1,0 +1,179 @@
+"""uvicorn's HTTP protocol with bounds and deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import sys
+from http import HTTPStatus
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from moa_server.edge_websocket import EdgeWebSocket
+from moa_server.log_limits import LogLimit
+from moa_server.places import Place
+
+_log = logging.getLogger(__name__)
+_log.addFilter(LogLimit(lines=1))
+
+# h11 looks at its limit only when a header is still incomplete, so it is given no more than this at once.
+_SLICE = 16 << 10
+
+_BUSY = "the verifier serves as many connections as it can; try again later"
+_RETRY_AFTER = (b"retry-after", b"5")
+
+
+class _ClientFaults(logging.LoggerAdapter):
+    """uvicorn's logger, for which what a client did wrong is no warning to the operator."""
+
+    warning = logging.LoggerAdapter.debug
+
+    @property
+    def level(self) -> int:
+        return self.logger.level
+
+
+class EdgeHttp(H11Protocol):
+    """HTTP/1.1 on one connection.
+
+    Beyond its base: the whole header, and the body, have deadlines; a header section has a size; a peer that does not
+    read is cut off; whatever arrives is answered with one JSON sentence and no line in the log.
+    """
+
+    def __init__(self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], place: Place):
+        super().__init__(config, server_state, app_state)
+        self._place = place
+        self.conn = h11.Connection(h11.SERVER, max_incomplete_event_size=place.limits.header_bytes)
+        self.logger = _ClientFaults(self.logger, {})  # type: ignore[assignment]
+        self.ws_protocol_class = functools.partial(EdgeWebSocket, place=place)  # type: ignore[assignment]
+        self.app = self._admitted
+        self._received = self._discarding = self._refused = False
+        self._websocket: asyncio.BaseProtocol | None = None
+        self._stage: tuple[object, object] = (h11.IDLE, None)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._place.transport = transport
+        self._place.on_deadline = self._too_slow
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        self._place.leave()
+
+    def data_received(self, data: bytes) -> None:
+        self._received = True
+        for start in range(0, len(data), _SLICE):
+            if self._discarding or self.transport.is_closing():
+                return
+            if self._websocket is not None:
+                self._websocket.data_received(data[start:])  # type: ignore[attr-defined]
+                return
+            super().data_received(data[start : start + _SLICE])
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._see_stage()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._see_stage()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        if not self._place.begin():
+            self._refuse(503, _BUSY)
+            return
+        super().handle_websocket_upgrade(event)
+        self._websocket = self.transport.get_protocol()
+        if early := self.conn.trailing_data[0]:
+            self._websocket.data_received(early)  # type: ignore[attr-defined]
+
+    def send_400_response(self, msg: str) -> None:
+        """Where the base answers what h11 could not parse."""
+        status = getattr(sys.exc_info()[1], "error_status_hint", 400)
+        if status == 431:
+            msg = f"the request header has more than {self._place.limits.header_bytes} bytes"
+        self._refuse(status, msg)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._place.write_paused(True)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._place.write_paused(False)
+
+    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The app, unless too many others are busy."""
+        if self._refused:
+            body, headers = _answer(_BUSY)
+            await send({"type": "http.response.start", "status": 503, "headers": [*headers, _RETRY_AFTER]})
+            await send({"type": "http.response.body", "body": body})
+            return
+        try:
+            await self.config.loaded_app(scope, receive, send)
+        except ClientDisconnect:
+            self.logger.debug("a client left before its request was answered")
+
+    def _see_stage(self) -> None:
+        """Note whether a request is being answered, and set the deadline for what the client sends next."""
+        if self._discarding or self._websocket is not None:
+            return
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if answering and not self._place.busy:
+            self._refused = not self._place.begin()
+        elif not answering:
+            self._place.wait()
+        stage = (self.conn.their_state, self.cycle)
+        if stage == self._stage:
+            return
+        self._stage = stage
+        limits = self._place.limits
+        seconds = {h11.IDLE: limits.header_seconds, h11.SEND_BODY: limits.body_seconds}
+        self._place.set_deadline(seconds.get(self.conn.their_state))
+
+    def _too_slow(self) -> None:
+        if self.conn.their_state is h11.SEND_BODY:
+            self._refuse(408, f"the body did not arrive within {self._place.limits.body_seconds:g} seconds")
+        elif self._received:
+            self._refuse(408, f"no whole request header arrived within {self._place.limits.header_seconds:g} seconds")
+        else:
+            self.transport.close()
+
+    def _refuse(self, status: int, text: str) -> None:
+        """Answer if that is still possible, and close."""
+        self._discarding = True
+        self._unset_keepalive_if_required()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected, self.cycle.waiting_for_100_continue = True, False
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body, headers = _answer(text)
+            if status == 503:
+                headers.append(_RETRY_AFTER)
+                _log.warning("%s", _BUSY)
+            response = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase)
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self._place.wait()
+        if self._place.half_close():
+            self.flow.resume_reading()
+            self._place.set_deadline(self._place.limits.close_seconds)
+            self._place.on_deadline = self._place.end
+        else:
+            self.transport.close()
+
+
+def _answer(text: str) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    """A JSON body and its headers, for the last answer on a connection."""
+    body = json.dumps({"error": text}).encode()
+    length = str(len(body)).encode()
+    return body, [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]

@@ -1,0 +1,174 @@
+"""uvicorn's WebSocket protocol with bounds and deadlines."""
+
+from __future__ import annotations
+
+from asyncio.transports import BaseTransport
+from typing import Any
+
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+from websockets.frames import Frame
+
+from moa_server.budgets import TokenBucket
+from moa_server.places import Place
+
+# What is parsed at once: some hundred of the smallest frames, some milliseconds.
+_SLICE = 4 << 10
+
+_POLICY, _INVALID_TEXT, _TOO_BIG = 1008, 1007, 1009  # close codes (RFC 6455)
+
+_BAD_UPGRADE = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+class EdgeWebSocket(WebSocketsSansIOProtocol):
+    """A WebSocket on one connection.
+
+    Beyond its base: frames are parsed only as fast as the app takes them, pings and pongs have a rate, a message has a
+    number of fragments, a peer that does not read is cut off, and a close frame that tells a fault is not lost.
+    """
+
+    def __init__(self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], place: Place):
+        super().__init__(config, server_state, app_state)
+        self._place = place
+        limits = place.limits
+        self._control = TokenBucket(limits.control_frames_per_second, limits.control_frames_burst, self.loop.time)
+        self._unparsed = bytearray()
+        self._failed = False
+        self.app = self._guarded
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        super().connection_made(transport)
+        self._place.set_deadline(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unparsed.clear()
+        self._place.leave()
+
+    def data_received(self, data: bytes) -> None:
+        if self._failed or self.transport.is_closing():
+            return
+        if not self.handshake_initiated:  # the upgrade request, whole
+            super().data_received(data)
+            if not self.handshake_initiated:  # websockets parsed no request in it
+                self.transport.write(b"".join(self.conn.data_to_send()) or _BAD_UPGRADE)
+                self.transport.close()
+            return
+        self._unparsed += data
+        self._parse()
+        if self._unparsed:  # most often paused by the base when it queued a message; not before the handshake
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    def _parse(self) -> None:
+        """Go on with what was received, until a message waits for the app."""
+        while self._unparsed and self.handshake_complete and (self.close_sent or self.queue.empty()):
+            if self.transport.is_closing():  # after a refusal
+                self._unparsed.clear()
+                return
+            part = bytes(self._unparsed[:_SLICE])
+            del self._unparsed[:_SLICE]
+            super().data_received(part)
+            if self._failed:
+                self._unparsed.clear()
+
+    async def receive(self) -> Any:
+        message = await self.queue.get()
+        self._go_on_reading()
+        return message
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        self._place.check_write_buffer()
+        if self._unparsed:  # the handshake, or the end of the app's interest
+            self._go_on_reading()
+
+    def _go_on_reading(self) -> None:
+        if self.queue.empty() or self.close_sent:
+            self._parse()
+        if self.read_paused and not self._unparsed and (self.queue.empty() or self.close_sent):
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    def handle_ping(self) -> None:
+        if self._control_frame():
+            super().handle_ping()
+            self._place.check_write_buffer()
+
+    def handle_pong(self, event: Frame) -> None:
+        if self._control_frame():
+            super().handle_pong(event)
+
+    def _control_frame(self) -> bool:
+        """Whether one more may come."""
+        if self._failed or self.transport.is_closing():
+            return False
+        if self._control.wait_s(1) > 0:
+            self._fail(_POLICY, "too many pings")
+        return not self._failed
+
+    def handle_cont(self, event: Frame) -> None:
+        # Empty fragments never reach the limit of bytes.
+        if len(self.frames) >= self._place.limits.fragments:
+            self._fail(_TOO_BIG, f"a message of more than {self._place.limits.fragments} fragments")
+        else:
+            super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text":
+            try:
+                self.frames = [b"".join(self.frames)]
+                self.frames[0].decode()
+            except UnicodeDecodeError:  # for which the base logs a traceback
+                self._fail(_INVALID_TEXT, "a text message that is no UTF-8")
+                return
+        super().send_receive_event_to_app()
+
+    def handle_parser_exception(self) -> None:
+        """Where the base ends after a violation of the protocol, or a message that is too large."""
+        self._end()
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        self.disconnected = True  # else a send of the app raises RuntimeError
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._place.write_paused(True)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._place.write_paused(False)
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.config.loaded_app(scope, receive, send)
+        except WebSocketDisconnect:  # the app let it pass; for the base it would be a fault of the app
+            self.logger.debug("a client left")
+
+    def _fail(self, code: int, reason: str) -> None:
+        if not self._failed:
+            self.conn.fail(code, reason)
+            self._end()
+
+    def _end(self) -> None:
+        """Send the close frame that websockets has written, tell the app, and wait a little for the client to close."""
+        if self._failed:
+            return
+        self._failed = True
+        self.stop_keepalive()
+        self.frames = []
+        close = self.conn.close_sent
+        code, reason = (close.code, close.reason) if close else (1006, "")
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self.close_sent = self.disconnected = True
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        if self.close_timer is not None:
+            self.close_timer.cancel()
+        self.close_timer = self.loop.call_later(self._place.limits.close_seconds, self.transport.close)
+        self._place.half_close()
+        self.read_paused = False
+        self.transport.resume_reading()
