@@ -33,12 +33,15 @@ def choose(logits: Float32, sampling: Sampling, position: int) -> int:
     Args:
         logits: ``[vocab_size]``; NaN counts as minus infinity.
     """
-    logits = np.where(np.isnan(logits), -np.inf, logits)
     # The wire carries float32, so a temperature given as float64 must mean the same here.
     temperature = float(np.float32(sampling.temperature))
-    if not temperature > 0 or not np.isfinite(logits.max()):
-        return int(logits.argmax())
-    weights = np.exp((logits.astype(np.float64) - float(logits.max())) / temperature)
+    best = int(logits.argmax())  # the first NaN, if there is one
+    if np.isnan(logits[best]):
+        logits = np.where(np.isnan(logits), -np.inf, logits)
+        best = int(logits.argmax())
+    if not temperature > 0 or not np.isfinite(logits[best]):
+        return best
+    weights = np.exp((logits.astype(np.float64) - float(logits[best])) / temperature)
     top_p = float(np.float32(sampling.top_p))
     if 0 < top_p < 1:
         weights = nucleus(weights, top_p)

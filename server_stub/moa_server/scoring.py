@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
-from moa_runtime.session.tree import chain
-from moa_server.kv_cache import KeyValueCache
-from moa_server.transformers_engine import Float32, TransformersEngine
-from moa_server.tree_mask import tree_mask
+from moa_server.engine import Float32
+from moa_server.rooms import Room
+from moa_server.target_pass import Piece
+from moa_server.transformers_engine import TransformersEngine
 
 #: Most tokens in one forward; bounds the memory of the logits, ``CHUNK * vocab_size`` numbers.
 CHUNK = 128
@@ -37,16 +36,17 @@ def log_probabilities(engine: TransformersEngine, prefix: Sequence[int], continu
     scores = np.empty(len(continuation), np.float32)
     if not continuation:
         return scores
-    cache = KeyValueCache(engine.target.model.config.num_hidden_layers)
+    target_pass = engine.target_pass
+    room = Room(target_pass.room_shape, len(tokens))
     # The last token predicts nothing that is asked for; the last of the prefix predicts the first that is.
     for start in range(0, len(tokens) - 1, CHUNK):
         stop = min(start + CHUNK, len(tokens) - 1)
-        mask = tree_mask(start, chain(stop - start))
-        hidden = engine.forward(tokens[start:stop], torch.arange(start, stop), mask, cache)
+        hidden, count = target_pass.forward([Piece(room, start, tokens[start:stop])])
+        engine.forwards += count
         first = max(start, len(prefix) - 1)
         if first < stop:
             scores[first + 1 - len(prefix) : stop + 1 - len(prefix)] = _chosen(
-                engine.logits(hidden[first - start :]), tokens[first + 1 : stop + 1]
+                target_pass.logits(hidden[first - start :]).cpu().numpy(), tokens[first + 1 : stop + 1]
             )
     return scores
 

@@ -1,55 +1,87 @@
-"""The engine that runs the target with transformers, and the drafter's server half beside it."""
+"""The engine that runs a target loaded with transformers, and the drafter's server half beside it."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
-from moa_drafter.layout import lay_out_for_few_rows
-from moa_drafter.states import Reads, TargetStates, layer_keys_values
+from moa_drafter.states import Reads, TargetStates
 from moa_drafter.target import Target, load_target
 from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
 from moa_runtime.errors import MoaError
 from moa_runtime.session.handshake import Fingerprints
-from moa_runtime.session.server import Sampling
-from moa_runtime.session.tree import chain, depths
-from moa_server.kv_cache import KeyValueCache
+from moa_runtime.session.tree import chain, depths, walk
+from moa_server.engine import Capabilities, Outcome, Rows, StepRequest
+from moa_server.passes import target_pass
+from moa_server.rooms import rounded_up
 from moa_server.sampling import choose
-from moa_server.tree_mask import tree_mask
+from moa_server.sequences import Sequences, SequenceState
+from moa_server.target_pass import Piece
 
-Float32 = NDArray[np.float32]
-
-#: Most tokens of a prefill in one forward, and most memory rows computed at once; bounds the memory they take.
+#: Most tokens of prefill in one forward, and most memory rows computed at once; bounds the memory they take.
 CHUNK = 512
+#: Tokens of a draft that fit into the cache behind a context that is full.
+_DRAFT_ROOM = 128
+_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 _log = logging.getLogger(__name__)
 
 
 class EngineError(MoaError):
-    """A target and a drafter that do not fit together, or a context that the target cannot hold."""
+    """A target and a drafter that do not fit together, or settings that the target cannot be run with."""
+
+
+@dataclass
+class _Work:
+    """A request during a step.
+
+    Attributes:
+        waiting: tokens of the prefix that are not processed yet.
+        hidden: last hidden states behind the prefix and each draft token, once known.
+    """
+
+    request: StepRequest
+    state: SequenceState
+    waiting: list[int] = field(default_factory=list)
+    hidden: Tensor | None = None
+
+    @property
+    def choosing(self) -> bool:
+        return self.request.sampling is not None
 
 
 class TransformersEngine:
-    """A target, the server half of its drafter (or none), and a count of forwards. For one thread.
+    """A target, the server half of its drafter (or none), and the caches of all sequences.
 
-    On a CPU the target's layers are laid out for few rows (:mod:`moa_drafter.layout`).
+    Implements :class:`moa_server.engine.Engine`. A step runs in a thread of the engine's own.
 
     Args:
         drafter: with its fingerprint; without one, or with one that reads nothing, there are no memory rows.
         max_context: tokens of a conversation; the target's own limit when omitted.
+        dtype: of the products, "float32" or "bfloat16"; "auto" is float32 on a CPU, bfloat16 elsewhere.
+        cache_tokens: tokens that the caches of all sequences may take up together; at least the context and a draft.
+
+    Attributes:
+        forwards: forward passes of the target so far.
+        row_reads: what of the target is made into memory rows.
+        batch_invariant: whether each sequence's results are the same to the bit whatever else is in its steps.
 
     Raises:
         EngineError: see there.
     """
+
+    capabilities = Capabilities()
 
     def __init__(
         self,
@@ -57,6 +89,9 @@ class TransformersEngine:
         drafter: Drafter | None = None,
         drafter_fingerprint: str = "",
         max_context: int | None = None,
+        *,
+        dtype: str = "auto",
+        cache_tokens: int = 32768,
     ) -> None:
         self.target, self.drafter = target, drafter
         self.fingerprints = Fingerprints(
@@ -66,171 +101,229 @@ class TransformersEngine:
         self.stop_tokens = target.stop_tokens
         self.max_context = _context(target, max_context)
         self.forwards = 0
-        #: What of the target is made into memory rows.
         self.row_reads = Reads() if drafter is None else drafter.row_reads
         if drafter is not None and (note := check_fit(drafter.config, target)):
             _log.warning(note)
-        if target.device.type == "cpu":
-            for layer in target.layers:  # the head stays as it is: where it is the embedding too, rows are picked of it
-                lay_out_for_few_rows(layer)
+        self.target_pass, self.batch_invariant = target_pass(
+            target, _dtype(dtype, target.device), keep_last=self.row_reads.last
+        )
+        bound = max(rounded_up(cache_tokens), rounded_up(self.max_context + _DRAFT_ROOM))
+        self._sequences = Sequences(self.target_pass.room_shape, bound)
+        self._worker = ThreadPoolExecutor(1, "target")
 
     @classmethod
     def load(
-        cls, target_name: str, drafter_folder: Path | None, device: str = "cpu", max_context: int | None = None
+        cls,
+        target_name: str,
+        drafter_folder: Path | None,
+        device: str = "cpu",
+        max_context: int | None = None,
+        *,
+        dtype: str = "auto",
+        cache_tokens: int = 32768,
     ) -> TransformersEngine:
         """Load target and drafter.
 
         Raises:
             MoaError: what cannot be found, read, or does not fit together.
         """
-        if drafter_folder is None:
-            return cls(load_target(target_name, device=device), max_context=max_context)
-        drafter = load_checkpoint(drafter_folder)  # the quicker one to fail first
-        target = load_target(target_name, device=device)
-        return cls(target, drafter.to(target.device), drafter_fingerprint(drafter_folder), max_context)
+        drafter = None if drafter_folder is None else load_checkpoint(drafter_folder)  # the quicker one to fail first
+        fingerprint = "" if drafter_folder is None else drafter_fingerprint(drafter_folder)
+        target = load_target(target_name, device=device, dtype=_dtype(dtype, torch.device(device)))
+        if drafter is not None:
+            drafter = drafter.to(target.device)
+        return cls(target, drafter, fingerprint, max_context, dtype=dtype, cache_tokens=cache_tokens)
 
-    def open(self) -> TransformersSequence:
-        """A new, empty sequence."""
-        return TransformersSequence(self)
+    @property
+    def cache_use(self) -> tuple[int, int]:
+        """See :attr:`moa_server.engine.Engine.cache_use`."""
+        return self._sequences.tokens_taken, self._sequences.bound
 
-    @torch.inference_mode()
-    def forward(self, tokens: Sequence[int], positions: Tensor, mask: Tensor, cache: KeyValueCache) -> Tensor:
-        """One pass of the target; ``cache`` grows by the tokens.
+    def held(self, sequence: int, prefix: Sequence[int]) -> int:
+        """See :meth:`moa_server.engine.Engine.held`."""
+        return self._sequences.agreed(sequence, prefix)
 
-        Args:
-            positions: absolute positions, int64 ``[n]``.
-            mask: boolean ``[n, cached + n]``, true where a token may look.
-
-        Returns:
-            normed last hidden states ``[n, hidden]``.
-        """
-        self.forwards += 1
-        device = self.target.device
-        out = self.target.model.model(
-            input_ids=torch.tensor([tokens], device=device),
-            position_ids=positions[None].to(device),
-            # A mask of our own makes transformers build none. A single token needs none at all.
-            attention_mask=None if len(tokens) == 1 else mask[None, None].to(device),
-            past_key_values=cache,
-            use_cache=True,
-        )
-        return out.last_hidden_state[0]
-
-    @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Float32:
-        """``[n, hidden]`` -> float32 logits ``[n, vocab_size]``."""
-        return self.target.model.get_output_embeddings()(hidden).float().cpu().numpy()
-
-
-class TransformersSequence:
-    """See :class:`moa_server.engine.TargetSequence`.
-
-    The cache holds ``_tokens``, and after them, between :meth:`verify` and :meth:`keep`, the draft. ``_last [n,
-    hidden]`` are their last hidden states, where memory rows are made from those.
-    """
-
-    def __init__(self, engine: TransformersEngine) -> None:
-        self._engine = engine
-        self._tokens: list[int] = []
-        self._draft: list[int] = []
-        self._cache, self._last = self._empty()
-
-    def _empty(self) -> tuple[KeyValueCache, Tensor]:
-        target = self._engine.target
-        config = target.model.config
-        return KeyValueCache(config.num_hidden_layers), target.embedding.new_empty(0, config.hidden_size)
-
-    def verify(
-        self, prefix: Sequence[int], draft: Sequence[int], parents: Sequence[int], sampling: Sampling
-    ) -> list[int]:
-        self._synchronise(prefix)
-        waiting = list(prefix[len(self._tokens) :])
-        while len(waiting) > 1 and len(waiting) + len(draft) > CHUNK:
-            part, waiting = _split(waiting, CHUNK)
-            self._forward(part, chain(len(part)))
-            self._tokens += part
-        # The chain of what is left of the prefix, with the draft's tree hanging from its end.
-        root = len(waiting)
-        hidden = self._forward([*waiting, *draft], chain(root) + [root + parent for parent in parents])
-        self._tokens += waiting
-        self._draft = list(draft)
-        positions = [len(prefix)] + [len(prefix) + depth for depth in depths(parents)]
-        logits = self._engine.logits(hidden[root - 1 :])
-        return [choose(row, sampling, position) for row, position in zip(logits, positions, strict=True)]
-
-    @torch.inference_mode()
-    def keep(self, path: Sequence[int]) -> None:
-        held = len(self._tokens)
-        self._cache.keep(held, path)
-        if len(self._last):
-            self._last = torch.cat((self._last[:held], self._last[held:][list(path)]))
-        self._tokens += [self._draft[index] for index in path]
-        self._draft = []
-
-    @torch.inference_mode()
-    def rows(self, positions: range) -> tuple[Float32, Float32] | None:
-        drafter = self._engine.drafter
-        if drafter is None:
-            raise ValueError("memory rows were asked of an engine without a drafter")
-        if not self._engine.row_reads:
-            return None
-        if positions.stop > len(self._tokens) or positions.step != 1:
-            raise ValueError(f"memory rows of {positions} were asked, {len(self._tokens)} tokens are processed")
-        weight = next(drafter.parameters())
-        # At least one part, empty if need be, for the shape of its rows.
-        starts = range(positions.start, max(positions.stop, positions.start + 1), CHUNK)
-        parts = []
-        for start in starts:
-            stop = min(start + CHUNK, positions.stop)
-            rows = drafter.rows(self._states(start, stop, weight), torch.arange(start, stop, device=weight.device))
-            parts.append([half.float().cpu().numpy() for half in rows])
-        keys, values = (np.concatenate(halves) for halves in zip(*parts, strict=True))
-        return keys, values
-
-    def _states(self, start: int, stop: int, like: Tensor) -> TargetStates:
-        """What the drafter reads of the tokens ``start`` to ``stop``, in the type of ``like``."""
-        reads, nothing = self._engine.row_reads, like.new_empty(stop - start, 0, 0)
-        kv, last = nothing, nothing.flatten(1)
-        if reads.kv_layers:
-            kv = layer_keys_values(self._cache.window(start, stop), reads.kv_layers).to(like)
-        if reads.last:
-            last = self._last[start:stop].to(like)
-        return TargetStates(kv, nothing, last)
+    def release(self, sequence: int) -> None:
+        """See :meth:`moa_server.engine.Engine.release`."""
+        self._sequences.release(sequence)
 
     def close(self) -> None:
-        self._tokens, self._draft = [], []
-        self._cache, self._last = self._empty()
+        """See :meth:`moa_server.engine.Engine.close`."""
+        self._worker.shutdown()
 
-    def _synchronise(self, prefix: Sequence[int]) -> None:
-        """Cut the cache to what agrees with ``prefix``, whose last token is always computed again."""
-        agreed = 0
-        for own, token in zip(self._tokens, prefix[:-1], strict=False):
-            if own != token:
-                break
-            agreed += 1
-        del self._tokens[agreed:]
-        self._draft = []
-        self._cache.cut(agreed)
-        self._last = self._last[:agreed]
+    async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        """See :meth:`moa_server.engine.Engine.step`.
 
-    def _forward(self, tokens: list[int], parents: list[int]) -> Tensor:
-        """Run the tree ``tokens``, ``parents`` that hangs from the end of the cache."""
-        cached = self._cache.length
-        positions = torch.tensor(depths(parents)) + (cached - 1)
+        Raises:
+            ValueError: a request without a prefix, a draft where nothing is chosen, rows without a drafter, or more
+                tokens than the cache holds.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self.step_now, requests)
+
+    @torch.inference_mode()
+    def step_now(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        """:meth:`step` in the calling thread, for callers that have no event loop and use the engine alone."""
+        for request in requests:
+            self._check(request)
         try:
-            hidden = self._engine.forward(tokens, positions, tree_mask(cached, parents), self._cache)
+            return [outcome for group in self._groups(requests) for outcome in self._run(group)]
         except BaseException:
-            self.close()  # some layers may have grown and others not
+            for request in requests:  # some layers may have the new tokens and others not
+                self.release(request.sequence)
             raise
-        if self._engine.row_reads.last:
-            self._last = torch.cat((self._last, hidden))
-        return hidden
+
+    def _check(self, request: StepRequest) -> None:
+        if not request.prefix:
+            raise ValueError("a request needs at least one token of prefix")
+        if request.sampling is None and request.draft:
+            raise ValueError("a draft was given, and no sampling to verify it with")
+        if request.rows_from is not None and self.drafter is None:
+            raise ValueError("memory rows were asked of an engine without a drafter")
+        if _most(request) > self._sequences.bound:
+            raise ValueError(f"{_most(request)} tokens do not fit into a cache of {self._sequences.bound}")
+
+    def _groups(self, requests: Sequence[StepRequest]) -> list[list[StepRequest]]:
+        """Requests whose sequences fit into the cache together; one group, but for a crowded cache."""
+        groups: list[list[StepRequest]] = []
+        free = 0
+        for request in requests:
+            need = rounded_up(_most(request))
+            if not groups or need > free:
+                groups.append([])
+                free = self._sequences.bound
+            groups[-1].append(request)
+            free -= need
+        return groups
+
+    def _run(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        work = [self._opened(request) for request in requests]
+        staying = {request.sequence for request in requests}
+        for each in work:
+            self._sequences.room_for(each.state, _most(each.request), staying)
+        while batch := self._next_batch(work):
+            self._forward(batch)
+        chosen = self._choose([each for each in work if each.choosing])
+        outcomes = []
+        for each in work:
+            path, token = chosen.get(each.request.sequence, ((), None))
+            outcomes.append(Outcome(path, token, self._rows(each)))
+        return outcomes
+
+    def _opened(self, request: StepRequest) -> _Work:
+        state = self._sequences.opened(request.sequence, request.prefix)
+        if request.sampling is not None:  # the last token's hidden state is needed
+            del state.tokens[len(request.prefix) - 1 :]
+        return _Work(request, state, list(request.prefix[len(state.tokens) :]))
+
+    def _next_batch(self, work: Sequence[_Work]) -> list[tuple[_Work, Piece]]:
+        """Pieces of at most ``CHUNK`` tokens in all, one of each sequence; a draft and the token before it stay whole."""
+        batch: list[tuple[_Work, Piece]] = []
+        free = CHUNK
+        for each in work:
+            if not each.waiting or (batch and free < 1):
+                continue
+            draft = list(each.request.draft)
+            whole = len(each.waiting) + len(draft)
+            if whole <= free or (len(each.waiting) == 1 and not batch):
+                part = each.waiting
+            else:
+                # At least one token is left for the draft to hang from, where something is chosen.
+                part = each.waiting[: min(free, len(each.waiting) - each.choosing)]
+                draft = []
+                if not part:
+                    continue
+            piece = _piece(each.state, part, draft, each.request.parents)
+            batch.append((each, piece))
+            free -= len(piece)
+        return batch
+
+    def _forward(self, batch: Sequence[tuple[_Work, Piece]]) -> None:
+        hidden, count = self.target_pass.forward([piece for _, piece in batch])
+        self.forwards += count
+        first = 0
+        for each, piece in batch:
+            own = hidden[first : first + len(piece)]
+            first += len(piece)
+            if self.row_reads.last:
+                piece.room.last[piece.cached : piece.cached + len(piece)] = own
+            new = len(piece) if not each.request.draft else min(len(piece), len(each.waiting))
+            each.state.tokens += each.waiting[:new]
+            each.waiting = each.waiting[new:]
+            if not each.waiting:
+                each.hidden = own[new - 1 :]
+
+    def _choose(self, work: Sequence[_Work]) -> dict[int, tuple[tuple[int, ...], int]]:
+        """Walk down each draft, and let the caches hold the accepted paths.
+
+        Returns:
+            path and the token behind it, by sequence.
+        """
+        if not work:
+            return {}
+        logits = self.target_pass.logits(torch.cat([each.hidden for each in work if each.hidden is not None]))
+        chosen = {}
+        first = 0
+        for each in work:
+            request = each.request
+            parents = list(request.parents) or chain(len(request.draft))
+            levels, own = [0, *depths(parents)], first
+
+            def choice(node: int, request: StepRequest = request, levels: list[int] = levels, own: int = own) -> int:
+                row = logits[own + node].cpu().numpy()
+                return choose(row, request.sampling, len(request.prefix) + levels[node])
+
+            path, token = walk(request.draft, parents, choice)
+            first += 1 + len(request.draft)
+            if each.state.room is not None:
+                each.state.room.keep(len(each.state.tokens), path)
+            each.state.tokens += [request.draft[index] for index in path]
+            chosen[request.sequence] = (tuple(path), token)
+        return chosen
+
+    def _rows(self, work: _Work) -> Rows | None:
+        start, drafter, room = work.request.rows_from, self.drafter, work.state.room
+        if start is None or drafter is None or not self.row_reads or room is None:
+            return None
+        end = len(work.state.tokens)
+        weight = next(drafter.parameters())
+        parts = []
+        # At least one part, empty if need be, for the shape of its rows.
+        for first in range(start, max(end, start + 1), CHUNK):
+            stop = max(first, min(first + CHUNK, end))
+            states = _states(work.state, self.row_reads, first, stop).to(weight.device).to(weight.dtype)
+            rows = drafter.rows(states, torch.arange(first, stop, device=weight.device))
+            parts.append([half.float().cpu().numpy() for half in rows])
+        keys, values = (np.concatenate(halves) for halves in zip(*parts, strict=True))
+        return Rows(start, keys, values)
 
 
-def _split(waiting: list[int], most: int) -> tuple[list[int], list[int]]:
-    """A first part of at most ``most`` tokens that leaves at least one."""
-    size = min(most, len(waiting) - 1)
-    return waiting[:size], waiting[size:]
+def _states(state: SequenceState, reads: Reads, start: int, stop: int) -> TargetStates:
+    """What a drafter reads of the tokens ``start`` to ``stop``."""
+    room = state.room
+    assert room is not None
+    nothing = room.kv.new_empty(stop - start, 0, 0)
+    kv = room.read(reads.kv_layers, start, stop) if reads.kv_layers else nothing
+    return TargetStates(kv, nothing, room.last[start:stop] if reads.last else nothing.flatten(1))
+
+
+def _piece(state: SequenceState, part: list[int], draft: list[int], parents: Sequence[int]) -> Piece:
+    assert state.room is not None
+    if not parents or list(parents) == chain(len(draft)):
+        return Piece(state.room, len(state.tokens), part + draft)
+    return Piece(state.room, len(state.tokens), part, draft, parents if draft else ())
+
+
+def _most(request: StepRequest) -> int:
+    """Tokens in the sequence's cache during the step."""
+    return len(request.prefix) + len(request.draft)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in _TYPES:
+        raise EngineError(f"the type {name} is not supported: choose auto, {' or '.join(_TYPES)}")
+    return _TYPES[name]
 
 
 def _context(target: Target, wanted: int | None) -> int:

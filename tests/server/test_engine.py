@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import numpy as np
@@ -12,31 +13,17 @@ from moa_drafter.states import layer_keys_values, target_states
 from moa_runtime.bundle import tokenizer_fingerprint
 from moa_runtime.errors import MoaError
 from moa_runtime.session.server import Sampling
-from moa_runtime.session.tree import accepted_path, chain
+from moa_runtime.session.tree import chain
 from moa_server import transformers_engine
-from moa_server.plain import decode
+from moa_server.engine import StepRequest
 from moa_server.transformers_engine import TransformersEngine
 from moa_server.tree_mask import tree_mask
+from stepping import Numbers, fresh_choices, plain, random_tree, step
 from tiny import make_tiny_rival, make_tiny_target
 
 PROMPT = tuple(random.Random(5).sample(range(3, 512), 21))
 SAMPLINGS = [Sampling(), Sampling(1.0, 1.0, 1), Sampling(0.8, 0.9, 2), Sampling(2.0, 0.98, 3)]
-
-
-def plain(engine, prefix, sampling=SAMPLINGS[0], count=24) -> list[int]:
-    return [step.token for step in decode(engine, prefix, sampling, count)]
-
-
-def fresh_choices(engine, prefix, draft, parents, sampling) -> list[int]:
-    """The choice after every node, each by a sequence of its own that sees only the node's path."""
-    paths = [tuple(prefix)]
-    for token, parent in zip(draft, parents, strict=True):
-        paths.append((*paths[parent], token))
-    return [engine.open().verify(path, (), (), sampling)[0] for path in paths]
-
-
-def random_tree(rng: random.Random, size: int) -> tuple[list[int], list[int]]:
-    return [rng.randrange(3, 512) for _ in range(size)], [rng.randint(0, index) for index in range(size)]
+NUMBERS = Numbers()
 
 
 def reference_rows(engine, tokens):
@@ -44,6 +31,14 @@ def reference_rows(engine, tokens):
         cache = engine.target.model.model(input_ids=torch.tensor([tokens]), use_cache=True).past_key_values
         kv = layer_keys_values(cache, engine.drafter.config.lsa_layers)
         return [part.numpy() for part in engine.drafter.memory_rows(kv, torch.arange(len(tokens)))]
+
+
+def assert_rows(engine, rows, tokens, start) -> None:
+    assert (rows.start, rows.stop) == (start, len(tokens))
+    for own, reference in zip((rows.keys, rows.values), reference_rows(engine, tokens), strict=True):
+        assert own.dtype == np.float32
+        assert own.shape == (len(tokens) - start, *reference.shape[1:])
+        np.testing.assert_allclose(own, reference[start:], atol=2e-4)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -58,22 +53,51 @@ def test_plain_decoding_is_what_the_whole_model_would_choose(engine, sampling):
         tokens.append(token)
 
 
+def test_a_step_leaves_the_event_loop_free(engine, monkeypatch):
+    expected = plain(engine, PROMPT, Sampling(), 1)[0]
+
+    async def both():
+        loop, forward = asyncio.get_running_loop(), engine.target_pass.forward
+
+        def waits_for_the_loop(pieces):
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(30)
+            return forward(pieces)
+
+        monkeypatch.setattr(engine.target_pass, "forward", waits_for_the_loop)
+        return (await engine.step([StepRequest(NUMBERS.new(), PROMPT, sampling=Sampling())]))[0].token
+
+    assert asyncio.run(both()) == expected
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_chain_is_verified_in_one_forward(engine, sampling):
-    tokens = plain(engine, PROMPT, sampling)
+    tokens = plain(engine, PROMPT, sampling, 24)
     draft = tokens[:-1]
     before = engine.forwards
-    assert engine.open().verify(PROMPT, draft, chain(len(draft)), sampling) == tokens
+    outcome = step(engine, StepRequest(NUMBERS.new(), PROMPT, draft, chain(len(draft)), sampling))
+    assert (outcome.path, outcome.token) == (tuple(range(len(draft))), tokens[-1])
     assert engine.forwards == before + 1
 
 
+def test_a_draft_without_parents_is_a_chain(engine):
+    tokens = plain(engine, PROMPT, Sampling(), 5)
+    outcome = step(engine, StepRequest(NUMBERS.new(), PROMPT, tokens[:4], (), Sampling()))
+    assert (outcome.path, outcome.token) == ((0, 1, 2, 3), tokens[4])
+
+
 @pytest.mark.parametrize("seed", range(4))
-def test_a_tree_is_verified_as_each_of_its_paths(engine, seed):
-    draft, parents = random_tree(random.Random(seed), 12)
-    sampling = SAMPLINGS[seed]
-    sequence = engine.open()
-    sequence.verify(PROMPT[:10], (), (), sampling)
-    assert sequence.verify(PROMPT, draft, parents, sampling) == fresh_choices(engine, PROMPT, draft, parents, sampling)
+def test_every_node_of_a_tree_is_decided_as_its_path_alone(engine, seed):
+    rng, sampling = random.Random(seed), SAMPLINGS[seed]
+    draft, parents = random_tree(rng, 12)
+    expected = fresh_choices(engine, PROMPT, draft, parents, sampling)
+    for node in range(13):
+        # A tree in which the choice along the path to this node is always right leads there.
+        right, place = list(draft), node
+        while place:
+            right[place - 1] = draft[place - 1]
+            place = parents[place - 1]
+        outcome = step(engine, StepRequest(NUMBERS.new(), PROMPT, right, parents, sampling))
+        assert outcome.token == expected[outcome.path[-1] + 1 if outcome.path else 0]
 
 
 def test_tree_mask_shows_ancestors():
@@ -87,7 +111,7 @@ def test_drafts_of_any_quality_change_nothing(engine, sampling, trees):
     """Losslessness: chains and trees with right and wrong tokens commit what plain decoding writes."""
     expected = [*PROMPT, *plain(engine, PROMPT, sampling, 40)]
     rng = random.Random(11)
-    sequence, committed = engine.open(), list(PROMPT)
+    number, committed = NUMBERS.new(), list(PROMPT)
     while len(committed) < len(expected):
         right = expected[len(committed) :]
         if trees:
@@ -99,142 +123,171 @@ def test_drafts_of_any_quality_change_nothing(engine, sampling, trees):
         else:
             draft = [token if rng.random() < 0.7 else rng.randrange(3, 512) for token in right[: rng.randint(0, 6)]]
             parents = chain(len(draft))
-        choices = sequence.verify(committed, draft, parents, sampling)
-        path = accepted_path(draft, parents, choices)
-        sequence.keep(path)
-        committed += [draft[index] for index in path]
-        committed.append(choices[path[-1] + 1] if path else choices[0])
+        outcome = step(engine, StepRequest(number, committed, draft, parents, sampling))
+        committed += [draft[index] for index in outcome.path]
+        assert engine.held(number, committed) == len(committed)
+        committed.append(outcome.token)
     assert committed[: len(expected)] == expected
 
 
+def right_tree(engine) -> tuple[list[int], list[int]]:
+    """A tree whose path 1, 3, 4 is accepted behind the prompt."""
+    right = plain(engine, PROMPT, Sampling(), 3)
+    return [3, right[0], 4, right[1], right[2]], [0, 0, 2, 2, 4]
+
+
 def test_rows_after_a_tree_path_are_those_of_the_committed_tokens(engine):
-    sequence = engine.open()
-    draft, parents = [40, 41, 42, 43, 44], [0, 0, 2, 2, 4]
-    sequence.verify(PROMPT, draft, parents, Sampling())
-    sequence.keep([1, 3, 4])
-    tokens = [*PROMPT, 41, 43, 44]
-    for positions in (range(len(tokens)), range(18, 24), range(5, 6), range(7, 7)):
-        for rows, reference in zip(sequence.rows(positions), reference_rows(engine, tokens), strict=True):
-            assert rows.dtype == np.float32
-            assert rows.shape == (len(positions), *reference.shape[1:])
-            np.testing.assert_allclose(rows, reference[positions.start : positions.stop], atol=2e-4)
-    # The cache goes on from the gathered path.
-    sampling = Sampling(1.0, 1.0, 9)
-    assert sequence.verify([*tokens, 9], (), (), sampling) == fresh_choices(engine, [*tokens, 9], (), (), sampling)
+    draft, parents = right_tree(engine)
+    tokens = [*PROMPT, draft[1], draft[3], draft[4]]
+    for start in (0, 18, 23):
+        outcome = step(engine, StepRequest(NUMBERS.new(), PROMPT, draft, parents, Sampling(), start))
+        assert outcome.path == (1, 3, 4)
+        assert_rows(engine, outcome.rows, tokens, start)
+
+
+def test_rows_of_what_is_held_cost_no_forward(engine):
+    number = NUMBERS.new()
+    assert step(engine, StepRequest(number, PROMPT)).rows is None
+    before = engine.forwards
+    outcome = step(engine, StepRequest(number, PROMPT, rows_from=4))
+    assert engine.forwards == before
+    assert (outcome.path, outcome.token) == ((), None)
+    assert_rows(engine, outcome.rows, PROMPT, 4)
+    empty = step(engine, StepRequest(number, PROMPT, rows_from=len(PROMPT))).rows
+    assert empty.keys.shape == (0, 2, 16)
 
 
 def test_rows_of_last_hidden_states_follow_the_cache(tiny_target, tmp_path):
     engine = TransformersEngine.load(str(tiny_target), make_tiny_rival("eagle", tiny_target, tmp_path))
-    sequence = engine.open()
-    sequence.verify(PROMPT, [40, 41, 42, 43, 44], [0, 0, 2, 2, 4], Sampling())
-    sequence.keep([1, 3, 4])
-    committed = [*PROMPT, 41, 43, 44]
-    assert_last_states(engine, sequence, committed)
+    draft, parents = right_tree(engine)
+    committed = [*PROMPT, draft[1], draft[3], draft[4]]
+    outcome = step(engine, StepRequest(1, PROMPT, draft, parents, Sampling(), 0))
+    assert outcome.path == (1, 3, 4)
+    assert_last_states(engine, outcome.rows, committed)
     for tokens in ([*PROMPT, 9, 8], [*PROMPT[:5], 7, 6], committed):  # cut back, and grown again
-        sequence.verify(tokens, [50], [0], Sampling())
-        sequence.keep([])
-        assert_last_states(engine, sequence, tokens)
-    sequence.close()
-    sequence.verify(committed, [], [], Sampling())
-    assert_last_states(engine, sequence, committed)
+        assert_last_states(engine, step(engine, StepRequest(1, tokens, rows_from=0)).rows, tokens)
+    engine.release(1)
+    assert_last_states(engine, step(engine, StepRequest(1, committed, rows_from=0)).rows, committed)
 
 
-def assert_last_states(engine, sequence, tokens) -> None:
-    first, second = sequence.rows(range(len(tokens)))
-    assert first.dtype == np.float32 and first.shape == second.shape == (len(tokens), 2, 16)
-    both = np.concatenate((first.reshape(len(tokens), -1), second.reshape(len(tokens), -1)), axis=1)
+def assert_last_states(engine, rows, tokens) -> None:
+    assert rows.keys.dtype == np.float32 and rows.keys.shape == rows.values.shape == (len(tokens), 2, 16)
+    both = np.concatenate((rows.keys.reshape(len(tokens), -1), rows.values.reshape(len(tokens), -1)), axis=1)
     expected = target_states(engine.target, tokens, engine.row_reads).last
     np.testing.assert_allclose(both, expected.numpy(), atol=2e-4)
 
 
 def test_a_drafter_that_reads_nothing_has_no_rows(tiny_target, tmp_path):
     engine = TransformersEngine.load(str(tiny_target), make_tiny_rival("independent", tiny_target, tmp_path))
-    sequence = engine.open()
-    sequence.verify(PROMPT, (), (), Sampling())
-    assert sequence.rows(range(0, 3)) is None
-
-
-def test_rows_that_were_not_processed_are_refused(engine):
-    sequence = engine.open()
-    sequence.verify(PROMPT, [40], [0], Sampling())
-    with pytest.raises(ValueError, match="21 tokens are processed"):
-        sequence.rows(range(0, 22))
+    assert step(engine, StepRequest(1, PROMPT, sampling=Sampling(), rows_from=0)).rows is None
 
 
 def test_a_sequence_synchronises_itself(engine):
     rng = random.Random(3)
-    sequence, sampling = engine.open(), Sampling(1.0, 0.95, 4)
+    number, sampling = NUMBERS.new(), Sampling(1.0, 0.95, 4)
     tokens = list(PROMPT)
-    for step in range(30):
-        move = rng.choice(["grow", "cut", "change", "keep", "close", "same"])
+    for count in range(30):
+        move = rng.choice(["grow", "cut", "change", "release", "same"])
         if move == "grow":
             tokens = [*tokens, rng.randrange(3, 512)]
         elif move == "cut":
             tokens = tokens[: rng.randint(1, len(tokens))]
         elif move == "change":
             tokens = [*tokens[: rng.randint(0, len(tokens) - 1)], rng.randrange(3, 512)]
-        elif move == "close":
-            sequence.close()
+        elif move == "release":
+            engine.release(number)
+            assert engine.held(number, tokens) == 0
         draft, parents = random_tree(rng, rng.randint(0, 5))
-        choices = sequence.verify(tokens, draft, parents, sampling)
-        assert choices == fresh_choices(engine, tokens, draft, parents, sampling), step
-        if move == "keep" and draft:
-            sequence.keep([0])
-            tokens = [*tokens, draft[0]]
-        elif move != "same":
-            sequence.keep(())
+        if draft and rng.random() < 0.5:
+            draft[0], parents[0] = plain(engine, tokens, sampling, 1)[0], 0
+        choices = fresh_choices(engine, tokens, draft, parents, sampling)
+        outcome = step(engine, StepRequest(number, tokens, draft, parents, sampling))
+        assert outcome.token == choices[outcome.path[-1] + 1 if outcome.path else 0], count
+        tokens += [draft[index] for index in outcome.path]
+        assert engine.held(number, tokens) == len(tokens)
 
 
-def test_a_failed_forward_leaves_a_usable_sequence(engine, monkeypatch):
-    sequence = engine.open()
-    expected = sequence.verify(PROMPT, [40, 41], [0, 1], Sampling())
+def test_what_is_held_is_the_common_beginning(engine):
+    number = NUMBERS.new()
+    assert engine.held(number, PROMPT) == 0
+    step(engine, StepRequest(number, PROMPT))
+    assert engine.held(number, [*PROMPT, 5]) == len(PROMPT)
+    assert engine.held(number, PROMPT[:7]) == 7
+    assert engine.held(number, [*PROMPT[:7], 0, *PROMPT[8:]]) == 7
 
-    def break_off(self, *args, **kwargs):
+
+def test_a_failed_step_leaves_usable_sequences(engine, monkeypatch):
+    first, second = NUMBERS.new(), NUMBERS.new()
+    request = StepRequest(first, PROMPT, [40, 41], [0, 1], Sampling())
+    other = StepRequest(second, PROMPT[::-1], sampling=Sampling())
+    expected = asyncio.run(engine.step([request, other]))
+
+    def break_off(pieces):
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as broken:
-        broken.setattr(transformers_engine.KeyValueCache, "update", break_off)
+        broken.setattr(engine.target_pass, "forward", break_off)
         with pytest.raises(RuntimeError):
-            sequence.verify([*PROMPT, 9], (), (), Sampling())
-    assert sequence.verify(PROMPT, [40, 41], [0, 1], Sampling()) == expected
+            asyncio.run(engine.step([StepRequest(first, [*PROMPT, 9], sampling=Sampling()), other]))
+    assert engine.held(first, PROMPT) == engine.held(second, PROMPT[::-1]) == 0
+    assert asyncio.run(engine.step([request, other])) == expected
 
 
-def test_a_long_prefix_is_prefilled_in_chunks(engine, monkeypatch):
+def test_a_long_prefix_is_prefilled_in_pieces(engine, monkeypatch):
     tokens = [*PROMPT, *PROMPT, *PROMPT]
-    whole = engine.open().verify(tokens, [7, 8], [0, 1], Sampling())
+    right = plain(engine, tokens, Sampling(), 3)
     monkeypatch.setattr(transformers_engine, "CHUNK", 16)
-    sequence = engine.open()
     before = engine.forwards
-    assert sequence.verify(tokens, [7, 8], [0, 1], Sampling()) == whole
+    outcome = step(engine, StepRequest(NUMBERS.new(), tokens, right[:2], [0, 1], Sampling(), 0))
+    assert (outcome.path, outcome.token) == ((0, 1), right[2])
     assert engine.forwards - before == 5
-    sequence.keep([0, 1])
-    for rows, reference in zip(sequence.rows(range(0, 65)), reference_rows(engine, [*tokens, 7, 8]), strict=True):
-        np.testing.assert_allclose(rows, reference, atol=2e-4)
+    assert_rows(engine, outcome.rows, [*tokens, *right[:2]], 0)
 
 
-def test_buffers_grow_beyond_their_first_size(engine):
+def test_several_sequences_share_forwards(engine):
+    rng = random.Random(8)
+    prefixes = [[rng.randrange(3, 512) for _ in range(rng.randint(1, 60))] for _ in range(7)]
+    alone = [plain(engine, prefix, Sampling(), 1)[0] for prefix in prefixes]
+    before = engine.forwards
+    requests = [StepRequest(NUMBERS.new(), prefix, sampling=Sampling()) for prefix in prefixes]
+    assert [outcome.token for outcome in asyncio.run(engine.step(requests))] == alone
+    assert engine.forwards == before + 1
+
+
+def test_rooms_grow(engine):
     tokens = [random.Random(2).randrange(3, 512) for _ in range(400)]
-    sequence = engine.open()
-    for end in (250, 258, 300, 400):
-        choices = sequence.verify(tokens[:end], (), (), Sampling())
-        sequence.keep(())
-    assert choices == engine.open().verify(tokens, (), (), Sampling())
+    number = NUMBERS.new()
+    for end in (100, 130, 250, 258, 300, 400):
+        token = step(engine, StepRequest(number, tokens[:end], sampling=Sampling())).token
+    assert token == plain(engine, tokens, Sampling(), 1)[0]
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (StepRequest(1, ()), "at least one token"),
+        (StepRequest(1, PROMPT, [5]), "no sampling"),
+        (StepRequest(1, [5] * 40_000), "do not fit"),
+    ],
+)
+def test_requests_that_cannot_be_done(engine, request_, reason):
+    with pytest.raises(ValueError, match=reason):
+        step(engine, request_)
 
 
 def test_what_the_engine_says_of_itself(engine, tiny_target):
     assert engine.fingerprints.tokenizer == tokenizer_fingerprint(tiny_target / "tokenizer.json")
     assert engine.fingerprints.target and engine.fingerprints.drafter
     assert (engine.vocab_size, engine.max_context, engine.stop_tokens) == (512, 512, (2,))
+    assert engine.capabilities.trees and not engine.capabilities.schedules_itself
 
 
 def test_without_a_drafter_there_are_no_rows(tiny_target):
     engine = TransformersEngine.load(str(tiny_target), None, max_context=64)
     assert engine.fingerprints.drafter == ""
     assert engine.max_context == 64
-    sequence = engine.open()
-    sequence.verify(PROMPT, (), (), Sampling())
     with pytest.raises(ValueError, match="without a drafter"):
-        sequence.rows(range(0, 1))
+        step(engine, StepRequest(1, PROMPT, rows_from=0))
 
 
 def test_a_drafter_trained_for_another_copy_of_the_target_is_noted(tiny_drafter, tmp_path, caplog):
@@ -247,3 +300,8 @@ def test_a_drafter_trained_for_another_copy_of_the_target_is_noted(tiny_drafter,
 def test_a_context_beyond_the_target_is_refused(tiny_target):
     with pytest.raises(MoaError, match="600 tokens"):
         TransformersEngine.load(str(tiny_target), None, max_context=600)
+
+
+def test_an_unknown_type_is_refused(tiny_target):
+    with pytest.raises(MoaError, match="int4 is not supported"):
+        TransformersEngine.load(str(tiny_target), None, dtype="int4")

@@ -6,7 +6,7 @@ Parents count as on the wire: 0 is the last committed token, ``i`` the i-th draf
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -73,7 +73,7 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def accepted_path(tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int]) -> list[int]:
-    """Walk the tree as the target would.
+    """The path that the target accepts, see :func:`walk`.
 
     Args:
         choices: the target's choice after the last committed token and after each drafted token,
@@ -83,11 +83,24 @@ def accepted_path(tokens: Sequence[int], parents: Sequence[int], choices: Sequen
         indices into ``tokens`` of the accepted path. With ``tokens=[5, 6, 7]`` as a chain and
         ``choices=[5, 6, 9, 1]`` it is ``[0, 1]``; the bonus token is then ``choices[2] == 9``.
     """
+    return walk(tokens, parents, choices.__getitem__)[0]
+
+
+def walk(tokens: Sequence[int], parents: Sequence[int], choice: Callable[[int], int]) -> tuple[list[int], int]:
+    """Walk down the tree as the target would, from the last committed token.
+
+    Args:
+        choice: the target's choice after a node, 0 or a drafted token counted from 1; asked only where the path goes.
+
+    Returns:
+        the accepted path as :func:`accepted_path` has it, and the choice behind it.
+    """
     path: list[int] = []
     node = 0
     while True:
-        step = next((i for i, token in enumerate(tokens) if parents[i] == node and token == choices[node]), None)
+        chosen = choice(node)
+        step = next((i for i, token in enumerate(tokens) if parents[i] == node and token == chosen), None)
         if step is None:
-            return path
+            return path, chosen
         path.append(step)
         node = step + 1

@@ -1,0 +1,188 @@
+"""A forward pass of Llama-like targets with few large products, in which no row depends on the rows beside it.
+
+One product makes queries, keys and values, one gate and up. Rows of all sequences share the products; attention is
+computed sequence by sequence (:mod:`moa_server.attention`). Products are computed in the pass's type; norms, rotary
+positions, attention and the sums over layers in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from moa_drafter.target import Target
+from moa_runtime.session.tree import depths
+from moa_server.attention import Heads, Tile, tiles
+from moa_server.packed_linear import Product, product
+from moa_server.rooms import RoomShape, rounded_up
+from moa_server.target_pass import Piece
+
+#: Rows of a pass are padded to a multiple of this. A product of a single row is computed in another way.
+_ROWS = 4
+#: Kinds of rotary positions whose angles depend on nothing but the position.
+_ROPES = ("default", "linear", "llama3", "yarn")
+
+
+def misfit(target: Target) -> str | None:
+    """Why this pass does not compute a target, as far as its structure tells; None where it seems to."""
+    model, config = target.model.model, target.model.config
+    try:
+        layer, norm, angles = model.layers[0], model.norm, model.rotary_emb
+        attention, mlp = layer.self_attn, layer.mlp
+        matrices = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        matrices += [mlp.gate_proj, mlp.up_proj, mlp.down_proj, target.model.get_output_embeddings()]
+        norms = [norm, layer.input_layernorm, layer.post_attention_layernorm]
+        epsilons = [each.variance_epsilon for each in norms]
+    except AttributeError as error:
+        return f"its layers are built in another way ({error})"
+    if any(type(matrix) is not torch.nn.Linear for matrix in matrices):
+        return "not all its matrices are plain linear layers"
+    if len(set(epsilons)) != 1:
+        return "its norms differ"
+    children = {name for name, _ in attention.named_children()} | {name for name, _ in layer.named_children()}
+    known = {"q_proj", "k_proj", "v_proj", "o_proj", "self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+    if children - known:
+        return f"its layers also have {', '.join(sorted(children - known))}"
+    if config.hidden_act != "silu":
+        return f"its activation is {config.hidden_act}"
+    if getattr(angles, "rope_type", None) not in _ROPES:
+        return f"its rotary positions are of the kind {getattr(angles, 'rope_type', 'unknown')}"
+    if any("sliding" in str(kind) for kind in getattr(config, "layer_types", None) or ()):
+        return "some of its layers have a sliding window"
+    return None
+
+
+class _Layer:
+    """One decoder layer's products and norms."""
+
+    def __init__(self, layer: Any, dtype: torch.dtype) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.qkv = _joined(dtype, attention.q_proj, attention.k_proj, attention.v_proj)
+        self.out = _joined(dtype, attention.o_proj)
+        self.gate_up = _joined(dtype, mlp.gate_proj, mlp.up_proj)
+        self.down = _joined(dtype, mlp.down_proj)
+        self.before_attention = layer.input_layernorm.weight.detach().float()
+        self.before_mlp = layer.post_attention_layernorm.weight.detach().float()
+
+
+def _joined(dtype: torch.dtype, *layers: Any) -> Product:
+    weight = torch.cat([layer.weight.detach().to(dtype) for layer in layers])
+    has_bias = [layer.bias is not None for layer in layers]
+    bias = None
+    if any(has_bias):
+        parts = [layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias for layer in layers]
+        bias = torch.cat([part.detach().to(dtype) for part in parts])
+    return product(weight, bias)
+
+
+class FusedLlama:
+    """See the module and :class:`moa_server.target_pass.TargetPass`.
+
+    Args:
+        target: one without a :func:`misfit`; its layers are not needed any more afterwards.
+        dtype: of the products.
+        keep_last: whether rooms keep the last hidden states.
+    """
+
+    def __init__(self, target: Target, dtype: torch.dtype, *, keep_last: bool = False) -> None:
+        model, config = target.model.model, target.model.config
+        attention = model.layers[0].self_attn
+        size = attention.head_dim
+        self._heads = Heads(
+            len(attention.k_proj.weight) // size,
+            len(attention.q_proj.weight) // len(attention.k_proj.weight),
+            size,
+            attention.scaling,
+        )
+        self._dtype, self._epsilon, self._angles = dtype, model.norm.variance_epsilon, model.rotary_emb
+        self._embedding = target.embedding.detach()
+        self._layers = [_Layer(layer, dtype) for layer in model.layers]
+        self._norm = model.norm.weight.detach().float()
+        self._head = _joined(dtype, target.model.get_output_embeddings())
+        self.room_shape = RoomShape(
+            len(self._layers),
+            self._heads.kv,
+            size,
+            torch.float32,
+            target.device,
+            blocks=True,
+            last_size=config.hidden_size if keep_last else 0,
+        )
+
+    @torch.inference_mode()
+    def forward(self, pieces: Sequence[Piece]) -> tuple[Tensor, int]:
+        """See :meth:`moa_server.target_pass.TargetPass.forward`; always one forward."""
+        tokens, positions, parts = [], [], []
+        for piece in pieces:
+            parts += tiles(self._heads, piece, len(tokens))
+            behind = piece.cached + len(piece.chain)
+            positions += range(piece.cached, behind)
+            positions += [behind - 1 + depth for depth in depths(piece.parents)]
+            tokens += [*piece.chain, *piece.tree]
+        count = len(tokens)
+        padding = rounded_up(count, _ROWS) - count
+        device = self._embedding.device
+        ids = torch.tensor(tokens + [0] * padding, device=device)
+        x = functional.embedding(ids, self._embedding).float()
+        angles = self._rotation(torch.tensor(positions + [0] * padding, device=device))
+        for index, layer in enumerate(self._layers):
+            self._run(layer, index, x, angles, pieces, parts)
+        return self._normed(x, self._norm)[:count], 1
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See :meth:`moa_server.target_pass.TargetPass.logits`."""
+        padding = rounded_up(len(hidden), _ROWS) - len(hidden)
+        rows = functional.pad(hidden, (0, 0, 0, padding)).to(self._dtype)
+        return self._head(rows)[: len(hidden)].float()
+
+    def _run(
+        self,
+        layer: _Layer,
+        index: int,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor],
+        pieces: Sequence[Piece],
+        parts: Sequence[Tile],
+    ) -> None:
+        """One layer over ``x [rows, hidden]``, in place."""
+        heads = self._heads
+        queries = heads.kv * heads.per_kv
+        qkv = layer.qkv(self._normed(x, layer.before_attention).to(self._dtype)).float()
+        qkv = qkv.view(len(x), queries + 2 * heads.kv, heads.size)
+        rotate(qkv[:, : queries + heads.kv], *angles)
+        first = 0
+        for piece in pieces:
+            new = qkv[first : first + len(piece), queries:].unflatten(1, (2, heads.kv)).permute(1, 2, 0, 3)
+            for block, place, part in piece.room.segments(piece.cached, len(piece)):
+                piece.room.kv[index, :, block, :, place : place + part.stop - part.start] = new[:, :, part]
+            first += len(piece)
+        grouped = qkv[:, :queries].unflatten(1, (heads.kv, heads.per_kv))
+        mixed = torch.zeros(len(x), heads.kv, heads.per_kv, heads.size, dtype=x.dtype, device=x.device)
+        for tile in parts:
+            keys, values = tile.room.kv[index]
+            mixed[tile.rows] = tile.attend(keys, values, grouped[tile.rows])
+        x += layer.out(mixed.flatten(1).to(self._dtype))
+        gate, up = layer.gate_up(self._normed(x, layer.before_mlp).to(self._dtype)).chunk(2, -1)
+        x += layer.down(functional.silu(gate).mul_(up))
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(x, weight.shape, weight, self._epsilon)
+
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines, and sines with the sign that :func:`rotate` takes, ``[rows, 1, head_dim]`` each."""
+        like = self._norm[None]
+        cosines, sines = (part[0][:, None] for part in self._angles(like, positions[None]))
+        half = sines.shape[-1] // 2
+        return cosines, torch.cat((-sines[..., :half], sines[..., half:]), -1)
+
+
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
+    """Rotary positions on ``x [rows, heads, head_dim]``, in place."""
+    half = x.shape[-1] // 2
+    swapped = torch.cat((x[..., half:], x[..., :half]), -1)
+    x.mul_(cosines).addcmul_(swapped, sines)

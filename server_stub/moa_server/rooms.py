@@ -1,0 +1,92 @@
+"""Memory for the keys and values of one sequence, and for its last hidden states where memory rows are made of those."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+#: Tokens side by side in a room of blocks, and what every room is a multiple of.
+BLOCK = 64
+
+
+@dataclass(frozen=True)
+class RoomShape:
+    """What the rooms of a target look like.
+
+    Attributes:
+        blocks: whether the tokens lie in blocks of :data:`BLOCK`, head after head in each; else in one block as long as
+            the room.
+        last_size: size of the last hidden states; 0 where they are not kept.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    blocks: bool
+    last_size: int = 0
+
+
+class Room:
+    """Keys, after RoPE, and values of up to ``capacity`` tokens. A token's place in it is its *slot*.
+
+    Attributes:
+        kv: ``[layers, 2, blocks, kv_heads, block, head_dim]``, keys and values. Slots never written hold zeros, so that
+            products with them are zeros and not what memory happened to hold.
+        last: ``[capacity, last_size]``.
+    """
+
+    def __init__(self, shape: RoomShape, capacity: int) -> None:
+        self.shape, self.capacity = shape, rounded_up(capacity)
+        self.block = BLOCK if shape.blocks else self.capacity
+        where = {"dtype": shape.dtype, "device": shape.device}
+        size = (shape.layers, 2, self.capacity // self.block, shape.kv_heads, self.block, shape.head_dim)
+        self.kv = torch.zeros(size, **where)
+        self.last = torch.zeros(self.capacity, shape.last_size, **where)
+
+    def grown(self, capacity: int, used: int) -> Room:
+        """A larger room with the first ``used`` tokens of this one."""
+        larger = Room(self.shape, capacity)
+        larger.last[:used] = self.last[:used]
+        if self.shape.blocks:
+            larger.kv[:, :, : self.kv.shape[2]] = self.kv
+        else:
+            larger.kv[:, :, :, :, :used] = self.kv[:, :, :, :, :used]
+        return larger
+
+    def segments(self, start: int, count: int) -> Iterator[tuple[int, int, slice]]:
+        """Where ``count`` tokens from the slot ``start`` on lie: block, first place in it, and which of the tokens."""
+        done = 0
+        while done < count:
+            block, place = divmod(start + done, self.block)
+            size = min(count - done, self.block - place)
+            yield block, place, slice(done, done + size)
+            done += size
+
+    def read(self, layers: Sequence[int], start: int, stop: int) -> Tensor:
+        """``[n, layers, 2 * kv_heads * head_dim]`` of the slots ``start`` to ``stop``: all keys, then all values."""
+        parts = [
+            self.kv[list(layers), :, block, :, place : place + part.stop - part.start].movedim(3, 0).flatten(2)
+            for block, place, part in self.segments(start, stop - start)
+        ]
+        shape = self.shape
+        return torch.cat(parts) if parts else self.kv.new_empty(0, len(layers), 2 * shape.kv_heads * shape.head_dim)
+
+    def keep(self, start: int, path: Sequence[int]) -> None:
+        """Of the tokens from the slot ``start`` on move those with the indices ``path``, ascending, to the front."""
+        if list(path) == list(range(len(path))):  # a chain stays where it lies
+            return
+        slots = start + torch.tensor(path, device=self.kv.device)
+        taken = self.kv[:, :, slots // self.block, :, slots % self.block]  # [n, layers, 2, kv_heads, head_dim]
+        for block, place, part in self.segments(start, len(path)):
+            self.kv[:, :, block, :, place : place + part.stop - part.start] = taken[part].movedim(0, 3)
+        self.last[start : start + len(path)] = self.last[slots]
+
+
+def rounded_up(tokens: int, multiple: int = BLOCK) -> int:
+    """``rounded_up(65)`` is 128."""
+    return -(-tokens // multiple) * multiple
