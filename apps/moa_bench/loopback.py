@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import time
+
 from moa_runtime.session.handshake import Limits, check_hello
 from moa_runtime.session.server import ServerSession, Verify, parse_client_message
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.engine import Engine
-from moa_server.rounds import verify_round
+from moa_server.blocking import BlockingEngine
+from moa_server.engine import Engine, new_sequence
+from moa_server.rounds import job_of, verdict_of
 
 
 class LoopbackVerifier:
     """A :class:`ServerSession` with a sequence of the engine, fed with the frames a client would send.
 
     Args:
-        timeline: gets the spans of :func:`moa_server.rounds.verify_round`.
+        timeline: gets a span ``verify`` for each verdict, with the tokens drafted, accepted and prefilled.
     """
 
     def __init__(self, engine: Engine, timeline: Timeline = NO_TIMELINE) -> None:
         self._fingerprints = engine.fingerprints
-        self._session = ServerSession(Limits(max_context=engine.max_context), engine.vocab_size, engine.stop_tokens)
-        self._sequence = engine.open()
+        limits = Limits(max_context=engine.max_context, trees=engine.capabilities.trees)
+        self._session = ServerSession(limits, engine.vocab_size, engine.stop_tokens)
+        self._engine = BlockingEngine(engine)
+        self._sequence = new_sequence()
         self._row_encoding: int = wire.ROW_ENCODING_UNSPECIFIED
         self._timeline = timeline
 
@@ -35,7 +40,8 @@ class LoopbackVerifier:
 
     def close(self) -> None:
         """Free the engine's cache of this conversation."""
-        self._sequence.close()
+        self._engine.release(self._sequence)
+        self._engine.close()
 
     def _handle(self, frame: bytes) -> wire.ServerMessage | None:
         message = parse_client_message(frame)
@@ -45,6 +51,11 @@ class LoopbackVerifier:
             self._row_encoding = message.hello.row_encoding
             return check_hello(message.hello, self._fingerprints) or self._session.welcome("loopback")
         work = self._session.receive(message)
-        if isinstance(work, Verify):
-            return verify_round(self._session, self._sequence, work, self._row_encoding, self._timeline)
-        return work
+        return self._verify(work) if isinstance(work, Verify) else work
+
+    def _verify(self, work: Verify) -> wire.ServerMessage:
+        began, began_ns = time.perf_counter(), time.time_ns()
+        job = self._engine.run(job_of(work, self._sequence, self._row_encoding))
+        counts = {"drafted": len(work.draft), "accepted": len(job.path), "prefill": work.supplied}
+        self._timeline.span("verify", began_ns, time.time_ns(), "verifier", **counts)
+        return verdict_of(self._session, work, job, self._row_encoding, time.perf_counter() - began)

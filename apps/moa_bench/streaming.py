@@ -49,6 +49,8 @@ async def stream_decode(
                 if not line.startswith(_DATA):
                     continue  # the empty line between two events
                 event = json.loads(line.removeprefix(_DATA))
+                if "error" in event:
+                    raise MoaError(f"the verifier broke a stream off: {event['error']}")
                 if "token" not in event:
                     return
                 yield event["token"]

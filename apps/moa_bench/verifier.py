@@ -51,11 +51,11 @@ class Verifier:
 
     def forwards(self) -> int:
         """Forward passes of the target so far, all sessions together."""
-        return int(str(self.health()["forwards"]))
+        return int(str(self.status()["forwards"]))
 
-    def health(self) -> dict[str, object]:
+    def status(self) -> dict[str, object]:
         """Raises VerifierGoneError."""
-        return self._ask("/healthz")
+        return self._ask("/v1/status")
 
     def decode(self, prompt: Sequence[int], count: int, sampling: Sampling | None = None) -> list[int]:
         """What the target writes alone after ``prompt``, at most ``count`` tokens.
@@ -116,7 +116,7 @@ def open_verifier(
     """
     if endpoint is not None:
         verifier = Verifier(endpoint)
-        verifier.health()
+        verifier.status()
         yield verifier
         return
     chosen = [*(["--model", model] if model else []), *(["--drafter", str(drafter)] if drafter else [])]

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from importlib.metadata import version
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -17,97 +18,184 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from moa_runtime.access import bearer_matches, origin_allowed
+from moa_runtime.access import host_allowed, origin_allowed
 from moa_runtime.timeline import NO_TIMELINE, Timeline
-from moa_server.connection import Connection
-from moa_server.decoding import PlainDecoding
+from moa_server.bearers import Bearer, Bearers
+from moa_server.connection import Connection, Parts
+from moa_server.decoding import PlainDecodingEndpoint
 from moa_server.engine import Engine
-from moa_server.scheduler import Scheduler
+from moa_server.metrics import Metrics
 from moa_server.sessions import SessionStore
 from moa_server.settings import Settings
+from moa_server.worker import Worker
 
-SESSION_PATH, DECODE_PATH, HEALTH_PATH = "/v1/session", "/v1/decode", "/healthz"
+SESSION_PATH, DECODE_PATH, STATUS_PATH = "/v1/session", "/v1/decode", "/v1/status"
+HEALTH_PATH, READY_PATH, METRICS_PATH = "/healthz", "/readyz", "/metrics"
 
 _SWEEP_SECONDS = 5.0
 
 
-def create_app(engine: Engine, settings: Settings, timeline: Timeline | None = None) -> Starlette:
-    """The app for a loaded engine, which only the app's worker thread may use from now on.
+class Verifier:
+    """All parts of one verifier, and its end.
 
-    ``app.state.store`` is the :class:`SessionStore`.
-
-    Args:
-        timeline: gets what every session does and when, see :class:`moa_server.connection.Connection`.
+    Attributes:
+        app: for an ASGI server.
+        store: the conversations.
+        worker: what does the work.
     """
-    scheduler = Scheduler()
-    store = SessionStore(engine, scheduler, settings)
-    plain = PlainDecoding(engine, scheduler, settings)
-    began = time.monotonic()
 
-    async def session(websocket: WebSocket) -> None:
-        if refusal := refusal_of(websocket, settings):
+    def __init__(self, engine: Engine, settings: Settings, timeline: Timeline) -> None:
+        self.settings, self.engine = settings, engine
+        self.metrics = Metrics()
+        self.worker = Worker(engine, self.metrics, settings.step_tokens)
+        self.store = SessionStore(engine, self.worker, settings)
+        self.bearers = Bearers(settings.token, settings.token_file)
+        self._parts = Parts(engine, self.worker, self.store, self.bearers, settings, self.metrics, timeline)
+        self._plain = PlainDecodingEndpoint(engine, self.worker, self.bearers, settings, self.metrics)
+        self._began = time.monotonic()
+        self._connections: set[Connection] = set()
+        self._leaving = False
+        self._watch()
+        routes = [
+            WebSocketRoute(SESSION_PATH, self._session),
+            Route(DECODE_PATH, self._decode, methods=["POST"]),
+            Route(STATUS_PATH, self._status),
+            Route(METRICS_PATH, self._metrics_text),
+            Route(HEALTH_PATH, self._health),
+            Route(READY_PATH, self._ready),
+        ]
+        self.app = Starlette(routes=routes, middleware=_cross_origin(settings), lifespan=self._lifespan)
+
+    @property
+    def decoding(self) -> int:
+        """Plain decodings under way."""
+        return self._plain.running
+
+    async def drain(self, seconds: float) -> None:
+        """Take no new sessions and requests; answer the frames that were received, and close all connections.
+
+        Args:
+            seconds: after them, what is not answered yet is given up.
+        """
+        self._leaving = True
+        for connection in self._connections:
+            connection.leave()
+        deadline = time.monotonic() + seconds
+        while (self._connections or self.decoding) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    async def _session(self, websocket: WebSocket) -> None:
+        bearer = self._bearer(websocket)
+        if isinstance(bearer, Response):
             if "websocket.http.response" in websocket.scope.get("extensions", {}):
-                await websocket.send_denial_response(refusal)
+                await websocket.send_denial_response(bearer)
             else:  # the ASGI server then answers 403
                 await websocket.close()
             return
         await websocket.accept()
-        await Connection(websocket, engine, scheduler, store, settings, timeline or NO_TIMELINE).serve()
+        connection = Connection(websocket, self._parts, bearer)
+        self._connections.add(connection)
+        try:
+            await connection.serve()
+        finally:
+            self._connections.discard(connection)
 
-    async def decode(request: Request) -> Response:
-        return refusal_of(request, settings) or await plain.answer(request)
+    async def _decode(self, request: Request) -> Response:
+        bearer = self._bearer(request)
+        return bearer if isinstance(bearer, Response) else await self._plain.answer(request, bearer)
 
-    async def health(request: Request) -> JSONResponse:
+    async def _status(self, request: Request) -> Response:
+        if isinstance(refusal := self._bearer(request), Response):
+            return refusal
         return JSONResponse(
             {
-                "status": "ok",
                 "version": version("moa-edge"),
-                "fingerprints": asdict(engine.fingerprints),
-                "sessions": len(store),
-                "forwards": engine.forwards,
-                "uptime_s": round(time.monotonic() - began, 3),
+                "fingerprints": asdict(self.engine.fingerprints),
+                "capabilities": asdict(self.engine.capabilities),
+                "sessions": len(self.store),
+                "forwards": self.engine.forwards,
+                "uptime_s": round(time.monotonic() - self._began, 3),
             }
         )
 
+    async def _metrics_text(self, request: Request) -> Response:
+        if isinstance(refusal := self._bearer(request), Response):
+            return refusal
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _health(self, request: Request) -> JSONResponse:
+        return JSONResponse({"status": "ok"})
+
+    async def _ready(self, request: Request) -> JSONResponse:
+        if self._leaving:
+            return JSONResponse({"status": "shutting down"}, 503)
+        return JSONResponse({"status": "ready"})
+
+    def _bearer(self, connection: HTTPConnection) -> Bearer | JSONResponse:
+        """Who asks, or why nobody may."""
+        headers, settings = connection.headers, self.settings
+        origin, host = headers.get("origin"), headers.get("host")
+        if not host_allowed(host, settings.loopback, settings.hosts):
+            text = f"this verifier listens on this machine alone and answers for localhost, not for {host}; "
+            text += f"moa-serve --allow-host {host} would let it"
+            return self._refused("host", 421, text)
+        if not origin_allowed(origin, settings.origins):
+            text = f"web pages of {origin} may not use this verifier; moa-serve --allow-origin {origin} would let them"
+            return self._refused("origin", 403, text)
+        bearer = self.bearers.authenticate(headers.get("authorization"))
+        if bearer is None:
+            text = "the bearer token is missing or wrong"
+            return self._refused("token", 401, text, {"WWW-Authenticate": "Bearer"})
+        if self._leaving:
+            text = "this verifier is shutting down; try again later"
+            return self._refused("leaving", 503, text, {"Retry-After": str(-(-settings.retry_after_ms // 1000))})
+        return bearer
+
+    def _refused(self, reason: str, status: int, text: str, headers: dict[str, str] | None = None) -> JSONResponse:
+        self.metrics.refused(reason)
+        return JSONResponse({"error": text}, status, headers=headers)
+
+    # -- upkeep ------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        watch, engine = self.metrics.watch, self.engine
+        watch("moa_sessions", "Conversations held.", lambda: len(self.store))
+        watch("moa_sessions_connected", "Conversations with a connection.", lambda: self.store.connected)
+        watch("moa_jobs", "Frames and requests that wait or are being worked on.", lambda: len(self.worker))
+        watch("moa_cache_tokens", "Tokens that caches take up.", lambda: engine.cache_use[0])
+        watch("moa_cache_tokens_most", "Tokens that caches may take up.", lambda: engine.cache_use[1])
+        watch("moa_forwards", "Forward passes of the target so far.", lambda: engine.forwards)
+
     @contextlib.asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        sweeping = asyncio.create_task(_sweep(store))
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        sweeping = asyncio.create_task(self._sweep())
         try:
             yield
         finally:
             sweeping.cancel()
-            scheduler.close()
+            await self.worker.close()
 
-    middleware = []
-    if settings.origins:
-        allowed = {"allow_origins": list(settings.origins), "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
-        middleware.append(Middleware(CORSMiddleware, **allowed))
-    app = Starlette(
-        routes=[
-            WebSocketRoute(SESSION_PATH, session),
-            Route(DECODE_PATH, decode, methods=["POST"]),
-            Route(HEALTH_PATH, health),
-        ],
-        middleware=middleware,
-        lifespan=lifespan,
-    )
-    app.state.store = store
-    return app
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            self.store.sweep()
 
 
-def refusal_of(connection: HTTPConnection, settings: Settings) -> JSONResponse | None:
-    """Why a request is refused, if it is: it comes from a web page that may not ask, or lacks the bearer token."""
-    origin = connection.headers.get("origin")
-    if not origin_allowed(origin, settings.origins):
-        text = f"web pages of {origin} may not use this verifier; moa-serve --allow-origin {origin} would let them"
-        return JSONResponse({"error": text}, 403)
-    if not bearer_matches(connection.headers.get("authorization", ""), settings.token):
-        challenge = {"WWW-Authenticate": "Bearer"}
-        return JSONResponse({"error": "the bearer token is missing or wrong"}, 401, headers=challenge)
-    return None
+def create_app(engine: Engine, settings: Settings, timeline: Timeline = NO_TIMELINE) -> Starlette:
+    """The app for a loaded engine, which nobody else may use from now on. ``app.state.verifier`` is its Verifier.
+
+    Args:
+        timeline: gets what every session does and when, see :class:`moa_server.connection.Connection`.
+    """
+    verifier = Verifier(engine, settings, timeline)
+    verifier.app.state.verifier = verifier
+    return verifier.app
 
 
-async def _sweep(store: SessionStore) -> None:
-    while True:
-        await asyncio.sleep(_SWEEP_SECONDS)
-        await store.sweep()
+def _cross_origin(settings: Settings) -> list[Any]:
+    if not settings.origins:
+        return []
+    allowed = {"allow_origins": list(settings.origins), "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+    return [Middleware(CORSMiddleware, **allowed)]

@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
+from dataclasses import dataclass
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from moa_runtime.session.handshake import check_hello, fault
-from moa_runtime.session.server import Verify, parse_client_message
+from moa_runtime.session.server import Verify
 from moa_runtime.timeline import Timeline
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.bearers import Bearer, Bearers
+from moa_server.budgets import Kind
 from moa_server.engine import Engine
-from moa_server.rounds import verify_round
-from moa_server.scheduler import Scheduler
+from moa_server.inbox import End, Inbox
+from moa_server.jobs import Job
+from moa_server.metrics import Metrics
+from moa_server.rounds import job_of, verdict_of
 from moa_server.sessions import Conversation, SessionStore
 from moa_server.settings import Settings
-
-_log = logging.getLogger(__name__)
+from moa_server.worker import EngineFailedError, ExpiredError, Worker
 
 # WebSocket close codes (RFC 6455 and the IANA registry).
 NORMAL, GOING_AWAY, REFUSED, TRY_AGAIN_LATER = 1000, 1001, 1008, 1013
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What all connections of a verifier share."""
+
+    engine: Engine
+    worker: Worker
+    store: SessionStore
+    bearers: Bearers
+    settings: Settings
+    metrics: Metrics
+    timeline: Timeline
 
 
 class _CloseError(Exception):
@@ -35,144 +51,195 @@ class _CloseError(Exception):
 class Connection:
     """Serves one accepted WebSocket until it ends. Whatever the client sends, at worst it gets a fault.
 
+    The timeline gets a mark ``receive`` and the spans ``verify`` (queueing included) and ``send`` of each frame.
+
     Args:
-        timeline: gets the spans ``receive``, ``queue`` (waiting for the engine's thread), ``verify``, ``rows`` and
-            ``send`` of each frame.
+        bearer: who opened it. Beyond its budget it waits.
     """
 
-    def __init__(
-        self,
-        websocket: WebSocket,
-        engine: Engine,
-        scheduler: Scheduler,
-        store: SessionStore,
-        settings: Settings,
-        timeline: Timeline,
-    ) -> None:
-        self._websocket, self._settings, self._timeline = websocket, settings, timeline
-        self._engine, self._scheduler, self._store = engine, scheduler, store
+    def __init__(self, websocket: WebSocket, parts: Parts, bearer: Bearer) -> None:
+        self._websocket, self._parts, self._bearer = websocket, parts, bearer
+        self._budgets = parts.bearers.budgets(bearer)
+        self._settings, self._metrics, self._timeline = parts.settings, parts.metrics, parts.timeline
         self._encoding = wire.ROW_ENCODING_UNSPECIFIED
-        self._claim = asyncio.Event()  # set when another connection takes the conversation over
+        self._work: asyncio.Future[None] | None = None  # the job under way
+        self._epoch = 0  # of the frame that is being answered
         # A track for each connection: the last send of one that hangs may last into the next one's work.
         self._track = "no session"
+        self._inbox = Inbox(
+            websocket,
+            on_message=self._note,
+            on_end=self._abandon,
+            most_waiting=self._settings.max_waiting_frames,
+            max_frame_bytes=self._settings.max_frame_bytes,
+        )
+
+    def leave(self) -> None:
+        """Answer what was received, then close: the verifier is shutting down."""
+        self._inbox.end(End.LEAVING)
 
     async def serve(self) -> None:
+        counted = self._budgets.open_session()
         try:
-            conversation = await self._greet()
+            if not counted:
+                text = f"this token may have {self._budgets.budget.sessions} sessions at once; close one"
+                await self._refuse(self._busy(text), TRY_AGAIN_LATER)
+            conversation, claim = await self._greet()
+            watching = asyncio.create_task(self._watch(claim))
             try:
                 while True:
-                    await self._answer(conversation, await self._next_frame(self._settings.idle_seconds))
+                    await self._answer(conversation, claim, await self._next_frame(self._settings.idle_seconds))
             finally:
-                self._store.detach(conversation, self._claim)
+                watching.cancel()
+                self._parts.store.detach(conversation, claim)
         except _CloseError as closed:
             if closed.code is not None:
-                with contextlib.suppress(WebSocketDisconnect):
+                with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # closed by the client meanwhile
                     await self._websocket.close(closed.code)
         except WebSocketDisconnect:
             pass
+        finally:
+            if counted:
+                self._budgets.close_session()
+            await self._inbox.close()
 
-    async def _greet(self) -> Conversation:
+    # -- what happens while a job is under way -----------------------------------------------------
+
+    def _note(self, message: wire.ClientMessage) -> None:
+        """A frame arrived: one that ends the answer, or begins another, makes the work under way needless."""
+        event = message.WhichOneof("event")
+        if event == "bye" or (event in ("prompt", "cancel") and getattr(message, event).epoch > self._epoch):
+            self._abandon()
+
+    def _abandon(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+
+    async def _watch(self, claim: asyncio.Event) -> None:
+        await claim.wait()
+        self._inbox.end(End.REPLACED)
+
+    # -- frames ------------------------------------------------------------------------------------
+
+    async def _greet(self) -> tuple[Conversation, asyncio.Event]:
         """Take the Hello and send the Welcome."""
-        message = self._parse(await self._next_frame(min(self._settings.hello_seconds, self._settings.idle_seconds)))
+        store, fingerprints = self._parts.store, self._parts.engine.fingerprints
+        message = await self._next_frame(min(self._settings.hello_seconds, self._settings.idle_seconds))
         if isinstance(message, wire.ServerMessage):
             await self._refuse(message, REFUSED)
         if message.WhichOneof("event") != "hello":
             text = f"a connection begins with Hello, not with {message.WhichOneof('event')}"
             await self._refuse(fault(wire.FAULT_CODE_PROTOCOL, text), REFUSED)
         hello = message.hello
-        refused = check_hello(hello, self._engine.fingerprints)
+        refused = check_hello(hello, fingerprints)
         if refused is None and hello.row_encoding not in wire.RowEncoding.values():
             refused = fault(wire.FAULT_CODE_PROTOCOL, f"this verifier knows no row encoding {hello.row_encoding}")
         if refused is not None:
             await self._refuse(refused, REFUSED)
-        attached = self._store.attach(hello.resume_token)
+        attached = store.attach(hello.resume_token, self._bearer.name)
         if attached is None:
-            text = f"this verifier already serves {len(self._store)} sessions; try again later"
-            busy = fault(wire.FAULT_CODE_BUSY, text, retry_after_ms=self._settings.retry_after_ms)
-            await self._refuse(busy, TRY_AGAIN_LATER)
-        conversation, self._claim = attached
+            text = f"this verifier already serves {len(store)} sessions; try again later"
+            await self._refuse(self._busy(text), TRY_AGAIN_LATER)
+        conversation, claim = attached
         self._track = f"session {conversation.number}, connection {conversation.connections}"
-        if self._engine.fingerprints.drafter:
+        if fingerprints.drafter:
             self._encoding = hello.row_encoding
         try:
-            async with conversation.lock:  # a call for the connection before may still run
+            async with conversation.lock:  # the connection before may still be answering
                 welcome = conversation.session.welcome(conversation.token)
             await self._send(welcome)
         except BaseException:
-            self._store.detach(conversation, self._claim)
+            store.detach(conversation, claim)
             raise
-        return conversation
+        return conversation, claim
 
-    async def _answer(self, conversation: Conversation, frame: bytes | None) -> None:
+    async def _answer(
+        self, conversation: Conversation, claim: asyncio.Event, message: wire.ClientMessage | wire.ServerMessage
+    ) -> None:
         """Take one frame to its verdict or fault, if it has one."""
-        with self._timeline.measure("receive", self._track, bytes=len(frame or b"")):
-            message = self._parse(frame)
         if isinstance(message, wire.ServerMessage):
+            self._metrics.refused(_code(message))
             await self._send(message)
             return
         event = message.WhichOneof("event")
         if event == "bye":
             raise _CloseError(NORMAL)
+        if not self._parts.bearers.valid(self._bearer):
+            await self._refuse(fault(wire.FAULT_CODE_PROTOCOL, "the bearer token was withdrawn"), REFUSED)
         async with conversation.lock:
-            if self._claim.is_set():
+            if claim.is_set():
                 return  # the next receive says so
+            self._epoch = getattr(getattr(message, event), "epoch", self._epoch)
             answer = conversation.session.receive(message)
             if isinstance(answer, Verify):
                 answer = await self._verify(conversation, answer)
         if answer is not None:
+            if answer.HasField("fault"):
+                self._metrics.refused(_code(answer))
             await self._send(answer)
 
-    async def _verify(self, conversation: Conversation, work: Verify) -> wire.ServerMessage:
-        asked_ns = time.time_ns()
-
-        def run() -> wire.ServerMessage:
-            self._timeline.span("queue", asked_ns, time.time_ns(), self._track)
-            session, sequence = conversation.session, conversation.sequence
-            return verify_round(session, sequence, work, self._encoding, self._timeline, self._track)
-
+    async def _verify(self, conversation: Conversation, work: Verify) -> wire.ServerMessage | None:
+        """The verdict; None where nobody waits for it any more."""
+        began, began_ns = time.perf_counter(), time.time_ns()
+        job = job_of(work, conversation.sequence, self._encoding)
+        self._work = asyncio.ensure_future(self._do(job, work))
         try:
-            verdict = await self._scheduler.run(run)
-            await self._store.used(conversation)
-        except Exception:
-            _log.exception("the engine failed on a draft of %d tokens at %d", len(work.draft), len(work.prefix))
+            await asyncio.wait({self._work})
+            if self._work.cancelled():
+                return None
+            self._work.result()
+        except ExpiredError:
+            text = f"the verifier is too busy: no verdict within {self._settings.answer_seconds:g} seconds"
+            return self._busy(text)
+        except EngineFailedError:
             text = "the verifier failed on this frame; sending it again may help"
             return fault(wire.FAULT_CODE_INTERNAL, text, retry_after_ms=self._settings.retry_after_ms)
+        finally:
+            self._work.cancel()
+            self._work = None
+        verdict = verdict_of(conversation.session, work, job, self._encoding, time.perf_counter() - began)
+        self._budgets.wait_s(Kind.ROW_BYTES, len(verdict.verdict.rows.data))
+        counts = {"drafted": len(work.draft), "accepted": verdict.verdict.accepted, "prefill": work.supplied}
+        self._timeline.span("verify", began_ns, time.time_ns(), self._track, **counts, steps=job.steps)
+        self._metrics.decided(
+            drafted=len(work.draft), accepted=verdict.verdict.accepted, committed=len(verdict.verdict.tokens)
+        )
         return verdict
 
-    async def _next_frame(self, seconds: float) -> bytes | None:
-        """What the client sends next; None for text.
+    async def _do(self, job: Job, work: Verify) -> None:
+        """The job, as soon as the bearer's budget allows it."""
+        charges = [(Kind.FRAMES, 1), (Kind.PREFILL_TOKENS, work.supplied), (Kind.DRAFTED_TOKENS, len(work.draft))]
+        charges.append((Kind.ROW_BYTES, 0))  # which are charged when they are known; what is owed is waited for here
+        await asyncio.sleep(max(self._budgets.wait_s(kind, amount) for kind, amount in charges))
+        await self._parts.worker.run(job, self._settings.answer_seconds)
+
+    async def _next_frame(self, seconds: float) -> wire.ClientMessage | wire.ServerMessage:
+        """What the client sends next, or the fault that answers it.
 
         Raises:
-            _CloseError: the client left, was silent for ``seconds``, or was replaced.
+            _CloseError: the connection ends, and why.
         """
-        frame = asyncio.ensure_future(self._websocket.receive())
-        replaced = asyncio.ensure_future(self._claim.wait())
-        try:
-            await asyncio.wait({frame, replaced}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if self._claim.is_set():
-                text = "another connection continued this conversation"
-                await self._refuse(fault(wire.FAULT_CODE_REPLACED, text), REFUSED)
-            if not frame.done():
-                text = f"nothing was received for {seconds:g} seconds"
-                await self._refuse(fault(wire.FAULT_CODE_IDLE, text), GOING_AWAY)
-            if frame.result()["type"] == "websocket.disconnect":
-                raise _CloseError(None)
-            return frame.result().get("bytes")
-        finally:
-            frame.cancel()
-            replaced.cancel()
+        received = await self._inbox.next(seconds)
+        if isinstance(received, tuple):
+            message, size = received
+            self._timeline.mark("receive", self._track, bytes=size)
+            return message
+        if received is End.REPLACED:
+            await self._refuse(fault(wire.FAULT_CODE_REPLACED, received.value), REFUSED)
+        if received is End.FLOODED:
+            text = f"more than {self._settings.max_waiting_frames} frames wait: a client awaits its verdicts"
+            await self._refuse(fault(wire.FAULT_CODE_PROTOCOL, text), REFUSED)
+        if received is End.SILENT:
+            text = f"nothing was received for {seconds:g} seconds"
+            await self._refuse(fault(wire.FAULT_CODE_IDLE, text), GOING_AWAY)
+        raise _CloseError(GOING_AWAY if received is End.LEAVING else None)
 
-    def _parse(self, frame: bytes | None) -> wire.ClientMessage | wire.ServerMessage:
-        """The message, or the fault that answers the frame."""
-        if frame is None:
-            return fault(wire.FAULT_CODE_PROTOCOL, "a text frame; this protocol is binary")
-        if len(frame) > self._settings.max_frame_bytes:
-            text = f"a frame of {len(frame)} bytes; this verifier takes {self._settings.max_frame_bytes}"
-            return fault(wire.FAULT_CODE_TOO_LARGE, text)
-        return parse_client_message(frame)
+    def _busy(self, text: str) -> wire.ServerMessage:
+        return fault(wire.FAULT_CODE_BUSY, text, retry_after_ms=self._settings.retry_after_ms)
 
     async def _refuse(self, message: wire.ServerMessage, code: int) -> None:
         """Send a fault and close."""
+        self._metrics.refused(_code(message))
         await self._send(message)
         raise _CloseError(code)
 
@@ -180,3 +247,7 @@ class Connection:
         data = message.SerializeToString()
         with self._timeline.measure("send", self._track, bytes=len(data)):
             await self._websocket.send_bytes(data)
+
+
+def _code(message: wire.ServerMessage) -> str:
+    return wire.FaultCode.Name(message.fault.code).removeprefix("FAULT_CODE_").lower()

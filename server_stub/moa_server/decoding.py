@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from moa_runtime.session.server import Sampling
-from moa_server.engine import Engine
-from moa_server.plain import Step, decode
-from moa_server.scheduler import Scheduler
+from moa_server.bearers import Bearer, Bearers
+from moa_server.budgets import Budgets, Kind
+from moa_server.engine import Engine, new_sequence
+from moa_server.metrics import Metrics
+from moa_server.plain import PlainDecoding, Token
 from moa_server.settings import Settings
+from moa_server.worker import EngineFailedError, ExpiredError, Worker
+
+T = TypeVar("T")
 
 _FIELDS = {"tokens", "max_new_tokens", "temperature", "top_p", "seed", "stream"}
 
@@ -27,6 +33,10 @@ class RequestError(Exception):
     def __init__(self, text: str, status: int = 400) -> None:
         super().__init__(text)
         self.status = status
+
+
+class LeftError(Exception):
+    """The client left before its answer was complete."""
 
 
 @dataclass(frozen=True)
@@ -47,57 +57,74 @@ class _Events(StreamingResponse):
         self._place = place
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._place:
-            # Not the whole of the base: that cancels when the client leaves, also in the middle of a step.
-            await self.stream_response(send)
+        with self._place, contextlib.suppress(LeftError, OSError):  # nobody reads what went wrong
+            await _while_there(receive, self.stream_response(send))
 
 
-class PlainDecoding:
+class PlainDecodingEndpoint:
     """Answers ``{"tokens": [...], "max_new_tokens", "temperature", "top_p", "seed", "stream"}``, all but the tokens
-    optional, with ``{"tokens": [...], "forwards": n}``: the new tokens, and the forwards they took.
+    optional, with ``{"tokens": [...], "forwards": n}``: the new tokens, and the steps they took.
 
     With ``"stream": true`` the answer is a stream of server-sent events: ``{"token": n}`` for each as it is
-    chosen, and at the end ``{"done": true, "forwards": n}``. What is refused is refused before the first event.
+    chosen, and at the end ``{"done": true, "forwards": n}``; or ``{"error": "..."}``, should the verifier fail
+    meanwhile. What is refused is refused before the first event.
+
+    A request is the same kind of work as a session's frames, and is dropped as soon as its client leaves.
+
+    Attributes:
+        running: requests that are being answered.
     """
 
-    def __init__(self, engine: Engine, scheduler: Scheduler, settings: Settings) -> None:
-        self._engine, self._scheduler, self._settings = engine, scheduler, settings
-        self._running = 0
+    def __init__(self, engine: Engine, worker: Worker, bearers: Bearers, settings: Settings, metrics: Metrics) -> None:
+        self._engine, self._worker, self._bearers = engine, worker, bearers
+        self._settings, self._metrics = settings, metrics
+        self.running = 0
 
-    async def answer(self, request: Request) -> Response:
+    async def answer(self, request: Request, bearer: Bearer) -> Response:
         try:
+            wanted = self._parse(await self._body(request))
             with contextlib.ExitStack() as place:
                 place.enter_context(self._place())
-                wanted = self._parse(await self._body(request))
-                steps = self._steps(request, wanted)
+                tokens = self._tokens(wanted, self._bearers.budgets(bearer))
                 if wanted.stream:
-                    return _Events(_events(steps), place.pop_all())
-                return JSONResponse(await _whole(steps))
+                    return _Events(_events(tokens), place.pop_all())
+                return JSONResponse(await _while_there(request.receive, _whole(tokens)))
         except RequestError as error:
-            return JSONResponse({"error": str(error)}, error.status)
-        except ClientDisconnect:
+            self._metrics.refused(f"http_{error.status}")
+            retry = {"Retry-After": str(-(-self._settings.retry_after_ms // 1000))} if error.status == 503 else None
+            return JSONResponse({"error": str(error)}, error.status, headers=retry)
+        except (LeftError, ClientDisconnect):
             return JSONResponse({"error": "the client left"}, 400)
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
         """One of the requests that may run at once. Raises RequestError when all are taken."""
-        if self._running >= self._settings.max_sessions:
-            raise RequestError(f"this verifier already decodes {self._running} requests; try again later", 503)
-        self._running += 1
+        if self.running >= self._settings.max_sessions:
+            raise RequestError(f"this verifier already decodes {self.running} requests; try again later", 503)
+        self.running += 1
         try:
             yield
         finally:
-            self._running -= 1
+            self.running -= 1
 
-    async def _steps(self, request: Request, wanted: _Wanted) -> AsyncIterator[Step]:
-        """Decode until the end, or until the client has left."""
-        steps = decode(self._engine, wanted.tokens, wanted.sampling, wanted.max_new_tokens)
-        # Step by step, so that sessions have their turns in between.
-        while not await request.is_disconnected():
-            step = await self._scheduler.run(lambda: next(steps, None))
-            if step is None:
-                return
-            yield step
+    async def _tokens(self, wanted: _Wanted, budgets: Budgets) -> AsyncIterator[Token]:
+        """Decode until the end; each token is a job of its own, so that others have their turns in between."""
+        sequence = new_sequence()
+        plain = PlainDecoding(self._engine, sequence, wanted.tokens, wanted.sampling, wanted.max_new_tokens)
+        try:
+            charges = ((Kind.FRAMES, 1), (Kind.PREFILL_TOKENS, len(wanted.tokens)))
+            await asyncio.sleep(max(budgets.wait_s(kind, amount) for kind, amount in charges))
+            while (job := plain.next()) is not None:
+                await self._worker.run(job, self._settings.answer_seconds)
+                self._metrics.decided(drafted=0, accepted=0, committed=1)
+                yield plain.take(job)
+        except ExpiredError:
+            seconds = self._settings.answer_seconds
+            raise RequestError(f"the verifier is too busy: no token within {seconds:g} seconds", 503) from None
+        except EngineFailedError:
+            raise RequestError("the verifier failed on this request; sending it again may help", 500) from None
+        finally:
+            self._worker.release(sequence)
 
     async def _body(self, request: Request) -> bytes:
         body = bytearray()
@@ -133,21 +160,49 @@ class PlainDecoding:
         return _Wanted(tokens, Sampling(float(temperature), float(top_p), seed), most, stream)
 
 
-async def _whole(steps: AsyncIterator[Step]) -> dict[str, Any]:
+async def _whole(tokens: AsyncIterator[Token]) -> dict[str, Any]:
     written: list[int] = []
-    forwards = 0
-    async for step in steps:
-        written.append(step.token)
-        forwards += step.forwards
-    return {"tokens": written, "forwards": forwards}
+    steps = 0
+    async with contextlib.aclosing(tokens):
+        async for token in tokens:
+            written.append(token.token)
+            steps += token.steps
+    return {"tokens": written, "forwards": steps}
 
 
-async def _events(steps: AsyncIterator[Step]) -> AsyncIterator[str]:
-    forwards = 0
-    async for step in steps:
-        forwards += step.forwards
-        yield _event({"token": step.token})
-    yield _event({"done": True, "forwards": forwards})
+async def _events(tokens: AsyncIterator[Token]) -> AsyncIterator[str]:
+    steps = 0
+    async with contextlib.aclosing(tokens):
+        try:
+            async for token in tokens:
+                steps += token.steps
+                yield _event({"token": token.token})
+            yield _event({"done": True, "forwards": steps})
+        except RequestError as error:
+            yield _event({"error": str(error)})
+
+
+async def _while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The work's result; it is cancelled when the client leaves.
+
+    Raises:
+        LeftError: the client left.
+    """
+
+    async def until_left() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(until_left())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise LeftError
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 def _event(data: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ goes into a step (:mod:`moa_server.scheduler`); the engine knows of no session, 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -35,6 +36,14 @@ class Capabilities:
     schedules_itself: bool = False
 
 
+_numbers = itertools.count(1)
+
+
+def new_sequence() -> int:
+    """A number that no other sequence of this process has."""
+    return next(_numbers)
+
+
 @dataclass(frozen=True)
 class StepRequest:
     """One sequence's piece of work.
@@ -43,10 +52,11 @@ class StepRequest:
     missing is computed, also all of it after the sequence was released or evicted.
 
     Attributes:
-        sequence: a number that the caller gave to the conversation; a new one is an empty sequence.
+        sequence: a number that the caller gave to the conversation (:func:`new_sequence`); a new one is empty.
         prefix: the tokens that shall be processed after the step, at least one.
         draft, parents: a tree as in :mod:`moa_runtime.session.tree`, verified behind the prefix; may be empty.
-        sampling: how the target chooses behind the prefix and the draft; None chooses nothing: a piece of prefill.
+        sampling: how the target chooses behind the prefix and the draft; None chooses nothing: a piece of prefill. Of
+            a sequence that holds all of it already, and more, nothing is dropped.
         rows_from: position of the first memory row that is wanted; None for none.
     """
 
@@ -71,6 +81,14 @@ class Rows:
         return self.start + len(self.keys)
 
 
+def joined(parts: Sequence[Rows]) -> Rows:
+    """Rows that follow each other, as one; at least one part."""
+    if len(parts) == 1:
+        return parts[0]
+    keys, values = (np.concatenate([getattr(part, half) for part in parts]) for half in ("keys", "values"))
+    return Rows(parts[0].start, keys, values)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of a request.
@@ -78,15 +96,16 @@ class Outcome:
     Attributes:
         path: indices into the draft of the accepted tokens, as :func:`moa_runtime.session.tree.accepted_path` has them.
             The cache holds the prefix and them.
-        token: the target's own choice behind the path. None for a piece of prefill, and where the engine could not do
-            the work in this step (it was preempted): ask again.
+        token: the target's own choice behind the path; None for a piece of prefill.
         rows: from the request's ``rows_from`` to the end of what is processed, prefix and path; None where none were
-            asked for, the drafter takes none, or nothing was done.
+            asked for or the drafter takes none.
+        done: False where the engine could not do the work in this step, because it was preempted, say: ask again.
     """
 
     path: tuple[int, ...] = ()
     token: int | None = None
     rows: Rows | None = None
+    done: bool = True
 
 
 class Engine(Protocol):

@@ -1,44 +1,35 @@
-"""One round at the verifier: the target runs over a draft, the session decides, the rows go along."""
+"""One round at the verifier: from the work that a session asks for to the verdict."""
 
 from __future__ import annotations
 
-import time
-
 from moa_runtime.session.rows import encode_rows
 from moa_runtime.session.server import ServerSession, Verify
-from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.engine import TargetSequence
+from moa_server.jobs import Job
 
 
-def verify_round(
-    session: ServerSession,
-    sequence: TargetSequence,
-    work: Verify,
-    row_encoding: int,
-    timeline: Timeline = NO_TIMELINE,
-    track: str = "verifier",
-) -> wire.ServerMessage:
-    """Do the work a session asked for.
+def job_of(work: Verify, sequence: int, row_encoding: int) -> Job:
+    """The job that does the work on a sequence.
 
     Args:
         row_encoding: a ``RowEncoding`` of the wire; unspecified for no memory rows.
-        timeline: gets the spans ``verify``, with the tokens drafted, accepted and prefilled, and ``rows``.
-
-    Returns:
-        the verdict, with the memory rows of what was committed.
     """
-    began, began_ns = time.perf_counter(), time.time_ns()
-    choices = sequence.verify(work.prefix, work.draft, work.parents, work.sampling)
-    decision = session.decide(work, choices)
-    sequence.keep(decision.path)
-    counts = {"drafted": len(work.draft), "accepted": len(decision.path), "prefill": work.supplied}
-    timeline.span("verify", began_ns, time.time_ns(), track, **counts)
-    verdict = decision.verdict
-    if row_encoding != wire.ROW_ENCODING_UNSPECIFIED and len(decision.rows):
-        with timeline.measure("rows", track, count=len(decision.rows)):
-            rows = sequence.rows(decision.rows)
-            if rows is not None:
-                verdict.rows.CopyFrom(encode_rows(decision.rows.start, *rows, row_encoding))
-    verdict.compute_us = min(int(1e6 * (time.perf_counter() - began)), (1 << 32) - 1)
-    return wire.ServerMessage(verdict=verdict)
+    rows_from = None if row_encoding == wire.ROW_ENCODING_UNSPECIFIED else work.rows_from
+    return Job(sequence, work.prefix, work.sampling, work.draft, work.parents, rows_from)
+
+
+def verdict_of(session: ServerSession, work: Verify, job: Job, row_encoding: int, seconds: float) -> wire.ServerMessage:
+    """Commit what the target chose, and say so, with the memory rows of what was committed.
+
+    Args:
+        job: of :func:`job_of`, done.
+        seconds: that the work took, for the verdict.
+    """
+    assert job.token is not None
+    compute_us = min(int(1e6 * seconds), (1 << 32) - 1)
+    decision = session.decide(work, job.path, job.token, compute_us)
+    if row_encoding != wire.ROW_ENCODING_UNSPECIFIED:
+        rows = job.rows(decision.rows)
+        if rows is not None:
+            decision.verdict.rows.CopyFrom(encode_rows(rows.start, rows.keys, rows.values, row_encoding))
+    return wire.ServerMessage(verdict=decision.verdict)

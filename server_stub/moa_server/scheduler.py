@@ -1,29 +1,192 @@
-"""Who may use the target next: one worker thread, first come, first served."""
+"""What goes into the next step. Pure: jobs and a clock's readings in, requests out."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-T = TypeVar("T")
+from moa_server.engine import StepRequest
+from moa_server.jobs import Job
+from moa_server.step_cost import StepCost
+
+#: While others are being served, a step may take so many times what one token for each of them takes ...
+STRETCH = 2.5
+#: ... and their drafts so many times; the rest is left for prefill, which is never starved.
+DRAFT_STRETCH = 1.8
+#: A step takes on tokens until its forward would take so long, seconds, whoever waits. One token's price is exceeded.
+LONGEST_S = 0.25
+#: Seconds after its last step for which a sequence counts as being served: its next frame is on its way.
+ATTENTIVE_S = 2.0
+#: Sequences in one step at most.
+MOST_SEQUENCES = 64
+
+#: How many tokens at the beginning of a prefix a sequence holds: ``held(sequence, prefix)``.
+Held = Callable[[int, Sequence[int]], int]
+
+
+@dataclass
+class Waiting:
+    """A job since it was added: clock readings in seconds, and whether a step had a piece of it."""
+
+    job: Job
+    since: float
+    deadline: float
+    started: bool = False
+
+
+@dataclass
+class Piece:
+    """One request of a step, with the tokens that it has processed."""
+
+    waiting: Waiting
+    request: StepRequest
+    held: int
+
+    @property
+    def prefill(self) -> int:
+        """Tokens of the prefix."""
+        return max(0 if self.request.sampling is None else 1, len(self.request.prefix) - self.held)
+
+    @property
+    def tokens(self) -> int:
+        return self.prefill + len(self.request.draft)
+
+    @property
+    def products(self) -> int:
+        """Pairs of a token and a token that it attends to, about."""
+        return self.tokens * (len(self.request.prefix) + len(self.request.draft))
+
+
+@dataclass
+class Step:
+    """What goes into one call of the engine, and the jobs that came to their deadline instead."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    expired: list[Waiting] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return sum(piece.tokens for piece in self.pieces)
+
+    @property
+    def products(self) -> int:
+        return sum(piece.products for piece in self.pieces)
 
 
 class Scheduler:
-    """Runs engine calls one after the other off the event loop.
+    """Verification first, prefill in pieces behind it, round-robin over sequences.
 
-    A conversation has one call waiting at most, for its next frame is taken only after the last
-    verdict. So first come, first served is also fair: nobody waits for more than one call of each other.
+    A sequence that is alone gets all of a step. Where others are served too, a step takes at most :data:`STRETCH` times
+    what it takes to give each of them one token, by :class:`StepCost`, or ``step_tokens`` tokens where the operator
+    fixed them: nobody's next token waits for a long prompt or draft of somebody else.
+
+    Args:
+        step_tokens: most tokens of a step while others are served; None for as many as the cost of steps allows.
     """
 
-    def __init__(self) -> None:
-        self._worker = ThreadPoolExecutor(1, "target")
+    def __init__(self, cost: StepCost, step_tokens: int | None = None) -> None:
+        self._cost, self._step_tokens = cost, step_tokens
+        self._queue: list[Waiting] = []  # those served least recently first
+        self._served: dict[int, float] = {}  # sequence -> last step that gave it a token
 
-    async def run(self, call: Callable[[], T]) -> T:
-        """The call's result; what it raises is raised here."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, call)
+    def __len__(self) -> int:
+        return len(self._queue)
 
-    def close(self) -> None:
-        """Wait for the call under way; forget the others."""
-        self._worker.shutdown(cancel_futures=True)
+    def add(self, waiting: Waiting) -> None:
+        self._queue.append(waiting)
+
+    def drop(self, job: Job) -> None:
+        """Forget a job; nothing where it is not waiting."""
+        self._queue = [waiting for waiting in self._queue if waiting.job is not job]
+
+    def forget(self, sequence: int) -> None:
+        """A sequence is gone: nobody waits for its next token."""
+        self._served.pop(sequence, None)
+
+    def plan(self, now: float, held: Held) -> Step:
+        """The next step; without pieces where nothing waits. Jobs in it stay in the queue until :meth:`stepped`."""
+        step = Step(expired=[waiting for waiting in self._queue if waiting.deadline <= now])
+        for waiting in step.expired:
+            self._queue.remove(waiting)
+        self._served = {sequence: at for sequence, at in self._served.items() if now - at < ATTENTIVE_S}
+        queue = [(waiting, held(waiting.job.sequence, waiting.job.prefix)) for waiting in self._queue]
+        rounds = [entry for entry in queue if not entry[0].job.prefills(entry[1])][:MOST_SEQUENCES]
+        prefills = [entry for entry in queue if entry[0].job.prefills(entry[1])]
+        self._add_rounds(step, rounds, alone=self._alone([entry[0] for entry in queue]))
+        self._add_prefills(step, prefills)
+        return step
+
+    def stepped(self, step: Step, now: float) -> None:
+        """A step was run and its outcomes are taken: jobs that are done leave, the others line up behind."""
+        for piece in step.pieces:
+            piece.waiting.started = True
+            if piece.waiting.job.done:
+                self._served[piece.waiting.job.sequence] = now
+        ran = {id(piece.waiting) for piece in step.pieces}
+        behind = [waiting for waiting in self._queue if id(waiting) in ran and not waiting.job.done]
+        self._queue = [waiting for waiting in self._queue if id(waiting) not in ran] + behind
+
+    def _alone(self, queue: Sequence[Waiting]) -> bool:
+        """Whether only one sequence waits or was served lately."""
+        return len({waiting.job.sequence for waiting in queue} | self._served.keys()) <= 1
+
+    def _add_rounds(self, step: Step, rounds: Sequence[tuple[Waiting, int]], *, alone: bool) -> None:
+        """Give each round what it lacks and an equal share of what drafts may have."""
+        sure = [max(1, len(waiting.job.prefix) - held) for waiting, held in rounds]
+        wanted = [waiting.job.draft_length for waiting, _ in rounds]
+        room = self._draft_room(rounds, sum(sure), alone=alone)
+        for share, (waiting, held), least in zip(_shares(wanted, room), rounds, sure, strict=True):
+            step.pieces.append(Piece(waiting, waiting.job.request(held, least + share), held))
+
+    def _add_prefills(self, step: Step, prefills: Sequence[tuple[Waiting, int]]) -> None:
+        for waiting, held in prefills:
+            room = self._prefill_room(step, waiting, held)
+            if room < 1 or len(step.pieces) >= MOST_SEQUENCES + 1:
+                return
+            step.pieces.append(Piece(waiting, waiting.job.request(held, room), held))
+
+    def _draft_room(self, rounds: Sequence[tuple[Waiting, int]], sure: int, *, alone: bool) -> int:
+        """Drafted tokens that all rounds of a step together may have, besides ``sure`` other tokens."""
+        if self._step_tokens is not None and not alone:
+            return max(0, self._step_tokens - sure)
+        context = max((len(waiting.job.prefix) for waiting, _ in rounds), default=0)
+        base = self._cost.seconds(sure, sure * context)
+        longest = max(LONGEST_S, 2 * base)
+        return self._cost.fitting((longest if alone else min(DRAFT_STRETCH * base, longest)) - base, context)
+
+    def _prefill_room(self, step: Step, waiting: Waiting, held: int) -> int:
+        """Tokens of prefill that still go into the step."""
+        first = not self._has_prefill(step)
+        others = bool(step.pieces or self._served.keys() - {waiting.job.sequence})
+        if others and self._step_tokens is not None:
+            return max(self._step_tokens - step.tokens, self._step_tokens // 4 if first else 0, 0)
+        base = self._base(step)
+        longest = STRETCH * base if others else max(LONGEST_S, 2 * base)
+        room = self._cost.fitting(longest - self._cost.seconds(step.tokens, step.products), held)
+        return max(room, 1) if first else room  # the first one always goes on, however full the step is
+
+    def _base(self, step: Step) -> float:
+        """Seconds of one token for each sequence that is served."""
+        rounds = [piece for piece in step.pieces if piece.request.sampling is not None]
+        context = max((len(piece.request.prefix) for piece in rounds), default=0)
+        count = max(1, len(rounds))
+        return self._cost.seconds(count, count * context)
+
+    @staticmethod
+    def _has_prefill(step: Step) -> bool:
+        return any(piece.request.sampling is None or piece.waiting.job.prefills(piece.held) for piece in step.pieces)
+
+
+def _shares(wanted: Sequence[int], room: int) -> list[int]:
+    """Share ``room`` evenly: ``_shares([1, 8, 8], 11)`` -> ``[1, 5, 5]``; what is left over goes to the first ones."""
+    shares = [0] * len(wanted)
+    open_ = [index for index, want in enumerate(wanted) if want]
+    while open_ and room > 0:
+        each = max(1, room // len(open_))
+        for index in list(open_):
+            given = min(each, wanted[index] - shares[index], room)
+            shares[index] += given
+            room -= given
+            if shares[index] == wanted[index]:
+                open_.remove(index)
+    return shares

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
-from toy import PRINTS, STOP, ToyDrafter, ToyEngine, plain
+from toy import ToyDrafter
 
 from moa_bench import inprocess
 from moa_bench.accept.measure import AcceptSettings, Results, measure
@@ -25,9 +26,10 @@ from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.tree import TreeShape
 from moa_runtime.errors import MoaError
 from moa_runtime.session.server import Sampling
-from moa_runtime.session.tree import accepted_path
 from moa_runtime.tokenizer import ChatTokenizer
+from moa_server.engine import Outcome, StepRequest, new_sequence
 from tiny import make_tiny_drafter, make_tiny_rival
+from toy_engine import PRINTS, STOP, ToyEngine, plain
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -176,12 +178,17 @@ def test_a_replay_has_the_rounds_of_the_real_thing(right, stops):
     assert engine.forwards - before == replay.forwards + 1
 
 
+def outcome_of(engine: ReplayEngine, draft: list[int], parents: list[int]) -> Outcome:
+    """The outcome of one draft behind the prompt."""
+    request = StepRequest(new_sequence(), PROMPT, draft, parents, Sampling(), rows_from=0)
+    return asyncio.run(engine.step([request]))[0]
+
+
 def test_a_replay_asks_nothing_of_the_target_for_a_drafter_without_rows():
     engine = ToyEngine()
     known = plain(engine, PROMPT, 4)
-    sequence = ReplayEngine(engine, {tuple(PROMPT): known}, has_rows=False).open()
-    assert sequence.verify(PROMPT, known[:2], [0, 1], Sampling()) == known[:3]
-    assert sequence.rows(range(len(PROMPT))) is None
+    outcome = outcome_of(ReplayEngine(engine, {tuple(PROMPT): known}, has_rows=False), known[:2], [0, 1])
+    assert (outcome.path, outcome.token, outcome.rows) == ((0, 1), known[2], None)
     assert engine.forwards == 0
 
 
@@ -189,12 +196,11 @@ def test_a_replay_judges_trees():
     """Behind a wrong token nothing is right, also where it is the token that the text has there."""
     engine = ToyEngine()
     known = plain(engine, PROMPT, 4)
-    sequence = ReplayEngine(engine, {tuple(PROMPT): known}).open()
     wrong = known[0] % (engine.vocab_size - 1) + 1
     tree, parents = [wrong, known[0], known[1], known[1], known[2]], [0, 0, 1, 2, 4]
-    choices = sequence.verify(PROMPT, tree, parents, Sampling())
-    assert accepted_path(tree, parents, choices) == [1, 3, 4]
-    assert choices[5] == known[3]
+    outcome = outcome_of(ReplayEngine(engine, {tuple(PROMPT): known}), tree, parents)
+    assert (outcome.path, outcome.token) == ((1, 3, 4), known[3])
+    assert outcome.rows.keys[:, 0, 0].tolist() == [1.0 + position for position in range(len(PROMPT) + 3)]
 
 
 # -- a tiny model, the real drafter, the command ---------------------------------------------------
@@ -385,7 +391,7 @@ def test_the_command_draws_what_both_ends_did(command, tmp_path):
     found = json.loads(command("--json", "--timeline", str(tmp_path / "out.json"))[1])
     spans = [e for e in json.loads((tmp_path / "out.json").read_text())["traceEvents"] if e["ph"] == "X"]
     verified = [span["args"] for span in spans if span["name"] == "verify"]
-    assert {span["name"] for span in spans} == {"draft", "verify", "rows", "receive"}
+    assert {span["name"] for span in spans} == {"draft", "verify", "receive"}
     # Each of the three turns has a prompt's verdict of its own.
     assert [bool(args["prefill"]) for args in verified].count(True) == 3
     assert len(verified) == 3 + found["rounds"]

@@ -8,7 +8,7 @@ import random
 
 import numpy as np
 import pytest
-from toy import PRINTS, STOP, ToyDrafter, ToyEngine, plain
+from toy import ToyDrafter
 
 from moa_bench import inprocess
 from moa_bench.cli import main
@@ -25,6 +25,7 @@ from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.session.server import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_server.scoring import log_probabilities
+from toy_engine import PRINTS, STOP, ToyEngine, plain
 
 PROMPT = [3, 1, 4, 1, 5]
 

@@ -28,6 +28,7 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.tree import TreeShape
 from moa_runtime.session.events import Sampling
+from moa_server.plain import decode
 from moa_server.transformers_engine import TransformersEngine
 
 
@@ -111,10 +112,7 @@ def test_a_conversation_is_lossless(
         draft_tree=None if tree is None else lambda prefix: device.draft_tree(prefix, tree),
     )
     assert rounds and device.rows >= len(question) + len(answer.tokens) - 2
-    sequence, alone = engine.open(), list(question)
-    while len(alone) < len(question) + len(answer.tokens):
-        alone += sequence.verify(alone, [], [], sampling)
-    assert alone[len(question) :] == answer.tokens
+    assert [step.token for step in decode(engine, question, sampling, len(answer.tokens))] == answer.tokens
 
 
 @pytest.mark.parametrize("name", ["coreml", "executorch"])

@@ -10,25 +10,31 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import uvicorn
 from websockets.sync.client import connect
 
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Event, Faulted, Finished, Origin, RowsReceived, Sampling
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.app import SESSION_PATH, create_app
-from moa_server.cli import server_options
+from moa_server.app import SESSION_PATH
+from moa_server.app import Verifier as Served
+from moa_server.serve import VerifierServer
 
 TIMEOUT_S = 30
 
 
 @dataclass
 class Verifier:
-    """A running verifier; ``app.state.store`` holds its conversations."""
+    """A running verifier, and its server."""
 
-    app: Any
+    server: VerifierServer
     port: int
     token: str
+
+    @property
+    def parts(self) -> Served:
+        """What is served; only for looking at."""
+        served: Served = self.server.app.state.verifier
+        return served
 
     @property
     def url(self) -> str:
@@ -59,23 +65,16 @@ class Verifier:
 
 
 @contextlib.contextmanager
-def serving(engine, settings) -> Iterator[Verifier]:
-    """Serve until the block ends."""
-    app = create_app(engine, settings)
+def serving(engine, settings, **options: Any) -> Iterator[Verifier]:
+    """Serve until the block ends; ``options`` are those of :class:`VerifierServer`."""
     started = threading.Event()
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets=None) -> None:
-            await super().startup(sockets)
-            started.set()
-
-    server = Server(uvicorn.Config(app, **server_options(settings)))
+    server = VerifierServer(engine, settings, on_ready=started.set, **options)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
             assert started.wait(TIMEOUT_S)
-            yield Verifier(app, listening.getsockname()[1], settings.token)
+            yield Verifier(server, listening.getsockname()[1], settings.token)
         finally:
             server.should_exit = True
             thread.join(TIMEOUT_S)

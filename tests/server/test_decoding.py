@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import threading
@@ -14,6 +15,7 @@ from moa_runtime.session.events import Sampling
 from moa_server.plain import decode
 from moa_server.settings import Settings
 from server.running import TIMEOUT_S, serving
+from toy_engine import ToyEngine
 
 PROMPT = random.Random(8).sample(range(3, 512), 16)
 
@@ -37,7 +39,7 @@ def test_a_stream_brings_each_token_and_ends_with_the_forwards(verifier, engine,
     assert response.headers["content-type"].startswith("text/event-stream")
     assert events(response) == [
         *({"token": step.token} for step in steps),
-        {"done": True, "forwards": sum(step.forwards for step in steps)},
+        {"done": True, "forwards": sum(step.steps for step in steps)},
     ]
 
 
@@ -56,55 +58,54 @@ def test_what_is_refused_is_refused_before_the_first_event(verifier, changed, sa
     assert said in response.json()["error"]
 
 
-def test_a_failing_engine_breaks_the_stream_and_leaves_no_place_taken(engine, monkeypatch, caplog):
+def test_a_failing_engine_ends_the_stream_and_leaves_no_place_taken(engine, monkeypatch, caplog):
     body = {"tokens": PROMPT, "max_new_tokens": 5, "stream": True}
     with serving(engine, Settings(max_sessions=1)) as verifier:
         with monkeypatch.context() as broken:
-            broken.setattr(type(engine), "logits", lambda *_: 1 / 0)
-            with pytest.raises(httpx.RemoteProtocolError):
-                verifier.http("POST", "/v1/decode", json=body)
-        assert "ZeroDivisionError" in caplog.text
+            broken.setattr(type(engine), "step", lambda *_: 1 / 0)
+            [said] = events(verifier.http("POST", "/v1/decode", json=body))
+            whole = verifier.http("POST", "/v1/decode", json={**body, "stream": False})
+        assert "sending it again may help" in said["error"]
+        assert whole.status_code == 500 and whole.json() == said
+        assert "ZeroDivisionError" in caplog.text and "Traceback" not in caplog.text
         assert len(events(verifier.http("POST", "/v1/decode", json=body))) == 6
 
 
-class GatedEngine:
-    """Writes 7 again and again, one token for each ``permits.release()``."""
-
-    fingerprints, vocab_size, stop_tokens, max_context = None, 10, (), 1000
+class GatedEngine(ToyEngine):
+    """Takes a step for each ``permits.release()``."""
 
     def __init__(self) -> None:
-        self.forwards = 0
+        super().__init__(vocab_size=10)
         self.permits = threading.Semaphore(0)
-        self.closed = threading.Event()
 
-    def open(self) -> GatedEngine:
-        return self
-
-    def verify(self, prefix, draft, parents, sampling) -> list[int]:
-        assert self.permits.acquire(timeout=TIMEOUT_S)
-        self.forwards += 1
-        return [7]
-
-    def keep(self, path) -> None:
-        pass
-
-    def close(self) -> None:
-        self.closed.set()
+    async def step(self, requests):
+        await asyncio.get_running_loop().run_in_executor(None, self.permits.acquire, True, TIMEOUT_S)
+        return await super().step(requests)
 
 
-def test_decoding_stops_when_the_client_leaves():
+@pytest.mark.parametrize("stream", [True, False])
+def test_decoding_stops_when_the_client_leaves(stream):
     engine = GatedEngine()
     with serving(engine, Settings(max_sessions=1)) as verifier:
         url = f"http://127.0.0.1:{verifier.port}/v1/decode"
-        engine.permits.release()
-        with httpx.stream("POST", url, json={"tokens": [1], "stream": True}, timeout=TIMEOUT_S) as response:
-            lines = response.iter_lines()
-            assert next(lines) == 'data: {"token": 7}'
-            # The stream holds the only place, and waits for its second token.
-            assert verifier.http("POST", "/v1/decode", json={"tokens": [1]}).status_code == 503
-        engine.permits.release(100)
-        assert engine.closed.wait(TIMEOUT_S)
-        assert engine.forwards < 100
+        body = {"tokens": [1], "stream": stream}
+        if stream:
+            engine.permits.release()
+            with httpx.stream("POST", url, json=body, timeout=TIMEOUT_S) as response:
+                lines = response.iter_lines()  # kept: without it the response is closed
+                assert next(lines) == f'data: {{"token": {engine.choice([1])}}}'
+                # The stream holds the only place, and waits for its second token.
+                refused = verifier.http("POST", "/v1/decode", json={"tokens": [1]})
+                assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(url, json=body, timeout=0.3)
         deadline = time.monotonic() + TIMEOUT_S
-        while verifier.http("POST", "/v1/decode", content="no JSON").status_code == 503:
+        while verifier.parts.decoding:
             assert time.monotonic() < deadline, "the place of a client that left stays taken"
+            time.sleep(0.01)
+        steps = len(engine.steps)
+        engine.permits.release(100)
+        assert verifier.http("POST", "/v1/decode", json={"tokens": [2], "max_new_tokens": 1}).status_code == 200
+        assert len(engine.steps) <= steps + 2
+        assert engine.sequences_open <= 1

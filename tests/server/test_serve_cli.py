@@ -66,7 +66,8 @@ def test_it_serves_until_it_is_told_to_stop(tiny_target, tiny_drafter):
         assert ready["event"] == "ready"
         assert ready["url"] == f"ws://127.0.0.1:{ready['port']}/v1/session"
         base = f"http://127.0.0.1:{ready['port']}"
-        assert httpx.get(f"{base}/healthz").json()["fingerprints"] == ready["fingerprints"]
+        status = httpx.get(f"{base}/v1/status", headers={"Authorization": "Bearer secret"})
+        assert status.json()["fingerprints"] == ready["fingerprints"]
         assert httpx.post(f"{base}/v1/decode", json={"tokens": [5]}).status_code == 401
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from moa_server.scheduler import Scheduler
+from moa_runtime.session.server import Sampling
+from moa_server.engine import StepRequest
+from moa_server.metrics import Metrics
 from moa_server.sessions import Conversation, SessionStore
 from moa_server.settings import Settings
-
-
-class FakeSequence:
-    closed = 0
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-class FakeEngine:
-    vocab_size, stop_tokens, max_context = 8, (0,), 100
-
-    def open(self) -> FakeSequence:
-        return FakeSequence()
+from moa_server.worker import Worker
+from toy_engine import ToyEngine
 
 
 class Held:
@@ -28,11 +18,16 @@ class Held:
 
     def __init__(self, **settings) -> None:
         self.now = 0.0
-        self.store = SessionStore(FakeEngine(), Scheduler(), Settings(**settings), lambda: self.now)
+        self.engine = ToyEngine()
+        self.store = SessionStore(self.engine, Worker(self.engine, Metrics()), Settings(**settings), lambda: self.now)
 
-    def attach(self, token: str = "") -> Conversation | None:
-        attached = self.store.attach(token)
+    def attach(self, token: str = "", owner: str = "") -> Conversation | None:
+        attached = self.store.attach(token, owner)
         return attached and attached[0]
+
+    def fill(self, conversation: Conversation) -> None:
+        """Give it a cache."""
+        asyncio.run(self.engine.step([StepRequest(conversation.sequence, [1, 2], sampling=Sampling())]))
 
     def detach(self, conversation: Conversation) -> None:
         self.store.detach(conversation, conversation.taken_over)
@@ -68,55 +63,27 @@ def test_a_full_store_drops_what_was_left_longest():
     assert held.attach(two.token) is None
 
 
-def test_the_cache_goes_first_then_the_conversation():
-    async def scenario() -> None:
-        held = Held(cache_seconds=10, keep_seconds=100)
-        left, connected = held.attach(), held.attach()
-        for conversation in (left, connected):
-            await held.store.used(conversation)
-        held.detach(left)
-        held.now = 9.0
-        await held.store.sweep()
-        assert left.sequence.closed == 0
-        held.now = 11.0
-        await held.store.sweep()
-        await held.store.sweep()
-        assert left.sequence.closed == 1 and held.store.attach(left.token)[0] is left
-        held.detach(left)
-        held.now = 111.0
-        await held.store.sweep()
-        assert held.attach(left.token) is not left
-        assert held.attach(connected.token) is connected and connected.sequence.closed == 0
-
-    asyncio.run(scenario())
+def test_a_conversation_is_another_bearers():
+    held = Held()
+    one = held.attach(owner="alice")
+    held.detach(one)
+    assert held.attach(one.token, "bob") is not one
+    assert held.attach(one.token, "alice") is one
+    assert held.store.connected_of("alice") == held.store.connected_of("bob") == 1
 
 
-def test_under_pressure_the_least_recently_used_caches_are_freed():
-    async def scenario() -> None:
-        held = Held(max_cached_tokens=100)
-        conversations = [held.attach() for _ in range(3)]
-        for conversation in conversations:
-            held.now += 1
-            conversation.session.committed = [1] * 45
-            await held.store.used(conversation)
-        assert [c.sequence.closed for c in conversations] == [1, 0, 0]
-        held.now += 1
-        conversations[2].session.committed = [1] * 99
-        await held.store.used(conversations[2])
-        assert [c.sequence.closed for c in conversations] == [1, 1, 0]
-        held.now += 1
-        conversations[2].session.committed = [1] * 150  # one alone may have more
-        await held.store.used(conversations[2])
-        assert [c.sequence.closed for c in conversations] == [1, 1, 0]
-
-    asyncio.run(scenario())
-
-
-def test_engine_calls_run_one_at_a_time_in_order():
-    async def scenario() -> None:
-        scheduler, seen = Scheduler(), []
-        await asyncio.gather(*(scheduler.run(lambda n=n: seen.append(n)) for n in range(20)))
-        scheduler.close()
-        assert seen == list(range(20))
-
-    asyncio.run(scenario())
+def test_a_conversation_is_forgotten_with_its_cache():
+    held = Held(keep_seconds=100)
+    left, connected = held.attach(), held.attach()
+    for conversation in (left, connected):
+        held.fill(conversation)
+    held.detach(left)
+    held.now = 99.0
+    held.store.sweep()
+    assert held.engine.sequences_open == 2 and held.attach(left.token) is left
+    held.detach(left)
+    held.now = 199.0
+    held.store.sweep()
+    assert held.engine.sequences_open == 1
+    assert held.attach(left.token) is not left
+    assert held.attach(connected.token) is connected

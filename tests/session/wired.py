@@ -11,6 +11,7 @@ from moa_runtime.session.events import Committed, Event, Finished, Origin, Polic
 from moa_runtime.session.handshake import Fingerprints, Limits, check_hello
 from moa_runtime.session.rows import encode_rows
 from moa_runtime.session.server import ServerSession, Verify, parse_client_message
+from moa_runtime.session.tree import accepted_path
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 VOCAB, STOP = 13, 0
@@ -70,7 +71,9 @@ class Server:
         paths: list[list[int]] = [list(work.prefix)]
         for token, parent in zip(work.draft, work.parents, strict=True):
             paths.append([*paths[parent], token])
-        decision = self.session.decide(work, [choice(path) for path in paths])
+        choices = [choice(path) for path in paths]
+        accepted = accepted_path(work.draft, work.parents, choices)
+        decision = self.session.decide(work, accepted, choices[accepted[-1] + 1 if accepted else 0])
         keys = np.array([row_of(p) for p in decision.rows], np.float32).reshape(-1, 1, 1)
         decision.verdict.rows.CopyFrom(encode_rows(decision.rows.start, keys, -keys, wire.ROW_ENCODING_FLOAT16))
         return wire.ServerMessage(verdict=decision.verdict)

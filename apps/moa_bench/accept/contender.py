@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.rows import encode_rows
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.blocking import BlockingEngine
+from moa_server.engine import new_sequence
+from moa_server.jobs import Job
 
 if TYPE_CHECKING:
     from moa_server.transformers_engine import TransformersEngine
@@ -104,12 +108,13 @@ def contenders_of(args: argparse.Namespace, draft_length: int) -> list[Contender
 
 def row_bytes(engine: TransformersEngine) -> int:
     """Bytes of one token's row on the wire, int8 with its scales; 0 where none travel."""
-    sequence = engine.open()
-    sequence.verify([0], (), (), Sampling())
-    rows = sequence.rows(range(1))
+    with contextlib.closing(BlockingEngine(engine)) as blocking:
+        job = blocking.run(Job(new_sequence(), [0], Sampling(), rows_from=0))
+        blocking.release(job.sequence)
+    rows = job.rows(range(1))
     if rows is None:
         return 0
-    encoded = encode_rows(0, *rows, wire.ROW_ENCODING_INT8)
+    encoded = encode_rows(0, rows.keys, rows.values, wire.ROW_ENCODING_INT8)
     return len(encoded.data) + len(encoded.scales)
 
 

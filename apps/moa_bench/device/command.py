@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     bundle = bundle_of(args)
     steps = _steps(args, bundle)
     if answers is not None and endpoint is not None:
-        Verifier(endpoint).health()  # a wrong address should not show only after the steps
+        Verifier(endpoint).status()  # a wrong address should not show only after the steps
     results = Results()
     problem = ""
     try:

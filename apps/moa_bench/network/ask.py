@@ -89,7 +89,7 @@ async def _watched(work: Coroutine[Any, Any, T], verifier: Verifier, timeout_s: 
         if working not in done:
             watching.result()
         if isinstance(working.exception(), MoaError):
-            verifier.health()  # if it is gone, that is the better explanation
+            verifier.status()  # if it is gone, that is the better explanation
         return working.result()
     finally:
         for task in (working, watching):
@@ -105,6 +105,6 @@ async def _until_gone(verifier: Verifier) -> NoReturn:
             # No more than that: a request would take time from the answer that is measured.
             _, writer = await asyncio.open_connection(*verifier.host_and_port)
         except OSError:
-            verifier.health()
+            verifier.status()
         else:
             writer.close()

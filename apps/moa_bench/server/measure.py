@@ -106,7 +106,7 @@ def _await_forgetting(verifier: Verifier) -> None:
     if verifier.pid is None:
         return
     give_up = time.monotonic() + _LONGEST_FORGETTING_S
-    while verifier.health()["sessions"]:
+    while verifier.status()["sessions"]:
         if time.monotonic() > give_up:
             raise MoaError(f"the verifier still held conversations after {_LONGEST_FORGETTING_S:g} s")
         time.sleep(_SAMPLE_EVERY_S)

@@ -237,11 +237,13 @@ class ClientSession:
 
         Args:
             tree: sent in place of the suffix, which should be its likeliest path. Should the frame be lost with
-                its link, the suffix is proposed in its stead.
+                its link, or the verifier take chains only, the suffix is proposed in its stead.
         """
         if self.link is not LinkState.UP or self._in_flight or not self.answering or self._supplied:
             return False
         allowed = self.limits.max_draft_tokens if most is None else min(most, self.limits.max_draft_tokens)
+        if not self.limits.trees:
+            tree = None
         tokens = self._tentative if tree is None else tree.tokens
         draft = wire.Draft(
             epoch=self._epoch,
@@ -336,7 +338,13 @@ class ClientSession:
             return [Faulted("VERSION_MISMATCH", text, 0)]
         self.link = LinkState.UP
         limits = welcome.limits
-        self.limits = Limits(limits.max_context, limits.max_draft_tokens, limits.max_frame_bytes, limits.idle_seconds)
+        self.limits = Limits(
+            limits.max_context,
+            limits.max_draft_tokens,
+            limits.max_frame_bytes,
+            limits.idle_seconds,
+            trees=not limits.chains_only,
+        )
         resumed = bool(self._resume_token) and welcome.resume_token == self._resume_token
         self._resume_token = welcome.resume_token
         self._server_length = min(welcome.committed_length, len(self.committed))

@@ -14,12 +14,13 @@ PROTOCOL_VERSION = 1
 
 @dataclass(frozen=True)
 class Limits:
-    """What a verifier allows: tokens, tokens, bytes, seconds."""
+    """What a verifier allows: tokens, tokens, bytes, seconds, and whether it verifies trees."""
 
     max_context: int = 8192
     max_draft_tokens: int = 1024
     max_frame_bytes: int = 1 << 20
     idle_seconds: int = 900
+    trees: bool = True
 
 
 def fault(code: int, text: str, *, retry_after_ms: int = 0, committed_length: int = 0) -> wire.ServerMessage:

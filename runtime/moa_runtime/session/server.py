@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits, fault
-from moa_runtime.session.tree import TreeError, accepted_path, check_parents
+from moa_runtime.session.tree import TreeError, chain, check_parents
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 
@@ -26,7 +26,7 @@ class Verify:
     """Work for the engine: run the target over ``draft``, a tree of ``parents`` after ``prefix``.
 
     ``prefix`` is the whole committed conversation, the last ``supplied`` tokens of it from this frame;
-    ``rows_from`` the first memory row the client lacks.
+    ``rows_from`` the first memory row that goes to the client.
     """
 
     prefix: tuple[int, ...]
@@ -41,12 +41,10 @@ class Verify:
 class Decision:
     """What :meth:`ServerSession.decide` made of the target's choices.
 
-    ``path`` are indices into the draft of the tokens that stay; ``rows`` the range of positions whose
-    memory rows belong into the verdict.
+    ``rows`` is the range of positions whose memory rows belong into the verdict.
     """
 
     verdict: wire.Verdict
-    path: tuple[int, ...]
     rows: range
 
 
@@ -78,6 +76,9 @@ class ServerSession:
     =============  =========================================  ==========================================
 
     Older frames are dropped; a position that was never reached is the fault OUT_OF_SYNC.
+
+    Memory rows that a connection was sent are sent again only where a frame goes back behind them: whatever a Draft or
+    Prompt asks for, it gets the row before its position and what follows.
     """
 
     def __init__(self, limits: Limits, vocab_size: int, stop_tokens: Sequence[int]) -> None:
@@ -91,8 +92,11 @@ class ServerSession:
         self._finished_at: int | None = None
         self._max_length = 0
         self._sampling = Sampling()
+        self._rows_sent = 0  # on this connection: the client has the rows below, as far as none was cut
 
     def welcome(self, resume_token: str) -> wire.ServerMessage:
+        """The Welcome of a new connection, on which no memory row was sent yet."""
+        self._rows_sent = 0
         return wire.ServerMessage(
             welcome=wire.Welcome(
                 protocol_version=PROTOCOL_VERSION,
@@ -102,6 +106,7 @@ class ServerSession:
                     max_draft_tokens=self.limits.max_draft_tokens,
                     max_frame_bytes=self.limits.max_frame_bytes,
                     idle_seconds=self.limits.idle_seconds,
+                    chains_only=not self.limits.trees,
                 ),
                 committed_length=len(self.committed),
             )
@@ -123,21 +128,20 @@ class ServerSession:
             return self._cancel(message.cancel)
         return fault(wire.FAULT_CODE_PROTOCOL, f"a {event or 'empty'} event cannot follow the Hello of a connection")
 
-    def decide(self, work: Verify, choices: Sequence[int], compute_us: int = 0) -> Decision:
+    def decide(self, work: Verify, path: Sequence[int], token: int, compute_us: int = 0) -> Decision:
         """Commit what the target chose.
 
         Args:
             work: what :meth:`receive` asked for.
-            choices: the target's choice after the prefix and after each draft token, ``len(draft) + 1``.
+            path: indices into the draft of the tokens that the target accepts.
+            token: its own choice behind them.
             compute_us: time the target took, microseconds; for the verdict.
         """
         base_len = len(work.prefix)
-        path = accepted_path(work.draft, work.parents, choices)
-        bonus = choices[path[-1] + 1] if path else choices[0]
-        tokens = [work.draft[i] for i in path] + [bonus]
+        tokens = [work.draft[i] for i in path] + [token]
         finish = wire.FINISH_UNSPECIFIED
-        for count, token in enumerate(tokens, 1):
-            if token in self._stop_tokens:
+        for count, chosen in enumerate(tokens, 1):
+            if chosen in self._stop_tokens:
                 finish = wire.FINISH_STOP
             elif self._max_length and base_len + count >= self._max_length:
                 finish = wire.FINISH_LENGTH
@@ -146,7 +150,7 @@ class ServerSession:
             if finish != wire.FINISH_UNSPECIFIED:
                 tokens = tokens[:count]
                 break
-        path = path[: len(tokens)]
+        accepted = min(len(path), len(tokens))
         self.committed = [*work.prefix, *tokens]
         if finish != wire.FINISH_UNSPECIFIED:
             self._finished_at = len(self.committed)
@@ -154,13 +158,14 @@ class ServerSession:
             epoch=self._epoch,
             base_len=base_len,
             tokens=tokens,
-            accepted=len(path),
+            accepted=accepted,
             finish=wire.Finish.Name(finish),
             compute_us=compute_us,
         )
         # A bonus token has no row yet: the target has not processed it.
-        processed = base_len + len(path)
-        return Decision(verdict, tuple(path), range(min(work.rows_from, processed), processed))
+        processed = base_len + accepted
+        self._rows_sent = processed
+        return Decision(verdict, range(min(work.rows_from, processed), processed))
 
     def _prompt(self, prompt: wire.Prompt) -> Verify | wire.ServerMessage | None:
         end = prompt.base_len + len(prompt.tokens)
@@ -185,7 +190,8 @@ class ServerSession:
         self._max_length = prompt.max_length
         sampling = prompt.sampling
         self._sampling = Sampling(sampling.temperature, sampling.top_p or 1.0, sampling.seed)
-        return Verify(tuple(self.committed), (), (), self._sampling, prompt.rows_from, len(prompt.tokens))
+        rows_from = self._rows_from(prompt.rows_from, prompt.base_len)
+        return Verify(tuple(self.committed), (), (), self._sampling, rows_from, len(prompt.tokens))
 
     def _draft(self, draft: wire.Draft) -> Verify | wire.ServerMessage | None:
         if draft.epoch < self._epoch:
@@ -210,6 +216,8 @@ class ServerSession:
             parents = check_parents(draft.parents, len(draft.tokens))
         except TreeError as error:
             return fault(wire.FAULT_CODE_PROTOCOL, str(error))
+        if not self.limits.trees and parents != chain(len(parents)):
+            return fault(wire.FAULT_CODE_PROTOCOL, "a draft tree; this verifier takes chains only, as its Welcome says")
         if self._finished_at is not None and draft.base_len >= self._finished_at:
             return None
         self._enter(draft.epoch)
@@ -218,8 +226,9 @@ class ServerSession:
         self.committed = self.committed[: draft.base_len]
         room = self.limits.max_context - draft.base_len
         kept = len(draft.tokens) if len(draft.tokens) < room else room
+        rows_from = self._rows_from(draft.rows_from, draft.base_len)
         return Verify(
-            tuple(self.committed), tuple(draft.tokens[:kept]), tuple(parents[:kept]), self._sampling, draft.rows_from
+            tuple(self.committed), tuple(draft.tokens[:kept]), tuple(parents[:kept]), self._sampling, rows_from
         )
 
     def _cancel(self, cancel: wire.Cancel) -> wire.ServerMessage | None:
@@ -234,6 +243,10 @@ class ServerSession:
         if epoch > self._epoch:
             self._epoch = epoch
             self._confirmed = 0
+
+    def _rows_from(self, wanted: int, base_len: int) -> int:
+        """Of the rows that a frame at ``base_len`` asks for, the first that the client can lack."""
+        return max(wanted, min(self._rows_sent, base_len - 1))
 
     def _unreached(self, base_len: int) -> wire.ServerMessage | None:
         if base_len <= len(self.committed):

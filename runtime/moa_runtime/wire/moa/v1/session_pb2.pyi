@@ -163,16 +163,18 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., resume_token: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., committed_length: _Optional[int] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_context", "max_draft_tokens", "max_frame_bytes", "idle_seconds")
+    __slots__ = ("max_context", "max_draft_tokens", "max_frame_bytes", "idle_seconds", "chains_only")
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_FRAME_BYTES_FIELD_NUMBER: _ClassVar[int]
     IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CHAINS_ONLY_FIELD_NUMBER: _ClassVar[int]
     max_context: int
     max_draft_tokens: int
     max_frame_bytes: int
     idle_seconds: int
-    def __init__(self, max_context: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., idle_seconds: _Optional[int] = ...) -> None: ...
+    chains_only: bool
+    def __init__(self, max_context: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., idle_seconds: _Optional[int] = ..., chains_only: bool = ...) -> None: ...
 
 class Verdict(_message.Message):
     __slots__ = ("epoch", "base_len", "tokens", "accepted", "finish", "rows", "compute_us")

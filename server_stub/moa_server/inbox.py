@@ -1,0 +1,109 @@
+"""What a client sends, read ahead of what is answered, so that a client that leaves is noticed at once."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import deque
+from collections.abc import Callable
+
+from starlette.websockets import WebSocket
+
+from moa_runtime.session.handshake import fault
+from moa_runtime.session.server import parse_client_message
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+
+
+class End(enum.Enum):
+    """Why a connection takes no more frames."""
+
+    LEFT = "the client left"
+    REPLACED = "another connection continued this conversation"
+    LEAVING = "this verifier is shutting down"
+    FLOODED = "more frames than a client can await verdicts for"
+    SILENT = "nothing was received"
+
+
+class Inbox:
+    """Frames of one WebSocket, parsed, in order.
+
+    Args:
+        on_message: called with each message as it arrives.
+        on_end: called when an end comes that leaves nobody to answer: all but LEAVING.
+        most_waiting: frames that may wait; one more ends the connection.
+        max_frame_bytes: a larger frame is answered with a fault.
+    """
+
+    def __init__(
+        self,
+        websocket: WebSocket,
+        *,
+        on_message: Callable[[wire.ClientMessage], None],
+        on_end: Callable[[], None],
+        most_waiting: int,
+        max_frame_bytes: int,
+    ) -> None:
+        self._websocket, self._on_message, self._on_end = websocket, on_message, on_end
+        self._most_waiting, self._max_frame_bytes = most_waiting, max_frame_bytes
+        self._frames: deque[tuple[wire.ClientMessage | wire.ServerMessage, int]] = deque()
+        self._changed = asyncio.Event()
+        self._end: End | None = None
+        self._reading = asyncio.create_task(self._read())
+
+    async def next(self, seconds: float) -> tuple[wire.ClientMessage | wire.ServerMessage, int] | End:
+        """The next frame, as a message or the fault that answers it, with its size in bytes; or why there is none.
+
+        Frames that arrived before the verifier began to leave are still given.
+
+        Args:
+            seconds: silence after which the connection ends.
+        """
+        while True:
+            if self._end not in (None, End.LEAVING):
+                return self._end
+            if self._frames:
+                return self._frames.popleft()
+            if self._end is not None:
+                return self._end
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), seconds)
+            except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
+                return End.SILENT
+
+    def end(self, why: End) -> None:
+        """Take no more frames; the first reason stays, but a verifier that is leaving may be left."""
+        if self._end in (None, End.LEAVING):
+            self._end = why
+            self._changed.set()
+            if why is not End.LEAVING:
+                self._on_end()
+
+    async def close(self) -> None:
+        """Stop reading."""
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def _read(self) -> None:
+        while self._end is None:
+            received = await self._websocket.receive()
+            if received["type"] == "websocket.disconnect":
+                self.end(End.LEFT)
+                return
+            data = received.get("bytes")
+            if len(self._frames) >= self._most_waiting:
+                self.end(End.FLOODED)
+                return
+            message = self._parse(data)
+            self._frames.append((message, len(data or b"")))
+            self._changed.set()
+            if isinstance(message, wire.ClientMessage):
+                self._on_message(message)
+
+    def _parse(self, frame: bytes | None) -> wire.ClientMessage | wire.ServerMessage:
+        if frame is None:
+            return fault(wire.FAULT_CODE_PROTOCOL, "a text frame; this protocol is binary")
+        if len(frame) > self._max_frame_bytes:
+            text = f"a frame of {len(frame)} bytes; this verifier takes {self._max_frame_bytes}"
+            return fault(wire.FAULT_CODE_TOO_LARGE, text)
+        return parse_client_message(frame)

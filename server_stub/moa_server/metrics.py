@@ -1,0 +1,68 @@
+"""What Prometheus is told of a verifier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from moa_server.scheduler import Step
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_COUNTS = (1, 2, 4, 8, 16, 32, 64)
+_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class Metrics:
+    """A registry of its own for each app, so that several can live in one process."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._steps = Counter("moa_steps", "Steps of the engine.", registry=registry)
+        self._tokens = Counter("moa_tokens", "Tokens by kind.", ["kind"], registry=registry)
+        self._rounds = Counter("moa_rounds", "Verdicts on drafts, prompts not counted.", registry=registry)
+        self._refusals = Counter("moa_refusals", "What was refused, by reason.", ["reason"], registry=registry)
+        self._batch = Histogram("moa_step_sequences", "Sequences in a step.", buckets=_COUNTS, registry=registry)
+        self._sizes = Histogram("moa_step_tokens", "Tokens in a step.", buckets=_TOKENS, registry=registry)
+        self._took = Histogram("moa_step_seconds", "Seconds that a step takes.", buckets=_SECONDS, registry=registry)
+        self._queued = Histogram(
+            "moa_queue_seconds", "Seconds from a frame to its first step.", buckets=_SECONDS, registry=registry
+        )
+        self._tau = Histogram(
+            "moa_round_tokens", "Tokens that a round commits; sum by count is tau.", buckets=_COUNTS, registry=registry
+        )
+        # What the counters show before anything happened.
+        for kind in ("prefill", "verified", "accepted", "committed"):
+            self._tokens.labels(kind)
+
+    def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Add a gauge that is read when it is asked for."""
+        Gauge(name, text, registry=self._registry).set_function(value)
+
+    def stepped(self, step: Step, began: float, ended: float) -> None:
+        """A step was run; clock readings in seconds."""
+        self._steps.inc()
+        self._batch.observe(len(step.pieces))
+        self._sizes.observe(step.tokens)
+        self._took.observe(max(0.0, ended - began))
+        self._tokens.labels("prefill").inc(sum(piece.prefill for piece in step.pieces))
+        self._tokens.labels("verified").inc(sum(len(piece.request.draft) for piece in step.pieces))
+        for piece in step.pieces:
+            if not piece.waiting.started:
+                self._queued.observe(max(0.0, began - piece.waiting.since))
+
+    def decided(self, *, drafted: int, accepted: int, committed: int) -> None:
+        """A frame got its verdict, or a plain decoding its token."""
+        self._tokens.labels("accepted").inc(accepted)
+        self._tokens.labels("committed").inc(committed)
+        if drafted:
+            self._rounds.inc()
+            self._tau.observe(committed)
+
+    def refused(self, reason: str) -> None:
+        self._refusals.labels(reason).inc()
+
+    def text(self) -> bytes:
+        """Prometheus' text format."""
+        text: bytes = generate_latest(self._registry)
+        return text

@@ -1,0 +1,92 @@
+"""The process around the app: its server, its signals, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from moa_runtime.timeline import NO_TIMELINE, Timeline
+from moa_server.app import create_app
+from moa_server.edge import EdgeServer
+from moa_server.engine import Engine
+from moa_server.places import EdgeLimits
+from moa_server.settings import Settings
+
+_PING_SECONDS = 20.0
+#: Seconds that connections get to close behind the last frame.
+_CLOSE_SECONDS = 2
+
+
+class VerifierServer(EdgeServer):
+    """Serves the verifier on a socket until a signal: the first SIGINT or SIGTERM drains, a second one ends at once.
+
+    SIGHUP reads the token file again.
+
+    Args:
+        drain_seconds: how long frames under way may take after the signal.
+        on_ready: called when clients may connect.
+        tls: certificate and key files.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        *,
+        limits: EdgeLimits | None = None,
+        drain_seconds: float = 10.0,
+        on_ready: Callable[[], None] = lambda: None,
+        tls: tuple[Path, Path] | None = None,
+        timeline: Timeline = NO_TIMELINE,
+    ) -> None:
+        self.app = create_app(engine, settings, timeline)
+        secure: dict[str, Any] = {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]} if tls else {}
+        config = uvicorn.Config(
+            self.app,
+            # The app answers a frame that is too large with a fault; far larger ones never reach it.
+            ws_max_size=2 * settings.max_frame_bytes,
+            ws_ping_interval=_PING_SECONDS,
+            ws_ping_timeout=_PING_SECONDS,
+            ws_per_message_deflate=False,
+            timeout_graceful_shutdown=_CLOSE_SECONDS,
+            server_header=False,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            **secure,
+        )
+        super().__init__(config, limits)
+        self._on_ready, self._drain_seconds = on_ready, drain_seconds
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Future[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._loop = asyncio.get_running_loop()
+        with contextlib.suppress(NotImplementedError, AttributeError, ValueError, RuntimeError):  # Windows, a thread
+            self._loop.add_signal_handler(signal.SIGHUP, self.app.state.verifier.bearers.reload)
+        if not self.should_exit:
+            self._on_ready()
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        """A signal came. Unlike uvicorn's own, this does not raise the signal again when the server has ended."""
+        if self._loop is None or self._draining is not None:
+            self.should_exit = True
+            return
+        self._loop.call_soon_threadsafe(self.stop)
+
+    def stop(self) -> None:
+        """Drain, then end; belongs to the event loop's thread."""
+        if self._draining is None:
+            self._draining = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        await self.app.state.verifier.drain(self._drain_seconds)
+        self.should_exit = True

@@ -1,0 +1,184 @@
+"""Runs jobs on an engine, step by step."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from moa_server.engine import Engine, StepRequest
+from moa_server.jobs import Job
+from moa_server.metrics import Metrics
+from moa_server.scheduler import Piece, Scheduler, Step, Waiting
+from moa_server.step_cost import StepCost
+
+_log = logging.getLogger(__name__)
+
+
+class ExpiredError(Exception):
+    """A job came to its deadline before it was done."""
+
+
+class EngineFailedError(Exception):
+    """The engine failed on a job, also when it was alone in a step."""
+
+
+class Worker:
+    """One for an engine. All methods belong to the event loop's thread.
+
+    Args:
+        step_tokens: see :class:`Scheduler`.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        metrics: Metrics,
+        step_tokens: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.cost = StepCost()
+        self._engine, self._metrics, self._clock = engine, metrics, clock
+        self._scheduler = Scheduler(self.cost, step_tokens)
+        self._results: dict[int, asyncio.Future[None]] = {}  # by the identity of the job
+        self._released: list[int] = []
+        self._under_way: asyncio.Task[set[int]] | None = None
+        self._more = asyncio.Event()
+        self._loop: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        """Jobs that wait or are being worked on."""
+        return len(self._results)
+
+    async def run(self, job: Job, within: float) -> None:
+        """Do a job; when this is cancelled, the job is dropped before the next step.
+
+        Args:
+            within: seconds that it may take.
+
+        Raises:
+            ExpiredError: it took longer.
+            EngineFailedError: see there.
+        """
+        result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._results[id(job)] = result
+        waiting = Waiting(job, self._clock(), self._clock() + within)
+        try:
+            if self._engine.capabilities.schedules_itself:
+                await asyncio.wait_for(self._run_unscheduled(waiting), within)
+                return
+            self._scheduler.add(waiting)
+            self._more.set()
+            if self._loop is None:
+                self._loop = asyncio.create_task(self._run())
+            await result
+        except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
+            raise ExpiredError from None
+        finally:
+            del self._results[id(job)]
+            self._scheduler.drop(job)
+
+    def release(self, sequence: int) -> None:
+        """Let the engine forget a sequence, after the step under way."""
+        self._scheduler.forget(sequence)
+        if self._under_way is not None:
+            self._released.append(sequence)
+        else:
+            self._engine.release(sequence)
+
+    async def close(self) -> None:
+        """Wait for the step under way, forget everything else. The engine stays open."""
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.gather(self._loop, *filter(None, [self._under_way]), return_exceptions=True)
+
+    # -- an engine that we schedule ----------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            step = self._scheduler.plan(self._clock(), self._engine.held)
+            for waiting in step.expired:
+                self._fail(waiting.job, ExpiredError())
+            if step.pieces:
+                await self._take_step(step)
+            elif not len(self._scheduler):
+                self._more.clear()
+                await self._more.wait()
+
+    async def _take_step(self, step: Step) -> None:
+        began = self._clock()
+        self._under_way = asyncio.create_task(self._step(step.pieces))
+        failures = await asyncio.shield(self._under_way)  # a step is never broken off
+        ended = self._clock()
+        if not failures:
+            self.cost.observe(step.tokens, step.products, max(ended - began, 1e-6))
+        self._metrics.stepped(step, began, ended)
+        self._scheduler.stepped(step, ended)
+        for piece in step.pieces:
+            job = piece.waiting.job
+            if id(job) in failures:
+                self._scheduler.drop(job)
+                self._fail(job, EngineFailedError())
+            elif job.done:
+                self._resolve(job)
+
+    async def _step(self, pieces: list[Piece]) -> set[int]:
+        """Run one step; where it fails, each piece alone, so that one that the engine cannot do harms no other.
+
+        Returns:
+            identities of the jobs that failed alone too.
+        """
+        try:
+            return await self._step_or_split(pieces)
+        finally:
+            self._under_way = None
+            for sequence in self._released:
+                self._engine.release(sequence)
+            self._released.clear()
+
+    async def _step_or_split(self, pieces: list[Piece]) -> set[int]:
+        try:
+            outcomes = await self._engine.step([piece.request for piece in pieces])
+        except Exception as error:
+            if len(pieces) > 1:
+                return set().union(*[await self._step_or_split([piece]) for piece in pieces])
+            _log_failure(pieces[0].request, error)
+            return {id(pieces[0].waiting.job)}
+        for piece, outcome in zip(pieces, outcomes, strict=True):
+            piece.waiting.job.take(piece.request, outcome)
+        return set()
+
+    def _resolve(self, job: Job) -> None:
+        result = self._results.get(id(job))
+        if result is not None and not result.done():
+            result.set_result(None)
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        result = self._results.get(id(job))
+        if result is not None and not result.done():
+            result.set_exception(error)
+
+    # -- an engine that schedules itself -----------------------------------------------------------
+
+    async def _run_unscheduled(self, waiting: Waiting) -> None:
+        job, most = waiting.job, self._engine.max_context
+        while not job.done:
+            held = self._engine.held(job.sequence, job.prefix)
+            piece = Piece(waiting, job.request(held, most), held)
+            began = self._clock()
+            try:
+                [outcome] = await self._engine.step([piece.request])
+            except Exception as error:
+                _log_failure(piece.request, error)
+                raise EngineFailedError from error
+            job.take(piece.request, outcome)
+            self._metrics.stepped(Step([piece]), began, self._clock())
+            waiting.started = True
+
+
+def _log_failure(request: StepRequest, error: Exception) -> None:
+    size = f"a draft of {len(request.draft)} tokens behind {len(request.prefix)}"
+    _log.error("the engine failed on %s: %s: %s", size, type(error).__name__, error)
+    _log.debug("where it failed", exc_info=error)

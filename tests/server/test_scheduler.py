@@ -1,0 +1,167 @@
+"""What goes into a step, with a clock of the test's own and a machine whose steps cost what a formula says."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from moa_runtime.session.server import Sampling
+from moa_server.jobs import Job
+from moa_server.scheduler import ATTENTIVE_S, MOST_SEQUENCES, STRETCH, Scheduler, Waiting, _shares
+from moa_server.step_cost import StepCost
+
+
+def seconds_of(tokens: int, products: int) -> float:
+    """A step of the imagined machine: one token takes 21.7 ms, each further one 1.5 ms."""
+    return 0.020 + 0.0015 * tokens + 4e-7 * products
+
+
+def taught() -> StepCost:
+    cost, rng = StepCost(), random.Random(2)
+    for _ in range(300):
+        tokens, context = rng.choice([1, 1, 2, 4, 16, 64]), rng.choice([100, 500, 2000])
+        cost.observe(tokens, tokens * context, seconds_of(tokens, tokens * context) * rng.uniform(0.95, 1.2))
+    return cost
+
+
+class Held:
+    """A scheduler, what its engine holds, and the time."""
+
+    def __init__(self, **options) -> None:
+        self.scheduler = Scheduler(taught(), **options)
+        self.held: dict[int, int] = {}
+        self.now = 100.0
+
+    def add(self, sequence: int, prefix: int, draft: int = 0, held: int = 0, deadline: float = 1e9) -> Job:
+        job = Job(sequence, [1] * prefix, Sampling(), [2] * draft, range(draft))
+        self.held[sequence] = held
+        self.scheduler.add(Waiting(job, self.now, deadline))
+        return job
+
+    def plan(self):
+        return self.scheduler.plan(self.now, lambda sequence, prefix: min(self.held[sequence], len(prefix)))
+
+    def step(self) -> dict[int, int]:
+        """Run one step; tokens by sequence."""
+        step = self.plan()
+        for piece in step.pieces:
+            self.held[piece.waiting.job.sequence] = len(piece.request.prefix)
+            if piece.request.sampling is not None:
+                piece.waiting.job.token = 3  # all of the draft was wrong, say
+        self.now += seconds_of(step.tokens, step.products)
+        self.scheduler.stepped(step, self.now)
+        return {piece.waiting.job.sequence: piece.tokens for piece in step.pieces}
+
+
+def test_a_round_that_is_alone_gets_all_of_its_draft():
+    held = Held()
+    held.add(1, 500, draft=62, held=499)
+    assert held.step() == {1: 63}
+    assert len(held.scheduler) == 0
+
+
+def test_a_long_prompt_beside_a_round_leaves_the_step_short():
+    held = Held()
+    held.add(1, 500, held=499)
+    held.add(2, 4000)
+    began = held.now
+    sizes = held.step()
+    assert sizes[1] == 1 and sizes[2] >= 8
+    assert held.now - began <= 1.15 * STRETCH * seconds_of(1, 500)
+
+
+def test_a_long_prompt_stays_short_while_the_others_next_frame_is_on_its_way():
+    held = Held()
+    held.add(1, 500, held=499)
+    held.step()
+    held.add(2, 4000)
+    began = held.now
+    held.step()
+    assert held.now - began <= 1.15 * STRETCH * seconds_of(1, 500)
+    held.now += ATTENTIVE_S
+    assert held.step()[2] > 100  # nobody has come back
+
+
+def test_prefill_goes_on_however_many_rounds_there_are():
+    held = Held()
+    job = held.add(1000, 3000)
+    for _ in range(200):
+        for sequence in range(40):
+            held.add(sequence, 300, draft=30, held=299)
+        before = held.held[1000]
+        held.step()
+        if job.done:
+            return
+        assert held.held[1000] > before
+    raise AssertionError("the prompt did not end")
+
+
+def test_prompts_take_turns():
+    held = Held()
+    held.add(1, 4000)
+    held.add(2, 4000)
+    held.add(3, 40)
+    order = [next(iter(held.step())) for _ in range(3)]
+    assert order == [1, 2, 3]
+
+
+def test_no_round_waits_twice_while_others_go_twice():
+    held = Held()
+    for sequence in range(MOST_SEQUENCES + 10):
+        held.add(sequence, 50, held=49)
+    first = set(held.step())
+    assert len(first) == MOST_SEQUENCES
+    for sequence in first:
+        held.add(sequence, 50, held=49)
+    assert set(range(MOST_SEQUENCES + 10)) - first <= set(held.step())
+
+
+def test_drafts_of_several_rounds_share_a_step():
+    held = Held()
+    for sequence in range(4):
+        held.add(sequence, 500, draft=62, held=499)
+    began, sizes = held.now, held.step()
+    assert held.now - began <= 1.15 * STRETCH * seconds_of(4, 2000)
+    assert max(sizes.values()) - min(sizes.values()) <= 1 and min(sizes.values()) > 1
+
+
+@pytest.mark.parametrize("draft", [0, 30])
+def test_a_fixed_budget_is_kept(draft):
+    held = Held(step_tokens=32)
+    for sequence in range(3):
+        held.add(sequence, 500, draft=draft, held=499)
+    held.add(9, 4000)
+    sizes = held.step()
+    assert sum(sizes.values()) <= 32 + 32 // 4
+    assert sizes[9] >= 32 // 4
+
+
+def test_jobs_end_at_their_deadline_and_when_dropped():
+    held = Held()
+    late, dropped, other = held.add(1, 10, deadline=held.now), held.add(2, 10), held.add(3, 10)
+    held.scheduler.drop(dropped)
+    step = held.plan()
+    assert [waiting.job for waiting in step.expired] == [late]
+    assert [piece.waiting.job for piece in step.pieces] == [other]
+
+
+def test_shares():
+    assert _shares([1, 8, 8], 11) == [1, 5, 5]
+    assert _shares([4, 4], 3) == [2, 1]
+    assert _shares([], 3) == [] and _shares([0, 2], 9) == [0, 2]
+
+
+def test_the_cost_of_steps_is_learnt():
+    cost = taught()
+    for tokens, context in ((1, 500), (16, 500), (64, 2000)):
+        expected = seconds_of(tokens, tokens * context)
+        assert cost.seconds(tokens, tokens * context) == pytest.approx(expected * 1.07, rel=0.15)
+    assert cost.fitting(0.05, 500) == pytest.approx(0.05 / 0.0017, rel=0.25)
+
+
+def test_one_observation_gives_a_scale_and_keeps_the_proportions():
+    cost = StepCost()
+    cost.observe(1, 100, 0.016)
+    assert cost.seconds(1, 100) == pytest.approx(0.016, rel=0.1)
+    assert cost.seconds(16, 1600) == pytest.approx(0.031, rel=0.3)

@@ -1,0 +1,139 @@
+"""Jobs on engines of several manners: what comes out, what is dropped, what fails."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from moa_runtime.session.server import Sampling
+from moa_server.engine import Capabilities, new_sequence
+from moa_server.jobs import Job
+from moa_server.metrics import Metrics
+from moa_server.worker import EngineFailedError, ExpiredError, Worker
+from toy_engine import STOP, VOCAB, ToyEngine, plain
+
+CHAINS = Capabilities(trees=False, max_draft_tokens=8)
+ITSELF = Capabilities(trees=False, max_draft_tokens=8, schedules_itself=True)
+MANNERS = {
+    "trees": {},
+    "chains, preempting": {"capabilities": CHAINS, "preempts": 0.2},
+    "schedules itself, preempting": {"capabilities": ITSELF, "preempts": 0.2},
+}
+
+
+@pytest.fixture(params=MANNERS.values(), ids=MANNERS.keys())
+def toy(request) -> ToyEngine:
+    return ToyEngine(**request.param)
+
+
+async def answer(worker: Worker, engine: ToyEngine, prompt: list[int], count: int, rng: random.Random) -> list[int]:
+    """Rounds of chains, each token right two times out of three."""
+    sequence, tokens, seed = new_sequence(), list(prompt), rng.randrange(100)
+    while len(tokens) < len(prompt) + count:
+        draft: list[int] = []
+        for _ in range(rng.randint(0, 6)):
+            right = engine.choice([*tokens, *draft], seed)
+            draft.append(right if rng.random() < 2 / 3 else rng.randrange(1, VOCAB))
+        job = Job(sequence, tokens, Sampling(1.0, 1.0, seed), draft, range(len(draft)), rows_from=0)
+        await worker.run(job, 30)
+        tokens += [draft[index] for index in job.path] + [job.token]
+        assert job.rows(range(len(tokens) - 1)).keys.shape[0] == len(tokens) - 1
+        if rng.random() < 0.1:
+            worker.release(sequence)  # its cache comes back by itself
+    worker.release(sequence)
+    assert tokens[len(prompt) :][:count] == plain(engine, prompt, count, seed)
+    return tokens
+
+
+def test_many_answers_at_once_are_each_what_the_target_writes(toy):
+    async def scenario() -> None:
+        worker, rng = Worker(toy, Metrics()), random.Random(3)
+        prompts = [[rng.randrange(1, VOCAB) for _ in range(rng.choice([3, 40, 300]))] for _ in range(12)]
+        await asyncio.gather(*(answer(worker, toy, prompt, 20, rng) for prompt in prompts))
+        await worker.close()
+        assert not len(worker) and not toy.sequences_open
+
+    asyncio.run(scenario())
+
+
+def test_a_job_that_is_dropped_is_gone_within_two_steps(toy):
+    async def scenario() -> None:
+        worker = Worker(toy, Metrics())
+        sequence = new_sequence()
+        running = asyncio.create_task(worker.run(Job(sequence, [1] * 900, Sampling()), 30))
+        while not toy.steps:
+            await asyncio.sleep(0)
+        before = len(toy.steps)
+        running.cancel()
+        await worker.run(Job(new_sequence(), [2], Sampling()), 30)
+        await worker.run(Job(new_sequence(), [2], Sampling()), 30)
+        later = [request.sequence for step in toy.steps[before + 1 :] for request in step]
+        assert running.cancelled() and sequence not in later
+        await worker.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_job_that_cannot_be_done_harms_no_other(toy, caplog):
+    async def scenario() -> None:
+        worker = Worker(toy, Metrics())
+        bad, good = Job(new_sequence(), [1, 2], Sampling()), Job(new_sequence(), [3, 4], Sampling())
+        toy.broken = {bad.sequence}
+        results = await asyncio.gather(worker.run(bad, 30), worker.run(good, 30), return_exceptions=True)
+        assert isinstance(results[0], EngineFailedError) and results[1] is None
+        assert good.token == toy.choice([3, 4])
+        toy.broken = set()
+        await worker.run(again := Job(bad.sequence, [1, 2], Sampling()), 30)
+        assert again.token == toy.choice([1, 2])
+        await worker.close()
+
+    asyncio.run(scenario())
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        "the engine failed on a draft of 0 tokens behind 2: RuntimeError: the toy is broken"
+    ]
+    assert all(record.exc_info is None for record in caplog.records if record.levelname != "DEBUG")
+
+
+def test_a_job_expires(toy):
+    async def scenario() -> None:
+        worker = Worker(toy, Metrics())
+        with pytest.raises(ExpiredError):
+            await worker.run(Job(new_sequence(), [1] * 900, Sampling()), 0)
+        await worker.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_sequence_is_not_released_in_the_middle_of_its_step():
+    async def scenario() -> None:
+        toy = ToyEngine(delay_s=(0.01, 0))  # which asserts it
+        worker, sequence = Worker(toy, Metrics()), new_sequence()
+        running = asyncio.create_task(worker.run(Job(sequence, [1], Sampling()), 30))
+        while not toy.steps:
+            await asyncio.sleep(0)
+        worker.release(sequence)
+        await running
+        await worker.run(Job(new_sequence(), [1], Sampling()), 30)
+        assert toy.sequences_open == 1
+        await worker.close()
+
+    asyncio.run(scenario())
+
+
+def test_jobs_of_several_sequences_share_steps():
+    async def scenario() -> None:
+        toy = ToyEngine(delay_s=(0.005, 0))
+        worker = Worker(toy, Metrics())
+        jobs = [Job(new_sequence(), [1, n], Sampling()) for n in range(1, 9)]
+        await asyncio.gather(*(worker.run(job, 30) for job in jobs))
+        assert len(toy.steps) <= 3
+        await worker.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_toy_ends_turns():
+    toy = ToyEngine(stops=[9])
+    assert plain(toy, [1] * 5, 50)[-1] == STOP
