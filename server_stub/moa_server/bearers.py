@@ -118,7 +118,7 @@ class Bearers:
 
 def digest(token: str) -> str:
     """Hex of a token's SHA-256."""
-    return hashlib.sha256(token.encode()).hexdigest()
+    return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
 
 
 def new_token(name: str) -> tuple[str, str]:

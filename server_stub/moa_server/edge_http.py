@@ -24,8 +24,8 @@ from moa_server.places import Place
 _log = logging.getLogger(__name__)
 _log.addFilter(LogLimit(lines=1))
 
-# h11 looks at its limit only when a header is still incomplete, so it is given no more than this at once.
-_SLICE = 16 << 10
+# h11 looks at its limit only when a header is still incomplete, so it is given no more than this of one at once.
+_HEADER_SLICE = 1 << 10
 
 _BUSY = "the verifier serves as many connections as it can; try again later"
 _RETRY_AFTER = (b"retry-after", b"5")
@@ -71,13 +71,15 @@ class EdgeHttp(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received = True
-        for start in range(0, len(data), _SLICE):
-            if self._discarding or self.transport.is_closing():
-                return
-            if self._websocket is not None:
+        start = 0
+        while start < len(data) and not (self._discarding or self.transport.is_closing()):
+            end = start + _HEADER_SLICE if self.conn.their_state is h11.IDLE else len(data)
+            if self._websocket is None:
+                super().data_received(data[start:end])
+            else:
                 self._websocket.data_received(data[start:])  # type: ignore[attr-defined]
                 return
-            super().data_received(data[start : start + _SLICE])
+            start = end
 
     def handle_events(self) -> None:
         super().handle_events()

@@ -148,6 +148,9 @@ class EdgeWebSocket(WebSocketsSansIOProtocol):
             await self.config.loaded_app(scope, receive, send)
         except WebSocketDisconnect:  # the app let it pass; for the base it would be a fault of the app
             self.logger.debug("a client left")
+        if self.initial_response is not None or self.transport.is_closing():
+            # The app refused the upgrade, or its client left first: the base would log that the app forgot to answer.
+            self.handshake_complete = True
 
     def _fail(self, code: int, reason: str) -> None:
         if not self._failed:

@@ -1,0 +1,219 @@
+"""A small app behind the verifier's edge on a loopback port, and raw clients for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+from websockets.sync.client import connect
+
+from moa_server.edge import EdgeServer
+from moa_server.places import EdgeLimits, Places
+
+TIMEOUT_S = 30
+MAX_MESSAGE = 64 << 10
+
+
+@dataclass
+class Edge:
+    """A running server.
+
+    Attributes:
+        take: while it is clear, the app's WebSocket takes no message.
+        hold: while it is clear, the app does not answer ``/hold``.
+        ended: one item for each WebSocket that the app saw end.
+        records: of all loggers, from WARNING on.
+    """
+
+    port: int = 0
+    server: Any = None
+    take: threading.Event = field(default_factory=threading.Event)
+    hold: threading.Event = field(default_factory=threading.Event)
+    ended: list[int | None] = field(default_factory=list)
+    records: list[logging.LogRecord] = field(default_factory=list)
+
+    @property
+    def places(self) -> Places:
+        return self.server.places
+
+    def open(self, sent: bytes = b"", **options: Any) -> socket.socket:
+        connected = socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S, **options)
+        connected.sendall(sent)
+        return connected
+
+    def ask(self, request: bytes = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n") -> bytes:
+        with self.open(request) as connected:
+            return read_all(connected)
+
+    def websocket(self, **options: Any) -> Any:
+        return connect(f"ws://127.0.0.1:{self.port}/ws", compression=None, max_size=None, close_timeout=5, **options)
+
+    def complaints(self) -> list[str]:
+        """Log lines that tell of a fault in the server."""
+        return [f"{each.getMessage()} {each.exc_info}" for each in self.records]
+
+
+@contextlib.contextmanager
+def edge(limits: EdgeLimits, tls: tuple[Path, Path] | None = None) -> Iterator[Edge]:
+    """Serve until the block ends."""
+    running = Edge()
+    running.take.set()
+    running.hold.set()
+    started = threading.Event()
+
+    async def until(event: threading.Event) -> None:
+        while not event.is_set():
+            await asyncio.sleep(0.01)
+
+    async def home(request: Request) -> JSONResponse:
+        return JSONResponse({"ok": True})
+
+    async def echo(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(str(len(await request.body())))
+
+    async def refusing(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("no", 401)
+
+    async def hold(request: Request) -> PlainTextResponse:
+        await until(running.hold)
+        return PlainTextResponse("held")
+
+    async def endless(request: Request) -> StreamingResponse:
+        async def parts():
+            while True:
+                yield b"x" * 65536
+                await asyncio.sleep(0)  # a send to a client that has left returns at once
+
+        return StreamingResponse(parts())
+
+    async def websocket(ws: WebSocket) -> None:
+        if "refuse" in ws.query_params:
+            await ws.send_denial_response(JSONResponse({"error": "no"}, 401))
+            return
+        await ws.accept()
+        code = None
+        try:
+            while code is None:
+                code = await exchange(ws)
+        except WebSocketDisconnect as left:
+            code = left.code
+            raise
+        finally:
+            running.ended.append(code)
+
+    async def exchange(ws: WebSocket) -> int | None:
+        """Answer one message; the code once the client has left."""
+        await until(running.take)
+        message = await ws.receive()
+        if message["type"] == "websocket.disconnect":
+            return message["code"]
+        data = message.get("bytes") or (message.get("text") or "").encode()
+        if data == b"close":
+            await ws.close(4000)
+        elif data.startswith(b"flood"):
+            await ws.send_bytes(b"y" * int(data[5:]))
+        else:
+            await ws.send_bytes(data)
+        return None
+
+    app = Starlette(
+        routes=[
+            Route("/", home),
+            Route("/echo", echo, methods=["POST"]),
+            Route("/refusing", refusing, methods=["POST"]),
+            Route("/hold", hold),
+            Route("/endless", endless),
+            WebSocketRoute("/ws", websocket),
+        ]
+    )
+
+    class Server(EdgeServer):
+        async def startup(self, sockets=None) -> None:
+            await super().startup(sockets)
+            started.set()
+
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        ws_max_size=MAX_MESSAGE,
+        ws_per_message_deflate=False,
+        timeout_keep_alive=TIMEOUT_S,
+        timeout_graceful_shutdown=1,
+        ssl_certfile=tls[0] if tls else None,
+        ssl_keyfile=tls[1] if tls else None,
+    )
+    running.server = Server(config, limits)
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = running.records.append  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        running.port = listening.getsockname()[1]
+        thread = threading.Thread(target=running.server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            assert started.wait(TIMEOUT_S)
+            yield running
+        finally:
+            running.take.set()
+            running.hold.set()
+            running.server.should_exit = True
+            thread.join(TIMEOUT_S)
+            logging.getLogger().removeHandler(handler)
+    assert not thread.is_alive()
+
+
+def eventually(condition: Callable[[], Any]) -> Any:
+    """What ``condition`` returns once that is true."""
+    until = time.monotonic() + TIMEOUT_S
+    while not (value := condition()):
+        assert time.monotonic() < until, "did not happen"
+        time.sleep(0.01)
+    return value
+
+
+def read_all(connected: socket.socket) -> bytes:
+    """What comes until the end of the stream; a reset is one."""
+    received = bytearray()
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        while part := connected.recv(65536):
+            received += part
+    return bytes(received)
+
+
+def status_of(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+def error_of(answer: bytes) -> str:
+    return json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+
+
+def is_closed(connected: socket.socket) -> bool:
+    """Whether the server has closed, seen without waiting."""
+    connected.setblocking(False)
+    try:
+        return connected.recv(65536) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    finally:
+        connected.settimeout(TIMEOUT_S)
