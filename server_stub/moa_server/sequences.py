@@ -47,10 +47,12 @@ class Sequences:
         return 0 if state is None else _agreed(state.tokens, prefix)
 
     def opened(self, number: int, prefix: Sequence[int]) -> SequenceState:
-        """The state of a sequence, which becomes the most recently used, cut to what agrees with ``prefix``."""
+        """The state of a sequence, which becomes the most recently used, cut where it does not agree with ``prefix``."""
         state = self._states.pop(number, None) or SequenceState()
         self._states[number] = state
-        del state.tokens[_agreed(state.tokens, prefix) :]
+        agreed = _agreed(state.tokens, prefix)
+        if agreed < len(prefix):
+            del state.tokens[agreed:]
         return state
 
     def room_for(self, state: SequenceState, tokens: int, staying: Collection[int]) -> Room:

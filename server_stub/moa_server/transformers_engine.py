@@ -284,7 +284,7 @@ class TransformersEngine:
         start, drafter, room = work.request.rows_from, self.drafter, work.state.room
         if start is None or drafter is None or not self.row_reads or room is None:
             return None
-        end = len(work.state.tokens)
+        end = len(work.state.tokens) if work.choosing else len(work.request.prefix)
         weight = next(drafter.parameters())
         parts = []
         # At least one part, empty if need be, for the shape of its rows.

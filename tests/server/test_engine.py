@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from stepping import Numbers, fresh_choices, plain, random_tree, step
 
 from moa_drafter.states import layer_keys_values, target_states
 from moa_runtime.bundle import tokenizer_fingerprint
@@ -18,7 +19,6 @@ from moa_server import transformers_engine
 from moa_server.engine import StepRequest
 from moa_server.transformers_engine import TransformersEngine
 from moa_server.tree_mask import tree_mask
-from stepping import Numbers, fresh_choices, plain, random_tree, step
 from tiny import make_tiny_rival, make_tiny_target
 
 PROMPT = tuple(random.Random(5).sample(range(3, 512), 21))
@@ -305,3 +305,12 @@ def test_a_context_beyond_the_target_is_refused(tiny_target):
 def test_an_unknown_type_is_refused(tiny_target):
     with pytest.raises(MoaError, match="int4 is not supported"):
         TransformersEngine.load(str(tiny_target), None, dtype="int4")
+
+
+def test_rows_of_a_part_of_what_is_held_drop_nothing(engine):
+    sequence = NUMBERS.new()
+    step(engine, StepRequest(sequence, PROMPT, sampling=Sampling()))
+    before = engine.forwards
+    part = step(engine, StepRequest(sequence, PROMPT[:9], rows_from=4))
+    assert (part.rows.start, part.rows.stop, part.token) == (4, 9, None)
+    assert engine.forwards == before and engine.held(sequence, PROMPT) == len(PROMPT)
