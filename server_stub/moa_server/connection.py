@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from moa_server.budgets import Kind
 from moa_server.engine import Engine
 from moa_server.inbox import End, Inbox
 from moa_server.jobs import Job
+from moa_server.logs import add_log_fields, log_unexpected
 from moa_server.metrics import Metrics
 from moa_server.rounds import job_of, verdict_of
 from moa_server.sessions import Conversation, SessionStore
@@ -25,7 +27,9 @@ from moa_server.settings import Settings
 from moa_server.worker import EngineFailedError, ExpiredError, Worker
 
 # WebSocket close codes (RFC 6455 and the IANA registry).
-NORMAL, GOING_AWAY, REFUSED, TRY_AGAIN_LATER = 1000, 1001, 1008, 1013
+NORMAL, GOING_AWAY, REFUSED, FAILED, TRY_AGAIN_LATER = 1000, 1001, 1008, 1011, 1013
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,8 @@ class Parts:
 class _CloseError(Exception):
     """The connection is to be closed, or already is; ``code`` is None for the latter."""
 
-    def __init__(self, code: int | None) -> None:
-        self.code = code
+    def __init__(self, code: int | None, why: str) -> None:
+        self.code, self.why = code, why
 
 
 class Connection:
@@ -64,6 +68,8 @@ class Connection:
         self._encoding = wire.ROW_ENCODING_UNSPECIFIED
         self._work: asyncio.Future[None] | None = None  # the job under way
         self._epoch = 0  # of the frame that is being answered
+        self._greeted = False
+        self._rounds = self._committed = 0
         # A track for each connection: the last send of one that hangs may last into the next one's work.
         self._track = "no session"
         self._inbox = Inbox(
@@ -80,6 +86,7 @@ class Connection:
 
     async def serve(self) -> None:
         counted = self._budgets.open_session()
+        why = "the verifier ended"
         try:
             if not counted:
                 text = f"this token may have {self._budgets.budget.sessions} sessions at once; close one"
@@ -92,15 +99,24 @@ class Connection:
             finally:
                 watching.cancel()
                 self._parts.store.detach(conversation, claim)
+                self._parts.worker.rest(conversation.sequence)
         except _CloseError as closed:
+            why = closed.why
             if closed.code is not None:
-                with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # closed by the client meanwhile
-                    await self._websocket.close(closed.code)
+                await self._close(closed.code)
         except WebSocketDisconnect:
-            pass
+            why = End.LEFT.value
+        except Exception as error:
+            why = "the verifier failed"
+            log_unexpected(_log, "a session", error)
+            with contextlib.suppress(Exception):  # whatever went wrong may go wrong again
+                text = "the verifier failed; connecting again may help"
+                await self._send(fault(wire.FAULT_CODE_INTERNAL, text, retry_after_ms=self._settings.retry_after_ms))
+            await self._close(FAILED)
         finally:
             if counted:
                 self._budgets.close_session()
+            self._log_end(why)
             await self._inbox.close()
 
     # -- what happens while a job is under way -----------------------------------------------------
@@ -142,6 +158,7 @@ class Connection:
             await self._refuse(self._busy(text), TRY_AGAIN_LATER)
         conversation, claim = attached
         self._track = f"session {conversation.number}, connection {conversation.connections}"
+        add_log_fields(session=conversation.number, connection=conversation.connections)
         if fingerprints.drafter:
             self._encoding = hello.row_encoding
         try:
@@ -151,6 +168,9 @@ class Connection:
         except BaseException:
             store.detach(conversation, claim)
             raise
+        self._greeted = True
+        held = welcome.welcome.committed_length
+        _log.info("session opened, %d tokens held", held, extra={"data": {"tokens_held": held}})
         return conversation, claim
 
     async def _answer(
@@ -163,7 +183,7 @@ class Connection:
             return
         event = message.WhichOneof("event")
         if event == "bye":
-            raise _CloseError(NORMAL)
+            raise _CloseError(NORMAL, "the client said goodbye")
         if not self._parts.bearers.valid(self._bearer):
             await self._refuse(fault(wire.FAULT_CODE_PROTOCOL, "the bearer token was withdrawn"), REFUSED)
         async with conversation.lock:
@@ -198,12 +218,15 @@ class Connection:
             self._work.cancel()
             self._work = None
         verdict = verdict_of(conversation.session, work, job, self._encoding, time.perf_counter() - began)
+        if verdict.verdict.finish:
+            self._parts.worker.rest(conversation.sequence)
         self._budgets.wait_s(Kind.ROW_BYTES, len(verdict.verdict.rows.data))
         counts = {"drafted": len(work.draft), "accepted": verdict.verdict.accepted, "prefill": work.supplied}
         self._timeline.span("verify", began_ns, time.time_ns(), self._track, **counts, steps=job.steps)
-        self._metrics.decided(
-            drafted=len(work.draft), accepted=verdict.verdict.accepted, committed=len(verdict.verdict.tokens)
-        )
+        committed = len(verdict.verdict.tokens)
+        self._metrics.decided(drafted=len(work.draft), accepted=verdict.verdict.accepted, committed=committed)
+        self._rounds += 1
+        self._committed += committed
         return verdict
 
     async def _do(self, job: Job, work: Verify) -> None:
@@ -232,7 +255,7 @@ class Connection:
         if received is End.SILENT:
             text = f"nothing was received for {seconds:g} seconds"
             await self._refuse(fault(wire.FAULT_CODE_IDLE, text), GOING_AWAY)
-        raise _CloseError(GOING_AWAY if received is End.LEAVING else None)
+        raise _CloseError(GOING_AWAY if received is End.LEAVING else None, received.value)
 
     def _busy(self, text: str) -> wire.ServerMessage:
         return fault(wire.FAULT_CODE_BUSY, text, retry_after_ms=self._settings.retry_after_ms)
@@ -241,7 +264,19 @@ class Connection:
         """Send a fault and close."""
         self._metrics.refused(_code(message))
         await self._send(message)
-        raise _CloseError(code)
+        raise _CloseError(code, message.fault.text)
+
+    async def _close(self, code: int) -> None:
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # closed by the client meanwhile
+            await self._websocket.close(code)
+
+    def _log_end(self, why: str) -> None:
+        if not self._greeted:
+            _log.info("a session was refused: %s", why)
+            return
+        data = {"why": why, "tokens": self._committed, "rounds": self._rounds}
+        text = "session ended: %s; %d tokens in %d verdicts"
+        _log.info(text, why, self._committed, self._rounds, extra={"data": data})
 
     async def _send(self, message: wire.ServerMessage) -> None:
         data = message.SerializeToString()

@@ -99,8 +99,8 @@ class Scheduler:
         """Forget a job; nothing where it is not waiting."""
         self._queue = [waiting for waiting in self._queue if waiting.job is not job]
 
-    def forget(self, sequence: int) -> None:
-        """A sequence is gone: nobody waits for its next token."""
+    def rest(self, sequence: int) -> None:
+        """A sequence's answer has ended, or its client is gone: nobody waits for its next token."""
         self._served.pop(sequence, None)
 
     def plan(self, now: float, held: Held) -> Step:

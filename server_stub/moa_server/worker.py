@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from moa_server.engine import Engine, StepRequest
 from moa_server.jobs import Job
+from moa_server.logs import log_unexpected
 from moa_server.metrics import Metrics
 from moa_server.scheduler import Piece, Scheduler, Step, Waiting
 from moa_server.step_cost import StepCost
@@ -22,6 +25,13 @@ class ExpiredError(Exception):
 
 class EngineFailedError(Exception):
     """The engine failed on a job, also when it was alone in a step."""
+
+
+class _Caller(NamedTuple):
+    """Who waits for a job. Its context names the session that a line in the log is about."""
+
+    result: asyncio.Future[None]
+    context: contextvars.Context
 
 
 class Worker:
@@ -42,7 +52,7 @@ class Worker:
         self.cost = StepCost()
         self._engine, self._metrics, self._clock = engine, metrics, clock
         self._scheduler = Scheduler(self.cost, step_tokens)
-        self._results: dict[int, asyncio.Future[None]] = {}  # by the identity of the job
+        self._callers: dict[int, _Caller] = {}  # by the identity of the job
         self._released: list[int] = []
         self._under_way: asyncio.Task[set[int]] | None = None
         self._more = asyncio.Event()
@@ -50,7 +60,7 @@ class Worker:
 
     def __len__(self) -> int:
         """Jobs that wait or are being worked on."""
-        return len(self._results)
+        return len(self._callers)
 
     async def run(self, job: Job, within: float) -> None:
         """Do a job; when this is cancelled, the job is dropped before the next step.
@@ -63,7 +73,7 @@ class Worker:
             EngineFailedError: see there.
         """
         result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._results[id(job)] = result
+        self._callers[id(job)] = _Caller(result, contextvars.copy_context())
         waiting = Waiting(job, self._clock(), self._clock() + within)
         try:
             if self._engine.capabilities.schedules_itself:
@@ -72,17 +82,21 @@ class Worker:
             self._scheduler.add(waiting)
             self._more.set()
             if self._loop is None:
-                self._loop = asyncio.create_task(self._run())
+                self._loop = contextvars.Context().run(asyncio.create_task, self._run())  # it is nobody's own
             await result
         except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
             raise ExpiredError from None
         finally:
-            del self._results[id(job)]
+            del self._callers[id(job)]
             self._scheduler.drop(job)
+
+    def rest(self, sequence: int) -> None:
+        """Nobody waits for the next token of a sequence: others may have all of a step."""
+        self._scheduler.rest(sequence)
 
     def release(self, sequence: int) -> None:
         """Let the engine forget a sequence, after the step under way."""
-        self._scheduler.forget(sequence)
+        self.rest(sequence)
         if self._under_way is not None:
             self._released.append(sequence)
         else:
@@ -98,14 +112,25 @@ class Worker:
 
     async def _run(self) -> None:
         while True:
-            step = self._scheduler.plan(self._clock(), self._engine.held)
-            for waiting in step.expired:
-                self._fail(waiting.job, ExpiredError())
-            if step.pieces:
-                await self._take_step(step)
-            elif not len(self._scheduler):
-                self._more.clear()
-                await self._more.wait()
+            try:
+                await self._turn()
+            except Exception as error:  # else nobody would ever get an answer again
+                log_unexpected(_log, "a step", error)
+                for caller in self._callers.values():
+                    if not caller.result.done():
+                        caller.result.set_exception(EngineFailedError())
+                await asyncio.sleep(0)  # they drop their jobs
+
+    async def _turn(self) -> None:
+        """Take one step, or wait until there is something to do."""
+        step = self._scheduler.plan(self._clock(), self._engine.held)
+        for waiting in step.expired:
+            self._fail(waiting.job, ExpiredError())
+        if step.pieces:
+            await self._take_step(step)
+        elif not len(self._scheduler):
+            self._more.clear()
+            await self._more.wait()
 
     async def _take_step(self, step: Step) -> None:
         began = self._clock()
@@ -144,21 +169,24 @@ class Worker:
         except Exception as error:
             if len(pieces) > 1:
                 return set().union(*[await self._step_or_split([piece]) for piece in pieces])
-            _log_failure(pieces[0].request, error)
-            return {id(pieces[0].waiting.job)}
+            job = pieces[0].waiting.job
+            caller = self._callers.get(id(job))  # None: it left meanwhile
+            context = contextvars.Context() if caller is None else caller.context
+            context.run(_log_failure, pieces[0].request, error)
+            return {id(job)}
         for piece, outcome in zip(pieces, outcomes, strict=True):
             piece.waiting.job.take(piece.request, outcome)
         return set()
 
     def _resolve(self, job: Job) -> None:
-        result = self._results.get(id(job))
-        if result is not None and not result.done():
-            result.set_result(None)
+        caller = self._callers.get(id(job))
+        if caller is not None and not caller.result.done():
+            caller.result.set_result(None)
 
     def _fail(self, job: Job, error: Exception) -> None:
-        result = self._results.get(id(job))
-        if result is not None and not result.done():
-            result.set_exception(error)
+        caller = self._callers.get(id(job))
+        if caller is not None and not caller.result.done():
+            caller.result.set_exception(error)
 
     # -- an engine that schedules itself -----------------------------------------------------------
 

@@ -22,6 +22,7 @@ from moa_bench.latency import Burst, mean_ms, percentile_ms, token_latencies
 from moa_bench.prompts import prompts_of
 from moa_bench.questions import Question
 from moa_bench.server import measure as server_measure
+from moa_bench.server import command as server_command
 from moa_bench.server import present, record
 from moa_bench.server.figures import figures_of
 from moa_bench.server.fleet import open_fleet
@@ -312,7 +313,7 @@ def test_an_interrupted_run_keeps_what_it_has(command, monkeypatch):
 def ended_after_one_window(command, monkeypatch, end) -> tuple[int, str, str]:
     """The command, where ``end`` is called between the first window and the second."""
 
-    def loads(sessions, repeats):
+    def loads(sessions, repeats, modes):
         yield Load(1, "draft")
         end()
         yield Load(1, "stream")
@@ -404,3 +405,9 @@ def test_questions_that_are_all_too_long_are_refused(onnx_bundle, tmp_path, caps
 def test_no_verifier_at_the_address(onnx_bundle, capsys):
     assert main(["server", "--server", "ws://127.0.0.1:1", "--bundle", str(onnx_bundle)]) == 2
     assert "does not answer" in capsys.readouterr().err
+
+
+def test_modes_are_chosen_by_name() -> None:
+    assert server_command.modes_of("stream,stream") == ["stream"]
+    with pytest.raises(MoaError, match="unknown mode 'fast' in --modes; choose from draft, stream"):
+        server_command.modes_of("stream,fast")

@@ -22,7 +22,7 @@ from moa_bench.options import (
 )
 from moa_bench.output import INTERRUPTED, add_output_options, check_output_options, finish
 from moa_bench.result import result_of
-from moa_bench.server import present
+from moa_bench.server import MODES, present
 from moa_bench.verifier import open_verifier
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
@@ -68,6 +68,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help=f"how many at once, each from 1 to {_MOST_SESSIONS} (default %(default)s)",
     )
     parser.add_argument(
+        "--modes", default=",".join(MODES), metavar="MODE,MODE,...", help="of %(default)s (default: all)"
+    )
+    parser.add_argument(
         "--seconds", type=float, default=15.0, metavar="S", help="length of a window (default %(default)g)"
     )
     parser.add_argument(
@@ -88,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         MoaError: bad input.
     """
-    sessions = sessions_of(args.sessions)
+    sessions, modes = sessions_of(args.sessions), modes_of(args.modes)
     _check_numbers(args)
     sampling = sampling_of(args)
     endpoint = endpoint_of(args)
@@ -113,8 +116,8 @@ def run(args: argparse.Namespace) -> int:
         client_cpus = available_cpus()
         work = Workload(verifier.endpoint, verifier.http_url, prompts, args.draft_length, args.max_new_tokens, sampling)
         with open_fleet(sessions[-1], bundle.folder, work) as fleet:
-            warm_up(verifier, fleet)
-            loads = tqdm(schedule(sessions, args.repeats), desc="server", unit="window", disable=None)
+            warm_up(verifier, fleet, modes)
+            loads = tqdm(schedule(sessions, args.repeats, modes), desc="server", unit="window", disable=None)
             try:
                 measure(loads, args.seconds, verifier, fleet, results)
             except KeyboardInterrupt:
@@ -129,6 +132,7 @@ def run(args: argparse.Namespace) -> int:
         {**figures, "skipped": [dataclasses.asdict(question) for question in skipped]},
         settings={
             "sessions": sessions,
+            "modes": modes,
             "seconds": args.seconds,
             "repeats": args.repeats,
             "questions": args.questions.name if args.questions else "built-in",
@@ -159,6 +163,15 @@ def sessions_of(text: str) -> list[int]:
             f"--sessions {text}: expected numbers from 1 to {_MOST_SESSIONS} with commas between, such as 1,4,8"
         )
     return sessions
+
+
+def modes_of(text: str) -> list[str]:
+    """``"stream"`` is ``["stream"]``. Raises MoaError: an unknown mode."""
+    modes = list(dict.fromkeys(text.split(",")))
+    unknown = [mode for mode in modes if mode not in MODES]
+    if unknown:
+        raise MoaError(f"unknown mode {unknown[0]!r} in --modes; choose from {', '.join(MODES)}")
+    return modes
 
 
 def _check_numbers(args: argparse.Namespace) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from moa_bench.latency import mean_ms, percentile_ms, token_latencies
 from moa_bench.result import rounded
+from moa_bench.server import MODES
 from moa_bench.server.measure import Load, WindowResult
-from moa_bench.server.modes import MODES
 
 
 def figures_of(

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from moa_bench.server import MODES
 from moa_bench.server.client import Window
 from moa_bench.server.fleet import Fleet
 from moa_bench.server.memory import PeakMemory
-from moa_bench.server.modes import MODES
 from moa_bench.server.record import ClientRecord
 from moa_bench.verifier import Verifier
 from moa_runtime.errors import MoaError
@@ -49,25 +49,25 @@ class Results:
     seconds: float = 0.0
 
 
-def schedule(sessions: Sequence[int], repeats: int) -> list[Load]:
+def schedule(sessions: Sequence[int], repeats: int, modes: Sequence[str] = MODES) -> list[Load]:
     """Every load ``repeats`` times, the modes in turn, each repetition in the other order.
 
     Drift of the machine then hits both modes alike.
     """
     order = []
     for repeat in range(repeats):
-        modes = MODES if repeat % 2 == 0 else MODES[::-1]
-        order += [Load(clients, mode) for clients in sessions for mode in modes]
+        turn = modes if repeat % 2 == 0 else modes[::-1]
+        order += [Load(clients, mode) for clients in sessions for mode in turn]
     return order
 
 
-def warm_up(verifier: Verifier, fleet: Fleet) -> None:
+def warm_up(verifier: Verifier, fleet: Fleet, modes: Sequence[str] = MODES) -> None:
     """Let every client work a moment in each mode, so that no window pays for what is only done once.
 
     Raises:
         MoaError: bundle and verifier do not belong together, or a client fails.
     """
-    for mode in MODES:
+    for mode in modes:
         _measure_window(Load(len(fleet.processes), mode), _WARM_UP_S, verifier, fleet)
 
 

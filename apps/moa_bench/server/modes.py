@@ -22,8 +22,6 @@ from moa_runtime.driver import DriverSettings
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint
 
-MODES = ("draft", "stream")
-
 # Longer than any queue before the verifier.
 _PATIENCE_S = 600.0
 
