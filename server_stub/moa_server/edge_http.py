@@ -18,11 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from moa_server.edge_websocket import EdgeWebSocket
-from moa_server.log_limits import LogLimit
 from moa_server.places import Place
-
-_log = logging.getLogger(__name__)
-_log.addFilter(LogLimit(lines=1))
 
 # h11 looks at its limit only when a header is still incomplete, so it is given no more than this of one at once.
 _HEADER_SLICE = 1 << 10
@@ -161,7 +157,6 @@ class EdgeHttp(H11Protocol):
             body, headers = _answer(text)
             if status == 503:
                 headers.append(_RETRY_AFTER)
-                _log.warning("%s", _BUSY)
             response = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase)
             for event in (response, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")

@@ -82,7 +82,7 @@ class EdgeWebSocket(WebSocketsSansIOProtocol):
 
     async def send(self, message: Any) -> None:
         await super().send(message)
-        self._place.check_write_buffer()
+        self._place.check_write_buffer(len(message.get("bytes") or message.get("text") or ""))
         if self._unparsed:  # the handshake, or the end of the app's interest
             self._go_on_reading()
 

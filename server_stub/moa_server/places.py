@@ -11,7 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from moa_server.log_limits import LogLimit
+
 _log = logging.getLogger(__name__)
+
+_log.addFilter(LogLimit(lines=1))
+
+_PROGRESS_BYTES = 64 << 10
 
 _Clock = Callable[[], float]
 
@@ -26,10 +32,10 @@ class EdgeLimits:
         header_bytes: of a request header.
         header_seconds: from the connection or the previous answer to the whole request header, TLS included.
         body_seconds: from the header to the end of the body.
-        send_seconds: how long a peer may take to read what waits for it, once more waits than the system's buffer and
-            64 KiB.
-        close_seconds: how long a connection that was closed may still send what waits for the peer.
-        write_buffer_bytes: that may wait for a peer; at least twice the largest message the server sends.
+        send_seconds: in which a peer must read 64 KiB, or all that waits for it beyond what the system and asyncio
+            buffer. A slow link is no offence: a large message may take much longer.
+        close_seconds: that a peer has to close as well.
+        write_buffer_bytes: that may wait for a peer besides the largest message.
         control_frames_per_second: WebSocket pings and pongs, sustained.
         control_frames_burst: and at once.
         fragments: frames of one WebSocket message.
@@ -70,7 +76,8 @@ class Place:
         self.ending = False
         self.deadline: float | None = None
         self.on_deadline: Callable[[], None] = self.end
-        self._write_paused: float | None = None
+        self._largest = 0
+        self._unread: tuple[float, int] | None = None  # since when the peer has not read enough, bytes that waited then
         self._closing: float | None = None
 
     def begin(self) -> bool:
@@ -116,30 +123,44 @@ class Place:
 
     def write_paused(self, paused: bool) -> None:
         """The peer does not read as fast as it is sent to, or does again."""
-        self._write_paused = self._places.clock() if paused else None
+        self._unread = (self._places.clock(), self._waiting_bytes()) if paused else None
 
-    def check_write_buffer(self) -> bool:
-        """Whether what waits for the peer is within bounds; beyond them the connection ends."""
-        if self.transport is None or self.transport.get_write_buffer_size() <= self.limits.write_buffer_bytes:
-            return True
-        self.end()
-        return False
+    def check_write_buffer(self, sent: int = 0) -> None:
+        """End the connection if more waits for the peer than the bound. The app's own messages are part of no offence.
+
+        Args:
+            sent: bytes of a message just sent.
+        """
+        self._largest = max(self._largest, sent)
+        if self._waiting_bytes() > self.limits.write_buffer_bytes + self._largest:
+            self.end()
 
     def look(self, now: float) -> None:
         """End what is overdue."""
         if self.transport is None or self.ending:
             return
+        waiting = self._waiting_bytes()
         if self.transport.is_closing():
             # What was written before goes out first, for which asyncio sets no limit.
             if self._closing is None:
                 self._closing = now
-            elif now - self._closing >= self.limits.close_seconds:
+            if not waiting:
+                if now - self._closing >= self.limits.close_seconds:
+                    self.end()
+                return
+            self._unread = self._unread or (now, waiting)
+        if self._unread is not None:
+            since, before = self._unread
+            if waiting <= before - _PROGRESS_BYTES:
+                self._unread = now, waiting
+            elif now - since >= self.limits.send_seconds:
                 self.end()
-        elif self._write_paused is not None and now - self._write_paused >= self.limits.send_seconds:
-            self.end()
-        elif self.deadline is not None and now >= self.deadline:
+        if self.deadline is not None and now >= self.deadline and not self.transport.is_closing():
             self.deadline = None
             self.on_deadline()
+
+    def _waiting_bytes(self) -> int:
+        return self.transport.get_write_buffer_size() if self.transport is not None else 0
 
 
 class Places:
@@ -162,6 +183,11 @@ class Places:
 
     def __len__(self) -> int:
         return len(self._all)
+
+    @property
+    def busy(self) -> int:
+        """Connections with a request that is being answered, and WebSockets."""
+        return self._busy
 
     def enter(self, connected: socket.socket, host: str) -> Place:
         """A place for a socket just accepted; :meth:`make_room` comes next."""
@@ -189,7 +215,12 @@ class Places:
             next(iter(self._waiting)).end()
 
     def begin(self, place: Place) -> bool:
-        if self._busy >= self.most_busy or place.ending:
+        if place.ending:
+            return False
+        if self._busy >= self.most_busy:
+            _log.warning(
+                "%d connections are busy, as many as may be; further requests are answered with 503", self._busy
+            )
             return False
         self._not_waiting(place)
         place.busy = True

@@ -150,6 +150,7 @@ def edge(limits: EdgeLimits, tls: tuple[Path, Path] | None = None) -> Iterator[E
 
     config = uvicorn.Config(
         app,
+        loop="asyncio",
         log_config=None,
         log_level="warning",
         access_log=False,

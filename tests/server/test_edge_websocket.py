@@ -129,15 +129,6 @@ def test_a_peer_that_never_reads_is_cut_off():
         assert not running.complaints()
 
 
-def test_a_write_buffer_beyond_its_bound_ends_the_connection():
-    with edge(EdgeLimits(write_buffer_bytes=1 << 20)) as running:
-        with upgraded(running) as connected:
-            connected.sendall(frame(BINARY, b"flood%d" % (32 << 20)))
-            eventually(lambda: len(running.places) == 0)
-        eventually(lambda: running.ended)
-        assert not running.complaints()
-
-
 def test_messages_are_parsed_only_as_the_app_takes_them(running, monkeypatch):
     queued = []
     made = EdgeWebSocket.connection_made
