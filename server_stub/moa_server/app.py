@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
@@ -24,6 +25,8 @@ from moa_server.bearers import Bearer, Bearers
 from moa_server.connection import Connection, Parts
 from moa_server.decoding import PlainDecodingEndpoint
 from moa_server.engine import Engine
+from moa_server.guard import Guard
+from moa_server.logs import add_log_fields
 from moa_server.metrics import Metrics
 from moa_server.sessions import SessionStore
 from moa_server.settings import Settings
@@ -33,6 +36,8 @@ SESSION_PATH, DECODE_PATH, STATUS_PATH = "/v1/session", "/v1/decode", "/v1/statu
 HEALTH_PATH, READY_PATH, METRICS_PATH = "/healthz", "/readyz", "/metrics"
 
 _SWEEP_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
 
 
 class Verifier:
@@ -64,7 +69,8 @@ class Verifier:
             Route(HEALTH_PATH, self._health),
             Route(READY_PATH, self._ready),
         ]
-        self.app = Starlette(routes=routes, middleware=_cross_origin(settings), lifespan=self._lifespan)
+        middleware = [*_cross_origin(settings), Middleware(Guard)]
+        self.app = Starlette(routes=routes, middleware=middleware, lifespan=self._lifespan)
 
     @property
     def decoding(self) -> int:
@@ -151,10 +157,12 @@ class Verifier:
         if self._leaving:
             text = "this verifier is shutting down; try again later"
             return self._refused("leaving", 503, text, {"Retry-After": str(-(-settings.retry_after_ms // 1000))})
+        add_log_fields(bearer=bearer.name)
         return bearer
 
     def _refused(self, reason: str, status: int, text: str, headers: dict[str, str] | None = None) -> JSONResponse:
         self.metrics.refused(reason)
+        _log.info("refused: %s", text, extra={"data": {"reason": reason}})
         return JSONResponse({"error": text}, status, headers=headers)
 
     # -- upkeep ------------------------------------------------------------------------------------

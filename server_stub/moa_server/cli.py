@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import logging
 import os
 import socket
 import ssl
-import sys
 from pathlib import Path
 
 from moa_runtime.errors import MoaError
@@ -18,6 +16,7 @@ from moa_runtime.listening import is_loopback, listen, url_of
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.bearers import Bearers, new_token
 from moa_server.engine import Engine
+from moa_server.logs import FORMATS, LEVELS, complain, configure
 from moa_server.places import EdgeLimits
 from moa_server.settings import Settings
 
@@ -130,17 +129,26 @@ def parser() -> argparse.ArgumentParser:
         help="write what every session does and when, as a Chrome trace that Perfetto opens",
     )
     operation.add_argument("--json", action="store_true", help="say that the verifier is ready as one JSON object")
+    operation.add_argument(
+        "--log-format", choices=FORMATS, default="text", help="json: one object a line (default: %(default)s)"
+    )
+    operation.add_argument(
+        "--log-level",
+        choices=LEVELS,
+        default="warning",
+        help="info tells of each session, debug has tracebacks (default: %(default)s)",
+    )
     return p
 
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until SIGINT or SIGTERM. Exit status 0 after either, 2 after a refusal."""
     options = parser().parse_args(argv)
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="moa-serve: %(levelname)s: %(message)s")
+    configure(options.log_format, options.log_level)
     try:
         _serve(options)
     except MoaError as error:
-        print(f"moa-serve: error: {error}", file=sys.stderr)
+        complain(str(error))
         return 2
     except KeyboardInterrupt:  # while the model loads
         return 130

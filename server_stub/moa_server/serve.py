@@ -16,6 +16,7 @@ from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.app import create_app
 from moa_server.edge import EdgeServer
 from moa_server.engine import Engine
+from moa_server.logs import handle_loop_error
 from moa_server.places import EdgeLimits
 from moa_server.settings import Settings
 
@@ -68,8 +69,10 @@ class VerifierServer(EdgeServer):
         self._draining: asyncio.Future[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(handle_loop_error)
         await super().startup(sockets)
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         with contextlib.suppress(NotImplementedError, AttributeError, ValueError, RuntimeError):  # Windows, a thread
             self._loop.add_signal_handler(signal.SIGHUP, self.app.state.verifier.bearers.reload)
         if not self.should_exit:

@@ -1,0 +1,152 @@
+"""Log lines of the verifier: text or JSON, with the session that they are about, and never more than one can read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Iterator
+from contextvars import ContextVar
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TextIO
+
+from moa_server.log_limits import LogLimit
+
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("text", "json")
+
+#: Loggers of the parts of ours that ``--log-level`` is about; those of libraries tell warnings and worse.
+_OWN = ("moa_server", "moa_drafter", "moa_runtime")
+#: Lines a minute of one kind: of complaints a few tell all, of sessions that come and go one wants to see each.
+_COMPLAINTS, _EVENTS = 10, 1000
+_LONGEST = 500
+
+_FIELDS: ContextVar[dict[str, Any] | None] = ContextVar("log_fields", default=None)
+
+_log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def log_fields(**fields: Any) -> Iterator[None]:
+    """Lines that are logged in this block, and by tasks that begin in it, carry these fields."""
+    token = _FIELDS.set(fields)
+    try:
+        yield
+    finally:
+        _FIELDS.reset(token)
+
+
+def add_log_fields(**fields: Any) -> None:
+    """More fields for the block of :func:`log_fields` that this runs in, also for its tasks that run already."""
+    current = _FIELDS.get()
+    if current is not None:
+        current.update(fields)
+
+
+def log_unexpected(logger: logging.Logger, where: str, error: BaseException) -> None:
+    """One line about an exception that nobody foresaw; its traceback only at the level debug."""
+    text = str(error)[:_LONGEST]
+    logger.error("%s: unexpected %s: %s (%s)", where, type(error).__name__, text, _place(error))
+    logger.debug("the way to it", exc_info=error)
+
+
+def complain(text: str) -> None:
+    """What the program ends with, as a line of the log."""
+    _log.error("%s", text)
+
+
+def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """An exception handler for an event loop: what asyncio would log with a traceback."""
+    error = context.get("exception")
+    if isinstance(error, OSError):  # a connection's end that nobody waited for; TLS errors are OSErrors too
+        _log.debug("a connection ended: %s", error)
+    elif error is not None:
+        log_unexpected(_log, "in the background", error)
+    else:
+        _log.error("in the background: %s", str(context.get("message"))[:_LONGEST])
+
+
+class TextLines(logging.Formatter):
+    """``moa-serve: warning: what happened [session 3, connection 1, alice]``, one line but for tracebacks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        named = {"session": "session ", "connection": "connection ", "bearer": ""}
+        fields = _FIELDS.get() or {}
+        about = ", ".join(f"{named[name]}{fields[name]}" for name in named if fields.get(name))
+        text = f"moa-serve: {record.levelname.lower()}: {_printable(record.getMessage())}"
+        if about:
+            text += f" [{about}]"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: ``time`` (ISO 8601, UTC), ``level``, ``logger``, ``message``, and where they are known
+    ``session``, ``connection``, ``bearer``, ``traceback``, and what the line gives as ``extra={"data": {...}}``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, timezone.utc)
+        line: dict[str, Any] = {
+            "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: value for name, value in (_FIELDS.get() or {}).items() if value != ""}
+        line |= getattr(record, "data", {})
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class _Limit(logging.Filter):
+    """:class:`LogLimit`, strict for complaints and generous for what is told at info and debug."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._complaints, self._events = LogLimit(_COMPLAINTS), LogLimit(_EVENTS)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return (self._complaints if record.levelno >= logging.WARNING else self._events).filter(record)
+
+
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
+    """The one that :func:`configure` installs."""
+
+
+def configure(form: str = "text", level: str = "warning", stream: TextIO | None = None) -> None:
+    """Log to ``stream`` (stderr without one), in place of what an earlier call set up.
+
+    Args:
+        form: one of :data:`FORMATS`.
+        level: one of :data:`LEVELS`, from which on lines of ours are written.
+    """
+    root = logging.getLogger()
+    for earlier in [each for each in root.handlers if isinstance(each, _Handler)]:
+        root.removeHandler(earlier)
+    handler = _Handler(stream or sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    handler.addFilter(_Limit())
+    root.addHandler(handler)
+    root.setLevel(logging.ERROR if level == "error" else logging.WARNING)
+    for name in _OWN:
+        logging.getLogger(name).setLevel(level.upper())
+    logging.captureWarnings(form == "json")  # else Python writes them between the objects
+
+
+def _printable(text: str) -> str:
+    """On one line, whatever a client wrote into it."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def _place(error: BaseException) -> str:
+    """File and line of ours where an exception came from, or of a library where ours has no part in it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return "no place known"
+    own = [frame for frame in frames if Path(frame.filename).parent.name in _OWN]
+    frame = (own or frames)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"
