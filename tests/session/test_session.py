@@ -7,7 +7,7 @@ import pytest
 
 from moa_runtime.session.client import LinkState, LocalProtocolError
 from moa_runtime.session.events import Committed, Faulted, Finished, FinishReason, Origin, Policy, RolledBack, Sampling
-from moa_runtime.session.handshake import Fingerprints, check_hello
+from moa_runtime.session.handshake import Fingerprints, Limits, check_hello
 from moa_runtime.session.rows import RowsError, decode_rows, encode_rows
 from moa_runtime.session.tree import DraftTree, TreeError, accepted_path, check_parents, depths
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
@@ -371,3 +371,47 @@ def test_rows_whose_sizes_disagree_are_refused() -> None:
     rows.count = 3
     with pytest.raises(RowsError, match="take 24 bytes"):
         decode_rows(rows)
+
+
+def rows_asked(pair: Pair, base_len: int, rows_from: int) -> range:
+    """The rows that the server sends for a draft of one token at ``base_len``."""
+    session = pair.server.session
+    draft = wire.Draft(epoch=session._epoch, base_len=base_len, tokens=[1], rows_from=rows_from)
+    frame = wire.ClientMessage(draft=draft).SerializeToString()
+    [answer] = pair.server.receive(frame, "resume")
+    rows = wire.ServerMessage.FromString(answer).verdict.rows
+    return range(rows.start, rows.start + rows.count)
+
+
+def test_rows_are_not_sent_again_on_a_connection() -> None:
+    pair = asked()
+    for count in range(4):
+        pair.write(3, right=True)
+        pair.client.propose()
+        pair.settle()
+        length = len(pair.client.committed)
+        assert rows_asked(pair, length, 0)[0] >= length - 1, count  # at most the row before the draft
+        del pair.server.session.committed[length:]
+    pair.server.session.welcome("resume")
+    assert rows_asked(pair, length, 0)[0] == 0  # a new connection may lack them all
+
+
+def test_a_verifier_of_chains_refuses_trees_and_is_not_sent_any() -> None:
+    limits = Limits(max_context=96, max_draft_tokens=16, trees=False)
+    pair = asked()
+    pair.server.session.limits = limits
+    tree = wire.Draft(epoch=9, base_len=len(pair.client.committed), tokens=[1, 2], parents=[0, 0])
+    refused = pair.server.session.receive(wire.ClientMessage(draft=tree))
+    assert isinstance(refused, wire.ServerMessage) and "chains only" in refused.fault.text
+    pair.cut()
+    pair.connect()
+    pair.settle()
+    assert pair.client.limits == limits
+    pair.client.extend([1, 2], Origin.DRAFTED)
+    assert pair.client.propose(tree=DraftTree((1, 2, 3), (0, 1, 0), (-0.1, -0.2, -2.0)))
+    assert list(last_frame_of(pair).draft.parents) == [] and list(last_frame_of(pair).draft.tokens) == [1, 2]
+
+
+def last_frame_of(pair: Pair) -> wire.ClientMessage:
+    pair.flush()
+    return last_frame(pair)
