@@ -8,7 +8,7 @@ import logging
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from starlette.websockets import WebSocketDisconnect
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from moa_server.logs import log_fields, log_unexpected
 
@@ -51,7 +51,10 @@ async def _answer(scope: Scope, receive: Receive, send: Send, begun: str) -> Non
     Args:
         begun: type of the last message that the app sent.
     """
-    if scope["type"] == "websocket" and begun in ("", "websocket.accept", "websocket.send"):
-        await send({"type": "websocket.close", "code": _INTERNAL_ERROR, "reason": "the verifier failed"})
-    elif scope["type"] == "http" and not begun:
-        await JSONResponse({"error": "the verifier failed on this request"}, 500)(scope, receive, send)
+    refusal = JSONResponse({"error": "the verifier failed on this request"}, 500)
+    if scope["type"] == "http" and not begun:
+        await refusal(scope, receive, send)
+    elif scope["type"] == "websocket" and not begun:
+        await WebSocket(scope, receive, send).send_denial_response(refusal)
+    elif scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": _INTERNAL_ERROR})

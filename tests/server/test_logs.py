@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import logging
@@ -10,7 +11,7 @@ import ssl
 from datetime import datetime
 
 import pytest
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from moa_runtime.session.events import Sampling
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
@@ -160,8 +161,9 @@ def test_a_loop_has_no_tracebacks(log):
         loop.call_exception_handler({"message": "SSL error", "exception": ssl.SSLError("reset")})
 
     asyncio.run(run())
-    said = messages(stream)
-    assert sorted(text[:40] for text in said) == ["in the background: odd", "in the background: unexpected KeyError: '"]
+    gc.collect()
+    first, second = sorted(messages(stream))
+    assert first == "in the background: odd" and second.startswith("in the background: unexpected KeyError: 'lost' (")
     assert "never retrieved" not in stream.getvalue() and "Traceback" not in stream.getvalue()
 
 
@@ -236,7 +238,7 @@ def test_what_nobody_foresaw_ends_one_connection(log, engine, monkeypatch):
         for frame in client.session.frames_to_send():
             client.socket.send(frame)
         fault = wire.ServerMessage.FromString(client.socket.recv(TIMEOUT_S)).fault
-        assert fault.code == "FAULT_CODE_INTERNAL" or fault.code == wire.FAULT_CODE_INTERNAL
+        assert fault.code == wire.FAULT_CODE_INTERNAL
         with pytest.raises(ConnectionClosed) as closed:
             client.socket.recv(TIMEOUT_S)
         assert closed.value.rcvd.code == 1011
@@ -256,8 +258,9 @@ def test_what_nobody_foresaw_in_a_request_is_answered(log, engine, monkeypatch):
         answer = verifier.http("GET", "/metrics")
         assert (answer.status_code, answer.json()) == (500, {"error": "the verifier failed on this request"})
         monkeypatch.setattr(verifier.parts.bearers, "authenticate", lambda header: 1 // 0)
-        with pytest.raises(Exception, match="HTTP 403|HTTP 500"):
+        with pytest.raises(InvalidStatus) as refused:
             verifier.connect().__enter__()
+        assert refused.value.response.status_code == 500
     first, second = messages(stream)
     assert first.startswith("/metrics: unexpected ZeroDivisionError: ")
     assert second.startswith("/v1/session: unexpected ZeroDivisionError: ")
@@ -265,7 +268,7 @@ def test_what_nobody_foresaw_in_a_request_is_answered(log, engine, monkeypatch):
 
 
 def test_a_worker_that_stumbles_goes_on(log, engine, monkeypatch):
-    """An engine that answers too few requests is against the contract; its callers are told, and the next ones served."""
+    """An engine that answers too few requests breaks the contract; its callers are told, and the next ones served."""
     stream = log("json", "warning")
     with serving(engine, Settings()) as verifier:
         client = Client(verifier, engine)
