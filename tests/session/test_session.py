@@ -9,6 +9,7 @@ from moa_runtime.session.client import LinkState, LocalProtocolError
 from moa_runtime.session.events import Committed, Faulted, Finished, FinishReason, Origin, Policy, RolledBack, Sampling
 from moa_runtime.session.handshake import Fingerprints, Limits, check_hello
 from moa_runtime.session.rows import RowsError, decode_rows, encode_rows
+from moa_runtime.session.server import Verify
 from moa_runtime.session.tree import DraftTree, TreeError, accepted_path, check_parents, depths
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from session.wired import LIMITS, STOP, VOCAB, Pair, choice, decode
@@ -394,6 +395,18 @@ def test_rows_are_not_sent_again_on_a_connection() -> None:
         del pair.server.session.committed[length:]
     pair.server.session.welcome("resume")
     assert rows_asked(pair, length, 0)[0] == 0  # a new connection may lack them all
+
+
+@pytest.mark.parametrize("rows_from", [40, 10**9, 2**64 - 1])
+def test_rows_of_positions_that_nobody_reached_are_no_work(rows_from: int) -> None:
+    session = asked().server.session
+    prompt = wire.Prompt(epoch=8, base_len=0, tokens=[1, 2, 3], rows_from=rows_from)
+    work = session.receive(wire.ClientMessage(prompt=prompt))
+    assert isinstance(work, Verify) and work.rows_from == 3
+    start = session.decide(work, [], 4).verdict.base_len + 1
+    draft = wire.Draft(epoch=8, base_len=start, tokens=[1], rows_from=rows_from)
+    work = session.receive(wire.ClientMessage(draft=draft))
+    assert isinstance(work, Verify) and work.rows_from == start
 
 
 def test_a_verifier_of_chains_refuses_trees_and_is_not_sent_any() -> None:

@@ -245,8 +245,8 @@ class ServerSession:
             self._confirmed = 0
 
     def _rows_from(self, wanted: int, base_len: int) -> int:
-        """Of the rows that a frame at ``base_len`` asks for, the first that the client can lack."""
-        return max(wanted, min(self._rows_sent, base_len - 1))
+        """Of the rows that a frame at ``base_len`` asks for, the first that it can lack and there can be."""
+        return min(max(wanted, min(self._rows_sent, base_len - 1)), len(self.committed))
 
     def _unreached(self, base_len: int) -> wire.ServerMessage | None:
         if base_len <= len(self.committed):
