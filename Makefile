@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+SECONDS ?= 1800
 STAMP := $(VENV)/.installed
 # A plain newer torch brings gigabytes of GPU libraries.
 TORCH := torch==2.13.0
 LIBRARIES := chromium libegl1 libgl1 libxkbcommon0 libdbus-1-3 libfontconfig1 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat serve test screenshots test-slow libraries lint format proto clean
+.PHONY: help demo chat serve test screenshots soak test-slow libraries lint format proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -40,6 +41,9 @@ libraries: # a browser in which a test opens the report, and what Qt needs to dr
 screenshots: LIBRARIES += xvfb xauth libxcb-cursor0 libxcb-icccm4 libxcb-keysyms1 libxcb-image0 libxcb-shape0 libxkbcommon-x11-0
 screenshots: $(STAMP) libraries ## draw the pictures of the window in docs/screenshots again
 	xvfb-run -a $(BIN)/python -m moa_chat.desktop.screenshots docs/screenshots
+
+soak: $(STAMP) ## strain a verifier for half an hour (or SECONDS=...) and watch it
+	cd tests && ../$(BIN)/python -m soak --seconds $(SECONDS) --out ../build/soak
 
 test-slow: $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow

@@ -1,0 +1,136 @@
+"""A connection to the verifier byte by byte: frames and requests that no library would send."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import struct
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from moa_runtime.session.handshake import PROTOCOL_VERSION
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+
+CONT, TEXT, BINARY, CLOSE, PING = 0x0, 0x1, 0x2, 0x8, 0x9
+
+_UPGRADE = (
+    b"GET /v1/session HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+
+
+def frame(opcode: int, payload: bytes = b"", fin: bool = True) -> bytes:
+    """A WebSocket frame with a mask of zeros."""
+    head = bytes([(0x80 if fin else 0) | opcode])
+    if len(payload) < 126:
+        size = bytes([0x80 | len(payload)])
+    elif len(payload) < 1 << 16:
+        size = b"\xfe" + struct.pack("!H", len(payload))
+    else:
+        size = b"\xff" + struct.pack("!Q", len(payload))
+    return head + size + bytes(4) + payload
+
+
+@dataclass(frozen=True)
+class Target:
+    """The verifier that is attacked: its port, and what its clients must know of it.
+
+    Attributes:
+        fingerprints: of the target, the tokenizer and the drafter.
+        vocabulary: token ids below it are the target's.
+        context: tokens that the target's context holds.
+    """
+
+    port: int
+    fingerprints: tuple[str, str, str]
+    vocabulary: int
+    context: int
+
+    def hello(self, resume_token: str = "", row_encoding: int = wire.ROW_ENCODING_INT8) -> wire.ClientMessage:
+        names = ("target", "tokenizer", "drafter")
+        prints = wire.Fingerprints(**dict(zip(names, self.fingerprints, strict=True)))
+        hello = wire.Hello(protocol_version=PROTOCOL_VERSION, fingerprints=prints, resume_token=resume_token)
+        hello.row_encoding = row_encoding  # type: ignore[assignment]
+        return wire.ClientMessage(hello=hello)
+
+
+class Raw:
+    """One TCP connection, perhaps a WebSocket."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def write(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def send(self, message: wire.ClientMessage) -> None:
+        await self.write(frame(BINARY, message.SerializeToString()))
+
+    async def receive(self) -> wire.ServerMessage | None:
+        """The next message; None once the server closes."""
+        while True:
+            first, second = await self.reader.readexactly(2)
+            size = second & 0x7F
+            if size >= 126:
+                wide = size == 127
+                (size,) = struct.unpack("!Q" if wide else "!H", await self.reader.readexactly(8 if wide else 2))
+            payload = await self.reader.readexactly(size)
+            if first & 0xF == CLOSE:
+                return None
+            if first & 0xF == BINARY:
+                return wire.ServerMessage.FromString(payload)
+
+    async def greet(self, hello: wire.ClientMessage) -> str:
+        """Say Hello. Returns the resume token, empty where the verifier refuses."""
+        await self.send(hello)
+        answer = await self.receive()
+        return "" if answer is None else answer.welcome.resume_token
+
+    async def verdict(self) -> wire.Verdict | None:
+        """The next verdict; None where the verifier refuses or closes."""
+        answer = await self.receive()
+        return answer.verdict if answer is not None and answer.HasField("verdict") else None
+
+
+@contextlib.asynccontextmanager
+async def connected(target: Target) -> AsyncIterator[Raw]:
+    """A TCP connection, reset at the end without a farewell."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", target.port, limit=1 << 16)
+    try:
+        yield Raw(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def upgraded(target: Target) -> AsyncIterator[Raw]:
+    """A WebSocket."""
+    async with connected(target) as raw:
+        await raw.write(_UPGRADE)
+        head = await raw.reader.readuntil(b"\r\n\r\n")
+        if b" 101 " not in head:
+            raise ConnectionRefusedError(head.split(b"\r\n")[0].decode())
+        yield raw
+
+
+def decode_request(tokens: Sequence[int], **fields: object) -> bytes:
+    """A request for plain decoding, whole."""
+    body = json.dumps({"tokens": list(tokens), **fields}).encode()
+    head = f"POST /v1/decode HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def prompt(epoch: int, base_len: int, tokens: Sequence[int], rows_from: int = 0, most: int = 0) -> wire.ClientMessage:
+    message = wire.Prompt(epoch=epoch, base_len=base_len, tokens=tokens, rows_from=rows_from)
+    message.max_length = base_len + len(tokens) + most if most else 0
+    return wire.ClientMessage(prompt=message)
+
+
+def draft(
+    epoch: int, base_len: int, tokens: Sequence[int], rows_from: int = 0, parents: Sequence[int] = ()
+) -> wire.ClientMessage:
+    return wire.ClientMessage(
+        draft=wire.Draft(epoch=epoch, base_len=base_len, tokens=tokens, parents=parents, rows_from=rows_from)
+    )
