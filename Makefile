@@ -43,7 +43,7 @@ screenshots: $(STAMP) libraries ## draw the pictures of the window in docs/scree
 	xvfb-run -a $(BIN)/python -m moa_chat.desktop.screenshots docs/screenshots
 
 soak: $(STAMP) ## strain a verifier for half an hour (or SECONDS=...) and watch it
-	cd tests && ../$(BIN)/python -m soak --seconds $(SECONDS) --out ../build/soak
+	PYTHONPATH=tests $(BIN)/python -m soak --seconds $(SECONDS) --out build/soak
 
 test-slow: $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow

@@ -1,6 +1,6 @@
 """Half an hour of clients that come, go, flood, hang and lie, beside two honest ones.
 
->>> python -m soak --seconds 1800 --out soak     # run in tests/
+>>> python -m soak --seconds 1800 --out soak     # with PYTHONPATH=tests
 
 Fails when memory or descriptors grow, the log has an error, or an honest text is not plain decoding's.
 """
