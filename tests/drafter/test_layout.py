@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from moa_bench.checkpoints import checkpoint_pair
-from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.layout import input_major, lay_out_for_few_rows
 from moa_drafter.target import load_target
-from moa_server.transformers_engine import TransformersEngine
+from moa_server.general_pass import GeneralPass
 
 
 def linear_layers(module: nn.Module) -> list[nn.Linear]:
@@ -38,13 +37,13 @@ def test_a_module_computes_the_same() -> None:
     torch.testing.assert_close(module(x), before)
 
 
-def test_an_engine_lays_its_target_out(tiny_target: Path, tiny_drafter: Path) -> None:
+def test_the_general_pass_lays_its_target_out(tiny_target: Path) -> None:
     target = load_target(str(tiny_target))  # one of its own: it is laid out in place
     layers = linear_layers(nn.ModuleList(target.layers))
     assert not any(lies_input_by_input(layer.weight) for layer in layers)
     tokens = torch.arange(9)[None]
     before = target.model(tokens).logits
-    TransformersEngine(target, load_checkpoint(tiny_drafter))
+    GeneralPass(target)
     assert all(lies_input_by_input(layer.weight) for layer in layers)
     assert not lies_input_by_input(target.head)
     torch.testing.assert_close(target.model(tokens).logits, before, rtol=1e-4, atol=1e-5)
