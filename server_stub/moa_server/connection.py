@@ -122,10 +122,19 @@ class Connection:
     # -- what happens while a job is under way -----------------------------------------------------
 
     def _note(self, message: wire.ClientMessage) -> None:
-        """A frame arrived: one that ends the answer, or begins another, makes the work under way needless."""
-        event = message.WhichOneof("event")
-        if event == "bye" or (event in ("prompt", "cancel") and getattr(message, event).epoch > self._epoch):
+        """A frame arrived."""
+        if self._overrules(message):
             self._abandon()
+
+    def _overrules(self, message: wire.ClientMessage) -> bool:
+        """Whether a frame ends the answer, or begins another: the work for the present one is then needless."""
+        event = message.WhichOneof("event")
+        return event == "bye" or (event in ("prompt", "cancel") and getattr(message, event).epoch > self._epoch)
+
+    @property
+    def _needless(self) -> bool:
+        """Whether nobody waits for the verdict on the present frame even before work on it begins."""
+        return self._inbox.over or any(map(self._overrules, self._inbox.waiting))
 
     def _abandon(self) -> None:
         if self._work is not None:
@@ -192,7 +201,7 @@ class Connection:
             self._epoch = getattr(getattr(message, event), "epoch", self._epoch)
             answer = conversation.session.receive(message)
             if isinstance(answer, Verify):
-                answer = await self._verify(conversation, answer)
+                answer = None if self._needless else await self._verify(conversation, answer)
         if answer is not None:
             if answer.HasField("fault"):
                 self._metrics.refused(_code(answer))
@@ -250,7 +259,8 @@ class Connection:
         if received is End.REPLACED:
             await self._refuse(fault(wire.FAULT_CODE_REPLACED, received.value), REFUSED)
         if received is End.FLOODED:
-            text = f"more than {self._settings.max_waiting_frames} frames wait: a client awaits its verdicts"
+            most, size = self._settings.max_waiting_frames, 2 * self._settings.max_frame_bytes
+            text = f"more than {most} frames or {size} bytes wait: a client awaits its verdicts"
             await self._refuse(fault(wire.FAULT_CODE_PROTOCOL, text), REFUSED)
         if received is End.SILENT:
             text = f"nothing was received for {seconds:g} seconds"

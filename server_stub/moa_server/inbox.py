@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from starlette.websockets import WebSocket
 
@@ -31,7 +31,7 @@ class Inbox:
         on_message: called with each message as it arrives.
         on_end: called when an end comes that leaves nobody to answer: all but LEAVING.
         most_waiting: frames that may wait; one more ends the connection.
-        max_frame_bytes: a larger frame is answered with a fault.
+        max_frame_bytes: a larger frame is answered with a fault. Twice as many bytes may wait.
     """
 
     def __init__(
@@ -50,6 +50,16 @@ class Inbox:
         self._end: End | None = None
         self._reading = asyncio.create_task(self._read())
 
+    @property
+    def waiting(self) -> Iterator[wire.ClientMessage]:
+        """Messages that :meth:`next` is still to give."""
+        return (message for message, _ in self._frames if isinstance(message, wire.ClientMessage))
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody is left to answer."""
+        return self._end not in (None, End.LEAVING)
+
     async def next(self, seconds: float) -> tuple[wire.ClientMessage | wire.ServerMessage, int] | End:
         """The next frame, as a message or the fault that answers it, with its size in bytes; or why there is none.
 
@@ -59,7 +69,7 @@ class Inbox:
             seconds: silence after which the connection ends.
         """
         while True:
-            if self._end not in (None, End.LEAVING):
+            if self._end is not None and self.over:
                 return self._end
             if self._frames:
                 return self._frames.popleft()
@@ -91,7 +101,8 @@ class Inbox:
                 self.end(End.LEFT)
                 return
             data = received.get("bytes")
-            if len(self._frames) >= self._most_waiting:
+            waiting = sum(size for _, size in self._frames)
+            if len(self._frames) >= self._most_waiting or waiting > 2 * self._max_frame_bytes:
                 self.end(End.FLOODED)
                 return
             message = self._parse(data)
