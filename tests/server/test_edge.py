@@ -15,7 +15,7 @@ from moa_server import edge as edge_module
 from moa_server.places import EdgeLimits
 from server.edge_running import edge, error_of, eventually, is_closed, read_all, status_of
 
-PATIENT = EdgeLimits(connections=20, per_address=1000)
+PATIENT = EdgeLimits(connections=20, per_address=1000, header_seconds=60)
 HASTY = EdgeLimits(header_seconds=1, body_seconds=1, send_seconds=0.5, close_seconds=0.5)
 HOLD = b"GET /hold HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -147,6 +147,16 @@ def test_a_slow_header_on_a_connection_that_had_an_answer_is_refused(clients):
         assert status_of(connected.recv(65536)) == 200
         trickle(connected, b"GET / HTTP/1.1\r\nX-A: " + b"a" * 500)
         assert status_of(read_all(connected)) == 408
+
+
+def test_an_answer_may_take_longer_than_a_header(clients):
+    with edge(HASTY) as running:
+        running.hold.clear()
+        held = clients(running.open(HOLD))
+        eventually(lambda: running.places.busy == 1)
+        assert read_all(clients(running.open())) == b"", "a later one that is silent is closed first"
+        running.hold.set()
+        assert status_of(held.recv(65536)) == 200
 
 
 @pytest.mark.parametrize("path", [b"/echo", b"/refusing"])

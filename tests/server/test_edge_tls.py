@@ -13,7 +13,7 @@ import pytest
 from moa_server.places import EdgeLimits
 from server.edge_running import edge, eventually, is_closed, read_all, status_of
 
-PATIENT = EdgeLimits(connections=20, per_address=1000)
+PATIENT = EdgeLimits(connections=20, per_address=1000, header_seconds=60)
 HASTY = EdgeLimits(header_seconds=1, close_seconds=0.5)
 
 
