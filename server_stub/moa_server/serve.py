@@ -19,6 +19,7 @@ from moa_server.engine import Engine
 from moa_server.logs import handle_loop_error
 from moa_server.places import EdgeLimits
 from moa_server.settings import Settings
+from moa_server.warm_up import warm_up
 
 _PING_SECONDS = 20.0
 #: Seconds that connections get to close behind the last frame.
@@ -34,6 +35,7 @@ class VerifierServer(EdgeServer):
         drain_seconds: how long frames under way may take after the signal.
         on_ready: called when clients may connect.
         tls: certificate and key files.
+        warm: run some steps before clients may connect, see :func:`moa_server.warm_up.warm_up`.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class VerifierServer(EdgeServer):
         on_ready: Callable[[], None] = lambda: None,
         tls: tuple[Path, Path] | None = None,
         timeline: Timeline = NO_TIMELINE,
+        warm: bool = False,
     ) -> None:
         self.app = create_app(engine, settings, timeline)
         secure: dict[str, Any] = {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]} if tls else {}
@@ -64,6 +67,7 @@ class VerifierServer(EdgeServer):
             **secure,
         )
         super().__init__(config, limits)
+        self._engine, self._warm = engine, warm
         self._on_ready, self._drain_seconds = on_ready, drain_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Future[None] | None = None
@@ -71,6 +75,8 @@ class VerifierServer(EdgeServer):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(handle_loop_error)
+        if self._warm:
+            await warm_up(self._engine, self.app.state.verifier.worker.cost)
         await super().startup(sockets)
         self._loop = loop
         with contextlib.suppress(NotImplementedError, AttributeError, ValueError, RuntimeError):  # Windows, a thread

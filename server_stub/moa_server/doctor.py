@@ -1,0 +1,207 @@
+"""``moa-serve --doctor``: what this machine can serve, measured through the engine's contract."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from moa_server.engine import Engine
+from moa_server.scheduler import MOST_SEQUENCES
+from moa_server.step_cost import StepCost
+from moa_server.warm_up import Trial, warm_up
+
+#: Tokens a second that every session is to get.
+LEAST_RATE = 10.0
+#: Of sessions that draft: tokens of a draft, and tokens that its round commits (README: chains, with copying).
+DRAFTED, COMMITTED = 8, 3
+#: Below this share of float32's time, bfloat16 is worth its rounding.
+WORTHWHILE = 0.8
+
+_CONTEXT, _SHORT_CONTEXT, _PREFILL, _SEQUENCES, _REPEATS = 512, 64, 256, 8, 5
+_TOKENS = (1, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A step that was measured, ``tokens`` of each of ``sequences`` behind ``context`` tokens: median seconds."""
+
+    what: str
+    sequences: int
+    tokens: int
+    context: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """How many sessions at once get :data:`LEAST_RATE` tokens a second each, the time of the verifier alone counted:
+    streaming token by token, and with rounds of :data:`DRAFTED` drafted tokens that commit :data:`COMMITTED`."""
+
+    streaming: int
+    drafting: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Of one process on one machine.
+
+    Attributes:
+        cores: that this process may use.
+        threads: that torch uses.
+        gpu: its name; empty without one.
+        bfloat16: whether the processor has instructions for it; None where that is not known.
+        resident_bytes: memory of this process; None where the system does not say.
+    """
+
+    cores: int
+    threads: int
+    gpu: str
+    bfloat16: bool | None
+    resident_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of the engine and the options, for the report.
+
+    Attributes:
+        dtype, device: of the target.
+        batch_invariant: whether results are the same to the bit whatever else is in a step.
+        cache_bytes: the most that the caches may take.
+        descriptors: open files and connections that the system allows; None for any number.
+        connections: that are held at once.
+        max_sessions: see :class:`moa_server.settings.Settings`.
+        bfloat16_share: time of products in bfloat16 of those in float32; None where it was not measured.
+    """
+
+    dtype: str
+    device: str
+    batch_invariant: bool
+    cache_bytes: int
+    descriptors: int | None
+    connections: int
+    max_sessions: int
+    bfloat16_share: float | None = None
+
+
+async def measure(engine: Engine) -> list[Timed]:
+    """Time the steps that everything else follows from; the engine is warm and empty-handed afterwards."""
+    await warm_up(engine, StepCost())
+    most = engine.capabilities.max_draft_tokens
+    tokens = [count for count in _TOKENS if count - 1 <= most]
+    context = max(1, min(_CONTEXT, engine.max_context - max(tokens)))
+    short = min(_SHORT_CONTEXT, context)
+    prefill = min(_PREFILL, engine.max_context)
+    timed = []
+    with Trial(engine, StepCost()) as trial:
+        sequence = trial.open()
+        await trial.prefill(sequence, context)
+        for count in tokens:
+            seconds = statistics.median([await trial.verify([sequence], count - 1) for _ in range(_REPEATS)])
+            timed.append(Timed(f"{count} token{'s' * (count > 1)}", 1, count, context, seconds))
+    with Trial(engine, StepCost()) as trial:
+        several = [trial.open() for _ in range(_SEQUENCES)]
+        for sequence in several:
+            await trial.prefill(sequence, short)
+        for count, what in ((1, "1 token, short context"), (_SEQUENCES, f"{_SEQUENCES} sequences, 1 token each")):
+            seconds = statistics.median([await trial.verify(several[:count]) for _ in range(_REPEATS)])
+            timed.append(Timed(what, count, 1, short, seconds))
+    with Trial(engine, StepCost()) as trial:
+        timed.append(Timed(f"prefill of {prefill} tokens", 1, prefill, 0, await trial.prefill(trial.open(), prefill)))
+    return timed
+
+
+def sessions(timed: Sequence[Timed], most: int) -> Sessions:
+    """What the steps say of sessions at once, at most ``most``.
+
+    A step of several sessions is taken to cost one token's time, and for each further sequence and each drafted token
+    what they cost in the steps that were measured.
+    """
+    drafts = [step for step in timed if step.sequences == 1 and step.context == timed[0].context]
+    one, longest = drafts[0], drafts[-1]
+    lone, several = next((a, b) for a, b in itertools.pairwise(timed) if b.sequences > 1)
+    per_sequence = max(0.0, several.seconds - lone.seconds) / (several.sequences - 1)
+    per_token = max(0.0, longest.seconds - one.seconds) / max(1, longest.tokens - 1)
+
+    def seconds(count: int, drafted: int) -> float:
+        steps = -(-count // MOST_SEQUENCES)
+        return steps * one.seconds + (count - steps) * per_sequence + count * drafted * per_token
+
+    def served(drafted: int, committed: int) -> int:
+        fitting = (count for count in range(most, 0, -1) if seconds(count, drafted) <= committed / LEAST_RATE)
+        return next(fitting, 0)
+
+    return Sessions(served(0, 1), served(DRAFTED, COMMITTED))
+
+
+def advice(facts: Facts, machine: Machine, able: Sessions) -> list[str]:
+    """Sentences that an operator can act on."""
+    said = []
+    if machine.gpu and facts.device == "cpu":
+        said.append(f"there is a GPU, {machine.gpu}, and the target runs on the CPU: see --device")
+    if facts.bfloat16_share is not None and facts.bfloat16_share <= WORTHWHILE:
+        share = f"products in bfloat16 take {facts.bfloat16_share:.0%} of float32's time here"
+        said.append(f"{share}: consider --dtype bfloat16, whose target rounds differently")
+    if facts.device == "cpu" and machine.threads > machine.cores:
+        text = f"{machine.threads} threads share {machine.cores} cores, and wait for each other"
+        said.append(f"{text}: --threads {machine.cores}")
+    if able.streaming == able.drafting == 0:
+        said.append(f"not even one session gets {LEAST_RATE:g} tokens a second: a smaller target or a GPU would help")
+    return said
+
+
+def report(facts: Facts, machine: Machine, engine: Engine, timed: Sequence[Timed]) -> dict[str, Any]:
+    """All of it, for JSON."""
+    able = sessions(timed, facts.max_sessions)
+    return {
+        "target": engine.fingerprints.target,
+        "drafter": engine.fingerprints.drafter,
+        "max_context": engine.max_context,
+        "cache_tokens": engine.cache_use[1],
+        "machine": asdict(machine),
+        **asdict(facts),
+        "steps": [asdict(step) for step in timed],
+        "sessions": {
+            **asdict(able),
+            "least_tokens_per_second": LEAST_RATE,
+            "drafted_tokens": DRAFTED,
+            "committed_tokens": COMMITTED,
+        },
+        "advice": advice(facts, machine, able),
+    }
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """The report for people."""
+    machine, able = found["machine"], found["sessions"]
+    descriptors = found["descriptors"] or "any number of"
+    native = {True: "yes", False: "no", None: "not known"}[machine["bfloat16"]]
+    lines = [
+        f"target          {found['target']}, {found['dtype']} on {found['device']}, context {found['max_context']}",
+        f"drafter         {found['drafter'] or 'none'}",
+        f"CPU             {machine['threads']} threads on {machine['cores']} cores, bfloat16 instructions: {native}",
+        f"GPU             {machine['gpu'] or 'none'}",
+        f"memory          {_mebibytes(machine['resident_bytes'])} with the target loaded; caches take at most "
+        f"{_mebibytes(found['cache_bytes'])} more ({found['cache_tokens']} tokens)",
+        f"connections     {found['connections']} (the system allows {descriptors} open files)",
+        f"batch-invariant {'yes' if found['batch_invariant'] else 'no: sequences in one step may round differently'}",
+        "",
+        f"{'step':<26}{'context':>8}{'ms':>10}",
+    ]
+    lines += [f"{step['what']:<26}{step['context']:>8}{step['seconds'] * 1e3:>10.1f}" for step in found["steps"]]
+    rate = f"{able['least_tokens_per_second']:g} tokens a second each, the verifier's time alone counted"
+    drafts = f"drafts of {able['drafted_tokens']} tokens that commit {able['committed_tokens']} a round"
+    lines += [
+        "",
+        f"sessions        {able['streaming']} streaming, {able['drafting']} drafting",
+        f"                with at least {rate};",
+        f"                drafting: {drafts}; at most --max-sessions {found['max_sessions']}",
+    ]
+    return "\n".join([*lines, *(f"advice          {text}" for text in found["advice"])])
+
+
+def _mebibytes(count: int | None) -> str:
+    return "an unknown amount" if count is None else f"{count / (1 << 20):,.0f} MiB"

@@ -1,0 +1,166 @@
+"""The options of ``moa-serve``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from moa_runtime.errors import MoaError
+from moa_runtime.listening import is_loopback
+from moa_server.logs import FORMATS, LEVELS
+from moa_server.places import EdgeLimits
+from moa_server.settings import Settings
+
+DEFAULT_PORT = 8765
+DEFAULT_CACHE_TOKENS = 32768
+
+_OWN = Settings()
+#: Options with numbers: name, default, unit, help. None may be below 1, but for --keep-seconds.
+_LIMITS = (
+    ("max-sessions", _OWN.max_sessions, "N", "conversations held at once, and requests answered at once"),
+    (
+        "max-connections",
+        EdgeLimits().connections,
+        "N",
+        "connections open at once, if the descriptor limit allows",
+    ),
+    ("max-draft-tokens", _OWN.max_draft_tokens, "N", "tokens of one draft"),
+    ("max-frame-bytes", _OWN.max_frame_bytes, "N", "bytes of one message and of one request"),
+    ("keep-seconds", _OWN.keep_seconds, "S", "how long a conversation outlives its connection"),
+    ("idle-seconds", _OWN.idle_seconds, "S", "silence after which a connection is closed"),
+    ("answer-seconds", _OWN.answer_seconds, "S", "how long a frame may wait for its verdict"),
+)
+
+
+class ServeError(MoaError):
+    """Options that no verifier can be started with."""
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="moa-serve", description="Serve a target that verifies drafts over WebSocket.")
+    p.add_argument("--model", metavar="NAME", help="a model folder or Hub id (default: the built-in target)")
+    p.add_argument(
+        "--drafter",
+        type=Path,
+        metavar="FOLDER",
+        help="checkpoint whose server half makes the memory rows (default: the shipped one, with the default model)",
+    )
+    p.add_argument("--device", default="cpu", help="torch device of the target (default: %(default)s)")
+    p.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    p.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 for any free one (default: %(default)s)")
+    p.add_argument("--token", help="bearer token that clients must send; safer in the variable MOA_TOKEN")
+    p.add_argument("--insecure", action="store_true", help="allow other hosts than loopback without a token")
+    p.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let web pages of this origin, such as http://localhost:3000, use the verifier; may be repeated",
+    )
+    p.add_argument("--tls-cert", type=Path, metavar="PEM", help="certificate chain, for wss")
+    p.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
+    p.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="on a loopback address, answer requests for this host too, such as the name of a proxy in front; "
+        "may be repeated",
+    )
+    p.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="JSON",
+        help="more bearer tokens, hashed, with names and budgets; SIGHUP reads it again",
+    )
+    p.add_argument("--new-token", metavar="NAME", help="print a fresh token and its entry for --token-file, and exit")
+
+    engine = p.add_argument_group("the engine")
+    engine.add_argument("--max-context", type=int, metavar="TOKENS", help="default: what the target can hold")
+    engine.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16"),
+        default="auto",
+        help="numbers of the target; auto is float32 on a CPU, bfloat16 elsewhere (default: %(default)s)",
+    )
+    engine.add_argument(
+        "--cache-tokens",
+        type=int,
+        default=DEFAULT_CACHE_TOKENS,
+        metavar="N",
+        help="tokens of all conversations whose keys and values are kept; beyond, the least recently used are "
+        "computed again when they return (default: %(default)s)",
+    )
+    engine.add_argument(
+        "--step-tokens",
+        type=int,
+        metavar="N",
+        help="most tokens of a step while others are served (default: as many as their next tokens can wait for)",
+    )
+    engine.add_argument("--threads", type=int, metavar="N", help="CPU threads of the target (default: torch's choice)")
+
+    limits = p.add_argument_group("limits")
+    for name, default, metavar, text in _LIMITS:
+        limits.add_argument(
+            f"--{name}", type=type(default), default=default, metavar=metavar, help=f"{text} (default: %(default)s)"
+        )
+
+    operation = p.add_argument_group("operation")
+    operation.add_argument(
+        "--drain-seconds",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="after SIGTERM, how long the frames under way may take for their verdicts (default: %(default)g)",
+    )
+    operation.add_argument(
+        "--timeline",
+        type=Path,
+        metavar="FILE",
+        help="write what every session does and when, as a Chrome trace that Perfetto opens",
+    )
+    operation.add_argument(
+        "--doctor",
+        action="store_true",
+        help="say what this machine can serve: load the target, time some steps, and exit",
+    )
+    operation.add_argument("--json", action="store_true", help="print the ready line, or the report, as JSON")
+    operation.add_argument(
+        "--log-format", choices=FORMATS, default="text", help="json: one object a line (default: %(default)s)"
+    )
+    operation.add_argument(
+        "--log-level",
+        choices=LEVELS,
+        default="warning",
+        help="info tells of each session, debug has tracebacks (default: %(default)s)",
+    )
+    return p
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """What the options mean for the app.
+
+    Raises:
+        ServeError: a number out of range.
+    """
+    least = {name.replace("-", "_"): 1 for name, *_ in _LIMITS}
+    least |= {"keep_seconds": 0, "drain_seconds": 0, "max_frame_bytes": 1024, "threads": 1, "step_tokens": 4}
+    for name, smallest in (least | {"cache_tokens": 1}).items():
+        value = getattr(options, name)
+        if value is not None and not value >= smallest:
+            raise ServeError(f"--{name.replace('_', '-')} must be at least {smallest}, not {value}")
+    return Settings(
+        token=os.environ.get("MOA_TOKEN", "") if options.token is None else options.token,
+        token_file=options.token_file,
+        origins=tuple(options.allow_origin),
+        loopback=is_loopback(options.host),
+        hosts=tuple(options.allow_host),
+        max_sessions=options.max_sessions,
+        keep_seconds=options.keep_seconds,
+        idle_seconds=options.idle_seconds,
+        answer_seconds=options.answer_seconds,
+        step_tokens=options.step_tokens,
+        max_draft_tokens=options.max_draft_tokens,
+        max_frame_bytes=options.max_frame_bytes,
+    )
