@@ -1,0 +1,284 @@
+"""Seeded schedules of what can happen to a conversation, and what must hold whatever happened."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Disagreement, FinishReason, Origin, TokenOrigin
+from moa_runtime.chat import ContextFullError
+from moa_runtime.session.events import Policy, Sampling
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from system.fuzz_world import MANNERS, Limits, World, living
+from toy_engine import STOP
+from virtual_loop import VirtualLoop, run_virtually
+
+#: Seconds of the virtual clock after which an answer counts as stuck.
+STUCK_S = 3600.0
+_QUESTIONS = ("Why?", "Name three primary colours.", "Tell me a story about a fox in a quiet forest near the river.")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A question; ``leaves_after`` events the user stops listening, ``rewinds`` that many turns before asking."""
+
+    text: str
+    count: int
+    sampling: Sampling
+    leaves_after: int | None
+    rewinds: int
+
+
+@dataclass(frozen=True)
+class Happening:
+    """``name``, of :data:`HAPPENINGS`, happens ``after`` seconds; ``a`` and ``b``, 0 to 1, say how much."""
+
+    after: float
+    name: str
+    a: float
+    b: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All of it follows from ``seed``."""
+
+    seed: int
+    limits: Limits
+    turns: tuple[Turn, ...]
+    happenings: tuple[Happening, ...]
+
+
+def schedule(seed: int) -> Schedule:
+    rng = random.Random(seed)
+    limits = Limits(
+        manner=rng.randrange(len(MANNERS)),
+        max_context=rng.choice([1000, 1000, 120]),
+        stops=tuple(rng.sample(range(40, 400), rng.choice([0, 3, 20]))),
+        policy=rng.choice([*Policy]),
+        draft_length=rng.randint(1, 8),
+        ahead=rng.choice([0, 0, 3]),
+        skill=rng.choice([0.0, 0.5, 0.9, 1.0]),
+        trees=rng.random() < 0.5,
+    )
+    turns = []
+    for _ in range(rng.randint(1, 3)):
+        sampling = Sampling(0.8, 0.95, rng.randint(1, 99)) if rng.random() < 0.5 else Sampling()
+        leaves = rng.randint(0, 12) if rng.random() < 0.3 else None
+        turns.append(Turn(rng.choice(_QUESTIONS), rng.randint(1, 40), sampling, leaves, rng.choice([0, 0, 0, 1, 2])))
+    names = sorted(HAPPENINGS)
+    happenings = [
+        Happening(rng.expovariate(rng.choice([20.0, 2.0, 0.3])), rng.choice(names), rng.random(), rng.random())
+        for _ in range(rng.randint(0, 10))
+    ]
+    return Schedule(seed, limits, tuple(turns), tuple(happenings))
+
+
+async def _cut(world: World, a: float, b: float) -> None:
+    world.link.cut(8 * a * a, 40 * b * b)
+
+
+async def _outage(world: World, a: float, b: float) -> None:
+    world.link.open = False
+    world.link.cut(8 * b, 40 * b)
+    await asyncio.sleep(20 * a)
+    world.link.open = True
+
+
+async def _slow(world: World, a: float, b: float) -> None:
+    world.delay = 6 * a
+    await asyncio.sleep(10 * b)
+    world.delay = 0.03
+
+
+async def _restart(world: World, a: float, b: float) -> None:
+    await world.restart(3 * a)
+
+
+async def _evict(world: World, a: float, b: float) -> None:
+    world.engine._caches.clear()
+
+
+async def _break(world: World, a: float, b: float) -> None:
+    engine = world.engine
+    engine.broken = _Everything()  # type: ignore[assignment]
+    await asyncio.sleep(4 * a)
+    engine.broken = set()
+
+
+async def _jump(world: World, a: float, b: float) -> None:
+    world.loop.jump(60 * a)
+
+
+async def _resend(world: World, a: float, b: float) -> None:
+    world.chat._driver.post(world.chat._driver._resend)
+
+
+async def _copy_up(world: World, a: float, b: float) -> None:
+    connection = world.link.current
+    frame = None if connection is None else connection.up.last_frame
+    if frame is not None and not wire.ClientMessage.FromString(frame).HasField("hello"):
+        connection.up.put(frame, 2 * a)
+
+
+async def _copy_down(world: World, a: float, b: float) -> None:
+    connection = world.link.current
+    if connection is not None and connection.down.last_frame is not None:
+        connection.down.put(connection.down.last_frame, 2 * a)
+
+
+async def _offline(world: World, a: float, b: float) -> None:
+    await world.chat.work_offline(True)
+    await asyncio.sleep(15 * a)
+    await world.chat.work_offline(False)
+
+
+async def _policy(world: World, a: float, b: float) -> None:
+    world.chat.policy = [*Policy][int(3 * a)]
+
+
+async def _sweep(world: World, a: float, b: float) -> None:
+    world.store.sweep()
+
+
+HAPPENINGS: dict[str, Callable[[World, float, float], Awaitable[None]]] = {
+    "cut": _cut,
+    "outage": _outage,
+    "slow": _slow,
+    "restart": _restart,
+    "evict": _evict,
+    "break": _break,
+    "jump": _jump,
+    "resend": _resend,
+    "copy up": _copy_up,
+    "copy down": _copy_down,
+    "offline": _offline,
+    "policy": _policy,
+    "sweep": _sweep,
+}
+
+
+class _Everything(frozenset[int]):
+    """Every sequence is broken."""
+
+    def __rand__(self, other: object) -> object:
+        return other
+
+
+async def _happen(world: World, happenings: Sequence[Happening]) -> None:
+    """One after the other; what lasts is over before the next begins."""
+    for happening in happenings:
+        await asyncio.sleep(happening.after)
+        await HAPPENINGS[happening.name](world, happening.a, happening.b)
+
+
+async def _live(loop: VirtualLoop, plan: Schedule, happenings: Sequence[Happening], bundle: Any) -> None:
+    async with living(loop, plan.limits, bundle, random.Random(f"{plan.seed}.world")) as world:
+        fate = asyncio.create_task(_happen(world, happenings))
+        for turn in plan.turns:
+            messages = world.chat.messages
+            world.chat.restore(messages[: max(0, len(messages) - 2 * turn.rewinds)])
+            world.seed = turn.sampling.seed if turn.sampling.temperature else 0
+            with contextlib.suppress(ContextFullError):
+                answering = world.chat.send(turn.text, max_new_tokens=turn.count, sampling=turn.sampling)
+                disputed = await asyncio.wait_for(_follow(world, answering, turn), STUCK_S)
+                if disputed and (again := world.chat.keep_mine()) is not None:
+                    await asyncio.wait_for(_follow(world, again, turn), STUCK_S)
+        await fate
+
+
+async def _follow(world: World, answering: AsyncGenerator[ChatEvent, None], turn: Turn) -> bool:
+    """Follow an answer to its end, or leave. Says whether the user may still want a dispute his own way."""
+    disputed, seen, last = False, 0, None
+    async with aclosing(answering) as events:
+        async for event in events:
+            seen += 1
+            if isinstance(event, AnswerUpdate):
+                last = event
+            elif isinstance(event, Disagreement):
+                disputed = world.rng.random() < 0.5
+                if not disputed and world.rng.random() < 0.5:
+                    world.chat.keep_mine()
+            elif isinstance(event, AnswerFinished):
+                _check(world, event.tokens)
+                _check_end(world, event, turn)
+                return disputed
+            if seen == turn.leaves_after:
+                break
+    if last is not None:
+        _check(world, last.tokens)
+    return False
+
+
+def _check(world: World, tokens: Sequence[TokenOrigin]) -> None:
+    """What is committed is what the target writes behind what stands before it, but for what was kept."""
+    start, known = world.chat.prompt_tokens, world.chat.tokens
+    answer = [token for token in tokens if token.committed]
+    if len(known) < start:  # left before the target had the question
+        return
+    prefix = known[:start]
+    for token in answer:
+        if token.origin is not Origin.KEPT:
+            right = world.choice(prefix)
+            assert token.token == right, f"at {len(prefix)} stands {token.token}, the target writes {right}"
+        prefix.append(token.token)
+
+
+def _check_end(world: World, event: AnswerFinished, turn: Turn) -> None:
+    """It ended where it should."""
+    assert all(token.committed for token in event.tokens)
+    length = world.chat.prompt_tokens + len(event.tokens)
+    if event.reason is FinishReason.STOP:
+        assert event.tokens[-1].token == STOP
+    elif event.reason is FinishReason.LENGTH:
+        # Behind kept tokens the target always writes one, also where they fill the answer.
+        kept = any(token.origin is Origin.KEPT for token in event.tokens)
+        assert turn.count <= len(event.tokens) <= turn.count + kept, f"{len(event.tokens)} tokens, not {turn.count}"
+    else:
+        assert length >= world.limits.max_context
+    assert all(token.token != STOP for token in event.tokens[:-1])
+
+
+class _Records(logging.Handler):
+    """Log records that tell of a fault in the program."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.faults: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.exc_info or "the toy is broken" not in text:
+            self.faults.append(text)
+
+
+def live(plan: Schedule, bundle: Any, most: int | None = None) -> None:
+    """Run a schedule, or its first ``most`` happenings. Raises whatever is wrong."""
+    records = _Records()
+    logging.getLogger().addHandler(records)
+    try:
+        run_virtually(lambda loop: _live(loop, plan, plan.happenings[:most], bundle))
+    finally:
+        logging.getLogger().removeHandler(records)
+    assert not records.faults, records.faults
+
+
+def shrunk(plan: Schedule, bundle: Any) -> tuple[Sequence[Happening], Exception] | None:
+    """The shortest beginning of a schedule's happenings that fails, and how; None where all of it is fine."""
+    try:
+        live(plan, bundle)
+        return None
+    except Exception as error:
+        whole = error
+    for most in range(len(plan.happenings)):
+        try:
+            live(plan, bundle, most)
+        except Exception as error:
+            return plan.happenings[:most], error
+    return plan.happenings, whole

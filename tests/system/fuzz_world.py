@@ -1,0 +1,191 @@
+"""A real chat and a real verifier of a toy target in one event loop, and a drafter that is right at times."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from memory_link import MemoryLink, ServerEnd
+from moa_runtime.chat import Chat
+from moa_runtime.control import FixedLength
+from moa_runtime.drafters.base import DraftToken, Float32
+from moa_runtime.driver import DriverSettings
+from moa_runtime.session.events import Policy
+from moa_runtime.session.tree import DraftTree, chain
+from moa_runtime.timeline import NO_TIMELINE
+from moa_runtime.transport import Endpoint
+from moa_server.bearers import Bearer, Bearers
+from moa_server.connection import Connection, Parts
+from moa_server.engine import Capabilities
+from moa_server.metrics import Metrics
+from moa_server.sessions import SessionStore
+from moa_server.settings import Settings
+from moa_server.worker import Worker
+from tiny import CHAT_TEMPLATE, VOCAB_SIZE, _train_tokenizer
+from toy_engine import PRINTS, STOP, ToyEngine
+from virtual_loop import VirtualLoop
+
+_CHAINS = Capabilities(trees=False, max_draft_tokens=8)
+_ITSELF = Capabilities(trees=False, max_draft_tokens=8, schedules_itself=True)
+#: How engines may behave.
+MANNERS: Sequence[dict[str, Any]] = (
+    {},
+    {"delay_s": (0.02, 0.001)},
+    {"capabilities": _CHAINS, "preempts": 0.2},
+    {"capabilities": _ITSELF, "preempts": 0.2, "delay_s": (0.01, 0.0)},
+)
+SETTINGS = Settings(keep_seconds=20.0, idle_seconds=60.0, answer_seconds=5.0, retry_after_ms=300)
+PATIENCE = DriverSettings(offline_limit=20, late_after_s=2.0, prefill_late_after_s=4.0)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What differs from schedule to schedule."""
+
+    manner: int
+    max_context: int
+    stops: tuple[int, ...]
+    policy: Policy
+    draft_length: int
+    ahead: int
+    skill: float
+    trees: bool
+
+
+def toy_bundle(folder: Path) -> SimpleNamespace:
+    """What a chat needs of a bundle: the tiny target's tokenizer and template, the toy's fingerprints."""
+    _train_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "template").write_text(CHAT_TEMPLATE)
+    manifest = SimpleNamespace(fingerprints=PRINTS, stop_tokens=(STOP,), special_tokens={})
+    return SimpleNamespace(
+        manifest=manifest, tokenizer_path=folder / "tokenizer.json", chat_template_path=folder / "template"
+    )
+
+
+class ToyDrafter:
+    """Knows the target's choice, and says it with probability ``skill``. Checks the memory rows that it is given."""
+
+    def __init__(self, world: World, rng: random.Random, skill: float) -> None:
+        self._world, self._rng, self._skill = world, rng, skill
+        self.rows = 0
+
+    def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
+        assert start <= self.rows, f"rows from {start} on, {self.rows} are held"
+        for position, key in enumerate(keys[:, 0, 0], start):
+            assert abs(key - (position + 1)) < 0.01 * (position + 1), f"row {position} is {key}"
+        self.rows = start + len(keys)
+
+    def truncate_rows(self, length: int) -> None:
+        self.rows = min(self.rows, length)
+
+    def draft(self, prefix: Sequence[int], count: int) -> list[DraftToken]:
+        return [self._next(prefix)]
+
+    def lengthen(self, prefix: Sequence[int], logprob: float) -> list[DraftToken]:
+        return [self._next(prefix)] if self._rng.random() < 0.3 else []
+
+    def _next(self, prefix: Sequence[int]) -> DraftToken:
+        right = self._world.choice(prefix)
+        return DraftToken(right if self._rng.random() < self._skill else 1 + right % 40, -0.5)
+
+
+class World:
+    """The chat, the link and the verifier, which can be started anew.
+
+    Attributes:
+        seed: of the answer that is being written, 0 for greedy ones.
+        delay: longest seconds that a frame is under way.
+    """
+
+    def __init__(self, loop: VirtualLoop, limits: Limits, bundle: Any, rng: random.Random) -> None:
+        self.loop, self.limits, self.rng = loop, limits, rng
+        self.seed = 0
+        self.delay = 0.03
+        self.engine: ToyEngine
+        self.worker: Worker
+        self.store: SessionStore
+        self.link = MemoryLink(self._serve, self._under_way, self._under_way)
+        self.drafter = ToyDrafter(self, rng, limits.skill)
+        self._start_server()
+        bundle.manifest.max_context = limits.max_context
+        self.chat = Chat(
+            bundle,
+            Endpoint("ws://verifier"),
+            drafter=self.drafter,
+            controller=FixedLength(limits.draft_length, limits.ahead),
+            policy=limits.policy,
+            settings=PATIENCE,
+        )
+        if limits.trees:
+            self._propose_trees()
+
+    def choice(self, prefix: Sequence[int]) -> int:
+        return self.engine.choice(prefix, self.seed)
+
+    async def restart(self, down_s: float) -> None:
+        """The verifier's process is killed, and started again some seconds later."""
+        self.link.open = False
+        self.link.kill_server_side()
+        await self.link.closed()
+        await self.worker.close()
+        await asyncio.sleep(down_s)
+        self._start_server()
+        self.link.open = True
+
+    async def end(self) -> None:
+        """Everybody leaves; nothing may be left."""
+        await self.chat.close()
+        await self.link.closed()
+        assert not len(self.worker), "jobs are left"
+        self.loop.jump(SETTINGS.keep_seconds + 1)
+        self.store.sweep()
+        assert not len(self.store), "conversations are left"
+        await self.worker.close()
+        assert not self.engine.sequences_open, "sequences are left"
+        self.engine.close()
+
+    def _start_server(self) -> None:
+        self.engine = ToyEngine(
+            self.limits.stops, self.limits.max_context, vocab_size=VOCAB_SIZE, **MANNERS[self.limits.manner]
+        )
+        metrics, clock, bearers = Metrics(), self.loop.time, Bearers(clock=self.loop.time)
+        self.worker = Worker(self.engine, metrics, clock=clock)
+        self.store = SessionStore(self.engine, self.worker, SETTINGS, clock=clock)
+        self._parts = Parts(self.engine, self.worker, self.store, bearers, SETTINGS, metrics, NO_TIMELINE)
+
+    async def _serve(self, end: ServerEnd) -> None:
+        await Connection(end, self._parts, Bearer()).serve()  # type: ignore[arg-type]
+
+    def _under_way(self) -> float:
+        return self.rng.random() * self.delay
+
+    def _propose_trees(self) -> None:
+        """Let the session send trees: its suffix with branches."""
+        session, propose = self.chat._session, self.chat._session.propose
+
+        def with_branches(most: int | None = None, *, tree: DraftTree | None = None) -> bool:
+            path = list(session.tentative)
+            branches = self.rng.randint(0, 6) if path else 0
+            parents = chain(len(path)) + [self.rng.randint(0, len(path) - 1) for _ in range(branches)]
+            tokens = path + [self.rng.randrange(1, VOCAB_SIZE) for _ in range(branches)]
+            scores = tuple([-0.1 * depth for depth in range(len(path))] + [-9.0] * branches)
+            return propose(most, tree=DraftTree(tuple(tokens), tuple(parents), scores) if branches else tree)
+
+        session.propose = with_branches  # type: ignore[method-assign]
+
+
+@contextlib.asynccontextmanager
+async def living(loop: VirtualLoop, limits: Limits, bundle: Any, rng: random.Random) -> AsyncIterator[World]:
+    """A world whose chat has begun to connect."""
+    world = World(loop, limits, bundle, rng)
+    with mock.patch("moa_runtime.transport.connect", world.link.connect):
+        await world.chat.open(wait=False)
+        yield world
+        await world.end()
