@@ -45,7 +45,8 @@ screenshots: $(STAMP) libraries ## draw the pictures of the window in docs/scree
 soak: $(STAMP) ## strain a verifier for half an hour (or SECONDS=...) and watch it
 	PYTHONPATH=tests $(BIN)/python -m soak --seconds $(SECONDS) --out build/soak
 
-test-slow: $(STAMP) ## the tests that take minutes
+test-slow: LIBRARIES += prometheus
+test-slow: $(STAMP) libraries ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
 lint: $(STAMP) ## style and types

@@ -173,8 +173,8 @@ class Verifier:
         watch("moa_sessions_connected", "Conversations with a connection.", lambda: self.store.connected)
         watch("moa_jobs", "Frames and requests that wait or are being worked on.", lambda: len(self.worker))
         watch("moa_cache_tokens", "Tokens that caches take up.", lambda: engine.cache_use[0])
-        watch("moa_cache_tokens_most", "Tokens that caches may take up.", lambda: engine.cache_use[1])
-        watch("moa_forwards", "Forward passes of the target so far.", lambda: engine.forwards)
+        watch("moa_cache_limit_tokens", "Tokens that caches may take up.", lambda: engine.cache_use[1])
+        self.metrics.watch_count("moa_forwards", "Forward passes of the target.", lambda: engine.forwards)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:

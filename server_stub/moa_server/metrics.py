@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from moa_server.scheduler import Step
 
@@ -13,15 +15,32 @@ _COUNTS = (1, 2, 4, 8, 16, 32, 64)
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
+class _Watched(Collector):
+    """A gauge, or a counter that somebody else counts, read when it is asked for."""
+
+    def __init__(self, family: type[Metric], name: str, text: str, value: Callable[[], float]) -> None:
+        self._family, self._name, self._text, self._value = family, name, text, value
+
+    def describe(self) -> Iterator[Metric]:
+        yield self._family(self._name, self._text)
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family(self._name, self._text, value=self._value())  # type: ignore[call-arg]
+
+
 class Metrics:
     """A registry of its own for each app, so that several can live in one process."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)  # memory, processor time, open files
         self._steps = Counter("moa_steps", "Steps of the engine.", registry=registry)
         self._tokens = Counter("moa_tokens", "Tokens by kind.", ["kind"], registry=registry)
         self._rounds = Counter("moa_rounds", "Verdicts on drafts, prompts not counted.", registry=registry)
         self._refusals = Counter("moa_refusals", "What was refused, by reason.", ["reason"], registry=registry)
+        self._dropped = Counter(
+            "moa_jobs_dropped", "Frames and requests without a result, by reason.", ["reason"], registry=registry
+        )
         self._batch = Histogram("moa_step_sequences", "Sequences in a step.", buckets=_COUNTS, registry=registry)
         self._sizes = Histogram("moa_step_tokens", "Tokens in a step.", buckets=_TOKENS, registry=registry)
         self._took = Histogram("moa_step_seconds", "Seconds that a step takes.", buckets=_SECONDS, registry=registry)
@@ -34,10 +53,16 @@ class Metrics:
         # What the counters show before anything happened.
         for kind in ("prefill", "verified", "accepted", "committed"):
             self._tokens.labels(kind)
+        for reason in ("left", "expired", "failed"):
+            self._dropped.labels(reason)
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Add a gauge that is read when it is asked for."""
-        Gauge(name, text, registry=self._registry).set_function(value)
+        self._registry.register(_Watched(GaugeMetricFamily, name, text, value))
+
+    def watch_count(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Add a counter that is read when it is asked for; its name gets ``_total``."""
+        self._registry.register(_Watched(CounterMetricFamily, name, text, value))
 
     def stepped(self, step: Step, began: float, ended: float) -> None:
         """A step was run; clock readings in seconds."""
@@ -58,6 +83,10 @@ class Metrics:
         if drafted:
             self._rounds.inc()
             self._tau.observe(committed)
+
+    def dropped(self, reason: str) -> None:
+        """A job has no result: its client ``left`` or overruled it, it ``expired``, or the engine ``failed`` on it."""
+        self._dropped.labels(reason).inc()
 
     def refused(self, reason: str) -> None:
         self._refusals.labels(reason).inc()

@@ -78,6 +78,10 @@ class VerifierServer(EdgeServer):
         if self._warm:
             await warm_up(self._engine, self.app.state.verifier.worker.cost)
         await super().startup(sockets)
+        places, metrics = self.places, self.app.state.verifier.metrics
+        if places is not None:
+            metrics.watch("moa_connections", "TCP connections, sessions and requests alike.", lambda: len(places))
+            metrics.watch("moa_connections_limit", "TCP connections that may be open.", lambda: places.ceiling)
         self._loop = loop
         with contextlib.suppress(NotImplementedError, AttributeError, ValueError, RuntimeError):  # Windows, a thread
             self._loop.add_signal_handler(signal.SIGHUP, self.app.state.verifier.bearers.reload)

@@ -84,8 +84,15 @@ class Worker:
             if self._loop is None:
                 self._loop = contextvars.Context().run(asyncio.create_task, self._run())  # it is nobody's own
             await result
-        except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
+        except (TimeoutError, asyncio.TimeoutError, ExpiredError):  # two classes before Python 3.11
+            self._metrics.dropped("expired")
             raise ExpiredError from None
+        except EngineFailedError:
+            self._metrics.dropped("failed")
+            raise
+        except asyncio.CancelledError:
+            self._metrics.dropped("left")
+            raise
         finally:
             del self._callers[id(job)]
             self._scheduler.drop(job)
