@@ -10,11 +10,13 @@ are given, so the same token would get other bits in a larger draft, another chu
   once for each block of positions, with the keys of other positions masked.
 * The normaliser is a product too (with ones), for a reduction along a row would add in an order of slots.
 
-That this holds on a given processor is checked, see :mod:`moa_server.invariance`.
+Libraries add one key after the other up to some width, 192 where this was measured: a block and a tree of 128 tokens.
+That all this holds on a given processor is checked, see :mod:`moa_server.invariance`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -43,13 +45,18 @@ class Heads:
     size: int
     scale: float
 
+    @property
+    def query_factor(self) -> float:
+        """What queries are multiplied by beforehand, for weights that are powers of two: these are quicker."""
+        return self.scale * math.log2(math.e)
 
+
+@dataclass(frozen=True)
 class Tile:
-    """Queries of some tokens of a piece, and what they may look at; made once a step for all layers.
+    """Some tokens of a piece, and what they may look at.
 
-    Args:
-        first: the tokens' first row in the pass.
-        count: tokens.
+    Attributes:
+        first, count: the tokens' rows in the pass.
         blocks: key blocks that they look at.
         hidden_from: the first block in which some key is hidden from some token.
         visible: boolean ``[count, 64 * (blocks - hidden_from)]``: which keys from that block on they see.
@@ -57,90 +64,16 @@ class Tile:
             int64 ``[64 * (blocks - hidden_from)]``.
     """
 
-    def __init__(
-        self,
-        heads: Heads,
-        room: Room,
-        first: int,
-        count: int,
-        blocks: int,
-        hidden_from: int,
-        visible: Tensor,
-        own_block: Tensor | None = None,
-    ) -> None:
-        self._heads, self.room, self._blocks, self._hidden_from = heads, room, blocks, hidden_from
-        self.rows = slice(first, first + count)
-        height = rounded_up(count * heads.per_kv, _ROWS)
-        where = {"dtype": room.kv.dtype, "device": room.kv.device}
-        self._queries = torch.zeros(blocks * heads.kv, height, heads.size, **where)
-        self._filled = self._queries.view(blocks, heads.kv, height, heads.size)[:, :, : count * heads.per_kv]
-        self._filled = self._filled.unflatten(2, (count, heads.per_kv))
-        self._ones = torch.ones(1, 1, 1, **where).expand(blocks * heads.kv, BLOCK, _ONES).contiguous()
-        width = blocks - hidden_from
-        bias = torch.zeros(width, 1, height, BLOCK, **where)
-        seen = visible.view(count, width, BLOCK).movedim(1, 0).repeat_interleave(heads.per_kv, 1)
-        bias[:, 0, : seen.shape[1]].masked_fill_(~seen.to(room.kv.device), float("-inf"))
-        self._bias = bias
-        self._split: list[Tensor] = []
-        if own_block is not None:
-            blocks_of_positions = range(int(own_block.max()) + 1)
-            self._split = [(own_block == block).to(**where) for block in blocks_of_positions]
-            self._tail_ones = torch.ones(heads.kv, width * BLOCK, _ONES, **where)
-
-    def attend(self, keys: Tensor, values: Tensor, queries: Tensor) -> Tensor:
-        """One layer.
-
-        Args:
-            keys, values: ``[blocks of the room, kv_heads, 64, head_dim]``.
-            queries: of the tile's tokens, ``[count, kv_heads, heads per kv_head, head_dim]``.
-
-        Returns:
-            ``[count, kv_heads, heads per kv_head, head_dim]``.
-        """
-        heads, blocks = self._heads, self._blocks
-        self._filled.copy_(queries.movedim(0, 1))
-        flat = self._queries
-        scores = torch.bmm(flat, keys[:blocks].flatten(0, 1).transpose(1, 2)).mul_(heads.scale)
-        scores = scores.view(blocks, heads.kv, -1, BLOCK)
-        scores[self._hidden_from :] += self._bias
-        scores -= scores.amax(-1, keepdim=True).amax(0, keepdim=True)
-        scores.exp_()
-        if self._split:
-            mixed, normaliser = self._mix_tree(scores, values)
-        else:
-            mixed, normaliser = self._mix(scores, values, blocks)
-        mixed = mixed / normaliser[..., :1]
-        count = self.rows.stop - self.rows.start
-        return mixed[:, : count * heads.per_kv].unflatten(1, (count, heads.per_kv)).movedim(0, 1)
-
-    def _mix(self, weights: Tensor, values: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
-        """Weighted sums of the values of the first blocks, and sums of the weights."""
-        flat = weights[:blocks].flatten(0, 1)
-        shape = (blocks, self._heads.kv, flat.shape[1])
-        mixed = torch.bmm(flat, values[:blocks].flatten(0, 1)).view(*shape, -1)
-        sums = torch.bmm(flat, self._ones[: len(flat)]).view(*shape, -1)
-        return mixed.sum(0), sums.sum(0)
-
-    def _mix_tree(self, weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        start, blocks = self._hidden_from, self._blocks
-        kv, height = weights.shape[1:3]
-        tail = weights[start:].permute(1, 2, 0, 3).reshape(kv, height, -1)
-        tail_values = values[start:blocks].transpose(0, 1).reshape(kv, -1, values.shape[-1])
-        parts = []
-        if start:
-            flat = weights[:start].flatten(0, 1)
-            parts.append(torch.bmm(flat, values[:start].flatten(0, 1)).view(start, kv, height, -1))
-            sums = [torch.bmm(flat, self._ones[: len(flat)]).view(start, kv, height, -1)]
-        else:
-            sums = []
-        for chosen in self._split:
-            some = tail * chosen
-            parts.append(torch.bmm(some, tail_values)[None])
-            sums.append(torch.bmm(some, self._tail_ones)[None])
-        return torch.cat(parts).sum(0), torch.cat(sums).sum(0)
+    room: Room
+    first: int
+    count: int
+    blocks: int
+    hidden_from: int
+    visible: Tensor
+    own_block: Tensor | None = None
 
 
-def tiles(heads: Heads, piece: Piece, first: int) -> Iterator[Tile]:
+def tiles(piece: Piece, first: int) -> Iterator[Tile]:
     """The tiles of a piece whose first token is the row ``first`` of the pass."""
     for start in range(0, len(piece.chain), TILE):
         count = min(TILE, len(piece.chain) - start)
@@ -148,12 +81,12 @@ def tiles(heads: Heads, piece: Piece, first: int) -> Iterator[Tile]:
         blocks, hidden_from = rounded_up(before + count) // BLOCK, before // BLOCK
         slots = torch.arange(hidden_from * BLOCK, blocks * BLOCK)
         visible = slots <= torch.arange(before, before + count)[:, None]
-        yield Tile(heads, piece.room, first + start, count, blocks, hidden_from, visible)
+        yield Tile(piece.room, first + start, count, blocks, hidden_from, visible)
     if piece.tree:
-        yield from _tree_tiles(heads, piece, first + len(piece.chain))
+        yield from _tree_tiles(piece, first + len(piece.chain))
 
 
-def _tree_tiles(heads: Heads, piece: Piece, first: int) -> Iterator[Tile]:
+def _tree_tiles(piece: Piece, first: int) -> Iterator[Tile]:
     before, count = piece.cached + len(piece.chain), len(piece.tree)
     blocks, hidden_from = rounded_up(before + count) // BLOCK, before // BLOCK
     committed = before - hidden_from * BLOCK
@@ -164,4 +97,97 @@ def _tree_tiles(heads: Heads, piece: Piece, first: int) -> Iterator[Tile]:
     own_block[committed : committed + count] = (committed - 1 + torch.tensor(depths(piece.parents))) // BLOCK
     for start in range(0, count, TILE):
         rows = visible[start : start + TILE]
-        yield Tile(heads, piece.room, first + start, len(rows), blocks, hidden_from, rows, own_block)
+        yield Tile(piece.room, first + start, len(rows), blocks, hidden_from, rows, own_block)
+
+
+class TileAttention:
+    """Attention of one tile, for all layers of one pass; what is equal in all of them is made once.
+
+    Args:
+        queries: where the pass has the queries of each layer, multiplied by ``heads.query_factor``, ``[rows, kv_heads,
+            heads per kv_head, head_dim]``.
+        mixed: where the results go, of that shape.
+        memory: float32, at least :func:`memory_needed` numbers; tiles may share it.
+    """
+
+    def __init__(self, heads: Heads, tile: Tile, queries: Tensor, mixed: Tensor, memory: Tensor) -> None:
+        kv, height, blocks = heads.kv, _height(heads, tile), tile.blocks
+        self._kv, self._blocks, self._hidden_from = kv, blocks, tile.hidden_from
+        self.room = tile.room
+        rows = slice(tile.first, tile.first + tile.count)
+
+        def of_tokens(padded: Tensor) -> Tensor:
+            """``[..., height, n]`` without the padding as ``[..., count, heads per kv_head, n]``."""
+            return padded[..., : tile.count * heads.per_kv, :].unflatten(-2, (tile.count, heads.per_kv))
+
+        like = {"dtype": torch.float32, "device": memory.device}
+        self._queries = torch.zeros(blocks * kv, height, heads.size, **like)
+        self._filled = of_tokens(self._queries.view(blocks, kv, height, heads.size))
+        self._fill_from = queries[rows].movedim(0, 1)
+        self._scores, rest = _cut(memory, blocks * kv, height, BLOCK)
+        self._parts, rest = _cut(rest, blocks * kv, height, heads.size)
+        self._sums, _ = _cut(rest, blocks * kv, height, _ONES)
+        self._by_block = [each.view(blocks, kv, height, -1) for each in (self._scores, self._parts, self._sums)]
+        self._partly_hidden = self._by_block[0][tile.hidden_from :]
+        self._peak = torch.empty(1, kv, height, 1, **like)
+        self._ones = torch.ones(blocks * kv, BLOCK, _ONES, **like)
+        width = blocks - tile.hidden_from
+        bias = torch.zeros(width, height, BLOCK, **like)
+        seen = tile.visible.view(tile.count, width, BLOCK).movedim(1, 0).repeat_interleave(heads.per_kv, 1)
+        bias[:, : seen.shape[1]].masked_fill_(~seen.to(memory.device), float("-inf"))
+        self._bias = bias[:, None]
+        self._splits: list[Tensor] = []
+        if tile.own_block is not None:
+            own_block = tile.own_block.to(memory.device)
+            self._splits = [(own_block == block).float() for block in range(int(own_block.max()) + 1)]
+        self._total, self._weight = torch.empty(kv, height, heads.size, **like), torch.empty(kv, height, _ONES, **like)
+        self._result = of_tokens(self._total), of_tokens(self._weight)[..., :1], mixed[rows].movedim(0, 1)
+
+    def attend(self, layer: int) -> None:
+        """Compute one layer: from the queries that are there now to the results."""
+        keys, values = self.room.views(layer, self._blocks)
+        self._filled.copy_(self._fill_from)
+        torch.bmm(self._queries, keys, out=self._scores)
+        self._partly_hidden.add_(self._bias)
+        scores, parts, sums = self._by_block
+        torch.amax(scores, (0, 3), keepdim=True, out=self._peak)
+        scores.sub_(self._peak).exp2_()
+        if self._splits:
+            parts, sums = self._mix_tree(values)
+        else:
+            torch.bmm(self._scores, values, out=self._parts)
+            torch.bmm(self._scores, self._ones, out=self._sums)
+        torch.sum(parts, 0, out=self._total)
+        torch.sum(sums, 0, out=self._weight)
+        total, weight, result = self._result
+        torch.div(total, weight, out=result)
+
+    def _mix_tree(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """What each block gave, for a tree: ``[parts, kv_heads, height, head_dim]``, and the sums of the weights."""
+        start, kv = self._hidden_from, self._kv
+        tail = self._by_block[0][start:].permute(1, 2, 0, 3).flatten(2)
+        tail_values = values[start * kv :].unflatten(0, (-1, kv)).transpose(0, 1).flatten(1, 2)
+        ones = self._ones[:1].expand(len(tail_values) * (self._blocks - start), -1, -1).reshape(kv, -1, _ONES)
+        whole = self._scores[: start * kv]
+        parts = [torch.bmm(whole, values[: start * kv]).unflatten(0, (start, kv))] if start else []
+        sums = [torch.bmm(whole, self._ones[: start * kv]).unflatten(0, (start, kv))] if start else []
+        for chosen in self._splits:
+            some = tail * chosen
+            parts.append(torch.bmm(some, tail_values)[None])
+            sums.append(torch.bmm(some, ones)[None])
+        return torch.cat(parts), torch.cat(sums)
+
+
+def memory_needed(heads: Heads, chosen: Sequence[Tile]) -> int:
+    """Numbers of the memory that the largest of the tiles needs."""
+    per_row = BLOCK + heads.size + _ONES
+    return max(tile.blocks * heads.kv * _height(heads, tile) * per_row for tile in chosen)
+
+
+def _height(heads: Heads, tile: Tile) -> int:
+    return rounded_up(tile.count * heads.per_kv, _ROWS)
+
+
+def _cut(memory: Tensor, *shape: int) -> tuple[Tensor, Tensor]:
+    size = math.prod(shape)
+    return memory[:size].view(shape), memory[size:]

@@ -7,7 +7,9 @@ positions, attention and the sums over layers in float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from torch.nn import functional
 
 from moa_drafter.target import Target
 from moa_runtime.session.tree import depths
-from moa_server.attention import Heads, Tile, tiles
+from moa_server.attention import Heads, TileAttention, memory_needed, tiles
 from moa_server.packed_linear import Product, product
 from moa_server.rooms import RoomShape, rounded_up
 from moa_server.target_pass import Piece
@@ -113,25 +115,45 @@ class FusedLlama:
             last_size=config.hidden_size if keep_last else 0,
         )
 
+    def first_layers(self, count: int) -> FusedLlama:
+        """The same with some layers only, for checks that need not run all of them; nothing is copied."""
+        shorter = copy.copy(self)
+        shorter._layers = self._layers[:count]
+        shorter.room_shape = dataclasses.replace(self.room_shape, layers=len(shorter._layers))
+        return shorter
+
     @torch.inference_mode()
     def forward(self, pieces: Sequence[Piece]) -> tuple[Tensor, int]:
         """See :meth:`moa_server.target_pass.TargetPass.forward`; always one forward."""
-        tokens, positions, parts = [], [], []
+        tokens: list[int] = []
+        positions: list[int] = []
+        planned = []
         for piece in pieces:
-            parts += tiles(self._heads, piece, len(tokens))
+            planned += tiles(piece, len(tokens))
             behind = piece.cached + len(piece.chain)
             positions += range(piece.cached, behind)
             positions += [behind - 1 + depth for depth in depths(piece.parents)]
             tokens += [*piece.chain, *piece.tree]
-        count = len(tokens)
-        padding = rounded_up(count, _ROWS) - count
-        device = self._embedding.device
-        ids = torch.tensor(tokens + [0] * padding, device=device)
-        x = functional.embedding(ids, self._embedding).float()
-        angles = self._rotation(torch.tensor(positions + [0] * padding, device=device))
+        padding = [0] * (rounded_up(len(tokens), _ROWS) - len(tokens))
+        rows = len(tokens) + len(padding)
+        heads, device = self._heads, self._embedding.device
+        x = functional.embedding(torch.tensor(tokens + padding, device=device), self._embedding).float()
+        angles = self._rotation(torch.tensor(positions + padding, device=device))
+        states = _LayerStates(heads, rows, self._dtype, device)
+        memory = torch.empty(memory_needed(heads, planned), device=device)
+        attentions = [TileAttention(heads, tile, states.queries, states.mixed, memory) for tile in planned]
+        writes = list(_writes(pieces, states.new))
         for index, layer in enumerate(self._layers):
-            self._run(layer, index, x, angles, pieces, parts)
-        return self._normed(x, self._norm)[:count], 1
+            product = layer.qkv(self._normed(x, layer.before_attention).to(self._dtype)).float()
+            states.fill(product, *angles)
+            for places, new in writes:
+                places[index].copy_(new)
+            for attention in attentions:
+                attention.attend(index)
+            x += layer.out(states.mixed_rows)
+            gate, up = layer.gate_up(self._normed(x, layer.before_mlp).to(self._dtype)).chunk(2, -1)
+            x += layer.down(functional.silu(gate).mul_(up))
+        return self._normed(x, self._norm)[: len(tokens)], 1
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -140,49 +162,56 @@ class FusedLlama:
         rows = functional.pad(hidden, (0, 0, 0, padding)).to(self._dtype)
         return self._head(rows)[: len(hidden)].float()
 
-    def _run(
-        self,
-        layer: _Layer,
-        index: int,
-        x: Tensor,
-        angles: tuple[Tensor, Tensor],
-        pieces: Sequence[Piece],
-        parts: Sequence[Tile],
-    ) -> None:
-        """One layer over ``x [rows, hidden]``, in place."""
-        heads = self._heads
-        queries = heads.kv * heads.per_kv
-        qkv = layer.qkv(self._normed(x, layer.before_attention).to(self._dtype)).float()
-        qkv = qkv.view(len(x), queries + 2 * heads.kv, heads.size)
-        rotate(qkv[:, : queries + heads.kv], *angles)
-        first = 0
-        for piece in pieces:
-            new = qkv[first : first + len(piece), queries:].unflatten(1, (2, heads.kv)).permute(1, 2, 0, 3)
-            for block, place, part in piece.room.segments(piece.cached, len(piece)):
-                piece.room.kv[index, :, block, :, place : place + part.stop - part.start] = new[:, :, part]
-            first += len(piece)
-        grouped = qkv[:, :queries].unflatten(1, (heads.kv, heads.per_kv))
-        mixed = torch.zeros(len(x), heads.kv, heads.per_kv, heads.size, dtype=x.dtype, device=x.device)
-        for tile in parts:
-            keys, values = tile.room.kv[index]
-            mixed[tile.rows] = tile.attend(keys, values, grouped[tile.rows])
-        x += layer.out(mixed.flatten(1).to(self._dtype))
-        gate, up = layer.gate_up(self._normed(x, layer.before_mlp).to(self._dtype)).chunk(2, -1)
-        x += layer.down(functional.silu(gate).mul_(up))
-
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(x, weight.shape, weight, self._epsilon)
+        """RMS norm; the same as transformers', in fewer operations."""
+        size = x.shape[-1]
+        squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+        return (x * squares.div_(size).add_(self._epsilon).rsqrt_()).mul_(weight)
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines, and sines with the sign that :func:`rotate` takes, ``[rows, 1, head_dim]`` each."""
-        like = self._norm[None]
-        cosines, sines = (part[0][:, None] for part in self._angles(like, positions[None]))
+        """Factors for :meth:`_LayerStates.fill`, ``[rows, query and key heads, head_dim]`` each."""
+        heads = self._heads
+        cosines, sines = (part[0] for part in self._angles(self._norm[None], positions[None]))
         half = sines.shape[-1] // 2
-        return cosines, torch.cat((-sines[..., :half], sines[..., half:]), -1)
+        signed = torch.cat((-sines[:, :half], sines[:, half:]), -1)
+        scale = torch.ones(heads.kv * (heads.per_kv + 1), 1, device=positions.device)
+        scale[: heads.kv * heads.per_kv] = heads.query_factor
+        return cosines[:, None] * scale, signed[:, None] * scale
 
 
-def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
-    """Rotary positions on ``x [rows, heads, head_dim]``, in place."""
-    half = x.shape[-1] // 2
-    swapped = torch.cat((x[..., half:], x[..., :half]), -1)
-    x.mul_(cosines).addcmul_(swapped, sines)
+class _LayerStates:
+    """Memory of what one layer after the other computes for attention, so that views of it are made once a pass.
+
+    Attributes:
+        queries: rotated and scaled, ``[rows, kv_heads, heads per kv_head, head_dim]``.
+        new: rotated keys, and values, ``[rows, 2, kv_heads, head_dim]``.
+        mixed: what attention gives, of the shape of the queries; ``mixed_rows [rows, query_heads * head_dim]``.
+    """
+
+    def __init__(self, heads: Heads, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        count = heads.kv * heads.per_kv
+        self._all = torch.empty(rows, count + 2 * heads.kv, heads.size, device=device)
+        self._rotated, self._values = self._all[:, : count + heads.kv], self._all[:, count + heads.kv :]
+        self.queries = self._all[:, :count].unflatten(1, (heads.kv, heads.per_kv))
+        self.new = self._all[:, count:].unflatten(1, (2, heads.kv))
+        self.mixed = torch.zeros(self.queries.shape, dtype=dtype, device=device)
+        self.mixed_rows = self.mixed.flatten(1)
+
+    def fill(self, product: Tensor, cosines: Tensor, signed_sines: Tensor) -> None:
+        """Take ``product [rows, (query_heads + 2 * kv_heads) * head_dim]``; queries and keys are rotated."""
+        product = product.view(self._all.shape)
+        rotating = product[:, : self._rotated.shape[1]]
+        torch.mul(rotating, cosines, out=self._rotated)
+        self._rotated.addcmul_(rotating.roll(rotating.shape[-1] // 2, -1), signed_sines)
+        self._values.copy_(product[:, self._rotated.shape[1] :])
+
+
+def _writes(pieces: Sequence[Piece], new: Tensor) -> Iterator[tuple[Sequence[Tensor], Tensor]]:
+    """Where keys and values of each piece go, layer by layer, and where they come from."""
+    first = 0
+    for piece in pieces:
+        own = new[first : first + len(piece)].permute(1, 2, 0, 3)
+        first += len(piece)
+        for block, place, part in piece.room.segments(piece.cached, len(piece)):
+            places = piece.room.kv[:, :, block, :, place : place + part.stop - part.start]
+            yield places.unbind(0), own[:, :, part]

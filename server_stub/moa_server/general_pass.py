@@ -77,7 +77,7 @@ class GeneralPass:
 
 
 class _RoomLayer(DynamicLayer):
-    """One layer of a room, as transformers wants it: ``keys`` and ``values`` are ``[1, kv_heads, length, head_dim]``."""
+    """One layer of a room for transformers: ``keys`` and ``values`` are ``[1, kv_heads, length, head_dim]``."""
 
     def __init__(self, room: Room, index: int, cached: int) -> None:
         super().__init__()

@@ -10,6 +10,8 @@ from torch import Tensor
 from moa_drafter.target import Target
 from moa_server.fused_llama import FusedLlama, misfit
 from moa_server.general_pass import GeneralPass
+from moa_server.invariance import is_invariant
+from moa_server.packed_linear import can_pack
 from moa_server.rooms import Room
 from moa_server.target_pass import Piece, TargetPass
 
@@ -32,10 +34,21 @@ def target_pass(target: Target, dtype: torch.dtype, *, keep_last: bool = False) 
         fused = FusedLlama(target, dtype, keep_last=keep_last)
         error = deviation(fused, target)
         if error <= _TOLERANCE[dtype]:
-            return fused, True
+            return fused, _invariant(fused, target)
         reason = f"it differs from transformers by {error:.2g}"
     _log.info("the target runs through transformers' own forward, which is slower: %s", reason)
     return GeneralPass(target, keep_last=keep_last), False
+
+
+def _invariant(fused: FusedLlama, target: Target) -> bool:
+    """Whether equality to the bit can be promised: only of packed matrices, on a processor that keeps it."""
+    config = target.model.config
+    if target.device.type != "cpu" or not can_pack():
+        return False
+    if is_invariant(fused, config.vocab_size, config.max_position_embeddings):
+        return True
+    _log.info("on this processor the target's choices may depend, in the last bits, on what else is in a step")
+    return False
 
 
 @torch.inference_mode()

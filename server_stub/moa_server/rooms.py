@@ -1,4 +1,4 @@
-"""Memory for the keys and values of one sequence, and for its last hidden states where memory rows are made of those."""
+"""Memory for the keys and values of one sequence, and for its last hidden states where memory rows need them."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ class Room:
         size = (shape.layers, 2, self.capacity // self.block, shape.kv_heads, self.block, shape.head_dim)
         self.kv = torch.zeros(size, **where)
         self.last = torch.zeros(self.capacity, shape.last_size, **where)
+        self._views: tuple[int, list[tuple[Tensor, Tensor]]] = (0, [])
 
-    def grown(self, capacity: int, used: int) -> Room:
-        """A larger room with the first ``used`` tokens of this one."""
-        larger = Room(self.shape, capacity)
-        larger.last[:used] = self.last[:used]
-        if self.shape.blocks:
-            larger.kv[:, :, : self.kv.shape[2]] = self.kv
-        else:
-            larger.kv[:, :, :, :, :used] = self.kv[:, :, :, :, :used]
-        return larger
+    def resized(self, capacity: int, used: int) -> Room:
+        """Another room with the first ``used`` tokens of this one."""
+        other = Room(self.shape, capacity)
+        other.last[:used] = self.last[:used]
+        for block, _, part in self.segments(0, used):
+            held = part.stop - part.start
+            other.kv[:, :, block, :, :held] = self.kv[:, :, block, :, :held]
+        return other
 
     def segments(self, start: int, count: int) -> Iterator[tuple[int, int, slice]]:
         """Where ``count`` tokens from the slot ``start`` on lie: block, first place in it, and which of the tokens."""
@@ -66,6 +66,13 @@ class Room:
             size = min(count - done, self.block - place)
             yield block, place, slice(done, done + size)
             done += size
+
+    def views(self, layer: int, blocks: int) -> tuple[Tensor, Tensor]:
+        """The first blocks of a layer: keys ``[blocks * kv_heads, head_dim, block]``, and values transposed to them."""
+        if self._views[0] != blocks:  # the same for dozens of steps
+            pairs = [(kv[0, :blocks].flatten(0, 1), kv[1, :blocks].flatten(0, 1)) for kv in self.kv]
+            self._views = (blocks, [(keys.transpose(1, 2), values) for keys, values in pairs])
+        return self._views[1][layer]
 
     def read(self, layers: Sequence[int], start: int, stop: int) -> Tensor:
         """``[n, layers, 2 * kv_heads * head_dim]`` of the slots ``start`` to ``stop``: all keys, then all values."""

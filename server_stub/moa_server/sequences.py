@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from moa_server.rooms import BLOCK, Room, RoomShape, rounded_up
+from moa_server.rooms import Room, RoomShape, rounded_up
 
 #: Tokens that a new room has beyond those that are needed at once.
 _SLACK = 64
@@ -17,6 +17,11 @@ class SequenceState:
 
     tokens: list[int] = field(default_factory=list)
     room: Room | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of the room."""
+        return 0 if self.room is None else self.room.capacity
 
 
 class Sequences:
@@ -35,11 +40,15 @@ class Sequences:
     @property
     def tokens_taken(self) -> int:
         """Tokens that all rooms hold or could hold."""
-        return sum(state.room.capacity for state in tuple(self._states.values()) if state.room is not None)
+        return sum(state.capacity for state in tuple(self._states.values()))
 
     def release(self, number: int) -> None:
         """Forget a sequence."""
         self._states.pop(number, None)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._states.clear()
 
     def agreed(self, number: int, prefix: Sequence[int]) -> int:
         """How many tokens at the beginning of ``prefix`` the sequence holds."""
@@ -47,7 +56,7 @@ class Sequences:
         return 0 if state is None else _agreed(state.tokens, prefix)
 
     def opened(self, number: int, prefix: Sequence[int]) -> SequenceState:
-        """The state of a sequence, which becomes the most recently used, cut where it does not agree with ``prefix``."""
+        """The state of a sequence, now the most recently used, cut where it does not agree with ``prefix``."""
         state = self._states.pop(number, None) or SequenceState()
         self._states[number] = state
         agreed = _agreed(state.tokens, prefix)
@@ -55,29 +64,41 @@ class Sequences:
             del state.tokens[agreed:]
         return state
 
-    def room_for(self, state: SequenceState, tokens: int, staying: Collection[int]) -> Room:
-        """A room in which ``state`` can hold ``tokens``; others than ``staying`` lose theirs where memory is short.
+    def need(self, number: int, tokens: int) -> int:
+        """What the room of a sequence takes of the bound, once it can hold ``tokens``."""
+        state = self._states.get(number)
+        return max(rounded_up(tokens), 0 if state is None else state.capacity)
+
+    def make_rooms(self, tokens: Mapping[int, int]) -> None:
+        """Let sequences, given by number, have rooms for so many tokens; others lose theirs where memory is short.
 
         Raises:
-            ValueError: more tokens than the bound lets ``state`` and ``staying`` hold together.
+            ValueError: they need more than the bound together, see :meth:`need`.
         """
+        reserved = sum(self.need(number, count) for number, count in tokens.items())
+        if reserved > self.bound:
+            raise ValueError(f"sequences that need {reserved} tokens do not fit into a cache of {self.bound}")
+        for number, count in tokens.items():
+            reserved -= self.need(number, count)
+            self._make_room(self._states[number], count, tokens, reserved)
+            reserved += self.need(number, count)
+
+    def _make_room(self, state: SequenceState, tokens: int, staying: Collection[int], reserved: int) -> None:
+        """A room for one of those ``staying``, the others of which need ``reserved`` together."""
         room = state.room
         if room is not None and tokens <= room.capacity:
-            return room
+            return
         least = rounded_up(tokens)
         wanted = least + _SLACK if room is None else max(least, rounded_up(room.capacity + room.capacity // 4))
-        free = self.bound - self.tokens_taken + (0 if room is None else room.capacity)
-        for number, other in tuple(self._states.items()):
+        evictable = {number: other for number, other in tuple(self._states.items()) if number not in staying}
+        free = self.bound - reserved - sum(other.capacity for other in evictable.values())
+        for number, other in evictable.items():
             if free >= wanted:
                 break
-            if number not in staying and other is not state and other.room is not None:
-                free += other.room.capacity
-                self.release(number)
-        if free < least:
-            raise ValueError(f"{tokens} tokens do not fit into a cache of {self.bound}")
-        capacity = min(wanted, free // BLOCK * BLOCK)
-        state.room = Room(self._shape, capacity) if room is None else room.grown(capacity, len(state.tokens))
-        return state.room
+            free += other.capacity
+            self.release(number)
+        capacity = min(wanted, free)
+        state.room = Room(self._shape, capacity) if room is None else room.resized(capacity, len(state.tokens))
 
 
 def _agreed(held: list[int], prefix: Sequence[int]) -> int:

@@ -150,6 +150,7 @@ class TransformersEngine:
     def close(self) -> None:
         """See :meth:`moa_server.engine.Engine.close`."""
         self._worker.shutdown()
+        self._sequences.clear()
 
     async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
         """See :meth:`moa_server.engine.Engine.step`.
@@ -187,7 +188,7 @@ class TransformersEngine:
         groups: list[list[StepRequest]] = []
         free = 0
         for request in requests:
-            need = rounded_up(_most(request))
+            need = self._sequences.need(request.sequence, _most(request))
             if not groups or need > free:
                 groups.append([])
                 free = self._sequences.bound
@@ -197,9 +198,7 @@ class TransformersEngine:
 
     def _run(self, requests: Sequence[StepRequest]) -> list[Outcome]:
         work = [self._opened(request) for request in requests]
-        staying = {request.sequence for request in requests}
-        for each in work:
-            self._sequences.room_for(each.state, _most(each.request), staying)
+        self._sequences.make_rooms({request.sequence: _most(request) for request in requests})
         while batch := self._next_batch(work):
             self._forward(batch)
         chosen = self._choose([each for each in work if each.choosing])
@@ -216,7 +215,7 @@ class TransformersEngine:
         return _Work(request, state, list(request.prefix[len(state.tokens) :]))
 
     def _next_batch(self, work: Sequence[_Work]) -> list[tuple[_Work, Piece]]:
-        """Pieces of at most ``CHUNK`` tokens in all, one of each sequence; a draft and the token before it stay whole."""
+        """Pieces of at most ``CHUNK`` tokens in all, one of each sequence; a draft stays with the token before it."""
         batch: list[tuple[_Work, Piece]] = []
         free = CHUNK
         for each in work:
