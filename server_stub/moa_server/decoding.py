@@ -83,9 +83,10 @@ class PlainDecodingEndpoint:
     async def answer(self, request: Request, bearer: Bearer) -> Response:
         try:
             wanted = self._parse(await self._body(request))
+            budgets = self._bearers.budgets(bearer)
             with contextlib.ExitStack() as place:
-                place.enter_context(self._place())
-                tokens = self._tokens(wanted, self._bearers.budgets(bearer))
+                place.enter_context(self._place(budgets))
+                tokens = self._tokens(wanted, bearer, budgets)
                 if wanted.stream:
                     return _Events(_events(tokens), place.pop_all())
                 return JSONResponse(await _while_there(request.receive, _whole(tokens)))
@@ -97,17 +98,20 @@ class PlainDecodingEndpoint:
             return JSONResponse({"error": "the client left"}, 400)
 
     @contextlib.contextmanager
-    def _place(self) -> Iterator[None]:
-        """One of the requests that may run at once. Raises RequestError when all are taken."""
+    def _place(self, budgets: Budgets) -> Iterator[None]:
+        """One of the requests that may run at once, in all and for one token. Raises RequestError when all are taken."""
         if self.running >= self._settings.max_sessions:
             raise RequestError(f"this verifier already decodes {self.running} requests; try again later", 503)
+        if not budgets.open_session():
+            raise RequestError(f"this token may have {budgets.budget.sessions} sessions at once; end one", 503)
         self.running += 1
         try:
             yield
         finally:
             self.running -= 1
+            budgets.close_session()
 
-    async def _tokens(self, wanted: _Wanted, budgets: Budgets) -> AsyncIterator[Token]:
+    async def _tokens(self, wanted: _Wanted, bearer: Bearer, budgets: Budgets) -> AsyncIterator[Token]:
         """Decode until the end; each token is a job of its own, so that others have their turns in between."""
         sequence = new_sequence()
         plain = PlainDecoding(self._engine, sequence, wanted.tokens, wanted.sampling, wanted.max_new_tokens)
@@ -115,6 +119,8 @@ class PlainDecodingEndpoint:
             charges = ((Kind.FRAMES, 1), (Kind.PREFILL_TOKENS, len(wanted.tokens)))
             await asyncio.sleep(max(budgets.wait_s(kind, amount) for kind, amount in charges))
             while (job := plain.next()) is not None:
+                if not self._bearers.valid(bearer):
+                    raise RequestError("the bearer token was withdrawn", 401)
                 await self._worker.run(job, self._settings.answer_seconds)
                 self._metrics.decided(drafted=0, accepted=0, committed=1)
                 yield plain.take(job)
@@ -142,10 +148,10 @@ class PlainDecodingEndpoint:
         if not isinstance(raw, dict) or raw.keys() - _FIELDS:
             raise RequestError(f"expected a JSON object with the fields {', '.join(sorted(_FIELDS))}")
         tokens, vocabulary, context = raw.get("tokens"), self._engine.vocab_size, self._engine.max_context
+        if isinstance(tokens, list) and len(tokens) >= context:  # before a loop over what may be a million
+            raise RequestError(f"{len(tokens)} tokens were given, the target's context holds {context}")
         if not isinstance(tokens, list) or not tokens or not all(_is_integer(t, 0, vocabulary - 1) for t in tokens):
             raise RequestError(f"tokens must be a list of at least one token id below {vocabulary}")
-        if len(tokens) >= context:
-            raise RequestError(f"{len(tokens)} tokens were given, the target's context holds {context}")
         most = raw.get("max_new_tokens")
         if most is not None and not _is_integer(most, 1, context):
             raise RequestError(f"max_new_tokens must lie in 1..{context}")

@@ -7,11 +7,13 @@ import json
 import random
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
 from moa_runtime.session.events import Sampling
+from moa_server.bearers import new_token
 from moa_server.plain import decode
 from moa_server.settings import Settings
 from server.running import TIMEOUT_S, serving
@@ -109,3 +111,39 @@ def test_decoding_stops_when_the_client_leaves(stream):
         assert verifier.http("POST", "/v1/decode", json={"tokens": [2], "max_new_tokens": 1}).status_code == 200
         assert len(engine.steps) <= steps + 2
         assert engine.sequences_open <= 1
+
+
+def token_file(folder: Path, **budget) -> tuple[Path, str]:
+    token, entry = new_token("alice")
+    file = folder / "tokens.json"
+    file.write_text(json.dumps({"tokens": [{**json.loads(entry), **budget}]}))
+    return file, token
+
+
+def test_a_tokens_sessions_count_for_decoding_too(tmp_path):
+    file, token = token_file(tmp_path, sessions=1)
+    engine = GatedEngine()
+    with serving(engine, Settings(token_file=file)) as verifier:
+        headers, url = {"Authorization": f"Bearer {token}"}, f"http://127.0.0.1:{verifier.port}/v1/decode"
+        engine.permits.release()
+        with httpx.stream("POST", url, json={"tokens": [1], "stream": True}, headers=headers) as response:
+            lines = response.iter_lines()
+            next(lines)
+            refused = httpx.post(url, json={"tokens": [1]}, headers=headers)
+            assert refused.status_code == 503 and "1 sessions" in refused.json()["error"]
+        engine.permits.release(100)
+
+
+def test_a_token_that_is_withdrawn_ends_its_stream(tmp_path):
+    file, token = token_file(tmp_path)
+    engine = GatedEngine()
+    with serving(engine, Settings(token_file=file)) as verifier:
+        headers, url = {"Authorization": f"Bearer {token}"}, f"http://127.0.0.1:{verifier.port}/v1/decode"
+        engine.permits.release()
+        with httpx.stream("POST", url, json={"tokens": [1], "stream": True}, headers=headers) as response:
+            lines = response.iter_lines()
+            next(lines)
+            file.write_text('{"tokens": []}')
+            verifier.parts.bearers.reload()
+            engine.permits.release(100)
+            assert "the bearer token was withdrawn" in "".join(lines)
