@@ -99,7 +99,7 @@ class PlainDecodingEndpoint:
 
     @contextlib.contextmanager
     def _place(self, budgets: Budgets) -> Iterator[None]:
-        """One of the requests that may run at once, of all and of one token. Raises RequestError: there is none left."""
+        """One of the requests that may run at once, of all and of one token. Raises RequestError: none is left."""
         if self.running >= self._settings.max_sessions:
             raise RequestError(f"this verifier already decodes {self.running} requests; try again later", 503)
         if not budgets.open_session():

@@ -93,3 +93,15 @@ def test_infinite_and_broken_logits():
     assert choose(np.array([-np.inf, np.nan, 1, -np.inf], np.float32), Sampling(1.0), 3) == 2
     assert choose(np.array([0, np.inf, 1], np.float32), Sampling(1.0), 3) == 1
     assert choose(np.full(3, np.nan, np.float32), Sampling(1.0), 3) == 0
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 8.0])  # 8: the nucleus has more than the first thousands
+@pytest.mark.parametrize("top_p", [0.05, 0.9, 0.999])
+def test_the_nucleus_of_a_large_vocabulary_is_the_smallest_share(temperature, top_p):
+    logits = np.random.default_rng(5).standard_normal(6000) * 3
+    weights = np.exp((logits - logits.max()) / temperature)
+    kept = nucleus(weights, top_p)
+    chosen = np.flatnonzero(kept)
+    assert weights[chosen].sum() >= top_p * weights.sum() * (1 - 1e-12)
+    assert weights[chosen].sum() - weights[chosen].min() < top_p * weights.sum()
+    assert weights[chosen].min() >= np.delete(weights, chosen).max(initial=0.0)
