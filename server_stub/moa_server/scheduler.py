@@ -10,9 +10,9 @@ from moa_server.jobs import Job
 from moa_server.step_cost import StepCost
 
 #: While others are being served, a step may take so many times what one token for each of them takes ...
-STRETCH = 2.5
+STRETCH = 2.0
 #: ... and their drafts so many times; the rest is left for prefill, which is never starved.
-DRAFT_STRETCH = 1.8
+DRAFT_STRETCH = 1.6
 #: A step takes on tokens until its forward would take so long, seconds, whoever waits. One token's price is exceeded.
 LONGEST_S = 0.25
 #: Seconds after its last step for which a sequence counts as being served: its next frame is on its way.
@@ -52,9 +52,9 @@ class Piece:
         return self.prefill + len(self.request.draft)
 
     @property
-    def products(self) -> int:
-        """Pairs of a token and a token that it attends to, about."""
-        return self.tokens * (len(self.request.prefix) + len(self.request.draft))
+    def context(self) -> int:
+        """Tokens of the sequence after the step, as if all of the draft were accepted."""
+        return len(self.request.prefix) + len(self.request.draft)
 
 
 @dataclass
@@ -70,7 +70,13 @@ class Step:
 
     @property
     def products(self) -> int:
-        return sum(piece.products for piece in self.pieces)
+        """Pairs of a token and a token that it attends to, about."""
+        return sum(piece.tokens * piece.context for piece in self.pieces)
+
+    @property
+    def contexts(self) -> int:
+        """Tokens that the sequences hold."""
+        return sum(piece.context for piece in self.pieces)
 
 
 class Scheduler:
@@ -150,7 +156,7 @@ class Scheduler:
         if self._step_tokens is not None and not alone:
             return max(0, self._step_tokens - sure)
         context = max((len(waiting.job.prefix) for waiting, _ in rounds), default=0)
-        base = self._cost.seconds(sure, sure * context)
+        base = self._cost.seconds(sure, sure * context, len(rounds) * context)
         longest = max(LONGEST_S, 2 * base)
         return self._cost.fitting((longest if alone else min(DRAFT_STRETCH * base, longest)) - base, context)
 
@@ -162,7 +168,8 @@ class Scheduler:
             return max(self._step_tokens - step.tokens, self._step_tokens // 4 if first else 0, 0)
         base = self._base(step)
         longest = STRETCH * base if others else max(LONGEST_S, 2 * base)
-        room = self._cost.fitting(longest - self._cost.seconds(step.tokens, step.products), held)
+        taken = self._cost.seconds(step.tokens, step.products, step.contexts + held)
+        room = self._cost.fitting(longest - taken, held)
         return max(room, 1) if first else room  # the first one always goes on, however full the step is
 
     def _base(self, step: Step) -> float:
@@ -170,7 +177,7 @@ class Scheduler:
         rounds = [piece for piece in step.pieces if piece.request.sampling is not None]
         context = max((len(piece.request.prefix) for piece in rounds), default=0)
         count = max(1, len(rounds))
-        return self._cost.seconds(count, count * context)
+        return self._cost.seconds(count, count * context, count * context)
 
     @staticmethod
     def _has_prefill(step: Step) -> bool:

@@ -7,42 +7,44 @@ import numpy as np
 #: Weight that a step has lost after one more: some 300 steps are remembered.
 _FORGETTING = 1 / 300
 #: A guess that the first observation scales: a pass over one token costs as much as 15 more tokens do, attention to
-#: 4,000 tokens as much as the rest of a token. Of a Llama of 135 million parameters on a CPU.
-_GUESS = np.array([15.0, 1.0, 1 / 4000])
+#: 4,000 tokens as much as the rest of a token, and to read a context as much as attention of 8 more tokens to it. Of a
+#: Llama of 135 million parameters on a CPU.
+_GUESS = np.array([15.0, 1.0, 1 / 4000, 8 / 4000])
 
 
 class StepCost:
-    """Seconds of a step: ``a + b * tokens + c * products``, least squares over the last steps.
+    """Seconds of a step: ``a + b * tokens + c * products + d * contexts``, least squares over the last steps.
 
-    ``products`` counts pairs of a token and a token that it attends to. The three are scaled by what the guess says of
-    them, so that a few steps of one kind move the scale of all and leave their proportions; none gets negative.
+    ``products`` counts pairs of a token and a token that it attends to, ``contexts`` the tokens that the sequences of
+    the step hold, each read once however few of a sequence's tokens attend to it. The four are scaled by what the guess
+    says of them, so that a few steps of one kind move the scale of all and leave their proportions; none gets negative.
     """
 
     def __init__(self) -> None:
         self._weights = _GUESS * 1e-4
         # Ridge towards the guess at the present scale.
-        self._square = np.zeros((3, 3))
-        self._cross = np.zeros(3)
+        self._square = np.zeros((4, 4))
+        self._cross = np.zeros(4)
         self._scale: float | None = None
 
-    def observe(self, tokens: int, products: int, seconds: float) -> None:
+    def observe(self, tokens: int, products: int, contexts: int, seconds: float) -> None:
         """Note what a step took."""
-        sizes = np.array([1.0, tokens, products]) * _GUESS
+        sizes = np.array([1.0, tokens, products, contexts]) * _GUESS
         guess = float(sizes.sum())
         ratio = seconds / guess
         self._scale = ratio if self._scale is None else self._scale + (ratio - self._scale) * 0.05
         sizes /= seconds  # relative errors: long steps do not outweigh short ones
         self._square = self._square * (1 - _FORGETTING) + np.outer(sizes, sizes)
         self._cross = self._cross * (1 - _FORGETTING) + sizes
-        ridge = np.eye(3) * 0.02 * max(float(np.trace(self._square)), 1e-12)
-        solution = np.linalg.solve(self._square + ridge, self._cross + ridge @ np.full(3, self._scale))
+        ridge = np.eye(4) * 0.02 * max(float(np.trace(self._square)), 1e-12)
+        solution = np.linalg.solve(self._square + ridge, self._cross + ridge @ np.full(4, self._scale))
         self._weights = np.maximum(solution, 0.02 * self._scale) * _GUESS
 
-    def seconds(self, tokens: int, products: int) -> float:
+    def seconds(self, tokens: int, products: int, contexts: int) -> float:
         """What a step over so many tokens takes."""
-        return float(self._weights @ (1.0, tokens, products))
+        return float(self._weights @ (1.0, tokens, products, contexts))
 
     def fitting(self, seconds: float, context: int) -> int:
         """Tokens behind ``context`` others that take so long on top of a step; at least 0."""
-        _, token, product = self._weights
+        _, token, product, _ = self._weights
         return max(0, int(seconds / (token + product * context)))

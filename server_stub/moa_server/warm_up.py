@@ -75,8 +75,8 @@ class Trial:
             raise TrialError(text) from error
         seconds = max(self._clock() - began, 1e-6)
         if all(outcome.done for outcome in outcomes):
-            products = sum(each * (len(request.prefix) + len(request.draft)) for request in requests)
-            self._cost.observe(each * len(requests), products, seconds)
+            contexts = sum(len(request.prefix) + len(request.draft) for request in requests)
+            self._cost.observe(each * len(requests), each * contexts, contexts, seconds)
         return seconds
 
     async def _step(self, requests: Sequence[StepRequest]) -> list[Outcome]:

@@ -19,6 +19,10 @@ from moa_server.step_cost import StepCost
 _log = logging.getLogger(__name__)
 
 
+#: Turns of the event loop between two steps: who was answered, and has more work at hand, hands it in.
+_BREATHS = 8
+
+
 class ExpiredError(Exception):
     """A job came to its deadline before it was done."""
 
@@ -130,6 +134,8 @@ class Worker:
 
     async def _turn(self) -> None:
         """Take one step, or wait until there is something to do."""
+        for _ in range(_BREATHS):
+            await asyncio.sleep(0)
         step = self._scheduler.plan(self._clock(), self._engine.held)
         for waiting in step.expired:
             self._fail(waiting.job, ExpiredError())
@@ -145,7 +151,7 @@ class Worker:
         failures = await asyncio.shield(self._under_way)  # a step is never broken off
         ended = self._clock()
         if not failures:
-            self.cost.observe(step.tokens, step.products, max(ended - began, 1e-6))
+            self.cost.observe(step.tokens, step.products, step.contexts, max(ended - began, 1e-6))
         self._metrics.stepped(step, began, ended)
         self._scheduler.stepped(step, ended)
         for piece in step.pieces:

@@ -43,7 +43,7 @@ def test_warming_up_teaches_what_steps_take(a, b):
     engine, cost = Clocked(a, b), StepCost()
     asyncio.run(warm_up(engine, cost, lambda: engine.now))
     for tokens in (1, 16, 64):
-        assert cost.seconds(tokens, tokens * 128) == pytest.approx(a + b * tokens, rel=0.35)
+        assert cost.seconds(tokens, tokens * 128, 128) == pytest.approx(a + b * tokens, rel=0.35)
     assert engine.sequences_open == 0
 
 

@@ -12,16 +12,17 @@ from moa_server.scheduler import ATTENTIVE_S, MOST_SEQUENCES, STRETCH, Scheduler
 from moa_server.step_cost import StepCost
 
 
-def seconds_of(tokens: int, products: int) -> float:
+def seconds_of(tokens: int, products: int, contexts: int) -> float:
     """A step of the imagined machine: one token takes 21.7 ms, each further one 1.5 ms."""
-    return 0.020 + 0.0015 * tokens + 4e-7 * products
+    return 0.020 + 0.0015 * tokens + 4e-7 * products + 2e-6 * contexts
 
 
 def taught() -> StepCost:
     cost, rng = StepCost(), random.Random(2)
     for _ in range(300):
         tokens, context = rng.choice([1, 1, 2, 4, 16, 64]), rng.choice([100, 500, 2000])
-        cost.observe(tokens, tokens * context, seconds_of(tokens, tokens * context) * rng.uniform(0.95, 1.2))
+        took = seconds_of(tokens, tokens * context, context) * rng.uniform(0.95, 1.2)
+        cost.observe(tokens, tokens * context, context, took)
     return cost
 
 
@@ -49,7 +50,7 @@ class Held:
             self.held[piece.waiting.job.sequence] = len(piece.request.prefix)
             if piece.request.sampling is not None:
                 piece.waiting.job.token = 3  # all of the draft was wrong, say
-        self.now += seconds_of(step.tokens, step.products)
+        self.now += seconds_of(step.tokens, step.products, step.contexts)
         self.scheduler.stepped(step, self.now)
         return {piece.waiting.job.sequence: piece.tokens for piece in step.pieces}
 
@@ -68,7 +69,7 @@ def test_a_long_prompt_beside_a_round_leaves_the_step_short():
     began = held.now
     sizes = held.step()
     assert sizes[1] == 1 and sizes[2] >= 8
-    assert held.now - began <= 1.15 * STRETCH * seconds_of(1, 500)
+    assert held.now - began <= 1.15 * STRETCH * seconds_of(1, 500, 500)
 
 
 def test_a_long_prompt_stays_short_while_the_others_next_frame_is_on_its_way():
@@ -78,7 +79,7 @@ def test_a_long_prompt_stays_short_while_the_others_next_frame_is_on_its_way():
     held.add(2, 4000)
     began = held.now
     held.step()
-    assert held.now - began <= 1.15 * STRETCH * seconds_of(1, 500)
+    assert held.now - began <= 1.15 * STRETCH * seconds_of(1, 500, 500)
     held.now += ATTENTIVE_S
     assert held.step()[2] > 100  # nobody has come back
 
@@ -122,7 +123,7 @@ def test_drafts_of_several_rounds_share_a_step():
     for sequence in range(4):
         held.add(sequence, 500, draft=62, held=499)
     began, sizes = held.now, held.step()
-    assert held.now - began <= 1.15 * STRETCH * seconds_of(4, 2000)
+    assert held.now - began <= 1.15 * STRETCH * seconds_of(4, 2000, 2000)
     assert max(sizes.values()) - min(sizes.values()) <= 1 and min(sizes.values()) > 1
 
 
@@ -155,13 +156,13 @@ def test_shares():
 def test_the_cost_of_steps_is_learnt():
     cost = taught()
     for tokens, context in ((1, 500), (16, 500), (64, 2000)):
-        expected = seconds_of(tokens, tokens * context)
-        assert cost.seconds(tokens, tokens * context) == pytest.approx(expected * 1.07, rel=0.15)
+        expected = seconds_of(tokens, tokens * context, context)
+        assert cost.seconds(tokens, tokens * context, context) == pytest.approx(expected * 1.07, rel=0.15)
     assert cost.fitting(0.05, 500) == pytest.approx(0.05 / 0.0017, rel=0.25)
 
 
 def test_one_observation_gives_a_scale_and_keeps_the_proportions():
     cost = StepCost()
-    cost.observe(1, 100, 0.016)
-    assert cost.seconds(1, 100) == pytest.approx(0.016, rel=0.1)
-    assert cost.seconds(16, 1600) == pytest.approx(0.031, rel=0.3)
+    cost.observe(1, 100, 100, 0.016)
+    assert cost.seconds(1, 100, 100) == pytest.approx(0.016, rel=0.1)
+    assert cost.seconds(16, 1600, 100) == pytest.approx(0.031, rel=0.3)
