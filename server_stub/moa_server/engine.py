@@ -29,11 +29,13 @@ class Capabilities:
         max_draft_tokens: tokens of one draft.
         schedules_itself: whether it decides by itself what goes into a forward. It then gets each request at once, in
             a call of its own, and what is dropped is cancelled.
+        row_states: states of the target that memory rows can be made from.
     """
 
     trees: bool = True
     max_draft_tokens: int = 1024
     schedules_itself: bool = False
+    row_states: tuple[str, ...] = ("keys_values", "last_hidden")
 
 
 _numbers = itertools.count(1)

@@ -90,6 +90,8 @@ class FusedLlama:
         keep_last: whether rooms keep the last hidden states.
     """
 
+    has_own_weights = True
+
     def __init__(self, target: Target, dtype: torch.dtype, *, keep_last: bool = False) -> None:
         model, config = target.model.model, target.model.config
         attention = model.layers[0].self_attn

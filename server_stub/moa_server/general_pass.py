@@ -28,6 +28,8 @@ class GeneralPass:
         ValueError: keys and values whose shapes are not the same in all layers.
     """
 
+    has_own_weights = False
+
     def __init__(self, target: Target, *, keep_last: bool = False) -> None:
         self._target = target
         if target.device.type == "cpu":

@@ -37,6 +37,10 @@ class TargetPass(Protocol):
     @property
     def room_shape(self) -> RoomShape: ...
 
+    @property
+    def has_own_weights(self) -> bool:
+        """Whether the layers of the target it was made from may be freed."""
+
     def forward(self, pieces: Sequence[Piece]) -> tuple[Tensor, int]:
         """Run the target over all pieces; their keys and values are in the rooms afterwards.
 

@@ -71,6 +71,8 @@ class TransformersEngine:
         max_context: tokens of a conversation; the target's own limit when omitted.
         dtype: of the products, "float32" or "bfloat16"; "auto" is float32 on a CPU, bfloat16 elsewhere.
         cache_tokens: tokens that the caches of all sequences may take up together; at least the context and a draft.
+        release_weights: free the weights of the target's own layers where the pass has its own; nothing but the engine
+            can use the target afterwards.
 
     Attributes:
         forwards: forward passes of the target so far.
@@ -92,6 +94,7 @@ class TransformersEngine:
         *,
         dtype: str = "auto",
         cache_tokens: int = 32768,
+        release_weights: bool = False,
     ) -> None:
         self.target, self.drafter = target, drafter
         self.fingerprints = Fingerprints(
@@ -107,6 +110,9 @@ class TransformersEngine:
         self.target_pass, self.batch_invariant = target_pass(
             target, _dtype(dtype, target.device), keep_last=self.row_reads.last
         )
+        if release_weights and self.target_pass.has_own_weights:
+            for parameter in (each for layer in target.layers for each in layer.parameters()):
+                parameter.data = parameter.data.new_empty(0)
         bound = max(rounded_up(cache_tokens), rounded_up(self.max_context + _DRAFT_ROOM))
         self._sequences = Sequences(self.target_pass.room_shape, bound)
         self._worker = ThreadPoolExecutor(1, "target")
@@ -121,8 +127,9 @@ class TransformersEngine:
         *,
         dtype: str = "auto",
         cache_tokens: int = 32768,
+        release_weights: bool = False,
     ) -> TransformersEngine:
-        """Load target and drafter.
+        """Load target and drafter; for the other arguments see the class.
 
         Raises:
             MoaError: what cannot be found, read, or does not fit together.
@@ -132,7 +139,8 @@ class TransformersEngine:
         target = load_target(target_name, device=device, dtype=_dtype(dtype, torch.device(device)))
         if drafter is not None:
             drafter = drafter.to(target.device)
-        return cls(target, drafter, fingerprint, max_context, dtype=dtype, cache_tokens=cache_tokens)
+        settings = {"dtype": dtype, "cache_tokens": cache_tokens, "release_weights": release_weights}
+        return cls(target, drafter, fingerprint, max_context, **settings)
 
     @property
     def cache_use(self) -> tuple[int, int]:

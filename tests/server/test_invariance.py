@@ -138,6 +138,17 @@ def test_the_least_recently_used_is_evicted_first(tiny_target):
     assert engine.cache_use == (0, 256)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_that_the_pass_has_twice_can_be_released(tiny_target, dtype):
+    keeps, released = (
+        TransformersEngine.load(str(tiny_target), None, dtype=dtype, release_weights=release)
+        for release in (False, True)
+    )
+    assert all(parameter.numel() == 0 for parameter in released.target.layers[0].parameters())
+    text = texts(1)[0]
+    assert plain(released, text, SAMPLINGS[0], 8) == plain(keeps, text, SAMPLINGS[0], 8)
+
+
 @pytest.fixture
 def general(tiny_target, tiny_drafter, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
