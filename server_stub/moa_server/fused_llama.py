@@ -215,5 +215,6 @@ def _writes(pieces: Sequence[Piece], new: Tensor) -> Iterator[tuple[Sequence[Ten
         own = new[first : first + len(piece)].permute(1, 2, 0, 3)
         first += len(piece)
         for block, place, part in piece.room.segments(piece.cached, len(piece)):
-            places = piece.room.kv[:, :, block, :, place : place + part.stop - part.start]
-            yield places.unbind(0), own[:, :, part]
+            for half, tokens in zip((piece.room.keys, piece.room.values), own, strict=True):
+                places = half[:, block, :, place : place + part.stop - part.start]
+                yield places.unbind(0), tokens[:, part]

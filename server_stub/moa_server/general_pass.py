@@ -83,8 +83,8 @@ class _RoomLayer(DynamicLayer):
 
     def __init__(self, room: Room, index: int, cached: int) -> None:
         super().__init__()
-        self._room = room.kv[index]
-        self.dtype, self.device, self.is_initialized = room.kv.dtype, room.kv.device, True
+        self._halves = room.keys[index], room.values[index]  # [1, kv_heads, capacity, head_dim]
+        self.dtype, self.device, self.is_initialized = room.shape.dtype, room.shape.device, True
         self._end_at(cached)
 
     def update(
@@ -97,7 +97,7 @@ class _RoomLayer(DynamicLayer):
         return self.keys, self.values
 
     def _end_at(self, length: int) -> None:
-        self.keys, self.values = self._room[0, :, :, :length], self._room[1, :, :, :length]
+        self.keys, self.values = (half[:, :, :length] for half in self._halves)
 
 
 class _RoomCache(Cache):

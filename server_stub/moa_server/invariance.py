@@ -56,7 +56,7 @@ def _same_in_pieces(fused: FusedLlama, text: Sequence[int], room: Room, states: 
         first = 0 if pieces[0].room is mine else len(pieces[0])
         if not torch.equal(hidden[first : first + stop - start], states[start:stop]):
             return False
-    return torch.equal(mine.kv, room.kv)
+    return torch.equal(mine.keys, room.keys) and torch.equal(mine.values, room.values)
 
 
 def _cut(length: int) -> Iterator[tuple[int, int]]:

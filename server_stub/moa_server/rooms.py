@@ -35,8 +35,9 @@ class Room:
     """Keys, after RoPE, and values of up to ``capacity`` tokens. A token's place in it is its *slot*.
 
     Attributes:
-        kv: ``[layers, 2, blocks, kv_heads, block, head_dim]``, keys and values. Slots never written hold zeros, so that
-            products with them are zeros and not what memory happened to hold.
+        keys, values: ``[layers, blocks, kv_heads, block, head_dim]`` each. Slots never written hold zeros, so that
+            products with them are zeros and not what memory happened to hold. In a room of blocks the keys lie
+            dimension by dimension, as the products of queries with them want it.
         last: ``[capacity, last_size]``.
     """
 
@@ -44,8 +45,12 @@ class Room:
         self.shape, self.capacity = shape, rounded_up(capacity)
         self.block = BLOCK if shape.blocks else self.capacity
         where = {"dtype": shape.dtype, "device": shape.device}
-        size = (shape.layers, 2, self.capacity // self.block, shape.kv_heads, self.block, shape.head_dim)
-        self.kv = torch.zeros(size, **where)
+        outer = (shape.layers, self.capacity // self.block, shape.kv_heads)
+        self.values = torch.zeros(*outer, self.block, shape.head_dim, **where)
+        if shape.blocks:
+            self.keys = torch.zeros(*outer, shape.head_dim, self.block, **where).transpose(-2, -1)
+        else:
+            self.keys = torch.zeros_like(self.values)
         self.last = torch.zeros(self.capacity, shape.last_size, **where)
         self._views: tuple[int, list[tuple[Tensor, Tensor]]] = (0, [])
 
@@ -55,7 +60,8 @@ class Room:
         other.last[:used] = self.last[:used]
         for block, _, part in self.segments(0, used):
             held = part.stop - part.start
-            other.kv[:, :, block, :, :held] = self.kv[:, :, block, :, :held]
+            other.keys[:, block, :, :held] = self.keys[:, block, :, :held]
+            other.values[:, block, :, :held] = self.values[:, block, :, :held]
         return other
 
     def segments(self, start: int, count: int) -> Iterator[tuple[int, int, slice]]:
@@ -70,27 +76,30 @@ class Room:
     def views(self, layer: int, blocks: int) -> tuple[Tensor, Tensor]:
         """The first blocks of a layer: keys ``[blocks * kv_heads, head_dim, block]``, and values transposed to them."""
         if self._views[0] != blocks:  # the same for dozens of steps
-            pairs = [(kv[0, :blocks].flatten(0, 1), kv[1, :blocks].flatten(0, 1)) for kv in self.kv]
-            self._views = (blocks, [(keys.transpose(1, 2), values) for keys, values in pairs])
+            keys, values = (half[:, :blocks].flatten(1, 2) for half in (self.keys, self.values))
+            self._views = (blocks, list(zip(keys.transpose(-2, -1), values, strict=True)))
         return self._views[1][layer]
 
     def read(self, layers: Sequence[int], start: int, stop: int) -> Tensor:
         """``[n, layers, 2 * kv_heads * head_dim]`` of the slots ``start`` to ``stop``: all keys, then all values."""
-        parts = [
-            self.kv[list(layers), :, block, :, place : place + part.stop - part.start].movedim(3, 0).flatten(2)
-            for block, place, part in self.segments(start, stop - start)
-        ]
-        shape = self.shape
-        return torch.cat(parts) if parts else self.kv.new_empty(0, len(layers), 2 * shape.kv_heads * shape.head_dim)
+        halves = []
+        for half in (self.keys, self.values):
+            parts = [half.new_empty(0, len(layers), self.shape.kv_heads, self.shape.head_dim)]
+            for block, place, part in self.segments(start, stop - start):
+                own = half[list(layers), block, :, place : place + part.stop - part.start]
+                parts.append(own.movedim(2, 0))
+            halves.append(torch.cat(parts).flatten(2))
+        return torch.cat(halves, -1)
 
     def keep(self, start: int, path: Sequence[int]) -> None:
         """Of the tokens from the slot ``start`` on move those with the indices ``path``, ascending, to the front."""
         if list(path) == list(range(len(path))):  # a chain stays where it lies
             return
-        slots = start + torch.tensor(path, device=self.kv.device)
-        taken = self.kv[:, :, slots // self.block, :, slots % self.block]  # [n, layers, 2, kv_heads, head_dim]
-        for block, place, part in self.segments(start, len(path)):
-            self.kv[:, :, block, :, place : place + part.stop - part.start] = taken[part].movedim(0, 3)
+        slots = start + torch.tensor(path, device=self.last.device)
+        for half in (self.keys, self.values):
+            taken = half[:, slots // self.block, :, slots % self.block]  # [n, layers, kv_heads, head_dim]
+            for block, place, part in self.segments(start, len(path)):
+                half[:, block, :, place : place + part.stop - part.start] = taken[part].movedim(0, 2)
         self.last[start : start + len(path)] = self.last[slots]
 
 

@@ -308,7 +308,7 @@ def _states(state: SequenceState, reads: Reads, start: int, stop: int) -> Target
     """What a drafter reads of the tokens ``start`` to ``stop``."""
     room = state.room
     assert room is not None
-    nothing = room.kv.new_empty(stop - start, 0, 0)
+    nothing = room.last.new_empty(stop - start, 0, 0)
     kv = room.read(reads.kv_layers, start, stop) if reads.kv_layers else nothing
     return TargetStates(kv, nothing, room.last[start:stop] if reads.last else nothing.flatten(1))
 
