@@ -77,18 +77,19 @@ class Verifier:
         """Plain decodings under way."""
         return self._plain.running
 
-    async def drain(self, seconds: float) -> None:
+    async def drain(self, seconds: float, hurry: asyncio.Event) -> None:
         """Take no new sessions and requests; answer the frames that were received, and close all connections.
 
         Args:
-            seconds: after them, what is not answered yet is given up.
+            seconds: after them, or once ``hurry`` is set, what is not answered yet is given up.
         """
         self._leaving = True
         for connection in self._connections:
             connection.leave()
         deadline = time.monotonic() + seconds
-        while (self._connections or self.decoding) and time.monotonic() < deadline:
+        while (self._connections or self.decoding) and time.monotonic() < deadline and not hurry.is_set():
             await asyncio.sleep(0.02)
+        self.worker.give_up()
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -103,6 +104,8 @@ class Verifier:
         await websocket.accept()
         connection = Connection(websocket, self._parts, bearer)
         self._connections.add(connection)
+        if self._leaving:  # since the upgrade was allowed
+            connection.leave()
         try:
             await connection.serve()
         finally:

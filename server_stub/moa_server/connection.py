@@ -24,7 +24,7 @@ from moa_server.metrics import Metrics
 from moa_server.rounds import job_of, verdict_of
 from moa_server.sessions import Conversation, SessionStore
 from moa_server.settings import Settings
-from moa_server.worker import EngineFailedError, ExpiredError, Worker
+from moa_server.worker import EngineFailedError, ExpiredError, GivenUpError, Worker
 
 # WebSocket close codes (RFC 6455 and the IANA registry).
 NORMAL, GOING_AWAY, REFUSED, FAILED, TRY_AGAIN_LATER = 1000, 1001, 1008, 1011, 1013
@@ -106,6 +106,9 @@ class Connection:
                 await self._close(closed.code)
         except WebSocketDisconnect:
             why = End.LEFT.value
+        except GivenUpError:
+            why = End.LEAVING.value
+            await self._close(GOING_AWAY)
         except Exception as error:
             why = "the verifier failed"
             log_unexpected(_log, "a session", error)
@@ -242,8 +245,8 @@ class Connection:
         """The job, as soon as the bearer's budget allows it."""
         charges = [(Kind.FRAMES, 1), (Kind.PREFILL_TOKENS, work.supplied), (Kind.DRAFTED_TOKENS, len(work.draft))]
         charges.append((Kind.ROW_BYTES, 0))  # which are charged when they are known; what is owed is waited for here
-        await asyncio.sleep(max(self._budgets.wait_s(kind, amount) for kind, amount in charges))
-        await self._parts.worker.run(job, self._settings.answer_seconds)
+        owed_s = max(self._budgets.wait_s(kind, amount) for kind, amount in charges)
+        await self._parts.worker.run(job, self._settings.answer_seconds, owed_s)
 
     async def _next_frame(self, seconds: float) -> wire.ClientMessage | wire.ServerMessage:
         """What the client sends next, or the fault that answers it.

@@ -20,7 +20,7 @@ from moa_server.engine import Engine, new_sequence
 from moa_server.metrics import Metrics
 from moa_server.plain import PlainDecoding, Token
 from moa_server.settings import Settings
-from moa_server.worker import EngineFailedError, ExpiredError, Worker
+from moa_server.worker import EngineFailedError, ExpiredError, GivenUpError, Worker
 
 T = TypeVar("T")
 
@@ -117,16 +117,19 @@ class PlainDecodingEndpoint:
         plain = PlainDecoding(self._engine, sequence, wanted.tokens, wanted.sampling, wanted.max_new_tokens)
         try:
             charges = ((Kind.FRAMES, 1), (Kind.PREFILL_TOKENS, len(wanted.tokens)))
-            await asyncio.sleep(max(budgets.wait_s(kind, amount) for kind, amount in charges))
+            owed_s = max(budgets.wait_s(kind, amount) for kind, amount in charges)
             while (job := plain.next()) is not None:
                 if not self._bearers.valid(bearer):
                     raise RequestError("the bearer token was withdrawn", 401)
-                await self._worker.run(job, self._settings.answer_seconds)
+                await self._worker.run(job, self._settings.answer_seconds, owed_s)
+                owed_s = 0.0
                 self._metrics.decided(drafted=0, accepted=0, committed=1)
                 yield plain.take(job)
         except ExpiredError:
             seconds = self._settings.answer_seconds
             raise RequestError(f"the verifier is too busy: no token within {seconds:g} seconds", 503) from None
+        except GivenUpError:
+            raise RequestError("this verifier is shutting down; try again later", 503) from None
         except EngineFailedError:
             raise RequestError("the verifier failed on this request; sending it again may help", 500) from None
         finally:

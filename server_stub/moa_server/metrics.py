@@ -53,7 +53,7 @@ class Metrics:
         # What the counters show before anything happened.
         for kind in ("prefill", "verified", "accepted", "committed"):
             self._tokens.labels(kind)
-        for reason in ("left", "expired", "failed"):
+        for reason in ("left", "expired", "failed", "given up"):
             self._dropped.labels(reason)
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
@@ -85,7 +85,8 @@ class Metrics:
             self._tau.observe(committed)
 
     def dropped(self, reason: str) -> None:
-        """A job has no result: its client ``left`` or overruled it, it ``expired``, or the engine ``failed`` on it."""
+        """A job has no result: its client ``left`` or overruled it, it ``expired``, the engine ``failed`` on it, or it
+        was ``given up`` when the verifier ended."""
         self._dropped.labels(reason).inc()
 
     def refused(self, reason: str) -> None:

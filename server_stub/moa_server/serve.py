@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ class VerifierServer(EdgeServer):
         self._on_ready, self._drain_seconds = on_ready, drain_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Future[None] | None = None
+        self._hurry = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
@@ -90,16 +92,26 @@ class VerifierServer(EdgeServer):
 
     def handle_exit(self, sig: int, frame: object) -> None:
         """A signal came. Unlike uvicorn's own, this does not raise the signal again when the server has ended."""
-        if self._loop is None or self._draining is not None:
+        if self._loop is None:  # not ready yet
             self.should_exit = True
-            return
-        self._loop.call_soon_threadsafe(self.stop)
+        else:
+            self._loop.call_soon_threadsafe(self.stop)
 
     def stop(self) -> None:
-        """Drain, then end; belongs to the event loop's thread."""
+        """Drain, then end; the second time, end at once. Belongs to the event loop's thread."""
         if self._draining is None:
             self._draining = asyncio.ensure_future(self._drain())
+        else:
+            self._hurry.set()
 
     async def _drain(self) -> None:
-        await self.app.state.verifier.drain(self._drain_seconds)
+        await self.app.state.verifier.drain(self._drain_seconds, self._hurry)
+        # What was written goes out. uvicorn would complain of those that do not read it, and of their cancelled tasks.
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        while self.server_state.tasks and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        if self.server_state.tasks:
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()  # type: ignore[union-attr]
+            await asyncio.sleep(0.1)
         self.should_exit = True

@@ -31,6 +31,10 @@ class EngineFailedError(Exception):
     """The engine failed on a job, also when it was alone in a step."""
 
 
+class GivenUpError(Exception):
+    """The verifier ends before the job is done."""
+
+
 class _Caller(NamedTuple):
     """Who waits for a job. Its context names the session that a line in the log is about."""
 
@@ -60,39 +64,48 @@ class Worker:
         self._released: list[int] = []
         self._under_way: asyncio.Task[set[int]] | None = None
         self._more = asyncio.Event()
+        self._given_up = False
         self._loop: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         """Jobs that wait or are being worked on."""
         return len(self._callers)
 
-    async def run(self, job: Job, within: float) -> None:
+    async def run(self, job: Job, within: float, after: float = 0.0) -> None:
         """Do a job; when this is cancelled, the job is dropped before the next step.
 
         Args:
             within: seconds that it may take.
+            after: seconds before it begins.
 
         Raises:
             ExpiredError: it took longer.
-            EngineFailedError: see there.
+            EngineFailedError, GivenUpError: see there.
         """
+        if self._given_up:
+            raise GivenUpError
         result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._callers[id(job)] = _Caller(result, contextvars.copy_context())
-        waiting = Waiting(job, self._clock(), self._clock() + within)
         try:
+            if after > 0 and (await asyncio.wait({result}, timeout=after))[0]:
+                result.result()
+            waiting = Waiting(job, self._clock(), self._clock() + within)
             if self._engine.capabilities.schedules_itself:
-                await asyncio.wait_for(self._run_unscheduled(waiting), within)
+                await self._run_unscheduled(waiting, result, within)
                 return
             self._scheduler.add(waiting)
             self._more.set()
             if self._loop is None:
                 self._loop = contextvars.Context().run(asyncio.create_task, self._run())  # it is nobody's own
             await result
-        except (TimeoutError, asyncio.TimeoutError, ExpiredError):  # two classes before Python 3.11
+        except ExpiredError:
             self._metrics.dropped("expired")
-            raise ExpiredError from None
+            raise
         except EngineFailedError:
             self._metrics.dropped("failed")
+            raise
+        except GivenUpError:
+            self._metrics.dropped("given up")
             raise
         except asyncio.CancelledError:
             self._metrics.dropped("left")
@@ -100,6 +113,13 @@ class Worker:
         finally:
             del self._callers[id(job)]
             self._scheduler.drop(job)
+            if result.done() and not result.cancelled():
+                result.exception()  # taken note of, also where the caller left at the same time
+
+    def give_up(self) -> None:
+        """Whoever waits for a job, and whoever will, gets a GivenUpError."""
+        self._given_up = True
+        self._fail_all(GivenUpError())
 
     def rest(self, sequence: int) -> None:
         """Nobody waits for the next token of a sequence: others may have all of a step."""
@@ -127,9 +147,7 @@ class Worker:
                 await self._turn()
             except Exception as error:  # else nobody would ever get an answer again
                 log_unexpected(_log, "a step", error)
-                for caller in self._callers.values():
-                    if not caller.result.done():
-                        caller.result.set_exception(EngineFailedError())
+                self._fail_all(EngineFailedError())
                 await asyncio.sleep(0)  # they drop their jobs
 
     async def _turn(self) -> None:
@@ -201,9 +219,27 @@ class Worker:
         if caller is not None and not caller.result.done():
             caller.result.set_exception(error)
 
+    def _fail_all(self, error: Exception) -> None:
+        for caller in self._callers.values():
+            if not caller.result.done():
+                caller.result.set_exception(error)
+
     # -- an engine that schedules itself -----------------------------------------------------------
 
-    async def _run_unscheduled(self, waiting: Waiting) -> None:
+    async def _run_unscheduled(self, waiting: Waiting, given_up: asyncio.Future[None], within: float) -> None:
+        working = asyncio.create_task(self._steps(waiting))
+        try:
+            await asyncio.wait({working, given_up}, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+            if given_up.done():
+                given_up.result()
+            if not working.done():
+                raise ExpiredError
+            working.result()
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+    async def _steps(self, waiting: Waiting) -> None:
         job, most = waiting.job, self._engine.max_context
         while not job.done:
             held = self._engine.held(job.sequence, job.prefix)
