@@ -35,7 +35,7 @@ def facts(engine: TransformersEngine, connections: int, max_sessions: int) -> Fa
     """
     shape, descriptors = engine.target_pass.room_shape, raise_descriptor_limit()
     numbers = 2 * shape.layers * shape.kv_heads * shape.head_dim + shape.last_size
-    dtype, device = str(shape.dtype).removeprefix("torch."), shape.device.type
+    dtype, device = str(engine.target.model.dtype).removeprefix("torch."), shape.device.type  # rooms have their own
     return Facts(
         dtype=dtype,
         device=device,
