@@ -1,0 +1,270 @@
+"""What one client can do to the others, on a toy target and a virtual clock: steps are counted, no time is measured."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from memory_link import ClientEnd, MemoryLink
+from moa_runtime.timeline import NO_TIMELINE
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.bearers import Bearer, Bearers
+from moa_server.connection import Connection, Parts
+from moa_server.decoding import PlainDecodingEndpoint
+from moa_server.engine import Outcome, StepRequest
+from moa_server.metrics import Metrics
+from moa_server.sessions import SessionStore
+from moa_server.settings import Settings
+from moa_server.worker import Worker
+from soak.raw import Target, draft, prompt
+from toy_engine import ToyEngine
+from virtual_loop import run_virtually
+
+LONG = 900
+CLIENT = Target(0, ("target", "tokenizer", "drafter"), 50, 1000)
+SETTINGS = Settings(max_waiting_frames=8)
+NARROW = Settings(max_waiting_frames=8, max_frame_bytes=1024)
+
+
+class Timed(ToyEngine):
+    """A step takes 20 ms, and a millisecond for each token."""
+
+    async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        tokens = [len(each.prefix) - self.held(each.sequence, each.prefix) + len(each.draft) for each in requests]
+        self._delay_s = (0.02 + 0.001 * sum(tokens), 0.0)
+        return await super().step(requests)
+
+
+class Served:
+    """A verifier of the toy without a network."""
+
+    def __init__(self, settings: Settings) -> None:
+        clock, metrics = asyncio.get_running_loop().time, Metrics()
+        self.engine = Timed()
+        self.worker = Worker(self.engine, metrics, clock=clock)
+        self.store = SessionStore(self.engine, self.worker, settings, clock=clock)
+        bearers = Bearers(clock=clock)
+        parts = Parts(self.engine, self.worker, self.store, bearers, settings, metrics, NO_TIMELINE)
+        self.link = MemoryLink(lambda end: Connection(end, parts, Bearer()).serve())  # type: ignore[arg-type]
+        self.plain = PlainDecodingEndpoint(self.engine, self.worker, bearers, settings, metrics)
+
+    async def session(self, token: str = "") -> tuple[ClientEnd, str]:
+        """A greeted connection, and its resume token."""
+        end = await self.link.connect("")
+        await send(end, CLIENT.hello(token))
+        return end, (await receive(end)).welcome.resume_token
+
+    def stream(self, tokens: Sequence[int], most: int) -> Stream:
+        return Stream(self.plain, {"tokens": list(tokens), "max_new_tokens": most, "stream": True})
+
+    async def steps(self, count: int) -> None:
+        """Wait until so many more steps have begun."""
+        until = len(self.engine.steps) + count
+        while len(self.engine.steps) < until:
+            await asyncio.sleep(0.001)
+
+    def lengths_since(self, step: int) -> list[list[int]]:
+        """The prefixes of later steps, by their lengths."""
+        return [sorted(len(request.prefix) for request in each) for each in self.engine.steps[step:]]
+
+    async def end(self) -> None:
+        self.link.cut()
+        await self.link.closed()
+        await self.worker.close()
+
+
+class Stream:
+    """A request for plain decoding, and the tokens that came."""
+
+    def __init__(self, plain: PlainDecodingEndpoint, body: dict[str, Any]) -> None:
+        self.tokens: list[int] = []
+        self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._messages.put_nowait({"type": "http.request", "body": json.dumps(body).encode(), "more_body": False})
+        self.answering = asyncio.create_task(self._answer(plain))
+
+    def leave(self) -> None:
+        self._messages.put_nowait({"type": "http.disconnect"})
+
+    async def _answer(self, plain: PlainDecodingEndpoint) -> None:
+        scope = {"type": "http", "method": "POST", "headers": []}
+        response = await plain.answer(Request(scope, self._messages.get), Bearer())
+        await response(scope, self._messages.get, self._send)  # type: ignore[arg-type]
+
+    async def _send(self, message: Any) -> None:
+        for line in message.get("body", b"").decode().split("\n\n"):
+            event = json.loads(line.removeprefix("data: ") or "{}")
+            self.tokens += [event["token"]] if "token" in event else []
+
+
+async def send(end: ClientEnd, *messages: wire.ClientMessage) -> None:
+    for message in messages:
+        await end.send(message.SerializeToString())
+
+
+async def receive(end: ClientEnd) -> wire.ServerMessage:
+    return wire.ServerMessage.FromString(await end.down.get())
+
+
+def in_served(scenario: Any, settings: Settings = SETTINGS) -> None:
+    async def run(loop: object) -> None:
+        served = Served(settings)
+        await asyncio.wait_for(scenario(served), 600)
+        await served.end()
+
+    run_virtually(run)
+
+
+# -- a long prompt beside others ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("over", ["session", "http"])
+def test_who_streams_gets_a_token_in_every_step_while_long_prompts_are_read(over):
+    async def scenario(served: Served) -> None:
+        honest = served.stream([7], 400)
+        await served.steps(20)
+        for number in range(3):
+            if over == "http":
+                served.stream([8 + number] * LONG, 1)
+            else:
+                end, _ = await served.session()
+                await send(end, prompt(1, 0, [8 + number] * LONG, most=1))
+        await served.steps(2)  # they may have come in the middle of one
+        while len(served.worker) > 1:
+            before = len(honest.tokens)
+            await served.steps(1)
+            sizes = [len(request.prefix) for request in served.engine.steps[-1]]
+            assert min(sizes) < LONG // 2 and len(honest.tokens) == before + 1, sizes
+        honest.leave()
+        await honest.answering
+        lengths = [size for step in served.lengths_since(0) for size in step]
+        assert lengths.count(LONG) >= 3  # all were read to their end
+
+    in_served(scenario)
+
+
+def test_a_drafting_session_waits_for_one_piece_of_a_prompt_at_most():
+    async def scenario(served: Served) -> None:
+        end, _ = await served.session()
+        await send(end, prompt(1, 0, [7] * 4))
+        other, _ = await served.session()
+        await send(other, prompt(1, 0, [8] * LONG, most=1))
+        for _ in range(20):
+            verdict = (await receive(end)).verdict
+            begun = len(served.engine.steps)
+            await send(end, draft(1, verdict.base_len + len(verdict.tokens), [3, 4, 5]))
+            while not any(len(request.prefix) < LONG // 2 and request.draft for request in served.engine.steps[-1]):
+                await asyncio.sleep(0.001)
+            assert len(served.engine.steps) <= begun + 2
+        assert LONG not in [size for step in served.lengths_since(0) for size in step]  # it was still being read
+
+    in_served(scenario)
+
+
+# -- work that nobody waits for ----------------------------------------------------------------------
+
+CANCEL = wire.ClientMessage(cancel=wire.Cancel(epoch=2, base_len=0))
+BYE = wire.ClientMessage(bye=wire.Bye())
+
+
+async def _go(served: Served, end: ClientEnd, token: str, how: str) -> None:
+    if how == "cut":
+        served.link.cut()
+    elif how == "replaced":
+        await served.session(token)
+    else:
+        await send(end, {"cancel": CANCEL, "bye": BYE, "another prompt": prompt(2, 0, [9] * 5)}[how])
+
+
+@pytest.mark.parametrize("how", ["cut", "replaced", "cancel", "bye", "another prompt"])
+def test_the_work_of_who_left_or_changed_his_mind_is_gone_within_two_steps(how):
+    async def scenario(served: Served) -> None:
+        streaming = served.stream([7], 400)  # so that the prompt is read in small pieces
+        await served.steps(5)
+        end, token = await served.session()
+        await send(end, prompt(1, 0, [8] * LONG))
+        await served.steps(4)
+        assert max(served.lengths_since(-1)[0]) > 20
+        begun = len(served.engine.steps)
+        await _go(served, end, token, how)
+        await served.steps(10)
+        for step in served.engine.steps[begun + 2 :]:
+            assert not any(list(request.prefix[:6]) == [8] * 6 for request in step)
+        streaming.leave()
+        await streaming.answering
+
+    in_served(scenario)
+
+
+@pytest.mark.parametrize("overruling", [CANCEL, BYE, prompt(2, 0, [9] * 5)], ids=["cancel", "bye", "prompt"])
+def test_a_prompt_that_is_overruled_at_once_costs_no_step(overruling):
+    async def scenario(served: Served) -> None:
+        end, _ = await served.session()
+        await send(end, prompt(1, 0, [8] * LONG), overruling)
+        await asyncio.sleep(5)
+        assert sum(map(len, served.engine.steps)) <= 1
+
+    in_served(scenario)
+
+
+def test_four_who_send_long_prompts_and_hang_up_delay_nobody():
+    async def scenario(served: Served) -> None:
+        streams = [served.stream([8 + number] * LONG, 100) for number in range(4)]
+        await served.steps(3)
+        for stream in streams:
+            stream.leave()
+        begun = len(served.engine.steps)
+        honest = served.stream([7] * 20, 1)
+        await honest.answering
+        assert len(honest.tokens) == 1 and len(served.engine.steps) <= begun + 3
+        await asyncio.gather(*(stream.answering for stream in streams))
+        assert not served.plain.running and not len(served.worker) and not served.engine.sequences_open
+
+    in_served(scenario)
+
+
+# -- floods ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "frames", [[prompt(1, 0, [8] * 100)] * 10, [prompt(1, 0, [8] * LONG)] * 5], ids=["many", "large"]
+)
+def test_a_flood_of_frames_ends_the_connection_and_its_work(frames):
+    async def scenario(served: Served) -> None:
+        end, _ = await served.session()
+        await send(end, *frames)
+        answers = [wire.ServerMessage.FromString(answer) async for answer in end]
+        assert answers[-1].fault.code == wire.FAULT_CODE_PROTOCOL and "wait" in answers[-1].fault.text
+        await served.link.closed()
+        assert not len(served.worker) and len(served.engine.steps) <= 2
+
+    in_served(scenario, NARROW)
+
+
+def test_memory_rows_are_not_sent_again_however_often_they_are_asked_for():
+    async def scenario(served: Served) -> None:
+        end, _ = await served.session()
+        await send(end, prompt(1, 0, [8] * 200))
+        verdict = (await receive(end)).verdict
+        assert verdict.rows.count == 200
+        for _ in range(20):
+            await send(end, draft(1, verdict.base_len + len(verdict.tokens), []))
+            verdict = (await receive(end)).verdict
+            assert verdict.rows.count <= 2
+
+    in_served(scenario)
+
+
+def test_a_rewind_brings_back_only_the_rows_behind_it():
+    async def scenario(served: Served) -> None:
+        end, _ = await served.session()
+        await send(end, prompt(1, 0, [8] * 200))
+        await receive(end)
+        await send(end, prompt(2, 190, [9] * 10))
+        assert 10 <= (await receive(end)).verdict.rows.count <= 11
+
+    in_served(scenario)
