@@ -22,12 +22,13 @@ from starlette.websockets import WebSocket
 from moa_runtime.access import host_allowed, origin_allowed
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.bearers import Bearer, Bearers
-from moa_server.connection import Connection, Parts
+from moa_server.connection import Connection
 from moa_server.decoding import PlainDecodingEndpoint
 from moa_server.engine import Engine
 from moa_server.guard import Guard
 from moa_server.logs import add_log_fields
 from moa_server.metrics import Metrics
+from moa_server.parts import Parts
 from moa_server.sessions import SessionStore
 from moa_server.settings import Settings
 from moa_server.worker import Worker

@@ -6,43 +6,26 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import dataclass
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from moa_runtime.session.handshake import check_hello, fault
 from moa_runtime.session.server import Verify
-from moa_runtime.timeline import Timeline
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.bearers import Bearer, Bearers
+from moa_server.bearers import Bearer
 from moa_server.budgets import Kind
-from moa_server.engine import Engine
 from moa_server.inbox import End, Inbox
 from moa_server.jobs import Job
 from moa_server.logs import add_log_fields, log_unexpected
-from moa_server.metrics import Metrics
+from moa_server.parts import Parts
 from moa_server.rounds import job_of, verdict_of
-from moa_server.sessions import Conversation, SessionStore
-from moa_server.settings import Settings
-from moa_server.worker import EngineFailedError, ExpiredError, GivenUpError, Worker
+from moa_server.sessions import Conversation
+from moa_server.worker import EngineFailedError, ExpiredError, GivenUpError
 
 # WebSocket close codes (RFC 6455 and the IANA registry).
 NORMAL, GOING_AWAY, REFUSED, FAILED, TRY_AGAIN_LATER = 1000, 1001, 1008, 1011, 1013
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What all connections of a verifier share."""
-
-    engine: Engine
-    worker: Worker
-    store: SessionStore
-    bearers: Bearers
-    settings: Settings
-    metrics: Metrics
-    timeline: Timeline
 
 
 class _CloseError(Exception):
@@ -190,7 +173,7 @@ class Connection:
     ) -> None:
         """Take one frame to its verdict or fault, if it has one."""
         if isinstance(message, wire.ServerMessage):
-            self._metrics.refused(_code(message))
+            self._note_fault(message)
             await self._send(message)
             return
         event = message.WhichOneof("event")
@@ -207,7 +190,7 @@ class Connection:
                 answer = None if self._needless else await self._verify(conversation, answer)
         if answer is not None:
             if answer.HasField("fault"):
-                self._metrics.refused(_code(answer))
+                self._note_fault(answer)
             await self._send(answer)
 
     async def _verify(self, conversation: Conversation, work: Verify) -> wire.ServerMessage | None:
@@ -269,6 +252,10 @@ class Connection:
             text = f"nothing was received for {seconds:g} seconds"
             await self._refuse(fault(wire.FAULT_CODE_IDLE, text), GOING_AWAY)
         raise _CloseError(GOING_AWAY if received is End.LEAVING else None, received.value)
+
+    def _note_fault(self, message: wire.ServerMessage) -> None:
+        self._metrics.refused(_code(message))
+        _log.info("a frame was refused: %s", message.fault.text, extra={"data": {"reason": _code(message)}})
 
     def _busy(self, text: str) -> wire.ServerMessage:
         return fault(wire.FAULT_CODE_BUSY, text, retry_after_ms=self._settings.retry_after_ms)

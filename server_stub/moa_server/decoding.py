@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,6 +24,8 @@ from moa_server.settings import Settings
 from moa_server.worker import EngineFailedError, ExpiredError, GivenUpError, Worker
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _FIELDS = {"tokens", "max_new_tokens", "temperature", "top_p", "seed", "stream"}
 
@@ -92,6 +95,7 @@ class PlainDecodingEndpoint:
                 return JSONResponse(await _while_there(request.receive, _whole(tokens)))
         except RequestError as error:
             self._metrics.refused(f"http_{error.status}")
+            _log.info("refused: %s", error, extra={"data": {"reason": f"http_{error.status}"}})
             retry = {"Retry-After": str(-(-self._settings.retry_after_ms // 1000))} if error.status == 503 else None
             return JSONResponse({"error": str(error)}, error.status, headers=retry)
         except (LeftError, ClientDisconnect):

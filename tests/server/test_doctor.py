@@ -178,3 +178,14 @@ def test_the_program(capsys, monkeypatch, tiny_target, tiny_drafter):
 def test_the_program_refuses(capsys):
     assert main(["--doctor", "--model", "no-such-model"]) == 2
     assert "unknown target" in capsys.readouterr().err
+
+
+def test_a_target_that_fails_at_once_is_not_served(capsys, monkeypatch, tiny_target):
+    async def fail(engine, requests):
+        raise RuntimeError("no memory is left")
+
+    monkeypatch.setattr("moa_server.transformers_engine.TransformersEngine.step", fail)
+    assert main(["--model", str(tiny_target), "--port", "0"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert said.err.startswith("moa-serve: error: the target failed on 64 tokens: RuntimeError: no memory is left")

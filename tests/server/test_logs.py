@@ -189,6 +189,9 @@ def test_a_session_in_the_log(log, engine, tmp_path):
         assert second.faults
         first.session.prompt([1, 2], Sampling(), 3)
         first.rounds(lambda tokens: [])
+        first.socket.send("text")
+        assert wire.ServerMessage.FromString(first.socket.recv(TIMEOUT_S)).fault.text
+        assert verifier.http("POST", "/v1/decode", json=[]).status_code == 400
         first.drop()
         first.connect()
         second.socket.close()
@@ -204,6 +207,8 @@ def test_a_session_in_the_log(log, engine, tmp_path):
     assert (None, None, "alice", refusal) in told
     assert (1, 1, "alice", "session ended: the client left; 3 tokens in 3 verdicts") in told
     assert (1, 2, "alice", "session opened, 5 tokens held") in told
+    assert (1, 1, "alice", "a frame was refused: a text frame; this protocol is binary") in told
+    assert any(line[:3] == (None, None, "alice") and line[3].startswith("refused: expected a JSON") for line in told)
     ended = next(line for line in lines(stream) if line["message"].startswith("session ended"))
     assert (ended["why"], ended["tokens"], ended["rounds"]) == ("the client left", 3, 3)
 

@@ -1,0 +1,26 @@
+"""What the connections of a verifier share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moa_runtime.timeline import Timeline
+from moa_server.bearers import Bearers
+from moa_server.engine import Engine
+from moa_server.metrics import Metrics
+from moa_server.sessions import SessionStore
+from moa_server.settings import Settings
+from moa_server.worker import Worker
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The same objects for all of them."""
+
+    engine: Engine
+    worker: Worker
+    store: SessionStore
+    bearers: Bearers
+    settings: Settings
+    metrics: Metrics
+    timeline: Timeline
