@@ -147,6 +147,15 @@ def test_keep_also_holds_against_a_verdict_that_comes_late() -> None:
     assert not any(isinstance(e, RolledBack) for e in pair.events)
 
 
+def test_what_is_kept_after_a_dispute_leaves_the_target_room_to_answer() -> None:
+    pair = asked()
+    start = len(pair.client.committed)
+    pair.client.keep(start, [5] * LIMITS.max_context)
+    pair.settle()
+    assert not any(isinstance(event, Faulted) for event in pair.events)
+    assert pair.finished and len(pair.client.committed) == LIMITS.max_context
+
+
 def test_keep_leaves_room_for_the_answer_to_end() -> None:
     pair = asked(policy=Policy.KEEP)
     pair.cut()

@@ -44,7 +44,8 @@ def references(target: Target, count: int, seed: int) -> list[Reference]:
 
 
 def run(target: Target, known: Sequence[Reference], seed: int, out: Connection) -> None:
-    """Send ``("draft" or "stream", seconds)`` of every step, and ``("differs", sentence)``, until the parent ends."""
+    """Send ``("draft" or "stream", seconds)`` of every step, ``("first", seconds)`` of every first token, and
+    ``("differs", sentence)``, until the parent ends."""
     lock = threading.Lock()
 
     def say(kind: str, value: object) -> None:
@@ -76,14 +77,14 @@ def draft(target: Target, reference: Reference, rng: random.Random, say) -> None
     try:
         session = client.session
         session.prompt(reference.prompt, reference.sampling, LENGTH)
-        _round(client, say)
+        _round(client, say, "first")
         while session.answering:
             if rng.random() < 0.02:
                 client.drop()
                 client.connect()
             _draft(session, reference, rng)
             session.propose()
-            _round(client, say)
+            _round(client, say, "draft")
         text = session.committed[len(reference.prompt) :]
         if text != list(reference.text):
             say("differs", f"drafted {text}, plain decoding is {list(reference.text)}")
@@ -99,13 +100,13 @@ def _draft(session: ClientSession, reference: Reference, rng: random.Random) -> 
     session.extend([token if rng.random() < 2 / 3 else 3 + token % 100 for token in right], Origin.DRAFTED)
 
 
-def _round(client: Client, say) -> None:
+def _round(client: Client, say, kind: str) -> None:
     began = time.monotonic()
     while client.session.awaiting_verdict or client.session.link is not LinkState.UP:
         client.exchange()
         if client.faults:
             raise RuntimeError(f"the verifier refused: {client.faults[0].text}")
-    say("draft", time.monotonic() - began)
+    say(kind, time.monotonic() - began)
 
 
 def stream(target: Target, reference: Reference, rng: random.Random, say) -> None:
@@ -121,7 +122,7 @@ def stream(target: Target, reference: Reference, rng: random.Random, say) -> Non
             if "error" in event:
                 raise RuntimeError(event["error"])
             if "token" in event:
-                say("stream", time.monotonic() - last)
+                say("stream" if text else "first", time.monotonic() - last)
                 last = time.monotonic()
                 text.append(event["token"])
     if text != list(reference.text):

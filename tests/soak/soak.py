@@ -32,6 +32,7 @@ MOST_GROWTH = 0.05
 REFERENCES = 12
 #: A conversation outlives its connection for so long that many are held, and many forgotten.
 SERVE = ("--threads", "1", "--keep-seconds", "5", "--idle-seconds", "10", "--max-frame-bytes", "65536")
+SERVE += ("--cache-tokens", "8192")  # soon full: what grows afterwards is a leak
 #: After the last visitor has left, the time until the server has closed what is overdue.
 CALM_S = 15.0
 _TINY = (512, 512)
@@ -40,17 +41,18 @@ _DEFAULT = (49152, 8192)
 
 @dataclass
 class Sample:
-    """One second: bytes, a count, and the steps of the honest clients in seconds."""
+    """One second: bytes, a count, and what the honest clients waited for first tokens and for steps, in seconds."""
 
     at: float
     memory: int
     descriptors: int
+    first: list[float] = field(default_factory=list)
     draft: list[float] = field(default_factory=list)
     stream: list[float] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
         row: dict[str, Any] = {"second": round(self.at, 2), "memory": self.memory, "descriptors": self.descriptors}
-        for name in ("draft", "stream"):
+        for name in ("first", "draft", "stream"):
             for kind, value in latencies(getattr(self, name)).items():
                 row[f"{name}_{kind}"] = value
         return row
@@ -83,6 +85,7 @@ class Result:
     descriptors_after: int
     log_bytes: int
     visits: dict[str, int]
+    first: dict[str, float | None]
     draft_steps: int
     draft: dict[str, float | None]
     stream_steps: int
@@ -136,7 +139,8 @@ def judge(running: Served, samples: Sequence[Sample], before: int, crowd: Crowd,
         found.append(f"{before} descriptors were open before, {after} are after all have left")
     if "Traceback" in log or "moa-serve: error" in log:
         found.append(f"the log has an error: {log[:500]}")
-    draft, stream = ([value for sample in samples for value in getattr(sample, name)] for name in ("draft", "stream"))
+    names = ("first", "draft", "stream")
+    first_token, draft, stream = ([value for sample in samples for value in getattr(sample, name)] for name in names)
     if not draft or not stream:
         found.append(f"the honest clients made {len(draft)} rounds and {len(stream)} tokens")
     return Result(
@@ -149,6 +153,7 @@ def judge(running: Served, samples: Sequence[Sample], before: int, crowd: Crowd,
         after,
         len(log),
         dict(crowd.visits.most_common()),
+        latencies(first_token),
         len(draft),
         latencies(draft),
         len(stream),
@@ -207,6 +212,7 @@ def main(argv: list[str] | None = None) -> int:
     else:
         growth = f"{result.memory_before / 1e6:.1f} -> {result.memory_after / 1e6:.1f} MB ({result.memory_growth:+.1%})"
         print(f"memory {growth}, descriptors {result.descriptors_before} -> {result.descriptors_after} at rest")
+        print(f"first tokens: {result.first}")
         print(f"drafting: {result.draft_steps} steps, {result.draft}")
         print(f"streaming: {result.stream_steps} steps, {result.stream}")
         print(f"{sum(result.visits.values())} visits, {result.log_bytes} bytes of log; see {options.out}")

@@ -15,6 +15,9 @@ from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Disagree
 from moa_runtime.chat import ContextFullError
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.engine import new_sequence
+from moa_server.jobs import Job
+from moa_server.worker import EngineFailedError, ExpiredError
 from system.fuzz_world import MANNERS, Limits, World, living
 from toy_engine import STOP
 from virtual_loop import VirtualLoop, run_virtually
@@ -66,16 +69,18 @@ def schedule(seed: int) -> Schedule:
         ahead=rng.choice([0, 0, 3]),
         skill=rng.choice([0.0, 0.5, 0.9, 1.0]),
         trees=rng.random() < 0.5,
+        delay_s=rng.choice([0.03, 0.3, 1.0]),
+        step_tokens=rng.choice([None, None, 4, 8]),
     )
     turns = []
     for _ in range(rng.randint(1, 3)):
         sampling = Sampling(0.8, 0.95, rng.randint(1, 99)) if rng.random() < 0.5 else Sampling()
         leaves = rng.randint(0, 12) if rng.random() < 0.3 else None
-        turns.append(Turn(rng.choice(_QUESTIONS), rng.randint(1, 40), sampling, leaves, rng.choice([0, 0, 0, 1, 2])))
+        turns.append(Turn(rng.choice(_QUESTIONS), rng.randint(1, 80), sampling, leaves, rng.choice([0, 0, 0, 1, 2])))
     names = sorted(HAPPENINGS)
     happenings = [
-        Happening(rng.expovariate(rng.choice([20.0, 2.0, 0.3])), rng.choice(names), rng.random(), rng.random())
-        for _ in range(rng.randint(0, 10))
+        Happening(rng.expovariate(rng.choice([20.0, 5.0, 1.0])), rng.choice(names), rng.random(), rng.random())
+        for _ in range(rng.randint(0, 12))
     ]
     return Schedule(seed, limits, tuple(turns), tuple(happenings))
 
@@ -94,7 +99,7 @@ async def _outage(world: World, a: float, b: float) -> None:
 async def _slow(world: World, a: float, b: float) -> None:
     world.delay = 6 * a
     await asyncio.sleep(10 * b)
-    world.delay = 0.03
+    world.delay = world.limits.delay_s
 
 
 async def _restart(world: World, a: float, b: float) -> None:
@@ -147,6 +152,21 @@ async def _sweep(world: World, a: float, b: float) -> None:
     world.store.sweep()
 
 
+async def _neighbour(world: World, a: float, b: float) -> None:
+    """Somebody else's prompts, for some seconds from now on."""
+
+    async def prompts() -> None:
+        until = world.loop.time() + 10 * a
+        while world.loop.time() < until:
+            worker, job = world.worker, Job(new_sequence(), [1] * (1 + int(60 * b)), Sampling())
+            with contextlib.suppress(ExpiredError, EngineFailedError, asyncio.TimeoutError):
+                await asyncio.wait_for(worker.run(job, 5), 5)  # a verifier that is killed answers nobody
+            worker.release(job.sequence)
+            await asyncio.sleep(0.01)
+
+    world.others.append(asyncio.create_task(prompts()))
+
+
 HAPPENINGS: dict[str, Callable[[World, float, float], Awaitable[None]]] = {
     "cut": _cut,
     "outage": _outage,
@@ -161,6 +181,7 @@ HAPPENINGS: dict[str, Callable[[World, float, float], Awaitable[None]]] = {
     "offline": _offline,
     "policy": _policy,
     "sweep": _sweep,
+    "neighbour": _neighbour,
 }
 
 
@@ -176,6 +197,7 @@ async def _happen(world: World, happenings: Sequence[Happening]) -> None:
     for happening in happenings:
         await asyncio.sleep(happening.after)
         await HAPPENINGS[happening.name](world, happening.a, happening.b)
+    await asyncio.gather(*world.others)
 
 
 async def _live(loop: VirtualLoop, plan: Schedule, happenings: Sequence[Happening], bundle: Any) -> None:

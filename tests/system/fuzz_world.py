@@ -36,9 +36,9 @@ _CHAINS = Capabilities(trees=False, max_draft_tokens=8)
 _ITSELF = Capabilities(trees=False, max_draft_tokens=8, schedules_itself=True)
 #: How engines may behave.
 MANNERS: Sequence[dict[str, Any]] = (
-    {},
+    {"delay_s": (0.01, 0.0)},
     {"delay_s": (0.02, 0.001)},
-    {"capabilities": _CHAINS, "preempts": 0.2},
+    {"capabilities": _CHAINS, "preempts": 0.2, "delay_s": (0.01, 0.0)},
     {"capabilities": _ITSELF, "preempts": 0.2, "delay_s": (0.01, 0.0)},
 )
 SETTINGS = Settings(keep_seconds=20.0, idle_seconds=60.0, answer_seconds=5.0, retry_after_ms=300)
@@ -57,6 +57,8 @@ class Limits:
     ahead: int
     skill: float
     trees: bool
+    delay_s: float
+    step_tokens: int | None
 
 
 def toy_bundle(folder: Path) -> SimpleNamespace:
@@ -107,7 +109,8 @@ class World:
     def __init__(self, loop: VirtualLoop, limits: Limits, bundle: Any, rng: random.Random) -> None:
         self.loop, self.limits, self.rng = loop, limits, rng
         self.seed = 0
-        self.delay = 0.03
+        self.delay = limits.delay_s
+        self.others: list[asyncio.Task[None]] = []
         self.engine: ToyEngine
         self.worker: Worker
         self.store: SessionStore
@@ -156,7 +159,7 @@ class World:
             self.limits.stops, self.limits.max_context, vocab_size=VOCAB_SIZE, **MANNERS[self.limits.manner]
         )
         metrics, clock, bearers = Metrics(), self.loop.time, Bearers(clock=self.loop.time)
-        self.worker = Worker(self.engine, metrics, clock=clock)
+        self.worker = Worker(self.engine, metrics, self.limits.step_tokens, clock=clock)
         self.store = SessionStore(self.engine, self.worker, SETTINGS, clock=clock)
         self._parts = Parts(self.engine, self.worker, self.store, bearers, SETTINGS, metrics, NO_TIMELINE)
 

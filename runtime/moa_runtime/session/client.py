@@ -293,12 +293,12 @@ class ClientSession:
     def keep(self, start: int, tokens: Sequence[int]) -> list[Event]:
         """Take the last answer, running or ended, back to position ``start`` and have the target go on behind
         ``tokens``, which become kept ones. End-of-turn tokens among them are left out: where the turn ends is
-        the target's.
+        the target's. So are those for which its context has no room.
 
         Raises:
             LocalProtocolError: ``start`` lies outside the answer, or there are no tokens to keep.
         """
-        kept = self._without_stops(tokens)
+        kept = self._keepable(tokens, start)
         if self._answer_start is None or not self._answer_start <= start <= len(self.committed):
             raise LocalProtocolError(f"can't keep tokens from {start} on: no answer of the target has that position")
         if not kept:
