@@ -120,6 +120,7 @@ def _load(options: argparse.Namespace) -> TransformersEngine:
         options.max_context,
         dtype=options.dtype,
         cache_tokens=options.cache_tokens,
+        release_weights=True,
     )
 
 

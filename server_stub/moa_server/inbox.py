@@ -48,6 +48,7 @@ class Inbox:
         self._frames: deque[tuple[wire.ClientMessage | wire.ServerMessage, int]] = deque()
         self._changed = asyncio.Event()
         self._end: End | None = None
+        self._failure: Exception | None = None
         self._reading = asyncio.create_task(self._read())
 
     @property
@@ -69,6 +70,8 @@ class Inbox:
             seconds: silence after which the connection ends.
         """
         while True:
+            if self._failure is not None:
+                raise self._failure
             if self._end is not None and self.over:
                 return self._end
             if self._frames:
@@ -95,6 +98,14 @@ class Inbox:
         await asyncio.gather(self._reading, return_exceptions=True)
 
     async def _read(self) -> None:
+        try:
+            await self._read_frames()
+        except Exception as error:  # given to whoever waits for a frame
+            self._failure = error
+            self._changed.set()
+            self._on_end()
+
+    async def _read_frames(self) -> None:
         while self._end is None:
             received = await self._websocket.receive()
             if received["type"] == "websocket.disconnect":

@@ -9,37 +9,32 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
-from moa_drafter.states import Reads, TargetStates
+from moa_drafter.states import Reads
 from moa_drafter.target import Target, load_target
 from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
-from moa_runtime.errors import MoaError
 from moa_runtime.session.handshake import Fingerprints
 from moa_runtime.session.tree import chain, depths, walk
-from moa_server.engine import Capabilities, Outcome, Rows, StepRequest
+from moa_server.engine import Capabilities, Outcome, StepRequest
+from moa_server.memory_rows import memory_rows
 from moa_server.passes import target_pass
 from moa_server.rooms import rounded_up
 from moa_server.sampling import choose
 from moa_server.sequences import Sequences, SequenceState
 from moa_server.target_pass import Piece
+from moa_server.target_settings import context_of, dtype_of
 
 #: Most tokens of prefill in one forward, and most memory rows computed at once; bounds the memory they take.
 CHUNK = 512
 #: Tokens of a draft that fit into the cache behind a context that is full.
 _DRAFT_ROOM = 128
-_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 _log = logging.getLogger(__name__)
-
-
-class EngineError(MoaError):
-    """A target and a drafter that do not fit together, or settings that the target cannot be run with."""
 
 
 @dataclass
@@ -102,13 +97,13 @@ class TransformersEngine:
         )
         self.vocab_size = int(target.model.config.vocab_size)
         self.stop_tokens = target.stop_tokens
-        self.max_context = _context(target, max_context)
+        self.max_context = context_of(target, max_context)
         self.forwards = 0
         self.row_reads = Reads() if drafter is None else drafter.row_reads
         if drafter is not None and (note := check_fit(drafter.config, target)):
             _log.warning(note)
         self.target_pass, self.batch_invariant = target_pass(
-            target, _dtype(dtype, target.device), keep_last=self.row_reads.last
+            target, dtype_of(dtype, target.device), keep_last=self.row_reads.last
         )
         if release_weights and self.target_pass.has_own_weights:
             for parameter in (each for layer in target.layers for each in layer.parameters()):
@@ -136,7 +131,7 @@ class TransformersEngine:
         """
         drafter = None if drafter_folder is None else load_checkpoint(drafter_folder)  # the quicker one to fail first
         fingerprint = "" if drafter_folder is None else drafter_fingerprint(drafter_folder)
-        target = load_target(target_name, device=device, dtype=_dtype(dtype, torch.device(device)))
+        target = load_target(target_name, device=device, dtype=dtype_of(dtype, torch.device(device)))
         if drafter is not None:
             drafter = drafter.to(target.device)
         settings = {"dtype": dtype, "cache_tokens": cache_tokens, "release_weights": release_weights}
@@ -213,7 +208,9 @@ class TransformersEngine:
         outcomes = []
         for each in work:
             path, token = chosen.get(each.request.sequence, ((), None))
-            outcomes.append(Outcome(path, token, self._rows(each)))
+            end = len(each.state.tokens) if each.choosing else len(each.request.prefix)
+            rows = memory_rows(self.drafter, each.state.room, each.request.rows_from, end)
+            outcomes.append(Outcome(path, token, rows))
         return outcomes
 
     def _opened(self, request: StepRequest) -> _Work:
@@ -287,31 +284,6 @@ class TransformersEngine:
             chosen[request.sequence] = (tuple(path), token)
         return chosen
 
-    def _rows(self, work: _Work) -> Rows | None:
-        start, drafter, room = work.request.rows_from, self.drafter, work.state.room
-        if start is None or drafter is None or not self.row_reads or room is None:
-            return None
-        end = len(work.state.tokens) if work.choosing else len(work.request.prefix)
-        weight = next(drafter.parameters())
-        parts = []
-        # At least one part, empty if need be, for the shape of its rows.
-        for first in range(start, max(end, start + 1), CHUNK):
-            stop = max(first, min(first + CHUNK, end))
-            states = _states(work.state, self.row_reads, first, stop).to(weight.device).to(weight.dtype)
-            rows = drafter.rows(states, torch.arange(first, stop, device=weight.device))
-            parts.append([half.float().cpu().numpy() for half in rows])
-        keys, values = (np.concatenate(halves) for halves in zip(*parts, strict=True))
-        return Rows(start, keys, values)
-
-
-def _states(state: SequenceState, reads: Reads, start: int, stop: int) -> TargetStates:
-    """What a drafter reads of the tokens ``start`` to ``stop``."""
-    room = state.room
-    assert room is not None
-    nothing = room.last.new_empty(stop - start, 0, 0)
-    kv = room.read(reads.kv_layers, start, stop) if reads.kv_layers else nothing
-    return TargetStates(kv, nothing, room.last[start:stop] if reads.last else nothing.flatten(1))
-
 
 def _piece(state: SequenceState, part: list[int], draft: list[int], parents: Sequence[int]) -> Piece:
     assert state.room is not None
@@ -323,22 +295,3 @@ def _piece(state: SequenceState, part: list[int], draft: list[int], parents: Seq
 def _most(request: StepRequest) -> int:
     """Tokens in the sequence's cache during the step."""
     return len(request.prefix) + len(request.draft)
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if name not in _TYPES:
-        raise EngineError(f"the type {name} is not supported: choose auto, {' or '.join(_TYPES)}")
-    return _TYPES[name]
-
-
-def _context(target: Target, wanted: int | None) -> int:
-    """The context in tokens; a sliding window counts as the limit, for the cache here keeps every token."""
-    config = target.model.config
-    own = min(filter(None, (config.max_position_embeddings, getattr(config, "sliding_window", None))))
-    if wanted is None:
-        return own
-    if not 2 <= wanted <= own:
-        raise EngineError(f"a context of {wanted} tokens was asked for, this target can hold 2 to {own}")
-    return wanted

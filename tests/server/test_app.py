@@ -160,6 +160,8 @@ def test_a_session_outlives_its_cache(verifier, engine, writer, answer):
     client = start(verifier, engine)
     client.rounds(writer, 3)
     client.drop()
+    while len(verifier.parts.worker):  # the last frame's work is dropped with its connection
+        time.sleep(0.01)
     for conversation in verifier.parts.store._conversations.values():
         engine.release(conversation.sequence)
     client.connect()
@@ -427,3 +429,15 @@ def test_decode_refuses_in_one_sentence(verifier, body, said):
     answered = verifier.http("POST", "/v1/decode", content=body)
     assert answered.status_code in (400, 413)
     assert said in answered.json()["error"]
+
+
+def test_what_goes_wrong_in_reading_ends_the_connection_at_once(verifier, engine, monkeypatch, caplog):
+    with verifier.connect() as socket, monkeypatch.context() as broken:
+        socket.send(hello(engine))
+        receive(socket)
+        broken.setattr("moa_server.inbox.parse_client_message", lambda *_: 1 / 0)
+        socket.send(b"anything")
+        assert fault_code(receive(socket)) == "FAULT_CODE_INTERNAL"
+        with pytest.raises(ConnectionClosed):
+            socket.recv(TIMEOUT_S)
+    assert "ZeroDivisionError" in caplog.text and "Traceback" not in caplog.text

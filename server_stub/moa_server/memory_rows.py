@@ -1,0 +1,41 @@
+"""Memory rows: what the drafter's server half makes of the target's states."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from moa_drafter.drafter import Drafter
+from moa_drafter.states import Reads, TargetStates
+from moa_server.engine import Rows
+from moa_server.rooms import Room
+
+#: Rows computed at once; bounds the memory they take.
+_CHUNK = 512
+
+
+def memory_rows(drafter: Drafter | None, room: Room | None, start: int | None, end: int) -> Rows | None:
+    """The rows of the tokens from position ``start`` to ``end``, which lie in ``room``.
+
+    Returns:
+        None where none are wanted, there is no drafter, or it takes none.
+    """
+    if start is None or drafter is None or not drafter.row_reads or room is None:
+        return None
+    weight = next(drafter.parameters())
+    parts = []
+    # At least one part, empty if need be, for the shape of its rows.
+    for first in range(start, max(end, start + 1), _CHUNK):
+        stop = max(first, min(first + _CHUNK, end))
+        states = _states(room, drafter.row_reads, first, stop).to(weight.device).to(weight.dtype)
+        rows = drafter.rows(states, torch.arange(first, stop, device=weight.device))
+        parts.append([half.float().cpu().numpy() for half in rows])
+    keys, values = (np.concatenate(halves) for halves in zip(*parts, strict=True))
+    return Rows(start, keys, values)
+
+
+def _states(room: Room, reads: Reads, start: int, stop: int) -> TargetStates:
+    """What a drafter reads of the tokens ``start`` to ``stop``."""
+    nothing = room.last.new_empty(stop - start, 0, 0)
+    kv = room.read(reads.kv_layers, start, stop) if reads.kv_layers else nothing
+    return TargetStates(kv, nothing, room.last[start:stop] if reads.last else nothing.flatten(1))

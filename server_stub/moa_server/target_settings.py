@@ -1,0 +1,42 @@
+"""With what settings a target can be run."""
+
+from __future__ import annotations
+
+import torch
+
+from moa_drafter.target import Target
+from moa_runtime.errors import MoaError
+
+_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class EngineError(MoaError):
+    """A target and a drafter that do not fit together, or settings that the target cannot be run with."""
+
+
+def dtype_of(name: str, device: torch.device) -> torch.dtype:
+    """The type of the products: "float32", "bfloat16", or "auto" for float32 on a CPU and bfloat16 elsewhere.
+
+    Raises:
+        EngineError: another name.
+    """
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in _TYPES:
+        raise EngineError(f"the type {name} is not supported: choose auto, {' or '.join(_TYPES)}")
+    return _TYPES[name]
+
+
+def context_of(target: Target, wanted: int | None) -> int:
+    """The context in tokens; a sliding window counts as the limit, for the cache keeps every token.
+
+    Raises:
+        EngineError: more than the target can hold, or too little for any answer.
+    """
+    config = target.model.config
+    own = min(filter(None, (config.max_position_embeddings, getattr(config, "sliding_window", None))))
+    if wanted is None:
+        return own
+    if not 2 <= wanted <= own:
+        raise EngineError(f"a context of {wanted} tokens was asked for, this target can hold 2 to {own}")
+    return wanted
