@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,24 +53,11 @@ def drafting(
     Args:
         ngrams: mix with what the conversation says already, see :class:`moa_runtime.drafters.mixture.NgramMixture`.
     """
-    from moa_drafter.model import MoADrafter
-    from moa_drafter.rivals.eagle import EagleDrafter
-    from moa_drafter.rivals.eagle_backend import EagleBackend, EagleLoop
-    from moa_drafter.rivals.token_backend import TokenBackend
-    from moa_drafter.rivals.tokens import TokenDrafter
     from moa_export.recipe import Recipe
-    from moa_export.torch_backend import TorchBackend
 
-    top_k = Recipe().top_k  # candidates for each node of a tree, as in a bundle
-    if isinstance(drafter, EagleDrafter):
-        loop: partial[MoaDrafter] = partial(EagleLoop, EagleBackend(drafter, top_k=top_k))
-    elif isinstance(drafter, TokenDrafter):
-        loop = partial(MoaDrafter, TokenBackend(drafter, top_k=top_k))
-    elif isinstance(drafter, MoADrafter):
-        loop = partial(MoaDrafter, TorchBackend(drafter, top_k=top_k))
-    else:
-        raise TypeError(f"nothing drafts with a {type(drafter).__name__}")
-    return lambda: loop(
+    backend = drafter.backend(top_k=Recipe().top_k)  # candidates for each node of a tree, as in a bundle
+    return lambda: MoaDrafter(
+        backend,
         max_context=max_context,
         stop_tokens=stop_tokens,
         mixture=NgramMixture(stop_tokens) if ngrams else None,

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any
-
-from torch import Tensor
 
 from moa_drafter.config import ConfigError, DrafterConfig, check_copied_exactly, config_for_target
 from moa_drafter.drafter import Drafter
@@ -14,9 +11,7 @@ from moa_drafter.model import MoADrafter
 from moa_drafter.rivals.eagle import EagleConfig, EagleDrafter
 from moa_drafter.rivals.early_exit import EarlyExitConfig, EarlyExitDrafter
 from moa_drafter.rivals.independent import IndependentConfig, IndependentDrafter
-from moa_drafter.states import TargetStates
 from moa_drafter.target import Target
-from moa_drafter.training.initialise import initialise_from_target
 
 _KINDS: dict[str, tuple[type[Any], type[Any]]] = {
     "moa": (DrafterConfig, MoADrafter),
@@ -62,22 +57,6 @@ def new_drafter(
     if architecture == "independent":
         return IndependentDrafter(IndependentConfig.like(moa))
     raise ValueError(f"unknown architecture {architecture!r}: expected one of {', '.join(ARCHITECTURES)}")
-
-
-def initialise(drafter: Drafter, target: Target, samples: Iterable[tuple[Tensor, TargetStates]]) -> None:
-    """Start a bound drafter from the target's weights.
-
-    Args:
-        samples: tokens ``[T]`` and states of some conversations, with what :attr:`Drafter.reads` asks for.
-    """
-    if isinstance(drafter, MoADrafter):
-        initialise_from_target(drafter, target.model, samples)
-    elif isinstance(drafter, EagleDrafter):
-        drafter.initialise(target, samples)
-    elif isinstance(drafter, EarlyExitDrafter | IndependentDrafter):
-        drafter.initialise(target)
-    else:
-        raise TypeError(f"no initialisation for {type(drafter).__name__}")
 
 
 def drafter_of(text: str) -> Drafter:

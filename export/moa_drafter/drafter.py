@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +14,9 @@ from moa_drafter.states import Reads, TargetStates
 if TYPE_CHECKING:
     from moa_drafter.config import DrafterConfig
     from moa_drafter.rivals.config import RivalConfig
+    from moa_drafter.target import Target
     from moa_drafter.training.batch import Batch
+    from moa_runtime.backends.base import Backend
 
 
 class Drafter(nn.Module):
@@ -125,4 +127,20 @@ class Drafter(nn.Module):
 
     def predict(self, batch: Batch) -> Tensor:
         """Training forward: hidden states ``[Q, hidden]`` behind the final norm, for ``batch.queries``."""
+        raise NotImplementedError
+
+    def initialise(self, target: Target, samples: Iterable[tuple[Tensor, TargetStates]]) -> None:
+        """Start from the target's weights; the drafter is bound.
+
+        Args:
+            samples: tokens ``[T]`` and states of some conversations, with what :attr:`reads` asks for.
+        """
+        raise NotImplementedError
+
+    def backend(self, *, top_k: int) -> Backend:
+        """What the runtime drafts with, in PyTorch and float32; the drafter is bound, and its weights are shared.
+
+        Args:
+            top_k: candidates per query, at most the draft vocabulary.
+        """
         raise NotImplementedError

@@ -12,7 +12,6 @@ from moa_export.recipe import Recipe, Weights
 from moa_export.recordings import Recording
 from moa_export.rounding import round_calibrated
 from moa_export.tau import replay
-from moa_export.torch_backend import TorchBackend
 
 # From 8 bits on nothing is lost that could be had back.
 _MOST_BITS = 4
@@ -70,7 +69,7 @@ def _second_moments(drafter: MoADrafter, recordings: Sequence[Recording]) -> dic
         if isinstance(module, nn.Linear):
             handles.append(module.register_forward_hook(input_of(name)))
     try:
-        replay(TorchBackend(drafter, top_k=1), recordings)
+        replay(drafter.backend(top_k=1), recordings)
     finally:
         for handle in handles:
             handle.remove()

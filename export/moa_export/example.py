@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from moa_runtime.backends.base import Backend, Float32, StepResult
+from moa_runtime.backends.base import Backend, Float32, StepInputs, StepResult
 from moa_runtime.drafters.moa import GrowingRows
 
 PREFIX = (1, 9, 25, 49, 81)
@@ -43,27 +43,12 @@ def worked_example(backend: Backend) -> dict[str, Any]:
 
 
 def _step(backend: Backend, cache: GrowingRows, tokens: tuple[int, ...], rows: int) -> dict[str, Any]:
-    held, new = cache.length, len(tokens)
-    positions = np.arange(held, held + new, dtype=np.int64)
-    mask = np.tri(new, held + new, held, dtype=np.bool_)
-    result = backend.step(
-        np.array(tokens, np.int64),
-        positions,
-        np.array([new - 1], np.int64),
-        *cache.first(held),
-        mask,
-        *memory_rows(rows, backend.kv_shape),
-    )
+    held = cache.length
+    inputs = StepInputs.chain(tokens, cache.first(held), memory_rows(rows, backend.row_shape))
+    result = backend.step(inputs)
     cache.write(held, result.keys, result.values)
-    inputs = {
-        "tokens": list(tokens),
-        "positions": positions.tolist(),
-        "queries": [new - 1],
-        "cached": held,
-        "memory_rows": rows,
-        "self_mask": mask.astype(int).tolist(),
-    }
-    return {"inputs": inputs, "outputs": _outputs(result)}
+    named = {name: array.astype(int).tolist() for name, array in inputs.by_name().items() if array.dtype != np.float32}
+    return {"inputs": {**named, "cached": held, "memory_rows": rows}, "outputs": _outputs(result)}
 
 
 def _outputs(result: StepResult) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from moa_export.recipe import Tolerance
 from moa_export.recordings import Recording
-from moa_runtime.backends.base import Backend, StepResult
+from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.drafters.moa import GrowingRows
 
 ROUND_TOKENS, DRAFT_STEPS = 8, 4
@@ -134,14 +134,8 @@ class _Replay:
     def feed(self, tokens: Sequence[int], *, held: int, asked: int, rows: int) -> StepResult:
         """Cut the cache to ``held`` tokens, append ``tokens``, query the last ``asked`` of them."""
         self._cache.truncate(held)
-        new = len(tokens)
-        result = self._backend.step(
-            np.array(tokens, np.int64),
-            np.arange(held, held + new, dtype=np.int64),
-            np.arange(new - asked, new, dtype=np.int64),
-            *self._cache.first(held),
-            np.tri(new, held + new, held, dtype=np.bool_),
-            *(side[:rows] for side in self._memory),
-        )
+        keys, values = self._memory
+        memory = keys[:rows], values[:rows]
+        result = self._backend.step(StepInputs.chain(tokens, self._cache.first(held), memory, asked=asked))
         self._cache.write(held, result.keys, result.values)
         return result

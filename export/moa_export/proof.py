@@ -16,8 +16,7 @@ from moa_export.recipe import Recipe, Tolerance
 from moa_export.recordings import Recording
 from moa_export.targets.base import NotRun
 from moa_export.tau import Tau, replay
-from moa_export.torch_backend import TorchBackend
-from moa_runtime.backends.base import Backend
+from moa_runtime.backends.base import Backend, StepInputs
 
 PARITY_CONVERSATIONS = 6
 _TIMED_STEPS, _TIMED_CONTEXT = 20, 128
@@ -60,7 +59,7 @@ def reference_of(
     drafter: MoADrafter, recordings: Sequence[Recording], recipe: Recipe, stop_tokens: Sequence[int], progress: Progress
 ) -> Reference:
     """Let PyTorch draft along in recorded conversations."""
-    backend = TorchBackend(drafter, top_k=recipe.top_k)
+    backend = drafter.backend(top_k=recipe.top_k)
     with progress.stage("drafting with PyTorch", len(recordings)) as advance:
         tau = replay(backend, recordings, stop_tokens=stop_tokens, on_conversation=advance)
         rehearsals = [rehearse(backend, recording) for recording in recordings[:PARITY_CONVERSATIONS]]
@@ -100,12 +99,11 @@ def _check(failures: Sequence[str], figures: Mapping[str, Any]) -> Check:
 
 def _step_ms(backend: Backend) -> float:
     """Median time of a one-token step behind some cached tokens; `moa-bench device` measures it with care."""
-    cache = np.zeros((_TIMED_CONTEXT, *backend.kv_shape), np.float32)
-    token, position, query = (np.array([n], np.int64) for n in (1, _TIMED_CONTEXT, 0))
-    mask = np.ones((1, _TIMED_CONTEXT + 1), np.bool_)
+    cache, memory = (np.zeros((_TIMED_CONTEXT, *shape), np.float32) for shape in (backend.kv_shape, backend.row_shape))
+    inputs = StepInputs.chain([1], (cache, cache), (memory, memory))
     times = []
     for _ in range(_TIMED_STEPS):
         began = time.perf_counter()
-        backend.step(token, position, query, cache, cache, mask, cache, cache)
+        backend.step(inputs)
         times.append(time.perf_counter() - began)
     return round(1000 * float(np.median(times)), 3)

@@ -546,8 +546,8 @@ def test_an_interrupted_comparison_keeps_what_it_has(bare, rivals, tiny, monkeyp
     draft, calls = MoaDrafter.draft, []
 
     def interrupted(self, prefix, count):
-        calls.append(type(self).__name__)
-        if calls.count("EagleLoop") == 9:
+        calls.append(type(self._backend).__name__)
+        if calls.count("EagleBackend") == 9:
             raise KeyboardInterrupt
         return draft(self, prefix, count)
 

@@ -27,7 +27,7 @@ from moa_bench.device.floor import Product
 from moa_bench.device.measure import energy_of, run_probe
 from moa_bench.device.onnx_floor import floor_model
 from moa_bench.device.onnx_profile import parse_profile
-from moa_bench.device.steps import StepInputs, interleaved
+from moa_bench.device.steps import RandomInputs, interleaved
 from moa_export.rotation import rotate_residual_stream
 from moa_runtime.answer import LinkChanged, LinkStatus
 from moa_runtime.bundle import Bundle, read_manifest, write_manifest
@@ -137,17 +137,18 @@ def test_the_floor_of_a_bundle_multiplies_by_the_drafters_weights(bundle, drafte
 
 def test_steps_are_what_a_drafter_would_ask_for(tiny):
     *_, folder, backend, _ = tiny
-    inputs = StepInputs(read_manifest(folder), 24)
+    inputs = RandomInputs(read_manifest(folder), 24)
     for context, tokens in ((0, 1), (16, 8), (24, 1)):
-        arguments = inputs.of(context, tokens)
-        assert len(arguments["self_keys"]) == len(arguments["self_values"]) == context
-        assert len(arguments["memory_keys"]) == len(arguments["memory_values"]) == max(context, 1)
-        assert arguments["positions"].tolist() == list(range(context, context + tokens))
-        assert arguments["self_mask"].sum(axis=1).tolist() == [context + n + 1 for n in range(tokens)]
-        result = backend.step(**arguments)
+        step = inputs.of(context, tokens)
+        assert len(step.self_keys) == len(step.self_values) == context
+        assert len(step.memory_keys) == len(step.memory_values) == max(context, 1)
+        assert step.positions.tolist() == list(range(context, context + tokens))
+        assert step.queries.tolist() == list(range(tokens))
+        assert step.self_mask.sum(axis=1).tolist() == [context + n + 1 for n in range(tokens)]
+        result = backend.step(step)
         assert result.top_tokens.shape == (tokens, backend.top_k)
         assert np.isfinite(result.top_logprobs).all()
-    assert np.shares_memory(inputs.of(16, 1)["self_keys"], inputs.of(24, 8)["self_keys"])
+    assert np.shares_memory(inputs.of(16, 1).self_keys, inputs.of(24, 8).self_keys)
 
 
 def test_functions_are_timed_in_turns_each_after_an_untimed_call():

@@ -16,7 +16,7 @@ import torch
 from moa_bench.accept.measure import AcceptSettings, Results, measure
 from moa_bench.checkpoints import checkpoint_pair, drafting
 from moa_bench.questions import Question
-from moa_drafter.architectures import ARCHITECTURES, initialise, new_drafter
+from moa_drafter.architectures import ARCHITECTURES, new_drafter
 from moa_drafter.checkpoint import CheckpointError, load_bound, load_checkpoint, load_moa, save_checkpoint
 from moa_drafter.config import ConfigError
 from moa_drafter.drafter import Drafter
@@ -197,7 +197,7 @@ def started(architecture: str, target: Target) -> tuple[Drafter, Known]:
     drafter = new_drafter(architecture, target, draft_vocab_size=384)
     drafter.bind_target(target.embedding, target.head, target.layers)
     known = Known(target, drafter)
-    initialise(drafter, target, [(torch.tensor(c.tokens), known[n]) for n, c in enumerate(known.conversations)])
+    drafter.initialise(target, [(torch.tensor(c.tokens), known[n]) for n, c in enumerate(known.conversations)])
     return drafter, known
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from moa_drafter.architectures import initialise, new_drafter
+from moa_drafter.architectures import new_drafter
 from moa_drafter.checkpoint import load_bound, load_checkpoint, load_moa, save_checkpoint
 from moa_drafter.cli import main
 from moa_drafter.config import ConfigError, DrafterConfig, LayerDims, config_for_target
@@ -24,7 +24,6 @@ from moa_drafter.target import Target
 from moa_drafter.training.deepen import fit_to_target_layers, with_target_layers
 from moa_drafter.training.losses import forward_kl
 from moa_drafter.training.visibility import FutureLengths, packed_masks, row_limits
-from moa_export.torch_backend import TorchBackend
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.tree import TreeShape
 
@@ -60,7 +59,7 @@ def rows_of(target: Target, drafter: MoADrafter, tokens: list[int]) -> tuple[np.
 
 
 def runtime_drafter(drafter: MoADrafter) -> MoaDrafter:
-    return MoaDrafter(TorchBackend(drafter, top_k=drafter.config.draft_vocab_size), max_context=128)
+    return MoaDrafter(drafter.backend(top_k=drafter.config.draft_vocab_size), max_context=128)
 
 
 def assert_next(drafter: MoADrafter, runtime: MoaDrafter, prefix: list[int], logprobs: torch.Tensor) -> None:
@@ -141,7 +140,7 @@ def test_rows_that_come_for_a_part_of_what_was_drafted_change_the_rest(target: T
 def test_a_node_of_a_tree_scores_like_the_chain_along_its_path(target: Target, drafter: MoADrafter) -> None:
     prefix = TOKENS[:9]
     keys, values = rows_of(target, drafter, prefix)
-    runtime = MoaDrafter(TorchBackend(drafter, top_k=3), max_context=128)
+    runtime = MoaDrafter(drafter.backend(top_k=3), max_context=128)
     runtime.add_rows(0, keys[:8], values[:8])
     tree = runtime.draft_tree(prefix, TreeShape(nodes=30, depth=4, width=3))
     assert tree.depth == 4 and len(tree.tokens) == 30
@@ -162,7 +161,7 @@ def test_training_leaves_the_targets_layers_alone(target: Target, tmp_path: Path
     assert isinstance(trained, MoADrafter)
     trained.bind_target(target.embedding, target.head, target.layers)
     states = target_states(target, TOKENS, trained.reads)
-    initialise(trained, target, [(torch.tensor(TOKENS), states)])
+    trained.initialise(target, [(torch.tensor(TOKENS), states)])
     limits = row_limits(5, len(TOKENS), FutureLengths(1, 6), random.Random(0))
     positions, self_mask, memory_mask = packed_masks([len(TOKENS)], limits)
     optimizer = torch.optim.AdamW(trained.parameters(), lr=2e-3)

@@ -15,7 +15,6 @@ from moa_export.presets import PRESETS
 from moa_export.recipe import Recipe, Weights
 from moa_export.recordings import Recording, record
 from moa_export.rounding import round_symmetric
-from moa_export.torch_backend import TorchBackend
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +39,9 @@ def _restored(weight: torch.Tensor) -> torch.Tensor:
 
 def test_calibrated_weights_are_nearer_to_the_drafter(drafter: MoADrafter, recordings: list[Recording]) -> None:
     recipe = PRESETS["phone"]
-    expected = [rehearse(TorchBackend(drafter, top_k=16), recording) for recording in recordings[:2]]
+    expected = [rehearse(drafter.backend(top_k=16), recording) for recording in recordings[:2]]
     errors = [
-        compare(expected, TorchBackend(module, top_k=16)).mean_logprob_error
+        compare(expected, module.backend(top_k=16)).mean_logprob_error
         for module in (calibrate(copy.deepcopy(drafter), recordings, recipe), rounded(drafter))
     ]
     assert errors[0] < 0.9 * errors[1]

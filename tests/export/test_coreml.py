@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import platform
 import shutil
@@ -35,8 +36,7 @@ from moa_export.targets.coreml import CoremlTarget
 from moa_export.targets.coreml_package import FEATURES
 from moa_export.targets.coreml_program import FUNCTIONS
 from moa_export.targets.coreml_weights import fit_palette, stored_embedding, stored_linear
-from moa_export.torch_backend import TorchBackend
-from moa_runtime.backends.base import Backend, StepResult
+from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.coreml import CoremlBackend
 from moa_runtime.drafters.moa import GrowingRows
 from moa_runtime.errors import MoaError
@@ -84,19 +84,13 @@ class Feeder:
     def feed(
         self, tokens: list[int], queries: list[int], memory: np.ndarray, mask: np.ndarray | None = None
     ) -> StepResult:
-        held, new = self.cache.length, len(tokens)
-        causal = np.tri(new, held + new, held, dtype=np.bool_)
-        positions = held + np.arange(new) if mask is None else held + mask.sum(1) - 1
+        held = self.cache.length
+        inputs = StepInputs.chain(tokens, self.cache.first(held), tuple(memory))
+        inputs = dataclasses.replace(inputs, queries=np.array(queries, np.int64))
         if mask is not None:
-            causal[:, held:] = mask
-        result = self.backend.step(
-            np.array(tokens, np.int64),
-            positions.astype(np.int64),
-            np.array(queries, np.int64),
-            *self.cache.first(held),
-            causal,
-            *memory,
-        )
+            inputs.positions[:] = held + mask.sum(1) - 1
+            inputs.self_mask[:, held:] = mask
+        result = self.backend.step(inputs)
         self.cache.write(held, result.keys, result.values)
         return result
 
@@ -125,7 +119,7 @@ def conversation(backend: Backend) -> list[StepResult]:
 
 @pytest.fixture(scope="module")
 def expected(drafter: MoADrafter) -> list[StepResult]:
-    return conversation(TorchBackend(drafter, top_k=16))
+    return conversation(drafter.backend(top_k=16))
 
 
 @pytest.mark.parametrize("name", ARTIFACTS)
@@ -149,7 +143,7 @@ def test_a_float_package_answers_as_pytorch(made: Callable[[str], Made], expecte
 def test_a_quantised_package_is_near_pytorch(
     made: Callable[[str], Made], drafter: MoADrafter, name: str, recipe: str, error: float
 ) -> None:
-    parity = compare([rehearse(TorchBackend(drafter, top_k=16), recording(drafter))], runner(made(recipe), name))
+    parity = compare([rehearse(drafter.backend(top_k=16), recording(drafter))], runner(made(recipe), name))
     assert parity.queries > 20
     assert 0 < parity.mean_logprob_error < error
 
@@ -165,7 +159,7 @@ def test_the_last_positions_of_a_full_cache_are_served(made: Callable[[str], Mad
     rows = np.random.default_rng(1).standard_normal((2, CAPACITY, 2, 16)).astype(np.float32)
     tokens = list(range(100, 100 + CAPACITY))
     results = []
-    for backend in (TorchBackend(drafter, top_k=16), *(runner(made("float"), name) for name in ARTIFACTS)):
+    for backend in (drafter.backend(top_k=16), *(runner(made("float"), name) for name in ARTIFACTS)):
         feeder = Feeder(backend)
         fed = [feeder.feed(tokens[:83], [82], rows[:, :80]), feeder.feed(tokens[83:], [0, 12], rows[:, :CAPACITY])]
         results.append(np.concatenate([step.top_logprobs for step in fed]))
@@ -186,7 +180,7 @@ def test_more_than_the_capacity_is_one_sentence(made: Callable[[str], Made], nam
 @pytest.mark.parametrize("name", ARTIFACTS)
 def test_a_cache_from_elsewhere_is_taken_over(made: Callable[[str], Made], drafter: MoADrafter, name: str) -> None:
     tokens, rows = list(range(30, 50)), np.ones((2, 3, 2, 16), np.float32)
-    torch_side, other_side = Feeder(TorchBackend(drafter, top_k=16)), Feeder(runner(made("float"), name))
+    torch_side, other_side = Feeder(drafter.backend(top_k=16)), Feeder(runner(made("float"), name))
     other_side.feed(tokens[10:], [0], rows)  # the states hold something else
     torch_side.feed(tokens, [0], rows)
     other_side.cache = torch_side.cache
@@ -201,7 +195,7 @@ def test_a_damaged_weight_is_noticed(
     made: Callable[[str], Made], drafter: MoADrafter, tmp_path: Path, name: str, group_size: int
 ) -> None:
     folder, artifacts = made("int8")
-    expected = [rehearse(TorchBackend(drafter, top_k=16), recording(drafter))]
+    expected = [rehearse(drafter.backend(top_k=16), recording(drafter))]
     tolerance = Tolerance(top1_agreement=0.8, top_k_overlap=0.8)
     assert not compare(expected, runner((folder, artifacts), name)).failures(tolerance)
     shutil.copytree(folder, tmp_path / "damaged")

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from moa_drafter.device_half import DeviceHalf, signature
 from moa_drafter.model import MoADrafter
 from moa_drafter.states import target_states
 from moa_drafter.target import Target
 from moa_drafter.training.visibility import packed_masks
-from moa_export.device_half import DeviceHalf, signature
 from moa_export.embedding import QuantisedEmbedding
 from moa_export.recipe import Weights
-from moa_export.torch_backend import TorchBackend
 from moa_runtime.drafters.moa import MoaDrafter
 
 
@@ -62,7 +61,7 @@ def test_the_runtime_drafter_follows_the_greedy_path_of_the_training_forward(
     prefix = [1, 40, 90, 200, 31, 7]
     kv = target_states(target, prefix, drafter.reads).kv
     keys, values = drafter.memory_rows(kv, torch.arange(len(prefix)))
-    runtime = MoaDrafter(TorchBackend(drafter, top_k=8), max_context=64)
+    runtime = MoaDrafter(drafter.backend(top_k=8), max_context=64)
     runtime.add_rows(0, keys[:-1].numpy(), values[:-1].numpy())
     drafted = runtime.draft(prefix, 4)
 

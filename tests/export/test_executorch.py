@@ -23,8 +23,7 @@ from moa_export.targets.base import Artifact, NotRun, TargetOptions
 from moa_export.targets.executorch import ExecutorchTarget
 from moa_export.targets.executorch_delegates import DELEGATES
 from moa_export.targets.executorch_program import MOST_QUERIES, Embedding
-from moa_export.torch_backend import TorchBackend
-from moa_runtime.backends.base import Backend, StepResult
+from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.executorch import ExecutorchBackend
 from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
@@ -60,15 +59,8 @@ def runner(made: Made) -> Backend | NotRun:
 def step(backend: Backend, count: int = 5, cached: int = 11, rows: int = 7) -> StepResult:
     rng = np.random.default_rng(5)
     shape = backend.kv_shape
-    caches = [rng.standard_normal((size, *shape)).astype(np.float32) for size in (cached, cached, rows, rows)]
-    return backend.step(
-        rng.integers(0, 512, count),
-        np.arange(cached, cached + count, dtype=np.int64),
-        np.arange(count, dtype=np.int64),
-        *caches[:2],
-        np.tri(count, cached + count, cached, dtype=np.bool_),
-        *caches[2:],
-    )
+    cache, memory = (tuple(rng.standard_normal((2, size, *shape)).astype(np.float32)) for size in (cached, rows))
+    return backend.step(StepInputs.chain(rng.integers(0, 512, count), cache, memory, asked=count))
 
 
 @pytest.mark.slow
@@ -76,7 +68,7 @@ def step(backend: Backend, count: int = 5, cached: int = 11, rows: int = 7) -> S
 def test_what_runs_is_what_pytorch_computes(
     drafter: MoADrafter, made: Callable[..., Made], preset: str, error: float
 ) -> None:
-    ours, theirs = step(runner(made(preset))), step(TorchBackend(drafter, top_k=16))
+    ours, theirs = step(runner(made(preset))), step(drafter.backend(top_k=16))
     np.testing.assert_allclose(ours.keys, theirs.keys, atol=error)
     np.testing.assert_allclose(ours.values, theirs.values, atol=error)
     np.testing.assert_allclose(ours.top_logprobs, theirs.top_logprobs, atol=error)
@@ -174,7 +166,7 @@ def test_files_that_are_no_program(tmp_path: Path, int8: Path) -> None:
 
 def test_a_turned_residual_stream_changes_nothing(drafter: MoADrafter) -> None:
     turned = rotate_residual_stream(copy.deepcopy(drafter))
-    ours, theirs = (step(TorchBackend(one, top_k=16)) for one in (turned, drafter))
+    ours, theirs = (step(one.backend(top_k=16)) for one in (turned, drafter))
     np.testing.assert_array_equal(ours.top_tokens, theirs.top_tokens)
     np.testing.assert_allclose(ours.top_logprobs, theirs.top_logprobs, atol=1e-3)
     np.testing.assert_allclose(ours.keys, theirs.keys, atol=1e-3)

@@ -22,9 +22,8 @@ from moa_export.parity import compare, rehearse
 from moa_export.progress import Progress
 from moa_export.recipe import Tolerance
 from moa_export.recordings import Recording
-from moa_export.torch_backend import TorchBackend
 from moa_runtime import extras
-from moa_runtime.backends.base import Backend
+from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle, tokenizer_fingerprint
 from moa_runtime.drafters.moa import MoaDrafter
@@ -90,7 +89,7 @@ def test_the_bundle_drafts_like_pytorch(made: tuple[Bundle, dict], drafter: MoAD
     rng = np.random.default_rng(5)
     keys, values = rng.standard_normal((2, 9, 2, 16)).astype(np.float32)
     results = []
-    for backend in (TorchBackend(drafter, top_k=16), load_backend(made[0])):
+    for backend in (drafter.backend(top_k=16), load_backend(made[0])):
         assert (backend.top_k, backend.kv_shape) == (16, (2, 16))
         runtime = MoaDrafter(backend, max_context=made[0].manifest.max_context)
         runtime.add_rows(0, keys, values)
@@ -104,9 +103,7 @@ def test_the_bundle_drafts_like_pytorch(made: tuple[Bundle, dict], drafter: MoAD
 def test_no_cached_tokens_and_one_row_are_enough(made: tuple[Bundle, dict]) -> None:
     backend = load_backend(made[0], threads=1)
     none, one = np.zeros((0, 2, 16), np.float32), np.zeros((1, 2, 16), np.float32)
-    token = np.array([5], np.int64)
-    zero = np.array([0], np.int64)
-    result = backend.step(token, zero, zero, none, none, np.ones((1, 1), np.bool_), one, one)
+    result = backend.step(StepInputs.chain([5], (none, none), (one, one)))
     assert result.top_tokens.shape == result.top_logprobs.shape == (1, 16)
     assert np.isfinite(result.top_logprobs).all()
     assert (np.diff(result.top_logprobs) <= 0).all()
@@ -126,8 +123,8 @@ class _Skewed:
         self._backend = backend
         self.kv_shape = backend.kv_shape
 
-    def step(self, *args: np.ndarray):
-        result = self._backend.step(*args)
+    def step(self, inputs: StepInputs) -> StepResult:
+        result = self._backend.step(inputs)
         result.top_logprobs[:] += 0.1
         return result
 
@@ -135,7 +132,7 @@ class _Skewed:
 def test_parity_measures_the_error_it_is_given(drafter: MoADrafter) -> None:
     keys, values = np.random.default_rng(0).standard_normal((2, 30, 2, 16)).astype(np.float32)
     recording = Recording(list(range(10, 40)), 12, keys, values)
-    backend = TorchBackend(drafter, top_k=16)
+    backend = drafter.backend(top_k=16)
     expected = [rehearse(backend, recording)]
     same, skewed = compare(expected, backend), compare(expected, _Skewed(backend))
     assert (same.max_logprob_error, same.top1_agreement, same.top_k_overlap) == (0, 1, 1)

@@ -20,7 +20,6 @@ from moa_export.recordings import Recording
 from moa_export.targets.base import TargetOptions
 from moa_export.targets.onnx import GRAPH_FILE, OnnxTarget, capture
 from moa_export.targets.onnx_weights import take_matrices
-from moa_export.torch_backend import TorchBackend
 
 
 def test_a_traced_graph_holds_no_copy_of_the_matrices(drafter: MoADrafter) -> None:
@@ -62,7 +61,7 @@ def test_every_part_has_its_own_bits(
     }
     assert products == {linear, head} - {32}
     keys, values = np.random.default_rng(0).standard_normal((2, 30, 2, 16)).astype(np.float32)
-    expected = [rehearse(TorchBackend(drafter, top_k=16), Recording(list(range(10, 40)), 12, keys, values))]
+    expected = [rehearse(drafter.backend(top_k=16), Recording(list(range(10, 40)), 12, keys, values))]
     assert 0 < compare(expected, target.runner(tmp_path, artifact)).mean_logprob_error < 0.25
 
 

@@ -13,20 +13,15 @@ from moa_drafter.target import Target
 from moa_export.pipeline import ExportSettings, export_bundle
 from moa_export.presets import preset
 from moa_export.progress import Progress
-from moa_export.torch_backend import TorchBackend
-from moa_runtime.backends.base import Backend
+from moa_runtime.backends.base import Backend, StepInputs
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
 
 
 def logprobs(backend: Backend) -> np.ndarray:
     """Of the candidates behind three tokens without memory."""
-    count, nothing = 3, np.zeros((0, *backend.kv_shape), np.float32)
-    tokens = np.array([7, 11, 13], np.int64)
-    mask = np.tril(np.ones((count, count), np.bool_))
-    places = np.arange(count)
-    memory = np.zeros((1, *backend.kv_shape), np.float32)
-    return backend.step(tokens, places, places, nothing, nothing, mask, memory, memory).top_logprobs
+    nothing, row = (np.zeros((count, *backend.kv_shape), np.float32) for count in (0, 1))
+    return backend.step(StepInputs.chain([7, 11, 13], (nothing, nothing), (row, row), asked=3)).top_logprobs
 
 
 def test_a_sharper_drafter_has_a_sharper_graph(
@@ -41,7 +36,7 @@ def test_a_sharper_drafter_has_a_sharper_graph(
     export_bundle(tmp_path / "bundle", settings, Progress(sys.stderr, quiet=True))
     graph = logprobs(load_backend(Bundle.open(tmp_path / "bundle")))
     sharp, plain = (
-        logprobs(TorchBackend(load_bound(folder, target), top_k=graph.shape[1]))
+        logprobs(load_bound(folder, target).backend(top_k=graph.shape[1]))
         for folder in (tmp_path / "drafter", tiny_drafter)
     )
     np.testing.assert_allclose(graph, sharp, atol=0.05)

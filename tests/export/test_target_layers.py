@@ -21,7 +21,6 @@ from moa_export.pipeline import ExportSettings, export_bundle, plan
 from moa_export.presets import preset
 from moa_export.progress import Progress
 from moa_export.rotation import rotate_residual_stream
-from moa_export.torch_backend import TorchBackend
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
@@ -54,8 +53,8 @@ def bundle(checkpoint: Path, tiny_target: Path) -> Bundle:
     return Bundle.open(checkpoint.parent / "bundle")
 
 
-def reference(checkpoint: Path, target: Target) -> TorchBackend:
-    return TorchBackend(load_bound(checkpoint, target), top_k=16)
+def reference(checkpoint: Path, target: Target) -> Backend:
+    return load_bound(checkpoint, target).backend(top_k=16)
 
 
 def assert_same_drafts(one: Backend, other: Backend, atol: float) -> None:
@@ -89,7 +88,7 @@ def test_a_rotated_residual_stream_changes_nothing(tiny_drafter: Path, target: T
     drafter = tiny_with(tiny_drafter, target, count)
     turned = rotate_residual_stream(copy.deepcopy(drafter))
     assert not torch.equal(turned.tail[0].mlp.down_proj.weight, drafter.tail[0].mlp.down_proj.weight)
-    assert_same_drafts(TorchBackend(turned, top_k=16), TorchBackend(drafter, top_k=16), atol=1e-3)
+    assert_same_drafts(turned.backend(top_k=16), drafter.backend(top_k=16), atol=1e-3)
 
 
 @pytest.mark.parametrize("tree", [None, TreeShape(nodes=10, depth=3, width=3)], ids=["chain", "tree"])

@@ -6,13 +6,13 @@ import numpy as np
 
 from moa_export.recordings import Recording
 from moa_export.tau import replay
-from moa_runtime.backends.base import StepResult
+from moa_runtime.backends.base import Backend, StepInputs, StepResult
 
 TEXT = [5, 1, 2, 3, 4, 5, 6, 7, 8, 9]
 PROMPT = 3
 
 
-class Successor:
+class Successor(Backend):
     """Drafts token + 1, and the wrong thing after some tokens. Counts on its rows being those before the draft."""
 
     top_k, kv_shape, max_positions = 1, (1, 1), None
@@ -21,11 +21,11 @@ class Successor:
         self.wrong_after = wrong_after
         self.rows_seen: list[int] = []
 
-    def step(self, tokens, positions, queries, self_keys, self_values, self_mask, memory_keys, memory_values):
-        self.rows_seen.append(len(memory_keys))
-        last = int(tokens[-1])
+    def step(self, inputs: StepInputs) -> StepResult:
+        self.rows_seen.append(len(inputs.memory_keys))
+        last = int(inputs.tokens[-1])
         guess = 99 if last in self.wrong_after else last + 1
-        entries = np.zeros((len(tokens), 1, 1), np.float32)
+        entries = np.zeros((len(inputs.tokens), 1, 1), np.float32)
         return StepResult(np.array([[guess]]), np.array([[-0.1]], np.float32), entries, entries)
 
 

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def reference(drafter: MoADrafter) -> Backend:
-    from moa_export.torch_backend import TorchBackend
 
-    return TorchBackend(drafter, top_k=16)
+    return drafter.backend(top_k=16)
 
 
 @pytest.fixture(scope="session", params=list(BACKENDS))

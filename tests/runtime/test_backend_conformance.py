@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from moa_runtime.backends.base import Backend, StepResult
+from moa_runtime.backends.base import Backend, StepInputs, StepResult
+from moa_runtime.backends.shared import SharedBackend
+from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.moa import MoaDrafter
 
 KV_HEADS, HEAD_DIM, VOCAB_SIZE = 2, 16, 512
@@ -18,16 +22,13 @@ def rows(count: int, seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
 
 
 def step(backend: Backend, tokens, cached: int = 0, queries=None, mask=None, cache=None, memory: int = 9) -> StepResult:
-    count = len(tokens)
     cache = rows(cached, seed=4) if cache is None else cache
-    return backend.step(
-        np.array(tokens, np.int64),
-        np.arange(cached, cached + count, dtype=np.int64),
-        np.arange(count, dtype=np.int64) if queries is None else np.array(queries, np.int64),
-        *cache,
-        np.tri(count, cached + count, cached, dtype=np.bool_) if mask is None else mask,
-        *rows(memory),
-    )
+    inputs = StepInputs.chain(tokens, cache, rows(memory), asked=len(tokens))
+    if queries is not None:
+        inputs = replace(inputs, queries=np.array(queries, np.int64))
+    if mask is not None:
+        inputs = replace(inputs, self_mask=mask)
+    return backend.step(inputs)
 
 
 def assert_alike(got: StepResult, expected: StepResult) -> None:
@@ -43,6 +44,28 @@ def assert_alike(got: StepResult, expected: StepResult) -> None:
         best, second = expected.top_logprobs[row, :2]
         if best - second > 0.3:
             assert got.top_tokens[row, 0] == expected.top_tokens[row, 0]
+
+
+def test_the_fields_of_a_step_are_the_inputs_of_the_graph(every_target: Bundle) -> None:
+    nothing = rows(0)
+    named = StepInputs.chain([7, 8], nothing, nothing, asked=1).by_name()
+    specs = every_target.manifest.targets["onnx"].inputs
+    assert list(named) == [spec.name for spec in specs]
+    assert [str(array.dtype) for array in named.values()] == [spec.dtype for spec in specs]
+    assert named["memory_keys"] is nothing[0] and named["memory_values"] is nothing[1]
+
+
+def test_a_shared_backend_says_of_itself_what_the_one_behind_it_says() -> None:
+    class Other(Backend):
+        top_k, kv_shape, max_positions, row_shape, needs_a_row, entries_from_rows = 3, (1, 2), 7, (4, 5), False, True
+
+        def step(self, inputs: StepInputs) -> StepResult:
+            raise NotImplementedError
+
+    said = [name for name, member in vars(Backend).items() if isinstance(member, property)]
+    assert len(said) == 6
+    shared = SharedBackend(Other())
+    assert [getattr(shared, name) for name in said] == [getattr(Other, name) for name in said]
 
 
 def test_shapes_and_dtypes(backend: Backend) -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from moa_runtime.backends.base import Backend
+from moa_runtime.backends.base import Backend, StepInputs
 from moa_runtime.drafters.base import DraftToken
 from moa_runtime.drafters.mixture import WEIGHTS, NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
@@ -100,11 +100,8 @@ def test_a_tree_s_scores_are_those_of_its_paths(reference: Backend) -> None:
         while node:
             path.insert(0, tree.tokens[node - 1])
             node = tree.parents[node - 1]
-        tokens = np.array([*PREFIX, *path], np.int64)
-        everyone = np.arange(len(tokens))
-        result = reference.step(
-            tokens, everyone, everyone, nothing, nothing, np.tri(len(tokens), dtype=np.bool_), *memory
-        )
+        tokens = [*PREFIX, *path]
+        result = reference.step(StepInputs.chain(tokens, (nothing, nothing), memory, asked=len(tokens)))
         score = 0.0
         for at, token in enumerate(path, len(PREFIX) - 1):
             score += dict(zip(result.top_tokens[at].tolist(), result.top_logprobs[at].tolist(), strict=True))[token]

@@ -5,16 +5,17 @@ To make the file again after a change of the tiny drafter: ``python tests/runtim
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from moa_export.example import worked_example
-from moa_runtime.backends.base import Backend
+from moa_runtime.backends.base import Backend, StepInputs, StepResult
+from moa_runtime.backends.shared import SharedBackend
 
 STORED = Path(__file__).with_name("port_check.json")
 
@@ -47,27 +48,24 @@ def test_every_backend_computes_what_is_stored(backend: Backend) -> None:
 
 
 def test_a_wrong_layout_is_noticed(reference: Backend) -> None:
-    class Transposed:
-        top_k, kv_shape = reference.top_k, reference.kv_shape
-
-        def step(self, *arguments: np.ndarray):
-            *rest, keys, values = arguments
-            return reference.step(*rest, keys[:, ::-1].copy(), values[:, ::-1].copy())
+    class Transposed(SharedBackend):
+        def step(self, inputs: StepInputs) -> StepResult:
+            keys, values = (rows[:, ::-1].copy() for rows in (inputs.memory_keys, inputs.memory_values))
+            return super().step(dataclasses.replace(inputs, memory_keys=keys, memory_values=values))
 
     with pytest.raises(AssertionError):
-        check(Transposed(), 0.05)
+        check(Transposed(reference), 0.05)
 
 
 def make() -> None:
     from moa_drafter.checkpoint import load_bound
     from moa_drafter.target import load_target
-    from moa_export.torch_backend import TorchBackend
     from tiny import make_tiny_drafter, make_tiny_target
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = make_tiny_target(Path(scratch) / "target")
         drafter = load_bound(make_tiny_drafter(folder, Path(scratch) / "drafter"), load_target(str(folder)))
-        STORED.write_text(json.dumps(worked_example(TorchBackend(drafter, top_k=16)), indent=1) + "\n")
+        STORED.write_text(json.dumps(worked_example(drafter.backend(top_k=16)), indent=1) + "\n")
 
 
 if __name__ == "__main__":

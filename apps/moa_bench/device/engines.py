@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import numpy as np
-from numpy.typing import NDArray
-
 from moa_bench.device.floor import Floor
 from moa_bench.device.profile import Profile
+from moa_runtime.backends.base import StepInputs
 from moa_runtime.backends.load import BACKENDS
 from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
@@ -44,13 +40,8 @@ def floor_of(bundle: Bundle, target: str, *, threads: int) -> Floor:
     raise MoaError(f"there is no floor for {target} yet")
 
 
-def profile_step(
-    bundle: Bundle, target: str, inputs: Mapping[str, NDArray[np.generic]], *, threads: int, repeats: int
-) -> Profile:
+def profile_step(bundle: Bundle, target: str, inputs: StepInputs, *, threads: int, repeats: int) -> Profile:
     """Watch ``repeats`` steps of one of the bundle's targets.
-
-    Args:
-        inputs: arguments of :meth:`moa_runtime.backends.base.Backend.step`, by name.
 
     Raises:
         MoaError: nothing here can watch its engine.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from executorch.devtools import Inspector
-from numpy.typing import NDArray
 
 from moa_bench.device.profile import NodeTime, Profile
+from moa_runtime.backends.base import StepInputs
 from moa_runtime.backends.executorch import ExecutorchBackend
 
 _WARM_UP = 5
@@ -21,13 +21,13 @@ _OUTER = ("Method::execute", "DELEGATE_CALL", "OPERATOR_CALL")
 _NATIVE_CALL = "native_call_"
 
 
-def profile_executorch(graph: Path, inputs: Mapping[str, NDArray[Any]], *, threads: int, repeats: int) -> Profile:
+def profile_executorch(graph: Path, inputs: StepInputs, *, threads: int, repeats: int) -> Profile:
     """See :func:`moa_bench.device.engines.profile_step`. XNNPACK counts whole microseconds, rounded down."""
     backend = ExecutorchBackend(graph, threads=threads, trace=True)
     seconds = []
     for _ in range(_WARM_UP + repeats):
         began = time.perf_counter()
-        backend.step(**inputs)
+        backend.step(inputs)
         seconds.append(time.perf_counter() - began)
     with tempfile.TemporaryDirectory(prefix="moa-profile-") as scratch:
         trace = str(Path(scratch) / "trace.etdp")

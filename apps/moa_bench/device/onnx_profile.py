@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime as ort
-from numpy.typing import NDArray
 
 from moa_bench.device.profile import NodeTime, Profile
+from moa_runtime.backends.base import StepInputs
 from moa_runtime.backends.onnx import session_options
 
 _WARM_UP = 5
 _KERNEL = "_kernel_time"
 
 
-def profile_onnx(graph: Path, inputs: Mapping[str, NDArray[np.generic]], *, threads: int, repeats: int) -> Profile:
+def profile_onnx(graph: Path, inputs: StepInputs, *, threads: int, repeats: int) -> Profile:
     """See :func:`moa_bench.device.profile.profile_step`."""
     with tempfile.TemporaryDirectory(prefix="moa-profile-") as scratch:
         options = session_options(threads)
@@ -28,7 +27,7 @@ def profile_onnx(graph: Path, inputs: Mapping[str, NDArray[np.generic]], *, thre
         options.profile_file_prefix = str(Path(scratch) / "step")
         session = ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
         for _ in range(_WARM_UP + repeats):
-            session.run(None, dict(inputs))
+            session.run(None, inputs.by_name())
         events = json.loads(Path(session.end_profiling()).read_text())
     return parse_profile(events, repeats)
 

@@ -10,13 +10,12 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moa_bench.device.engines import backend_of, floor_of, profile_step
 from moa_bench.device.floor import Floor
 from moa_bench.device.memory import peak_memory_mb
 from moa_bench.result import rounded
-from moa_runtime.backends.base import Backend
+from moa_runtime.backends.base import Backend, StepInputs
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle, Manifest
 from moa_runtime.errors import MoaError
@@ -26,7 +25,7 @@ _WARM_UP = 3
 Emit = Callable[[dict[str, Any]], None]
 
 
-class StepInputs:
+class RandomInputs:
     """Seeded random inputs of a step. The caches of all contexts are parts of the same arrays, as a drafter's are.
 
     Args:
@@ -37,22 +36,20 @@ class StepInputs:
         self._random = np.random.default_rng(0)
         self._vocab_size = manifest.vocab_size
         shape = (max(longest, 1), manifest.kv_heads, manifest.head_dim)
-        self._caches = {
-            name: self._random.standard_normal(shape, dtype=np.float32)
-            for name in ("self_keys", "self_values", "memory_keys", "memory_values")
-        }
+        self._cache, self._memory = (
+            tuple(self._random.standard_normal(shape, dtype=np.float32) for _ in range(2)) for _ in range(2)
+        )
 
-    def of(self, context: int, tokens: int) -> dict[str, NDArray[Any]]:
-        """Arguments of :meth:`moa_runtime.backends.base.Backend.step` by name: ``context`` cached tokens and as
-        many memory rows (at least the one that a softmax needs), then a chain of ``tokens`` queries."""
-        rows = {name: context if name.startswith("self") else max(context, 1) for name in self._caches}
-        return {
-            "tokens": self._random.integers(self._vocab_size, size=tokens, dtype=np.int64),
-            "positions": np.arange(context, context + tokens, dtype=np.int64),
-            "queries": np.arange(tokens, dtype=np.int64),
-            "self_mask": np.tri(tokens, context + tokens, context, dtype=np.bool_),
-            **{name: array[: rows[name]] for name, array in self._caches.items()},
-        }
+    def of(self, context: int, tokens: int) -> StepInputs:
+        """``context`` cached tokens and as many memory rows (at least the one that a softmax needs), then a chain of
+        ``tokens`` queries."""
+        (keys, values), (row_keys, row_values), rows = self._cache, self._memory, max(context, 1)
+        return StepInputs.chain(
+            self._random.integers(self._vocab_size, size=tokens, dtype=np.int64),
+            (keys[:context], values[:context]),
+            (row_keys[:rows], row_values[:rows]),
+            asked=tokens,
+        )
 
 
 def measure_steps(
@@ -80,10 +77,10 @@ def measure_steps(
     opened = Bundle.open(bundle)
     before = peak_memory_mb()
     backend = _load(opened, target, threads, emit)
-    inputs = StepInputs(opened.manifest, max([*contexts, profile or 0]))
+    inputs = RandomInputs(opened.manifest, max([*contexts, profile or 0]))
     sizes = [(context, count) for context in contexts for count in tokens]
     for size in sizes:
-        backend.step(**inputs.of(*size))
+        backend.step(inputs.of(*size))
     # Read now: the floor is a second copy of the weights.
     peak = peak_memory_mb()
     emit({"peak_memory_mb": rounded(peak, 1), "peak_memory_added_mb": rounded(peak - before, 1)})
@@ -132,10 +129,10 @@ def _load(bundle: Bundle, target: str, threads: int, emit: Emit) -> Backend:
 
 
 def _timed(
-    backend: Backend, inputs: dict[str, NDArray[Any]], floor: Callable[[], object] | None, repeats: int
+    backend: Backend, inputs: StepInputs, floor: Callable[[], object] | None, repeats: int
 ) -> dict[str, float | None]:
     """One step's figures; those of the floor are None without one."""
-    runs = [lambda: backend.step(**inputs), *([floor] if floor else [])]
+    runs = [lambda: backend.step(inputs), *([floor] if floor else [])]
     interleaved(runs, _WARM_UP)
     step_ms, *floor_ms = interleaved(runs, repeats)
     ms = float(np.median(step_ms))
@@ -156,7 +153,7 @@ def _floor_figures(floor: Floor) -> dict[str, Any]:
 
 
 def _profiles(
-    bundle: Bundle, target: str, threads: int, repeats: int, steps: Mapping[int, dict[str, NDArray[Any]]]
+    bundle: Bundle, target: str, threads: int, repeats: int, steps: Mapping[int, StepInputs]
 ) -> dict[str, Any]:
     """Profiles of steps by their number of tokens, or why there are none."""
     found = []

@@ -1,22 +1,17 @@
-"""An EAGLE head behind the runtime's backend contract, and the runtime's loop with its rows."""
+"""An EAGLE head behind the runtime's backend contract."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from moa_drafter.rivals.eagle import EagleDrafter
-from moa_runtime.backends.base import Float32, Int64, StepResult
-from moa_runtime.drafters.mixture import NgramMixture
-from moa_runtime.drafters.moa import GrowingRows, MoaDrafter
+from moa_runtime.backends.base import Backend, Bool, Float32, Int64, StepInputs, StepResult
 
 
-class EagleBackend:
-    """Implements :class:`moa_runtime.backends.base.Backend` in PyTorch, float32.
+class EagleBackend(Backend):
+    """In PyTorch, float32.
 
     A memory row is a token's feature, in two halves. A cache entry is the layer's key and value of a token, and
     behind them, half in the keys and half in the values, the feature that was estimated for it: the next token needs
@@ -26,6 +21,9 @@ class EagleBackend:
         drafter: bound to its target.
         top_k: candidates per query.
     """
+
+    needs_a_row = False
+    entries_from_rows = True
 
     def __init__(self, drafter: EagleDrafter, *, top_k: int) -> None:
         self._drafter, self._top_k = drafter, min(top_k, drafter.config.draft_vocab_size)
@@ -39,7 +37,6 @@ class EagleBackend:
 
     @property
     def kv_shape(self) -> tuple[int, int]:
-        """Of a cache entry; memory rows have :attr:`row_shape`."""
         return 1, sum(self._sizes)
 
     @property
@@ -51,30 +48,22 @@ class EagleBackend:
         return None
 
     @torch.inference_mode()
-    def step(
-        self,
-        tokens: Int64,
-        positions: Int64,
-        queries: Int64,
-        self_keys: Float32,
-        self_values: Float32,
-        self_mask: NDArray[np.bool_],
-        memory_keys: Float32,
-        memory_values: Float32,
-    ) -> StepResult:
-        """See :meth:`moa_runtime.backends.base.Backend.step`; there may be no memory row at all, M >= 0."""
-        drafter, held, count = self._drafter, len(self_keys), len(tokens)
-        keys, first = self._with_room(self_keys, count)
-        values, second = self._with_room(self_values, count)
+    def step(self, inputs: StepInputs) -> StepResult:
+        """See :meth:`moa_runtime.backends.base.Backend.step`."""
+        tokens, positions, queries = inputs.tokens, inputs.positions, inputs.queries
+        drafter, held, count = self._drafter, len(inputs.self_keys), len(tokens)
+        keys, first = self._with_room(inputs.self_keys, count)
+        values, second = self._with_room(inputs.self_values, count)
         features = torch.cat((first, second), dim=1)  # [S + T, hidden], estimates
-        rows = torch.cat([torch.from_numpy(half).flatten(1) for half in (memory_keys, memory_values)], dim=1)
+        halves = (torch.from_numpy(half).flatten(1) for half in (inputs.memory_keys, inputs.memory_values))
+        rows = torch.cat(tuple(halves), dim=1)
         before = torch.nn.functional.pad(rows, (0, 0, 1, 0))  # by position; before the first token there is nothing
-        ids, places, mask = (torch.from_numpy(part) for part in (tokens, positions, self_mask))
-        given, parents = positions < len(before), _parents(self_mask, held)
+        ids, places, mask = (torch.from_numpy(part) for part in (tokens, positions, inputs.self_mask))
+        given, parents = positions < len(before), _parents(inputs.self_mask, held)
         # Estimates are needed of tokens without a row, for those after them, and of queries.
         wanted = positions >= len(rows)
         wanted[queries] = True
-        known = np.concatenate((np.ones(held, np.bool_), np.zeros(count, np.bool_)))
+        known = np.arange(held + count) < held
         while not known.all():
             # All tokens before which the feature is known; of a chain without rows that is one at a time.
             ready = np.flatnonzero(~known[held:] & (given | known[parents]))
@@ -103,7 +92,7 @@ class EagleBackend:
         return own.unflatten(1, self._heads).contiguous(), half
 
 
-def _parents(mask: NDArray[np.bool_], held: int) -> NDArray[np.int64]:
+def _parents(mask: Bool, held: int) -> Int64:
     """For each new token the number of the token before it, ``held`` cached ones first; for the very first any.
 
     Args:
@@ -112,31 +101,3 @@ def _parents(mask: NDArray[np.bool_], held: int) -> NDArray[np.int64]:
     ancestors = mask.copy()
     ancestors[np.arange(len(mask)), held + np.arange(len(mask))] = False
     return mask.shape[1] - 1 - ancestors[:, ::-1].argmax(axis=1)
-
-
-class EagleLoop(MoaDrafter):
-    """Drafts with an :class:`EagleBackend`: the runtime's loop, with rows that are no cache entries."""
-
-    def __init__(
-        self,
-        backend: EagleBackend,
-        *,
-        max_context: int,
-        stop_tokens: Collection[int] = (),
-        mixture: NgramMixture | None = None,
-    ) -> None:
-        super().__init__(backend, max_context=max_context, stop_tokens=stop_tokens, mixture=mixture)
-        self._memory = GrowingRows(backend.row_shape)
-
-    def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
-        """See :meth:`moa_runtime.drafters.base.Drafter.add_rows`."""
-        super().add_rows(start, keys, values)
-        self._forget_from(start)  # what lies behind was made from estimates, or from rows that are replaced
-
-    def truncate_rows(self, length: int) -> None:
-        """Forget the rows of positions ``length`` and above."""
-        super().truncate_rows(length)
-        self._forget_from(length)
-
-    def _memory_of(self, positions: int) -> tuple[Float32, Float32]:
-        return self._memory.first(min(self.rows, positions))

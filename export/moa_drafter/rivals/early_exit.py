@@ -6,7 +6,7 @@ here. Its Thompson sampling chooses how long to draft and is no part of a drafte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from moa_drafter.fit import FitError
 from moa_drafter.llama import DecoderLayer, RMSNorm
 from moa_drafter.rivals.config import RivalConfig
 from moa_drafter.rivals.tokens import TokenDrafter, run_layers
-from moa_drafter.states import Reads
+from moa_drafter.states import Reads, TargetStates
 from moa_drafter.target import Target
 from moa_drafter.target_layers import copy_layer, frozen_layers
 
@@ -86,7 +86,7 @@ class EarlyExitDrafter(TokenDrafter):
         return self.norm(hidden)
 
     @torch.no_grad()
-    def initialise(self, target: Target) -> None:
-        """Start as the target's last layer and norm."""
+    def initialise(self, target: Target, samples: Iterable[tuple[Tensor, TargetStates]] = ()) -> None:
+        """Start as the target's last layer and norm. Samples are not looked at."""
         copy_layer(self.exit, target.layers[-1])
         self.norm.weight.copy_(target.model.model.norm.weight)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from moa_drafter.config import ConfigError
 from moa_drafter.llama import DecoderLayer, RMSNorm
 from moa_drafter.rivals.config import RivalConfig
 from moa_drafter.rivals.tokens import TokenDrafter, run_layers
-from moa_drafter.states import Reads
+from moa_drafter.states import Reads, TargetStates
 from moa_drafter.target import Target
 from moa_drafter.target_layers import copy_layer
 
@@ -59,8 +59,8 @@ class IndependentDrafter(TokenDrafter):
         return self.norm(hidden)
 
     @torch.no_grad()
-    def initialise(self, target: Target) -> None:
-        """Start as the target's first layers and, on top of them, its last layer and norm."""
+    def initialise(self, target: Target, samples: Iterable[tuple[Tensor, TargetStates]] = ()) -> None:
+        """Start as the target's first layers, its last layer above them, and its norm. Samples are not looked at."""
         first = self.config.layers - 1
         for ours, theirs in zip(self.stack(), [*target.layers[:first], target.layers[-1]], strict=True):
             copy_layer(ours, theirs)

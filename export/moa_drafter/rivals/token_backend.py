@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from moa_drafter.rivals.tokens import TokenDrafter, run_layers
-from moa_runtime.backends.base import Float32, Int64, StepResult
+from moa_runtime.backends.base import Backend, StepInputs, StepResult
 
 
-class TokenBackend:
-    """Implements :class:`moa_runtime.backends.base.Backend` in PyTorch, float32. Memory rows are not looked at.
+class TokenBackend(Backend):
+    """In PyTorch, float32. Memory rows are not looked at.
 
     A cache entry holds the keys, or the values, of all layers, one layer's heads after the other's.
 
@@ -19,6 +17,8 @@ class TokenBackend:
         drafter: bound to its target.
         top_k: candidates per query.
     """
+
+    needs_a_row = False
 
     def __init__(self, drafter: TokenDrafter, *, top_k: int) -> None:
         self._drafter = drafter
@@ -39,27 +39,16 @@ class TokenBackend:
         return None
 
     @torch.inference_mode()
-    def step(
-        self,
-        tokens: Int64,
-        positions: Int64,
-        queries: Int64,
-        self_keys: Float32,
-        self_values: Float32,
-        self_mask: NDArray[np.bool_],
-        memory_keys: Float32,
-        memory_values: Float32,
-    ) -> StepResult:
+    def step(self, inputs: StepInputs) -> StepResult:
         """See :meth:`moa_runtime.backends.base.Backend.step`."""
-        past = zip(
-            *(torch.from_numpy(part).split(self._heads, dim=1) for part in (self_keys, self_values)), strict=True
-        )
+        cached = (torch.from_numpy(part) for part in (inputs.self_keys, inputs.self_values))
+        past = zip(*(part.split(self._heads, dim=1) for part in cached), strict=True)
         hidden, new = run_layers(
             self._layers,
-            self._drafter.embed(torch.from_numpy(tokens)),
-            self._drafter.angles(torch.from_numpy(positions)),
-            torch.from_numpy(self_mask),
-            torch.from_numpy(queries),
+            self._drafter.embed(torch.from_numpy(inputs.tokens)),
+            self._drafter.angles(torch.from_numpy(inputs.positions)),
+            torch.from_numpy(inputs.self_mask),
+            torch.from_numpy(inputs.queries),
             list(past),
         )
         top, logprobs = self._drafter.candidates(self._drafter.norm(hidden), self._top_k)

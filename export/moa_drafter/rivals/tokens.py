@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -10,6 +11,9 @@ from moa_drafter.drafter import Drafter
 from moa_drafter.llama import DecoderLayer, KeysValues, RMSNorm, joined
 from moa_drafter.rivals.config import RivalConfig
 from moa_drafter.states import Reads
+
+if TYPE_CHECKING:
+    from moa_drafter.rivals.token_backend import TokenBackend
 
 
 class TokenDrafter(Drafter):
@@ -30,6 +34,12 @@ class TokenDrafter(Drafter):
     def stack(self) -> Sequence[DecoderLayer]:
         """All layers that a drafting step runs, the first one first."""
         raise NotImplementedError
+
+    def backend(self, *, top_k: int) -> TokenBackend:
+        """See :meth:`Drafter.backend`."""
+        from moa_drafter.rivals.token_backend import TokenBackend
+
+        return TokenBackend(self, top_k=top_k)
 
 
 def run_layers(

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from moa_drafter.architectures import ARCHITECTURES, initialise, new_drafter
+from moa_drafter.architectures import ARCHITECTURES, new_drafter
 from moa_drafter.checkpoint import CHECKPOINT_FOLDER, drafter_fingerprint, load_checkpoint
 from moa_drafter.config import ConfigError
 from moa_drafter.drafter import Drafter
@@ -204,7 +204,7 @@ def initialise_drafter(
     some = range(min(samples, len(conversations)))
     read = ((torch.tensor(conversations[i].tokens), features[i].to(torch.device("cpu"))) for i in some)
     if settings.init is None:
-        initialise(drafter, target, read)
+        drafter.initialise(target, read)
     elif isinstance(drafter, MoADrafter) and load_checkpoint(settings.init).config != drafter.config:
         fit_to_target_layers(drafter, target.model, read)
 

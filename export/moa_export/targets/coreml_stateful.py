@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moa_export.targets.coreml_program import EXTEND_SIZE, ROWS_SIZE, STEP_SIZES
-from moa_runtime.backends.base import Float32, Int64, StepResult
+from moa_runtime.backends.base import Backend, Float32, StepInputs, StepResult
 from moa_runtime.backends.coreml import (
     Array,
     additive_mask,
@@ -33,8 +32,8 @@ class StatefulModel(Protocol):
         """Replace a whole state."""
 
 
-class StatefulBackend:
-    """Implements :class:`moa_runtime.backends.base.Backend` with a model that keeps its caches in states.
+class StatefulBackend(Backend):
+    """A model that keeps its caches in states.
 
     It remembers what the states hold. Where the caller's cache is shorter, what lies behind it counts as free;
     where memory rows differ, they are written again from the first that does. A cache that the model did not
@@ -63,40 +62,31 @@ class StatefulBackend:
     def max_positions(self) -> int:
         return self._capacity
 
-    def step(
-        self,
-        tokens: Int64,
-        positions: Int64,
-        queries: Int64,
-        self_keys: Float32,
-        self_values: Float32,
-        self_mask: NDArray[np.bool_],
-        memory_keys: Float32,
-        memory_values: Float32,
-    ) -> StepResult:
+    def step(self, inputs: StepInputs) -> StepResult:
         """See :meth:`moa_runtime.backends.base.Backend.step`.
 
         Raises:
             MoaError: more positions than the model holds.
         """
-        held, count, rows = len(self_keys), len(tokens), len(memory_keys)
+        tokens, positions, queries = inputs.tokens, inputs.positions, inputs.queries
+        held, count, rows = len(inputs.self_keys), len(tokens), len(inputs.memory_keys)
         check_capacity(self._capacity, held + count, rows, int(positions.max()) + 1)
-        self._restore(self_keys, self_values)
-        self._remember(memory_keys, memory_values)
+        self._restore(inputs.self_keys, inputs.self_values)
+        self._remember(inputs.memory_keys, inputs.memory_values)
         memory_mask = additive_mask(np.arange(self._capacity)[None] < rows)
         top_tokens = np.zeros((count, self._top_k), np.int64)
         top_logprobs = np.zeros((count, self._top_k), np.float32)
         for name, size, start, stop in self._pieces(held, count, int(queries.min())):
-            inputs: dict[str, Array] = {
+            given: dict[str, Array] = {
                 "tokens": padded(tokens[start:stop], size),
                 "positions": padded(positions[start:stop], size),
                 "slot": np.array([held + start], np.int32),
             }
             if name == "step":
                 allowed = np.zeros((size, self._capacity), np.bool_)
-                allowed[: stop - start, : held + stop] = self_mask[start:stop, : held + stop]
-                inputs.update(self_mask=additive_mask(allowed), memory_mask=memory_mask)
-            outputs = self._model.call(f"{name}_{size}", inputs)
+                allowed[: stop - start, : held + stop] = inputs.self_mask[start:stop, : held + stop]
+                given.update(self_mask=additive_mask(allowed), memory_mask=memory_mask)
+            outputs = self._model.call(f"{name}_{size}", given)
             if name == "step":
                 top_tokens[start:stop] = outputs["top_tokens"][: stop - start]
                 top_logprobs[start:stop] = outputs["top_logprobs"][: stop - start]

@@ -10,8 +10,8 @@ import torch
 from torch.export import Dim
 
 from moa_drafter.config import DrafterConfig
+from moa_drafter.device_half import DeviceHalf, signature
 from moa_drafter.model import MoADrafter
-from moa_export.device_half import DeviceHalf, signature
 from moa_export.embedding import QuantisedEmbedding
 from moa_export.errors import ExportError
 from moa_export.recipe import Recipe

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moa_runtime.backends.base import Float32, Int64, StepResult
+from moa_runtime.backends.base import Backend, Bool, Float32, Int64, StepInputs, StepResult
 from moa_runtime.errors import MoaError
 
 Array = NDArray[Any]
@@ -24,8 +24,8 @@ Predict = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 BLOCKED = np.float32(-1e4)
 
 
-class FixedSizeBackend:
-    """Implements :class:`moa_runtime.backends.base.Backend` with a stateless model of fixed sizes.
+class FixedSizeBackend(Backend):
+    """A stateless model of fixed sizes.
 
     Caches are copied to the front of full-size inputs and the rest is masked. Tokens are fed in pieces of the
     model's size, the last one padded; each piece sees the keys and values of those before it as cached ones.
@@ -40,8 +40,9 @@ class FixedSizeBackend:
         self._size, self._top_k = shapes["top_tokens"]
         _, kv_heads, self._capacity, head_dim = shapes["self_keys"]
         self._kv_shape = kv_heads, head_dim
-        names = ("self_keys", "self_values", "memory_keys", "memory_values")
-        self._caches = {name: np.zeros(shapes[name], np.float32) for name in names}
+        self._caches = {
+            name: np.zeros(shape, np.float32) for name, shape in shapes.items() if name.endswith(("_keys", "_values"))
+        }
 
     @property
     def top_k(self) -> int:
@@ -55,31 +56,22 @@ class FixedSizeBackend:
     def max_positions(self) -> int:
         return self._capacity
 
-    def step(
-        self,
-        tokens: Int64,
-        positions: Int64,
-        queries: Int64,
-        self_keys: Float32,
-        self_values: Float32,
-        self_mask: NDArray[np.bool_],
-        memory_keys: Float32,
-        memory_values: Float32,
-    ) -> StepResult:
+    def step(self, inputs: StepInputs) -> StepResult:
         """See :meth:`moa_runtime.backends.base.Backend.step`.
 
         Raises:
             MoaError: more positions than the model holds.
         """
-        held, rows = len(self_keys), len(memory_keys)
+        tokens, positions = inputs.tokens, inputs.positions
+        held, rows = len(inputs.self_keys), len(inputs.memory_keys)
         check_capacity(self._capacity, held + len(tokens), rows, int(positions.max()) + 1)
-        self._put("self", 0, self_keys, self_values)
-        self._put("memory", 0, memory_keys, memory_values)
+        self._put("self", 0, inputs.self_keys, inputs.self_values)
+        self._put("memory", 0, inputs.memory_keys, inputs.memory_values)
         memory_mask = additive_mask(np.arange(self._capacity)[None] < rows)
         parts = []
         for start in range(0, len(tokens), self._size):
             stop = min(start + self._size, len(tokens))
-            mask = self._self_mask(self_mask[start:stop], held + start)
+            mask = self._self_mask(inputs.self_mask[start:stop], held + start)
             part = self._predict(
                 {
                     "tokens": padded(tokens[start:stop], self._size),
@@ -91,9 +83,9 @@ class FixedSizeBackend:
             )
             parts.append(step_result(part, stop - start))
             self._put("self", held + start, parts[-1].keys, parts[-1].values)
-        return joined(parts, queries)
+        return joined(parts, inputs.queries)
 
-    def _self_mask(self, allowed: NDArray[np.bool_], cached: int) -> Float32:
+    def _self_mask(self, allowed: Bool, cached: int) -> Float32:
         """``[n, S + T]`` with ``cached`` columns before those of the ``n`` tokens -> ``[size, capacity + size]``."""
         new = len(allowed)
         wide = np.zeros((self._size, self._capacity + self._size), np.bool_)
@@ -186,7 +178,7 @@ def check_capacity(capacity: int, *needed: int) -> None:
         )
 
 
-def additive_mask(allowed: NDArray[np.bool_]) -> Float32:
+def additive_mask(allowed: Bool) -> Float32:
     """0 where a query may look, :data:`BLOCKED` elsewhere."""
     return np.where(allowed, np.float32(0), BLOCKED)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moa_runtime.backends.base import Float32, Int64, StepResult
+from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.errors import MoaError
 
 # Added to the score of what a query may not see: far below any score, and a number in half precision too.
@@ -22,7 +22,7 @@ _HIDDEN = np.float32(-1e4)
 _pool_is_sized = False
 
 
-class ExecutorchBackend:
+class ExecutorchBackend(Backend):
     """Runs a program that ``moa-export --target executorch`` lowered to XNNPACK.
 
     Of its two methods, ``extend`` turns tokens into cache entries, and ``draft`` predicts what follows some tokens,
@@ -63,36 +63,28 @@ class ExecutorchBackend:
     def max_positions(self) -> int:
         return int(self._most_positions)
 
-    def step(
-        self,
-        tokens: Int64,
-        positions: Int64,
-        queries: Int64,
-        self_keys: Float32,
-        self_values: Float32,
-        self_mask: NDArray[np.bool_],
-        memory_keys: Float32,
-        memory_values: Float32,
-    ) -> StepResult:
+    def step(self, inputs: StepInputs) -> StepResult:
         """See :meth:`moa_runtime.backends.base.Backend.step`.
 
         Raises:
             MoaError: more positions or memory rows than the program was made for.
         """
-        longest = max(len(self_keys) + len(tokens), len(memory_keys))
+        tokens, positions, queries = inputs.tokens, inputs.positions, inputs.queries
+        longest = max(len(inputs.self_keys) + len(tokens), len(inputs.memory_keys))
         if longest > self._most_positions:
             raise MoaError(f"{longest} positions are too many: the exported program holds {self._most_positions}")
         keys, values = (np.empty((len(tokens), *self.kv_shape), np.float32) for _ in range(2))
         for part in _parts(len(tokens), self._most_tokens):
             keys[part], values[part] = _execute(self._extend, tokens[part], positions[part])
-        cache = np.concatenate((self_keys, keys)), np.concatenate((self_values, values))
+        cache = np.concatenate((inputs.self_keys, keys)), np.concatenate((inputs.self_values, values))
+        memory = inputs.memory_keys, inputs.memory_values
         top_tokens = np.empty((len(queries), self.top_k), np.int64)
         top_logprobs = np.empty((len(queries), self.top_k), np.float32)
         for part in _parts(len(queries), self._most_queries):
             asked = queries[part]
-            mask = np.where(self_mask[asked], np.float32(0), _HIDDEN)
+            mask = np.where(inputs.self_mask[asked], np.float32(0), _HIDDEN)
             top_tokens[part], top_logprobs[part] = _execute(
-                self._draft, tokens[asked], positions[asked], mask, *cache, memory_keys, memory_values
+                self._draft, tokens[asked], positions[asked], mask, *cache, *memory
             )
         return StepResult(top_tokens, top_logprobs, keys, values)
 

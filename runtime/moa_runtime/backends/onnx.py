@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
-import numpy as np
 import onnxruntime as ort
-from numpy.typing import NDArray
 
-from moa_runtime.backends.base import Float32, Int64, StepResult
+from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.errors import MoaError
 
-_OUTPUTS = ["top_tokens", "top_logprobs", "keys", "values"]
+_OUTPUTS = [each.name for each in fields(StepResult)]
 
 
-class OnnxBackend:
+class OnnxBackend(Backend):
     """Runs a graph written by ``moa-export --target onnx`` on the CPU.
 
     onnxruntime reads contiguous arrays where they lie, so a slice of a preallocated cache costs no copy.
@@ -53,29 +52,9 @@ class OnnxBackend:
     def max_positions(self) -> None:
         return None
 
-    def step(
-        self,
-        tokens: Int64,
-        positions: Int64,
-        queries: Int64,
-        self_keys: Float32,
-        self_values: Float32,
-        self_mask: NDArray[np.bool_],
-        memory_keys: Float32,
-        memory_values: Float32,
-    ) -> StepResult:
+    def step(self, inputs: StepInputs) -> StepResult:
         """See :meth:`moa_runtime.backends.base.Backend.step`."""
-        feed = {
-            "tokens": tokens,
-            "positions": positions,
-            "queries": queries,
-            "self_keys": self_keys,
-            "self_values": self_values,
-            "self_mask": self_mask,
-            "memory_keys": memory_keys,
-            "memory_values": memory_values,
-        }
-        return StepResult(*self._session.run(_OUTPUTS, feed))
+        return StepResult(*self._session.run(_OUTPUTS, inputs.by_name()))
 
 
 def session_options(threads: int) -> ort.SessionOptions:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
-from moa_runtime.backends.base import Backend, StepResult
+from moa_runtime.backends.base import Backend, StepInputs, StepResult
 
 
-class SharedBackend:
+class SharedBackend(Backend):
     """A backend whose steps come from several threads, and are run one after the other."""
 
     def __init__(self, backend: Backend) -> None:
@@ -27,7 +26,19 @@ class SharedBackend:
     def max_positions(self) -> int | None:
         return self._backend.max_positions
 
-    def step(self, *inputs: Any, **named: Any) -> StepResult:
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        return self._backend.row_shape
+
+    @property
+    def needs_a_row(self) -> bool:
+        return self._backend.needs_a_row
+
+    @property
+    def entries_from_rows(self) -> bool:
+        return self._backend.entries_from_rows
+
+    def step(self, inputs: StepInputs) -> StepResult:
         """See :meth:`moa_runtime.backends.base.Backend.step`."""
         with self._lock:
-            return self._backend.step(*inputs, **named)
+            return self._backend.step(inputs)

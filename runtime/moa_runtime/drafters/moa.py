@@ -8,7 +8,7 @@ from itertools import islice
 
 import numpy as np
 
-from moa_runtime.backends.base import Backend, StepResult
+from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.drafters.base import DraftToken, Float32
 from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.tree import GrowingTree, TreeShape
@@ -75,9 +75,10 @@ def _grown(array: Float32, used: int, capacity: int) -> Float32:
 class MoaDrafter:
     """Drafts greedily with the device half. Implements :class:`moa_runtime.drafters.base.Drafter`.
 
-    The cache remembers which tokens it holds. Where the device half ends with layers of the target, entries of tokens
-    without a row depend on the rows there were, so those are computed again when rows come or go. Entries of tokens
-    with a row do not.
+    The cache remembers which tokens it holds. Entries of tokens without a row may depend on the rows there were (where
+    the device half ends with layers of the target they do), so those are computed again when rows come or go. Entries
+    of tokens with a row are computed again only where they are made of rows that came since, see
+    :attr:`moa_runtime.backends.base.Backend.entries_from_rows`.
 
     Args:
         backend: the device half.
@@ -100,8 +101,9 @@ class MoaDrafter:
         self._max_context = max_context if backend.max_positions is None else min(max_context, backend.max_positions)
         self._cached: list[int] = []
         self._cache = GrowingRows(backend.kv_shape)
-        self._memory = GrowingRows(backend.kv_shape)
-        self._rows_of_cache: int | None = 0  # how many the cache was computed with; None once they have changed
+        self._memory = GrowingRows(backend.row_shape)
+        self._rows_of_cache = 0  # how many the cache was computed with
+        self._rows_kept = 0  # how many of them, from the first on, are held as they were then
 
     @property
     def rows(self) -> int:
@@ -111,12 +113,12 @@ class MoaDrafter:
     def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
         """See :meth:`moa_runtime.drafters.base.Drafter.add_rows`."""
         self._memory.write(start, keys, values)
-        self._rows_of_cache = None
+        self._rows_kept = min(self._rows_kept, start)
 
     def truncate_rows(self, length: int) -> None:
         """Forget the memory rows of positions ``length`` and above."""
         self._memory.truncate(length)
-        self._rows_of_cache = None
+        self._rows_kept = min(self._rows_kept, self.rows)
 
     def draft(self, prefix: Sequence[int], count: int) -> list[DraftToken]:
         """Continue ``prefix`` greedily by ``count`` tokens, fewer when the context is full.
@@ -176,12 +178,14 @@ class MoaDrafter:
             # Their cache entries lie behind those of the prefix for as long as the tree grows.
             new, earlier = path_mask.shape[0], path_mask.shape[1] - path_mask.shape[0]
             result = self._backend.step(
-                np.array([path[-1] for path in paths], np.int64),
-                np.full(new, len(prefix) + tree.depth - 1, np.int64),
-                np.arange(new),
-                *self._cache.first(len(prefix) + earlier),
-                np.concatenate((np.ones((new, len(prefix)), np.bool_), path_mask), axis=1),
-                *memory,
+                StepInputs(
+                    np.array([path[-1] for path in paths], np.int64),
+                    np.full(new, len(prefix) + tree.depth - 1, np.int64),
+                    np.arange(new, dtype=np.int64),
+                    *self._cache.first(len(prefix) + earlier),
+                    np.concatenate((np.ones((new, len(prefix)), np.bool_), path_mask), axis=1),
+                    *memory,
+                )
             )
             self._cache.write(len(prefix) + earlier, result.keys, result.values)
             tree.add_level(self._candidates(result, [text + path for path in paths]))
@@ -207,15 +211,8 @@ class MoaDrafter:
 
     def _feed(self, tokens: Sequence[int], memory: tuple[Float32, Float32]) -> StepResult:
         """One step over tokens that follow the cached ones, with a query at the last; extends the cache."""
-        held, new = len(self._cached), len(tokens)
-        result = self._backend.step(
-            np.array(tokens, np.int64),
-            np.arange(held, held + new, dtype=np.int64),
-            np.array([new - 1], np.int64),
-            *self._cache.first(held),
-            np.tri(new, held + new, held, dtype=np.bool_),
-            *memory,
-        )
+        held = len(self._cached)
+        result = self._backend.step(StepInputs.chain(tokens, self._cache.first(held), memory))
         self._cache.write(held, result.keys, result.values)
         self._cached += tokens
         return result
@@ -223,13 +220,14 @@ class MoaDrafter:
     def _memory_of(self, positions: int) -> tuple[Float32, Float32]:
         # Rows beyond the prefix belong to tokens that a draft would be predicting.
         held = min(self._memory.length, positions)
-        if held != self._rows_of_cache:
-            self._forget_from(held)
-            self._rows_of_cache = held
-        if held == 0:
+        kept = min(self._rows_kept, held)
+        if not kept == held == self._rows_of_cache:
+            self._forget_from(kept if self._backend.entries_from_rows else held)
+            self._rows_of_cache = self._rows_kept = held
+        if held == 0 and self._backend.needs_a_row:
             # A softmax needs one row. A zero row has a zero value, so it adds nothing to the residual. The target's
             # own layers, where it would take attention from the tokens, know it by its zeros.
-            zero = np.zeros((1, *self._backend.kv_shape), np.float32)
+            zero = np.zeros((1, *self._backend.row_shape), np.float32)
             return zero, zero
         return self._memory.first(held)
 

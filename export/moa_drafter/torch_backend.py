@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from moa_drafter.device_half import DeviceHalf
 from moa_drafter.model import MoADrafter
-from moa_export.device_half import DeviceHalf
-from moa_runtime.backends.base import Float32, Int64, StepResult
+from moa_runtime.backends.base import Backend, StepInputs, StepResult
 
 
-class TorchBackend:
-    """Implements :class:`moa_runtime.backends.base.Backend` in float32.
+class TorchBackend(Backend):
+    """In float32.
 
     Args:
         drafter: bound to its target.
@@ -36,17 +34,7 @@ class TorchBackend:
         return None
 
     @torch.no_grad()
-    def step(
-        self,
-        tokens: Int64,
-        positions: Int64,
-        queries: Int64,
-        self_keys: Float32,
-        self_values: Float32,
-        self_mask: NDArray[np.bool_],
-        memory_keys: Float32,
-        memory_values: Float32,
-    ) -> StepResult:
+    def step(self, inputs: StepInputs) -> StepResult:
         """See :meth:`moa_runtime.backends.base.Backend.step`."""
-        arrays = (tokens, positions, queries, self_keys, self_values, self_mask, memory_keys, memory_values)
-        return StepResult(*(out.numpy() for out in self._half(*map(torch.from_numpy, arrays))))
+        tensors = {name: torch.from_numpy(array) for name, array in inputs.by_name().items()}
+        return StepResult(*(out.numpy() for out in self._half(**tensors)))

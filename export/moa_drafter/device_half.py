@@ -1,37 +1,28 @@
-"""The device half as one stateless module with the signature of ``moa_runtime.backends.base.Backend.step``."""
+"""The device half as one stateless module, which computes :meth:`moa_runtime.backends.base.Backend.step`."""
 
 from __future__ import annotations
+
+from dataclasses import fields
 
 import torch
 from torch import Tensor, nn
 
 from moa_drafter.config import DrafterConfig
 from moa_drafter.model import MoADrafter
+from moa_runtime.backends.base import StepInputs, StepResult
 from moa_runtime.bundle import TensorSpec
 
 
 def signature(config: DrafterConfig, top_k: int) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Inputs and outputs of the device half, in order.
-
-    Sizes that vary: ``T`` tokens, ``Q`` queries, ``S`` cached tokens, ``M`` memory rows.
-    """
-    kv = (config.kv_heads, config.decoder.head_dim)
-    top_k = min(top_k, config.draft_vocab_size)
-    inputs = (
-        TensorSpec("tokens", "int64", ("T",)),
-        TensorSpec("positions", "int64", ("T",)),
-        TensorSpec("queries", "int64", ("Q",)),
-        TensorSpec("self_keys", "float32", ("S", *kv)),
-        TensorSpec("self_values", "float32", ("S", *kv)),
-        TensorSpec("self_mask", "bool", ("T", "S+T")),
-        TensorSpec("memory_keys", "float32", ("M", *kv)),
-        TensorSpec("memory_values", "float32", ("M", *kv)),
-    )
-    outputs = (
-        TensorSpec("top_tokens", "int64", ("Q", top_k)),
-        TensorSpec("top_logprobs", "float32", ("Q", top_k)),
-        TensorSpec("keys", "float32", ("T", *kv)),
-        TensorSpec("values", "float32", ("T", *kv)),
+    """Inputs and outputs of the device half, in order: the fields of :class:`~moa_runtime.backends.base.StepInputs` and
+    :class:`~moa_runtime.backends.base.StepResult`. Sizes that vary keep their letters there."""
+    sizes = {"H": config.kv_heads, "D": config.decoder.head_dim, "K": min(top_k, config.draft_vocab_size)}
+    inputs, outputs = (
+        tuple(
+            TensorSpec(each.name, each.metadata["dtype"], tuple(sizes.get(n, n) for n in each.metadata["shape"]))
+            for each in fields(kind)
+        )
+        for kind in (StepInputs, StepResult)
     )
     return inputs, outputs
 
@@ -64,11 +55,10 @@ class DeviceHalf(nn.Module):
         memory_keys: Tensor,
         memory_values: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See ``Backend.step`` for the inputs.
+        """See :class:`~moa_runtime.backends.base.StepInputs`; the exporter takes the inputs' names from here.
 
         Returns:
-            ``top_tokens`` int64 ``[Q, K]`` and ``top_logprobs`` float32 ``[Q, K]``, best first;
-            ``keys`` and ``values`` float32 ``[T, kv_heads, head_dim]``.
+            see :class:`~moa_runtime.backends.base.StepResult`.
         """
         # Tells the exporter how the sizes depend on each other; it cannot guess "cached + new".
         torch._check(self_mask.shape[0] == tokens.shape[0])
