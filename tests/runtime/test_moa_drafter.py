@@ -7,49 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from moa_runtime.backends.base import Backend, StepInputs, StepResult
+from moa_runtime.backends.base import StepInputs, StepResult
 from moa_runtime.drafters import moa
 from moa_runtime.drafters.base import DraftToken
 from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import WORTH_COPYING, GrowingRows, MoaDrafter
-
-KV = (2, 4)
-
-
-class EchoBackend(Backend):
-    """Cache entries carry ``(token, position)``; the next token is a hash of all that a query sees.
-
-    It checks what a real graph cannot: positions that count on, a causal mask, caches without copies.
-    """
-
-    top_k = 1
-    kv_shape = KV
-    max_positions = None
-
-    def __init__(self) -> None:
-        self.fed: list[int] = []
-        self.rows: list[int] = []
-
-    def step(self, inputs: StepInputs) -> StepResult:
-        held, new, memory = len(inputs.self_keys), len(inputs.tokens), (inputs.memory_keys, inputs.memory_values)
-        assert inputs.positions.tolist() == list(range(held, held + new))
-        assert (inputs.self_mask == np.tri(held + new, dtype=bool)[held:]).all()
-        assert inputs.self_keys[:, 0, 1].tolist() == list(range(held))
-        assert all(array.flags.c_contiguous for array in inputs.by_name().values())
-        assert len(memory[0]) == len(memory[1]) >= self.needs_a_row
-        self.fed.append(new)
-        self.rows.append(len(memory[0]))
-        keys = np.zeros((new, *KV), np.float32)
-        keys[:, 0, 0], keys[:, 0, 1] = inputs.tokens, inputs.positions
-        everything = np.concatenate((inputs.self_keys, keys))[:, 0, 0].tolist()
-        seen = (*everything[: held + int(inputs.queries[0]) + 1], *(float(rows.sum()) for rows in memory))
-        best = hash(seen) % 1000
-        return StepResult(np.array([[best]]), np.array([[-best / 1000]], np.float32), keys, keys + 1)
-
-
-def rows(start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    keys = np.arange(start, start + count, dtype=np.float32)[:, None, None] * np.ones((1, *KV), np.float32)
-    return keys, keys + 0.5
+from runtime.echo import KV, EchoBackend, fed, rows
 
 
 def fresh(prefix: list[int], count: int, memory: int, max_context: int = 10_000) -> list[DraftToken]:
@@ -62,13 +25,6 @@ def fresh(prefix: list[int], count: int, memory: int, max_context: int = 10_000)
 @pytest.fixture
 def drafter() -> MoaDrafter:
     return MoaDrafter(EchoBackend(), max_context=10_000)
-
-
-def fed(drafter: MoaDrafter) -> list[int]:
-    """Tokens given to the backend, step by step, since the last question."""
-    backend = drafter._backend
-    steps, backend.fed = backend.fed, []
-    return steps
 
 
 def test_the_whole_prefix_is_fed_once_then_token_by_token(drafter: MoaDrafter) -> None:
@@ -118,54 +74,6 @@ def test_without_rows_one_zero_row_is_fed(drafter: MoaDrafter) -> None:
     drafter.draft([5], 2)
     assert drafter._backend.rows == [1, 1]
     assert drafter.rows == 0
-
-
-class OwnRowsBackend(EchoBackend):
-    """Rows of a shape of their own, of which cache entries are made; a step can do without any."""
-
-    row_shape, needs_a_row, entries_from_rows = (1, 3), False, True
-
-
-def own_rows(count: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.ones((count, 1, 3), np.float32), np.ones((count, 1, 3), np.float32)
-
-
-def test_rows_need_not_have_the_shape_of_cache_entries() -> None:
-    drafter = MoaDrafter(OwnRowsBackend(), max_context=100)
-    drafter.add_rows(0, *own_rows(2))
-    drafter.draft([5, 6, 7], 1)
-    assert drafter._backend.rows == [2]
-    with pytest.raises(ValueError, match="expected"):
-        drafter.add_rows(2, *rows(2, 1))
-
-
-def test_a_backend_that_needs_no_row_is_given_none() -> None:
-    drafter = MoaDrafter(OwnRowsBackend(), max_context=100)
-    drafter.draft([5], 2)
-    assert drafter._backend.rows == [0, 0]
-
-
-@pytest.mark.parametrize(("backend", "expected"), [(EchoBackend(), 1), (OwnRowsBackend(), 5)])
-def test_tokens_that_have_a_row_now_are_fed_again_only_where_entries_are_made_of_rows(
-    backend: EchoBackend, expected: int
-) -> None:
-    drafter, prefix = MoaDrafter(backend, max_context=100), list(range(8))
-    before, later = (np.ones((count, *backend.row_shape), np.float32) for count in (3, 4))
-    drafter.add_rows(0, before, before)
-    drafter.draft(prefix, 1)
-    drafter.add_rows(3, later, later)
-    fed(drafter)
-    drafter.draft(prefix, 1)
-    assert fed(drafter) == [expected]
-
-
-def test_a_look_back_leaves_no_entry_that_lacks_its_rows() -> None:
-    drafter, prefix = MoaDrafter(OwnRowsBackend(), max_context=100), list(range(8))
-    drafter.add_rows(0, *own_rows(7))
-    longer = [*prefix[:4], *(token.token for token in drafter.draft(prefix[:4], 4))]  # with four rows
-    fed(drafter)
-    drafter.draft(longer, 1)  # with all seven
-    assert fed(drafter) == [4]
 
 
 def test_rows_are_replaced_and_truncated(drafter: MoaDrafter) -> None:
