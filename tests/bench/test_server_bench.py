@@ -21,8 +21,8 @@ from moa_bench.cli import main
 from moa_bench.latency import Burst, mean_ms, percentile_ms, token_latencies
 from moa_bench.prompts import prompts_of
 from moa_bench.questions import Question
-from moa_bench.server import measure as server_measure
 from moa_bench.server import command as server_command
+from moa_bench.server import measure as server_measure
 from moa_bench.server import present, record
 from moa_bench.server.figures import figures_of
 from moa_bench.server.fleet import open_fleet

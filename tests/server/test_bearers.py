@@ -131,7 +131,7 @@ GOOD = entry("alice", "a-token")
         ([{**GOOD, "sessions": True}], "sessions must be a whole number from 1 on, not True"),
         ([{**GOOD, "frames_per_second": 0}], "frames_per_second must be a number above 0, not 0"),
         ([{**GOOD, "frames_per_second": "9"}], "frames_per_second must be a number above 0, not '9'"),
-        ('{"tokens": [%s]}' % json.dumps(GOOD).replace("}", ', "row_bytes_per_second": Infinity}'), "above 0, not inf"),
+        (json.dumps({"tokens": [{**GOOD, "row_bytes_per_second": float("inf")}]}), "above 0, not inf"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_by_name(tmp_path, content, says):
