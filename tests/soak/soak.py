@@ -28,6 +28,8 @@ from soak.served import Served, served
 
 #: Growth of memory and descriptors that fails.
 MOST_GROWTH = 0.05
+#: The share of the time in which the verifier warms up: what grows then is not looked at.
+WARMING = 1 / 6
 #: Answers that are known before.
 REFERENCES = 12
 #: A conversation outlives its connection for so long that many are held, and many forgotten.
@@ -100,8 +102,10 @@ async def disturb(running: Served, seconds: float, seed: int) -> tuple[list[Samp
     here, there = spawn.Pipe()
     process = spawn.Process(target=honest.run, args=(running.target, known, seed, there), daemon=True)
     process.start()
-    crowd = Crowd(running.target, seed)
+    crowd, more = Crowd(running.target, seed), Crowd(running.target, seed + 1)
     visiting = asyncio.create_task(crowd.run())
+    # Twice as many at first: memory that an allocator keeps from the worst moment is no leak, so that comes early.
+    warming = asyncio.create_task(asyncio.wait_for(more.run(), seconds * WARMING))
     samples: list[Sample] = []
     problems: list[str] = []
     began = time.monotonic()
@@ -115,7 +119,8 @@ async def disturb(running: Served, seconds: float, seed: int) -> tuple[list[Samp
             await asyncio.sleep(1)
     finally:
         visiting.cancel()
-        results = await asyncio.gather(visiting, return_exceptions=True)
+        warming.cancel()
+        results = await asyncio.gather(visiting, warming, return_exceptions=True)
         process.kill()
         process.join()
     if isinstance(results[0], Exception):
@@ -128,8 +133,8 @@ async def disturb(running: Served, seconds: float, seed: int) -> tuple[list[Samp
 def judge(running: Served, samples: Sequence[Sample], before: int, crowd: Crowd, problems: Sequence[str]) -> Result:
     """What the samples show; ``before`` is the number of descriptors that were open at rest."""
     tenth = max(1, len(samples) // 10)
-    sixth = len(samples) // 6
-    first = median(sample.memory for sample in samples[sixth : sixth + tenth])
+    warm = int(len(samples) * WARMING)
+    first = median(sample.memory for sample in samples[warm : warm + tenth])
     last = median(sample.memory for sample in samples[-tenth:])
     after, log = running.descriptors if running.running else 0, running.log.read_text()
     found = [*problems]
