@@ -60,6 +60,8 @@ class StepRequest:
         sampling: how the target chooses behind the prefix and the draft; None chooses nothing: a piece of prefill. Of
             a sequence that holds all of it already, and more, nothing is dropped.
         rows_from: position of the first memory row that is wanted; None for none.
+        expected: tokens that the sequence will have when all of its prefix is processed, of which ``prefix`` may be a
+            part; 0 for no more than that. Memory for them at once saves copies.
     """
 
     sequence: int
@@ -68,6 +70,7 @@ class StepRequest:
     parents: Sequence[int] = ()
     sampling: Sampling | None = None
     rows_from: int | None = None
+    expected: int = 0
 
 
 @dataclass(frozen=True)

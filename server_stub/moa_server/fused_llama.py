@@ -136,7 +136,7 @@ class FusedLlama:
             positions += range(piece.cached, behind)
             positions += [behind - 1 + depth for depth in depths(piece.parents)]
             tokens += [*piece.chain, *piece.tree]
-        padding = [0] * (rounded_up(len(tokens), _ROWS) - len(tokens))
+        padding = [0] * (padded(len(tokens)) - len(tokens))
         rows = len(tokens) + len(padding)
         heads, device = self._heads, self._embedding.device
         x = functional.embedding(torch.tensor(tokens + padding, device=device), self._embedding).float()
@@ -160,7 +160,7 @@ class FusedLlama:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """See :meth:`moa_server.target_pass.TargetPass.logits`."""
-        padding = rounded_up(len(hidden), _ROWS) - len(hidden)
+        padding = padded(len(hidden)) - len(hidden)
         rows = functional.pad(hidden, (0, 0, 0, padding)).to(self._dtype)
         return self._head(rows)[: len(hidden)].float()
 
@@ -218,3 +218,12 @@ def _writes(pieces: Sequence[Piece], new: Tensor) -> Iterator[tuple[Sequence[Ten
             for half, tokens in zip((piece.room.keys, piece.room.values), own, strict=True):
                 places = half[:, block, :, place : place + part.stop - part.start]
                 yield places.unbind(0), tokens[:, part]
+
+
+def padded(rows: int) -> int:
+    """How many rows a product is computed with: multiples of 4, of 8 above 64, of 32 above 128.
+
+    oneDNN generates code for each number of rows that it meets, and keeps it: few numbers are quick and take little
+    memory. ``padded(70)`` is 72.
+    """
+    return rounded_up(rows, _ROWS if rows <= 64 else 8 if rows <= 128 else 32)

@@ -131,7 +131,8 @@ class Job:
 
     def _prefill(self, length: int) -> StepRequest:
         wanted = self._rows_next is not None and self._rows_next < length  # not those of a cache that was lost since
-        return StepRequest(self.sequence, self._prefix[:length], rows_from=self._rows_next if wanted else None)
+        rows_from = self._rows_next if wanted else None
+        return StepRequest(self.sequence, self._prefix[:length], rows_from=rows_from, expected=len(self._prefix))
 
     def _rows_behind(self, held: int) -> int:
         """Held tokens whose rows are still wanted."""

@@ -293,5 +293,5 @@ def _piece(state: SequenceState, part: list[int], draft: list[int], parents: Seq
 
 
 def _most(request: StepRequest) -> int:
-    """Tokens in the sequence's cache during the step."""
-    return len(request.prefix) + len(request.draft)
+    """Tokens that the sequence's cache must have room for, now or soon."""
+    return max(request.expected, len(request.prefix) + len(request.draft))

@@ -314,3 +314,14 @@ def test_rows_of_a_part_of_what_is_held_drop_nothing(engine):
     part = step(engine, StepRequest(sequence, PROMPT[:9], rows_from=4))
     assert (part.rows.start, part.rows.stop, part.token) == (4, 9, None)
     assert engine.forwards == before and engine.held(sequence, PROMPT) == len(PROMPT)
+
+
+def test_a_prompt_that_comes_in_pieces_gets_its_room_at_once(tiny_target):
+    engine = TransformersEngine.load(str(tiny_target), None)
+    number, tokens = NUMBERS.new(), list(PROMPT) * 10
+    step(engine, StepRequest(number, tokens[:4], expected=len(tokens)))
+    taken = engine.cache_use
+    assert taken[0] >= len(tokens)
+    step(engine, StepRequest(number, tokens, sampling=Sampling()))
+    assert engine.cache_use == taken
+    engine.close()

@@ -16,7 +16,7 @@ from moa_drafter.target_source import DEFAULT_TARGET
 from moa_runtime.session.server import Sampling
 from moa_server import attention, fused_llama, invariance, passes, transformers_engine
 from moa_server.engine import StepRequest
-from moa_server.fused_llama import FusedLlama
+from moa_server.fused_llama import FusedLlama, padded
 from moa_server.general_pass import GeneralPass
 from moa_server.transformers_engine import TransformersEngine
 
@@ -279,3 +279,9 @@ def test_the_default_target_at_a_context_of_five_hundred(dtype):
         assert text[: len(tokens)] == tokens
         step(engine, StepRequest(number, tokens))
         assert torch.equal(state_of(engine, number, tokens), state)
+
+
+def test_products_are_computed_with_few_numbers_of_rows():
+    sizes = {padded(rows) for rows in range(1, 513)}
+    assert len(sizes) <= 40 and all(padded(rows) >= rows for rows in range(1, 513))
+    assert (padded(1), padded(70), padded(129)) == (4, 72, 160)

@@ -68,7 +68,7 @@ def test_pieces_of_a_tree_come_to_what_the_whole_tree_does(seed, size, mosts):
 
 def test_what_a_piece_takes_is_bounded():
     job = Job(1, PREFIX, Sampling(), [5] * 20, range(20), rows_from=0)
-    assert job.prefills(0) and job.request(0, 7) == StepRequest(1, list(PREFIX[:7]), rows_from=0)
+    assert job.prefills(0) and job.request(0, 7) == StepRequest(1, list(PREFIX[:7]), rows_from=0, expected=30)
     assert not job.prefills(30 - FEW)
     request = job.request(29, 4)  # one token of the prefix, and three of the draft
     assert (len(request.prefix), request.draft, request.sampling) == (30, [5, 5, 5], Sampling())
