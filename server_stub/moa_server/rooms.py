@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+#: Bytes; some libraries compute in another order where memory lies otherwise.
+_ALIGNED = 64
 #: Tokens side by side in a room of blocks, and what every room is a multiple of.
 BLOCK = 64
 
@@ -44,14 +48,13 @@ class Room:
     def __init__(self, shape: RoomShape, capacity: int) -> None:
         self.shape, self.capacity = shape, rounded_up(capacity)
         self.block = BLOCK if shape.blocks else self.capacity
-        where = {"dtype": shape.dtype, "device": shape.device}
         outer = (shape.layers, self.capacity // self.block, shape.kv_heads)
-        self.values = torch.zeros(*outer, self.block, shape.head_dim, **where)
+        self.values = _zeros(shape, *outer, self.block, shape.head_dim)
         if shape.blocks:
-            self.keys = torch.zeros(*outer, shape.head_dim, self.block, **where).transpose(-2, -1)
+            self.keys = _zeros(shape, *outer, shape.head_dim, self.block).transpose(-2, -1)
         else:
-            self.keys = torch.zeros_like(self.values)
-        self.last = torch.zeros(self.capacity, shape.last_size, **where)
+            self.keys = _zeros(shape, *outer, self.block, shape.head_dim)
+        self.last = _zeros(shape, self.capacity, shape.last_size)
         self._views: tuple[int, list[tuple[Tensor, Tensor]]] = (0, [])
 
     def resized(self, capacity: int, used: int) -> Room:
@@ -106,3 +109,16 @@ class Room:
 def rounded_up(tokens: int, multiple: int = BLOCK) -> int:
     """``rounded_up(65)`` is 128."""
     return -(-tokens // multiple) * multiple
+
+
+def _zeros(like: RoomShape, *size: int) -> Tensor:
+    """Zeros in the type and on the device of a room; on a CPU pages that the system gives when they are first used.
+
+    A room for a long prompt is hundreds of megabytes, and to write them at once would hold up a step.
+    """
+    if like.device.type != "cpu":
+        return torch.zeros(size, dtype=like.dtype, device=like.device)
+    wanted = math.prod(size) * like.dtype.itemsize
+    memory = torch.from_numpy(np.zeros(wanted + _ALIGNED, np.uint8))
+    first = -memory.data_ptr() % _ALIGNED
+    return memory[first : first + wanted].view(like.dtype).view(size)
