@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-#: Bytes; some libraries compute in another order where memory lies otherwise.
-_ALIGNED = 64
 #: Tokens side by side in a room of blocks, and what every room is a multiple of.
 BLOCK = 64
 
@@ -112,13 +110,15 @@ def rounded_up(tokens: int, multiple: int = BLOCK) -> int:
 
 
 def _zeros(like: RoomShape, *size: int) -> Tensor:
-    """Zeros in the type and on the device of a room; on a CPU pages that the system gives when they are first used.
+    """Zeros in the type and on the device of a room; on a CPU, pages that the system gives one by one as they are used.
 
-    A room for a long prompt is hundreds of megabytes, and to write them at once would hold up a step.
+    A room for a long prompt is hundreds of megabytes, and to write them at once would hold up a step; so would huge
+    pages, one of which is a layer's whole keys.
     """
-    if like.device.type != "cpu":
-        return torch.zeros(size, dtype=like.dtype, device=like.device)
     wanted = math.prod(size) * like.dtype.itemsize
-    memory = torch.from_numpy(np.zeros(wanted + _ALIGNED, np.uint8))
-    first = -memory.data_ptr() % _ALIGNED
-    return memory[first : first + wanted].view(like.dtype).view(size)
+    if like.device.type != "cpu" or wanted < mmap.PAGESIZE:
+        return torch.zeros(size, dtype=like.dtype, device=like.device)
+    pages = mmap.mmap(-1, wanted)  # begins at a page, so results do not depend on where it lies
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(pages, dtype=like.dtype).view(size)
