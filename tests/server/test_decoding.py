@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import threading
@@ -120,30 +121,30 @@ def token_file(folder: Path, **budget) -> tuple[Path, str]:
     return file, token
 
 
-def test_a_tokens_sessions_count_for_decoding_too(tmp_path):
-    file, token = token_file(tmp_path, sessions=1)
-    engine = GatedEngine()
+@contextlib.contextmanager
+def a_stream_of(engine: GatedEngine, file: Path, token: str):
+    """A verifier, the lines of a stream that has its first token and waits for the next, and what asks for another."""
     with serving(engine, Settings(token_file=file)) as verifier:
-        headers, url = {"Authorization": f"Bearer {token}"}, f"http://127.0.0.1:{verifier.port}/v1/decode"
+        url, headers = f"http://127.0.0.1:{verifier.port}/v1/decode", {"Authorization": f"Bearer {token}"}
         engine.permits.release()
         with httpx.stream("POST", url, json={"tokens": [1], "stream": True}, headers=headers) as response:
             lines = response.iter_lines()
             next(lines)
-            refused = httpx.post(url, json={"tokens": [1]}, headers=headers)
-            assert refused.status_code == 503 and "1 sessions" in refused.json()["error"]
+            yield verifier, lines, lambda: httpx.post(url, json={"tokens": [1]}, headers=headers)
         engine.permits.release(100)
+
+
+def test_a_tokens_sessions_count_for_decoding_too(tmp_path):
+    with a_stream_of(GatedEngine(), *token_file(tmp_path, sessions=1)) as (_, _, another):
+        refused = another()
+        assert refused.status_code == 503 and "1 sessions" in refused.json()["error"]
 
 
 def test_a_token_that_is_withdrawn_ends_its_stream(tmp_path):
     file, token = token_file(tmp_path)
     engine = GatedEngine()
-    with serving(engine, Settings(token_file=file)) as verifier:
-        headers, url = {"Authorization": f"Bearer {token}"}, f"http://127.0.0.1:{verifier.port}/v1/decode"
-        engine.permits.release()
-        with httpx.stream("POST", url, json={"tokens": [1], "stream": True}, headers=headers) as response:
-            lines = response.iter_lines()
-            next(lines)
-            file.write_text('{"tokens": []}')
-            verifier.parts.bearers.reload()
-            engine.permits.release(100)
-            assert "the bearer token was withdrawn" in "".join(lines)
+    with a_stream_of(engine, file, token) as (verifier, lines, _):
+        file.write_text('{"tokens": []}')
+        verifier.parts.bearers.reload()
+        engine.permits.release(100)
+        assert "the bearer token was withdrawn" in "".join(lines)
