@@ -140,6 +140,8 @@ class Transport:
             status = error.response.status_code
             if status in (401, 403):
                 raise ConnectError(f"the verifier at {address} refused the token; check --token", final=True) from error
+            if status == 503:
+                raise ConnectError(f"the verifier at {address} is full or shutting down", final=False) from error
             final = 400 <= status < 500 and status not in (408, 429)
             raise ConnectError(f"{address} answered HTTP {status}: is it a moa-edge verifier?", final=final) from error
         except InvalidURI as error:

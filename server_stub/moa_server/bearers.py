@@ -111,6 +111,7 @@ class Bearers:
         kept = {bearer.name for bearer in self._all()}
         # The sessions of a name that is gone end at their next frame, with the object they hold.
         self._budgets = {name: used for name, used in self._budgets.items() if name in kept or used.sessions}
+        _log.info("read %s again: %d tokens", self._file, len(self._named))
 
     def _all(self) -> list[Bearer]:
         return self._own + self._named
@@ -154,6 +155,8 @@ def read_tokens(file: Path) -> list[Bearer]:
         _log.warning("others may write the token file %s, and so let themselves in; chmod go-w %s", file, file)
     if not isinstance(raw, dict) or raw.keys() != {"tokens"} or not isinstance(raw["tokens"], list):
         raise TokenFileError(f'the token file {file} must be one JSON object {{"tokens": [...]}}')
+    if not raw["tokens"]:
+        _log.warning("the token file %s names nobody: it lets nobody in", file)
     bearers: list[Bearer] = []
     for number, entry in enumerate(raw["tokens"], 1):
         try:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import signal
 import socket
 import ssl
 from pathlib import Path
@@ -158,6 +159,8 @@ def _run(
         timeline=timeline,
         warm=True,
     )
+    for number in (signal.SIGINT, signal.SIGTERM):  # what uvicorn puts back when it ends: one more signal is too late
+        signal.signal(number, lambda *_: None)
     server.run(sockets=[listening])
 
 

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from moa_runtime.session.server import Sampling
 from moa_server.bearers import Bearer, Bearers
 from moa_server.budgets import Budgets, Kind
-from moa_server.engine import Engine, new_sequence
+from moa_server.engine import Engine
 from moa_server.metrics import Metrics
 from moa_server.plain import PlainDecoding, Token
 from moa_server.settings import Settings
@@ -66,11 +66,12 @@ class _Events(StreamingResponse):
 
 class PlainDecodingEndpoint:
     """Answers ``{"tokens": [...], "max_new_tokens", "temperature", "top_p", "seed", "stream"}``, all but the tokens
-    optional, with ``{"tokens": [...], "forwards": n}``: the new tokens, and the steps they took.
+    optional, with ``{"tokens": [...], "forwards": n, "finish": "stop"}``: the new tokens, the steps they took, and why
+    they end there: a stop token, the "length" asked for, or the end of the "context".
 
     With ``"stream": true`` the answer is a stream of server-sent events: ``{"token": n}`` for each as it is
-    chosen, and at the end ``{"done": true, "forwards": n}``; or ``{"error": "..."}``, should the verifier fail
-    meanwhile. What is refused is refused before the first event.
+    chosen, and at the end ``{"done": true, "forwards": n, "finish": "stop"}``; or ``{"error": "..."}``, should the
+    verifier fail meanwhile. What is refused is refused before the first event.
 
     A request is the same kind of work as a session's frames, and is dropped as soon as its client leaves.
 
@@ -89,10 +90,11 @@ class PlainDecodingEndpoint:
             budgets = self._bearers.budgets(bearer)
             with contextlib.ExitStack() as place:
                 place.enter_context(self._place(budgets))
-                tokens = self._tokens(wanted, bearer, budgets)
+                plain = PlainDecoding(self._engine, wanted.tokens, wanted.sampling, wanted.max_new_tokens)
+                tokens = self._tokens(plain, bearer, budgets)
                 if wanted.stream:
-                    return _Events(_events(tokens), place.pop_all())
-                return JSONResponse(await _while_there(request.receive, _whole(tokens)))
+                    return _Events(_events(plain, tokens), place.pop_all())
+                return JSONResponse(await _while_there(request.receive, _whole(plain, tokens)))
         except RequestError as error:
             self._metrics.refused(f"http_{error.status}")
             _log.info("refused: %s", error, extra={"data": {"reason": f"http_{error.status}"}})
@@ -115,12 +117,10 @@ class PlainDecodingEndpoint:
             self.running -= 1
             budgets.close_session()
 
-    async def _tokens(self, wanted: _Wanted, bearer: Bearer, budgets: Budgets) -> AsyncIterator[Token]:
+    async def _tokens(self, plain: PlainDecoding, bearer: Bearer, budgets: Budgets) -> AsyncIterator[Token]:
         """Decode until the end; each token is a job of its own, so that others have their turns in between."""
-        sequence = new_sequence()
-        plain = PlainDecoding(self._engine, sequence, wanted.tokens, wanted.sampling, wanted.max_new_tokens)
         try:
-            charges = ((Kind.FRAMES, 1), (Kind.PREFILL_TOKENS, len(wanted.tokens)))
+            charges = ((Kind.FRAMES, 1), (Kind.PREFILL_TOKENS, plain.length))
             owed_s = max(budgets.wait_s(kind, amount) for kind, amount in charges)
             while (job := plain.next()) is not None:
                 if not self._bearers.valid(bearer):
@@ -137,7 +137,7 @@ class PlainDecodingEndpoint:
         except EngineFailedError:
             raise RequestError("the verifier failed on this request; sending it again may help", 500) from None
         finally:
-            self._worker.release(sequence)
+            self._worker.release(plain.sequence)
 
     async def _body(self, request: Request) -> bytes:
         body = bytearray()
@@ -153,7 +153,8 @@ class PlainDecodingEndpoint:
         except (ValueError, RecursionError) as error:
             raise RequestError("the body is no JSON") from error
         if not isinstance(raw, dict) or raw.keys() - _FIELDS:
-            raise RequestError(f"expected a JSON object with the fields {', '.join(sorted(_FIELDS))}")
+            optional = ", ".join(sorted(_FIELDS - {"tokens"}))
+            raise RequestError(f"expected a JSON object with tokens, a list of token ids, and, if wanted, {optional}")
         tokens, vocabulary, context = raw.get("tokens"), self._engine.vocab_size, self._engine.max_context
         if isinstance(tokens, list) and len(tokens) >= context:  # before a loop over what may be a million
             raise RequestError(f"{len(tokens)} tokens were given, the target's context holds {context}")
@@ -173,24 +174,24 @@ class PlainDecodingEndpoint:
         return _Wanted(tokens, Sampling(float(temperature), float(top_p), seed), most, stream)
 
 
-async def _whole(tokens: AsyncIterator[Token]) -> dict[str, Any]:
+async def _whole(plain: PlainDecoding, tokens: AsyncIterator[Token]) -> dict[str, Any]:
     written: list[int] = []
     steps = 0
     async with contextlib.aclosing(tokens):
         async for token in tokens:
             written.append(token.token)
             steps += token.steps
-    return {"tokens": written, "forwards": steps}
+    return {"tokens": written, "forwards": steps, "finish": plain.finish}
 
 
-async def _events(tokens: AsyncIterator[Token]) -> AsyncIterator[str]:
+async def _events(plain: PlainDecoding, tokens: AsyncIterator[Token]) -> AsyncIterator[str]:
     steps = 0
     async with contextlib.aclosing(tokens):
         try:
             async for token in tokens:
                 steps += token.steps
                 yield _event({"token": token.token})
-            yield _event({"done": True, "forwards": steps})
+            yield _event({"done": True, "forwards": steps, "finish": plain.finish})
         except RequestError as error:
             yield _event({"error": str(error)})
 

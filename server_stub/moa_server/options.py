@@ -146,7 +146,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
     """
     least = {name.replace("-", "_"): 1 for name, *_ in _LIMITS}
     least |= {"keep_seconds": 0, "drain_seconds": 0, "max_frame_bytes": 1024, "threads": 1, "step_tokens": 4}
-    for name, smallest in (least | {"cache_tokens": 1}).items():
+    least |= {"max_context": 2, "cache_tokens": 1}
+    for name, smallest in least.items():
         value = getattr(options, name)
         if value is not None and not value >= smallest:
             raise ServeError(f"--{name.replace('_', '-')} must be at least {smallest}, not {value}")

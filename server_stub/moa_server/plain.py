@@ -20,33 +20,39 @@ class Token(NamedTuple):
 
 
 class PlainDecoding:
-    """One plain decoding: the jobs to do, one after the other, until a stop token (a token of the answer too),
-    ``max_new_tokens``, or the end of the context.
+    """One plain decoding, in a sequence of its own: the jobs to do, one after the other, until a stop token (a token of
+    the answer too), ``max_new_tokens``, or the end of the context.
+
+    Attributes:
+        sequence: the engine's number; who runs the jobs releases it.
+        finish: why the text ends where it does, once it is complete: "stop", "length" or "context".
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        sequence: int,
-        prefix: Sequence[int],
-        sampling: Sampling,
-        max_new_tokens: int | None = None,
+        self, engine: Engine, prefix: Sequence[int], sampling: Sampling, max_new_tokens: int | None = None
     ) -> None:
-        self._sequence, self._sampling, self._tokens = sequence, sampling, list(prefix)
+        self.sequence = new_sequence()
+        self._sampling, self._tokens = sampling, list(prefix)
         self._stop_tokens = engine.stop_tokens
         context = engine.max_context
         self._end = context if max_new_tokens is None else min(context, len(prefix) + max_new_tokens)
+        self.finish = "context" if self._end == context else "length"
+
+    @property
+    def length(self) -> int:
+        """Tokens so far."""
+        return len(self._tokens)
 
     def next(self) -> Job | None:
         """The job that decides the next token; None when the text is complete."""
-        return None if len(self._tokens) >= self._end else Job(self._sequence, self._tokens, self._sampling)
+        return None if len(self._tokens) >= self._end else Job(self.sequence, self._tokens, self._sampling)
 
     def take(self, job: Job) -> Token:
         """Note what a job that is done has decided."""
         assert job.token is not None
         self._tokens.append(job.token)
         if job.token in self._stop_tokens:
-            self._end = 0
+            self._end, self.finish = 0, "stop"
         return Token(job.token, job.steps)
 
 
@@ -55,10 +61,9 @@ def decode(
 ) -> Iterator[Token]:
     """Decode in the caller's thread."""
     with contextlib.closing(BlockingEngine(engine)) as blocking:
-        sequence = new_sequence()
-        plain = PlainDecoding(engine, sequence, prefix, sampling, max_new_tokens)
+        plain = PlainDecoding(engine, prefix, sampling, max_new_tokens)
         try:
             while (job := plain.next()) is not None:
                 yield plain.take(blocking.run(job))
         finally:
-            blocking.release(sequence)
+            blocking.release(plain.sequence)

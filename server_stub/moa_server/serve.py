@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import time
@@ -25,6 +26,8 @@ from moa_server.warm_up import warm_up
 _PING_SECONDS = 20.0
 #: Seconds that connections get to close behind the last frame.
 _CLOSE_SECONDS = 2
+
+_log = logging.getLogger(__name__)
 
 
 class VerifierServer(EdgeServer):
@@ -100,6 +103,7 @@ class VerifierServer(EdgeServer):
     def stop(self) -> None:
         """Drain, then end; the second time, end at once. Belongs to the event loop's thread."""
         if self._draining is None:
+            _log.info("shutting down: frames under way have %g seconds", self._drain_seconds)
             self._draining = asyncio.ensure_future(self._drain())
         else:
             self._hurry.set()

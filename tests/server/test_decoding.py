@@ -42,7 +42,7 @@ def test_a_stream_brings_each_token_and_ends_with_the_forwards(verifier, engine,
     assert response.headers["content-type"].startswith("text/event-stream")
     assert events(response) == [
         *({"token": step.token} for step in steps),
-        {"done": True, "forwards": sum(step.steps for step in steps)},
+        {"done": True, "forwards": sum(step.steps for step in steps), "finish": "length"},
     ]
 
 
