@@ -148,11 +148,12 @@ class Verifier:
         headers, settings = connection.headers, self.settings
         origin, host = headers.get("origin"), headers.get("host")
         if not host_allowed(host, settings.loopback, settings.hosts):
-            text = f"this verifier listens on this machine alone and answers for localhost, not for {host}; "
-            text += f"moa-serve --allow-host {host} would let it"
+            text = f"this verifier listens on this machine alone and answers for localhost, not for {host[:100]}; "
+            text += f"moa-serve --allow-host {host[:100]} would let it"
             return self._refused("host", 421, text)
         if not origin_allowed(origin, settings.origins):
-            text = f"web pages of {origin} may not use this verifier; moa-serve --allow-origin {origin} would let them"
+            page = str(origin)[:100]
+            text = f"web pages of {page} may not use this verifier; moa-serve --allow-origin {page} would let them"
             return self._refused("origin", 403, text)
         bearer = self.bearers.authenticate(headers.get("authorization"))
         if bearer is None:

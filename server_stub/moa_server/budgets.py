@@ -58,6 +58,10 @@ class TokenBucket:
         self._rate, self._burst, self._clock = rate, burst, clock
         self._level, self._at = burst, clock()
 
+    def give_back(self, amount: float) -> None:
+        """Take a charge back: what it was for was not done."""
+        self._level = min(self._burst, self._level + amount)
+
     def wait_s(self, amount: float) -> float:
         """Charge ``amount`` units. Returns the seconds the caller must wait before going on, 0.0 when free.
 
@@ -107,6 +111,12 @@ class Budgets:
         if not self._sessions:
             raise RuntimeError("no session is open")
         self._sessions -= 1
+
+    def give_back(self, kind: Kind, amount: float) -> None:
+        """Take a charge back."""
+        bucket = self._buckets.get(kind)
+        if bucket:
+            bucket.give_back(amount)
 
     def wait_s(self, kind: Kind, amount: float) -> float:
         """Charge ``amount``. Returns the seconds the caller must wait before going on, 0.0 when free."""

@@ -172,6 +172,7 @@ class Connection:
         self, conversation: Conversation, claim: asyncio.Event, message: wire.ClientMessage | wire.ServerMessage
     ) -> None:
         """Take one frame to its verdict or fault, if it has one."""
+        await asyncio.sleep(self._budgets.wait_s(Kind.FRAMES, 1))
         if isinstance(message, wire.ServerMessage):
             self._note_fault(message)
             await self._send(message)
@@ -226,10 +227,15 @@ class Connection:
 
     async def _do(self, job: Job, work: Verify) -> None:
         """The job, as soon as the bearer's budget allows it."""
-        charges = [(Kind.FRAMES, 1), (Kind.PREFILL_TOKENS, work.supplied), (Kind.DRAFTED_TOKENS, len(work.draft))]
-        charges.append((Kind.ROW_BYTES, 0))  # which are charged when they are known; what is owed is waited for here
-        owed_s = max(self._budgets.wait_s(kind, amount) for kind, amount in charges)
-        await self._parts.worker.run(job, self._settings.answer_seconds, owed_s)
+        charges = [(Kind.PREFILL_TOKENS, work.supplied), (Kind.DRAFTED_TOKENS, len(work.draft))]
+        # Rows are charged when they are known; what is owed for them is waited for here.
+        owed_s = max(self._budgets.wait_s(kind, amount) for kind, amount in [*charges, (Kind.ROW_BYTES, 0)])
+        try:
+            await self._parts.worker.run(job, self._settings.answer_seconds, owed_s)
+        except BaseException:
+            for kind, amount in charges:
+                self._budgets.give_back(kind, amount)
+            raise
 
     async def _next_frame(self, seconds: float) -> wire.ClientMessage | wire.ServerMessage:
         """What the client sends next, or the fault that answers it.

@@ -86,8 +86,10 @@ class PlainDecodingEndpoint:
 
     async def answer(self, request: Request, bearer: Bearer) -> Response:
         try:
-            wanted = self._parse(await self._body(request))
             budgets = self._bearers.budgets(bearer)
+            body = await self._body(request)
+            await asyncio.sleep(budgets.wait_s(Kind.FRAMES, 1))
+            wanted = self._parse(body)
             with contextlib.ExitStack() as place:
                 place.enter_context(self._place(budgets))
                 plain = PlainDecoding(self._engine, wanted.tokens, wanted.sampling, wanted.max_new_tokens)
@@ -120,8 +122,7 @@ class PlainDecodingEndpoint:
     async def _tokens(self, plain: PlainDecoding, bearer: Bearer, budgets: Budgets) -> AsyncIterator[Token]:
         """Decode until the end; each token is a job of its own, so that others have their turns in between."""
         try:
-            charges = ((Kind.FRAMES, 1), (Kind.PREFILL_TOKENS, plain.length))
-            owed_s = max(budgets.wait_s(kind, amount) for kind, amount in charges)
+            owed_s = budgets.wait_s(Kind.PREFILL_TOKENS, plain.length)
             while (job := plain.next()) is not None:
                 if not self._bearers.valid(bearer):
                     raise RequestError("the bearer token was withdrawn", 401)
@@ -141,10 +142,12 @@ class PlainDecodingEndpoint:
 
     async def _body(self, request: Request) -> bytes:
         body = bytearray()
+        # So much takes a list of as many ids as the context holds, and not much more.
+        most = min(self._settings.max_frame_bytes, 16 * self._engine.max_context + 4096)
         async for part in request.stream():
             body += part
-            if len(body) > self._settings.max_frame_bytes:
-                raise RequestError(f"the body has more than {self._settings.max_frame_bytes} bytes", 413)
+            if len(body) > most:
+                raise RequestError(f"the body has more than {most} bytes", 413)
         return bytes(body)
 
     def _parse(self, body: bytes) -> _Wanted:

@@ -88,10 +88,12 @@ class Scheduler:
 
     Args:
         step_tokens: most tokens of a step while others are served; None for as many as the cost of steps allows.
+        cache_tokens: tokens that the engine's caches hold together. Only so many prompts are read at once as fit: in
+            turns, they would evict each other for ever.
     """
 
-    def __init__(self, cost: StepCost, step_tokens: int | None = None) -> None:
-        self._cost, self._step_tokens = cost, step_tokens
+    def __init__(self, cost: StepCost, step_tokens: int | None = None, cache_tokens: int = 1 << 60) -> None:
+        self._cost, self._step_tokens, self._cache_tokens = cost, step_tokens, cache_tokens
         self._queue: list[Waiting] = []  # those served least recently first
         self._served: dict[int, float] = {}  # sequence -> last step that gave it a token
 
@@ -119,14 +121,14 @@ class Scheduler:
         rounds = [entry for entry in queue if not entry[0].job.prefills(entry[1])][:MOST_SEQUENCES]
         prefills = [entry for entry in queue if entry[0].job.prefills(entry[1])]
         self._add_rounds(step, rounds, alone=self._alone([entry[0] for entry in queue]))
-        self._add_prefills(step, prefills)
+        self._add_prefills(step, self._admitted(prefills, rounds))
         return step
 
     def stepped(self, step: Step, now: float) -> None:
         """A step was run and its outcomes are taken: jobs that are done leave, the others line up behind."""
         for piece in step.pieces:
             piece.waiting.started = True
-            if piece.waiting.job.done:
+            if piece.waiting.job.done and piece.waiting in self._queue:  # else its client left in the middle
                 self._served[piece.waiting.job.sequence] = now
         ran = {id(piece.waiting) for piece in step.pieces}
         behind = [waiting for waiting in self._queue if id(waiting) in ran and not waiting.job.done]
@@ -144,12 +146,32 @@ class Scheduler:
         for share, (waiting, held), least in zip(_shares(wanted, room), rounds, sure, strict=True):
             step.pieces.append(Piece(waiting, waiting.job.request(held, least + share), held))
 
+    def _admitted(
+        self, prefills: Sequence[tuple[Waiting, int]], rounds: Sequence[tuple[Waiting, int]]
+    ) -> list[tuple[Waiting, int]]:
+        """The prompts that fit into the cache beside the rounds, at least one; those that were begun come first."""
+        room = self._cache_tokens - sum(_room_of(waiting.job) for waiting, _ in rounds)
+        admitted: set[int] = set()
+        for waiting, _ in sorted(prefills, key=lambda entry: (not entry[0].started, entry[0].since)):
+            room -= _room_of(waiting.job)
+            if admitted and room < 0:
+                break
+            admitted.add(id(waiting))
+        return [entry for entry in prefills if id(entry[0]) in admitted]
+
     def _add_prefills(self, step: Step, prefills: Sequence[tuple[Waiting, int]]) -> None:
-        for waiting, held in prefills:
+        """Whose turn it is gets half of the room, the prompt with the least left the rest: short ones pass."""
+        if not prefills:
+            return
+        shortest = min(prefills, key=lambda entry: len(entry[0].job.prefix) - entry[1])
+        turns = [prefills[0], *([] if shortest is prefills[0] else [shortest])]
+        turns += [entry for entry in prefills[1:] if entry is not shortest]
+        for number, (waiting, held) in enumerate(turns):
             room = self._prefill_room(step, waiting, held)
             if room < 1 or len(step.pieces) >= MOST_SEQUENCES + 1:
                 return
-            step.pieces.append(Piece(waiting, waiting.job.request(held, room), held))
+            half = number == 0 and shortest is not prefills[0]
+            step.pieces.append(Piece(waiting, waiting.job.request(held, max(1, room // 2) if half else room), held))
 
     def _draft_room(self, rounds: Sequence[tuple[Waiting, int]], sure: int, *, alone: bool) -> int:
         """Drafted tokens that all rounds of a step together may have, besides ``sure`` other tokens."""
@@ -162,8 +184,8 @@ class Scheduler:
 
     def _prefill_room(self, step: Step, waiting: Waiting, held: int) -> int:
         """Tokens of prefill that still go into the step."""
-        first = not self._has_prefill(step)
-        others = bool(step.pieces or self._served.keys() - {waiting.job.sequence})
+        first = len(_rounds_of(step)) == len(step.pieces)
+        others = bool(_rounds_of(step) or self._served.keys() - {waiting.job.sequence})
         if others and self._step_tokens is not None:
             return max(self._step_tokens - step.tokens, self._step_tokens // 4 if first else 0, 0)
         base = self._base(step)
@@ -174,14 +196,24 @@ class Scheduler:
 
     def _base(self, step: Step) -> float:
         """Seconds of one token for each sequence that is served."""
-        rounds = [piece for piece in step.pieces if piece.request.sampling is not None]
+        rounds = _rounds_of(step)
         context = max((len(piece.request.prefix) for piece in rounds), default=0)
         count = max(1, len(rounds))
         return self._cost.seconds(count, count * context, count * context)
 
-    @staticmethod
-    def _has_prefill(step: Step) -> bool:
-        return any(piece.request.sampling is None or piece.waiting.job.prefills(piece.held) for piece in step.pieces)
+
+def _rounds_of(step: Step) -> list[Piece]:
+    """The pieces of a step that belong to no prompt."""
+    return [
+        piece
+        for piece in step.pieces
+        if piece.request.sampling is not None and not piece.waiting.job.prefills(piece.held)
+    ]
+
+
+def _room_of(job: Job) -> int:
+    """Tokens that the engine sets aside for a job's sequence at most."""
+    return len(job.prefix) + job.draft_length + 128
 
 
 def _shares(wanted: Sequence[int], room: int) -> list[int]:

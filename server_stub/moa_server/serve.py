@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -82,6 +83,9 @@ class VerifierServer(EdgeServer):
         loop.set_exception_handler(handle_loop_error)
         if self._warm:
             await warm_up(self._engine, self.app.state.verifier.worker.cost)
+            # What is loaded stays: a collector that looks at all of it takes a second, whatever made it look.
+            gc.collect()
+            gc.freeze()
         await super().startup(sockets)
         places, metrics = self.places, self.app.state.verifier.metrics
         if places is not None:
@@ -109,6 +113,12 @@ class VerifierServer(EdgeServer):
             self._hurry.set()
 
     async def _drain(self) -> None:
+        try:
+            await self._answer_and_close()
+        finally:
+            self.should_exit = True
+
+    async def _answer_and_close(self) -> None:
         await self.app.state.verifier.drain(self._drain_seconds, self._hurry)
         # What was written goes out. uvicorn would complain of those that do not read it, and of their cancelled tasks.
         deadline = time.monotonic() + _CLOSE_SECONDS
@@ -118,4 +128,3 @@ class VerifierServer(EdgeServer):
             for connection in list(self.server_state.connections):
                 connection.transport.abort()  # type: ignore[union-attr]
             await asyncio.sleep(0.1)
-        self.should_exit = True

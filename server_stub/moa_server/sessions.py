@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from moa_runtime.session.handshake import Limits
@@ -106,8 +107,9 @@ class SessionStore:
 
     def _make_room(self) -> bool:
         abandoned = [c for c in self._conversations.values() if c.taken_over is None]
-        if abandoned:
-            self._forget(min(abandoned, key=lambda c: c.last_used))
+        if abandoned:  # of the bearer who left most of them: nobody makes others' be forgotten
+            counts = Counter(conversation.owner for conversation in abandoned)
+            self._forget(min(abandoned, key=lambda c: (-counts[c.owner], c.last_used)))
         return bool(abandoned)
 
     def _forget(self, conversation: Conversation) -> None:

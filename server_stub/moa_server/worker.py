@@ -59,7 +59,7 @@ class Worker:
     ) -> None:
         self.cost = StepCost()
         self._engine, self._metrics, self._clock = engine, metrics, clock
-        self._scheduler = Scheduler(self.cost, step_tokens)
+        self._scheduler = Scheduler(self.cost, step_tokens, engine.cache_use[1])
         self._callers: dict[int, _Caller] = {}  # by the identity of the job
         self._released: list[int] = []
         self._under_way: asyncio.Task[set[int]] | None = None
@@ -197,7 +197,7 @@ class Worker:
     async def _step_or_split(self, pieces: list[Piece]) -> set[int]:
         try:
             outcomes = await self._engine.step([piece.request for piece in pieces])
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:  # a step is not ours to cancel: an engine's own fault
             if len(pieces) > 1:
                 return set().union(*[await self._step_or_split([piece]) for piece in pieces])
             job = pieces[0].waiting.job

@@ -102,3 +102,12 @@ def test_sessions_are_counted():
     budgets.close_session()
     with pytest.raises(RuntimeError, match="no session"):
         budgets.close_session()
+
+
+def test_what_was_not_done_is_given_back():
+    bucket = TokenBucket(10, 20, lambda: 0.0)
+    for _ in range(5):
+        assert bucket.wait_s(100) == 0.0
+        bucket.give_back(100)
+    assert bucket.wait_s(20) == bucket.wait_s(1) == 0.0
+    assert bucket.wait_s(0) > 0

@@ -151,7 +151,7 @@ def test_weights_that_the_pass_has_twice_can_be_released(tiny_target, dtype):
 
 @pytest.fixture
 def general(tiny_target, tiny_drafter, monkeypatch, caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="moa_server")
     monkeypatch.setattr(passes, "misfit", lambda target: "a test wants it")
     engine = TransformersEngine.load(str(tiny_target), tiny_drafter)
     assert "slower: a test wants it" in caplog.text
@@ -180,7 +180,7 @@ def test_the_general_pass_gives_the_same_rows(general, engine):
 
 
 def test_a_pass_that_disagrees_with_transformers_is_not_used(tiny_target, monkeypatch, caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="moa_server")
     rotation = FusedLlama._rotation
     monkeypatch.setattr(FusedLlama, "_rotation", lambda self, positions: rotation(self, 2 * positions))
     engine = TransformersEngine.load(str(tiny_target), None)
@@ -189,7 +189,7 @@ def test_a_pass_that_disagrees_with_transformers_is_not_used(tiny_target, monkey
 
 
 def test_a_pass_whose_bits_depend_on_neighbours_is_found_out(tiny_target, monkeypatch, caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="moa_server")
     target = load_target(str(tiny_target))
     fused = FusedLlama(target, torch.float32)
     forward = FusedLlama.forward

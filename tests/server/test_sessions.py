@@ -87,3 +87,13 @@ def test_a_conversation_is_forgotten_with_its_cache():
     assert held.engine.sequences_open == 1
     assert held.attach(left.token) is not left
     assert held.attach(connected.token) is connected
+
+
+def test_who_leaves_many_conversations_loses_his_own():
+    held = Held(max_sessions=4)
+    honest = held.attach(owner="alice")
+    held.detach(honest)
+    for second in range(20):
+        held.now = float(second)
+        held.detach(held.attach(owner="bob"))
+    assert held.attach(honest.token, "alice") is honest

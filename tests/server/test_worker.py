@@ -137,3 +137,21 @@ def test_jobs_of_several_sequences_share_steps():
 def test_the_toy_ends_turns():
     toy = ToyEngine(stops=[9])
     assert plain(toy, [1] * 5, 50)[-1] == STOP
+
+
+def test_an_engine_that_cancels_its_step_stalls_nobody(caplog):
+    class Cancelling(ToyEngine):
+        async def step(self, requests):
+            if not self.steps:
+                self.steps.append([])
+                raise asyncio.CancelledError
+            return await super().step(requests)
+
+    async def scenario() -> None:
+        worker = Worker(Cancelling(), Metrics())
+        with pytest.raises(EngineFailedError):
+            await worker.run(Job(new_sequence(), [1], Sampling()), 30)
+        await worker.run(Job(new_sequence(), [1], Sampling()), 30)
+        await worker.close()
+
+    asyncio.run(scenario())

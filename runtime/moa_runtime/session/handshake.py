@@ -10,6 +10,7 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 __all__ = ["PROTOCOL_VERSION", "Fingerprints", "Limits", "check_hello", "fault"]
 
 PROTOCOL_VERSION = 1
+_LONGEST_NAME = 100  # of what a client sent, in a sentence to it
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ def check_hello(hello: wire.Hello, own: Fingerprints) -> wire.ServerMessage | No
         if name == "drafter" and hello.row_encoding == wire.ROW_ENCODING_UNSPECIFIED:
             continue
         if client != server:
+            client = client[:_LONGEST_NAME]
             return fault(
                 wire.FAULT_CODE_FINGERPRINT_MISMATCH,
                 f"the bundle was made for {name} {client or 'none'}, this verifier serves {name} {server or 'none'}; "

@@ -172,7 +172,7 @@ class ServerSession:
         # A Prompt of this epoch behind a later Draft is a copy that was delayed on its way.
         if prompt.epoch < self._epoch or (prompt.epoch == self._epoch and end < self._confirmed):
             return None
-        problem = self._unreached(prompt.base_len) or self._bad_tokens(prompt.tokens)
+        problem = self._unreached(prompt.base_len)
         if problem is None and end >= self.limits.max_context:
             problem = fault(
                 wire.FAULT_CODE_CONTEXT_FULL,
@@ -181,6 +181,7 @@ class ServerSession:
             )
         if problem is None and not prompt.tokens:
             problem = fault(wire.FAULT_CODE_PROTOCOL, "a Prompt without tokens")
+        problem = problem or self._bad_tokens(prompt.tokens)  # last: there may be a million
         if problem is not None:
             return problem
         self._enter(prompt.epoch)
@@ -198,12 +199,13 @@ class ServerSession:
             return None
         if draft.epoch == self._epoch and draft.base_len < self._confirmed:
             return None
-        problem = self._unreached(draft.base_len) or self._bad_tokens(draft.tokens)
+        problem = self._unreached(draft.base_len)
         if problem is None and len(draft.tokens) > self.limits.max_draft_tokens:
             problem = fault(
                 wire.FAULT_CODE_TOO_LARGE,
                 f"a draft of {len(draft.tokens)} tokens; this verifier takes {self.limits.max_draft_tokens}",
             )
+        problem = problem or self._bad_tokens(draft.tokens)
         if problem is not None:
             return problem
         if self._answer_start is None or draft.base_len < self._answer_start:
