@@ -62,10 +62,6 @@ class SessionStore:
         """Conversations that have a connection."""
         return sum(conversation.taken_over is not None for conversation in self._conversations.values())
 
-    def connected_of(self, owner: str) -> int:
-        """How many of a bearer's conversations have a connection."""
-        return sum(c.taken_over is not None for c in self._conversations.values() if c.owner == owner)
-
     def attach(self, resume_token: str, owner: str = "") -> tuple[Conversation, asyncio.Event] | None:
         """Connect to the conversation of a token, or to a new one where the token is empty, forgotten or another's.
 
