@@ -104,6 +104,7 @@ class World:
     Attributes:
         seed: of the answer that is being written, 0 for greedy ones.
         delay: longest seconds that a frame is under way.
+        up: whether the verifier's process lives.
     """
 
     def __init__(self, loop: VirtualLoop, limits: Limits, bundle: Any, rng: random.Random) -> None:
@@ -134,7 +135,7 @@ class World:
 
     async def restart(self, down_s: float) -> None:
         """The verifier's process is killed, and started again some seconds later."""
-        self.link.open = False
+        self.up = self.link.open = False
         self.link.kill_server_side()
         await self.link.closed()
         await self.worker.close()
@@ -161,6 +162,7 @@ class World:
         metrics, clock, bearers = Metrics(), self.loop.time, Bearers(clock=self.loop.time)
         self.worker = Worker(self.engine, metrics, self.limits.step_tokens, clock=clock)
         self.store = SessionStore(self.engine, self.worker, SETTINGS, clock=clock)
+        self.up = True
         self._parts = Parts(self.engine, self.worker, self.store, bearers, SETTINGS, metrics, NO_TIMELINE)
 
     async def _serve(self, end: ServerEnd) -> None:
