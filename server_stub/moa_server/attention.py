@@ -8,7 +8,8 @@ are given, so the same token would get other bits in a larger draft, another chu
 * The nodes of a tree lie in the slots behind the prefix in the order they were sent, so that siblings push one another
   away from the slot that equals their position. Their block is therefore multiplied in one piece as wide as the tree,
   once for each block of positions, with the keys of other positions masked.
-* The normaliser is a product too (with ones), for a reduction along a row would add in an order of slots.
+* The normaliser adds the weights of a block along a row, in an order that libraries choose by the row's length alone.
+  Those of a tree are first put where their positions are.
 
 Libraries add one key after the other up to some width, 192 where this was measured: a block and a tree of 128 tokens.
 That all this holds on a given processor is checked, see :mod:`moa_server.invariance`.
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from moa_runtime.session.tree import depths
 from moa_server.rooms import BLOCK, Room, rounded_up
@@ -30,10 +32,8 @@ from moa_server.tree_mask import tree_mask
 
 #: Tokens whose queries are multiplied at once; bounds the memory of the scores.
 TILE = 64
-#: Query rows are padded to a multiple of this: below it libraries compute in other ways.
-_ROWS = 8
-#: Columns of ones: a product with a single column would be another kind of kernel.
-_ONES = 16
+#: Query rows are padded to a multiple of this, and to so many at least: below it libraries compute in other ways.
+_ROWS, _LEAST_ROWS = 4, 8
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Tile:
         blocks: key blocks that they look at.
         hidden_from: the first block in which some key is hidden from some token.
         visible: boolean ``[count, 64 * (blocks - hidden_from)]``: which keys from that block on they see.
-        own_block: for a tree, the block of positions that each of those keys belongs to, counted from ``hidden_from``,
-            int64 ``[64 * (blocks - hidden_from)]``.
+        positions: for a tree, those of these keys, counted from the beginning of that block, int64
+            ``[64 * (blocks - hidden_from)]``; 0 for keys that nobody sees.
     """
 
     room: Room
@@ -70,7 +70,7 @@ class Tile:
     blocks: int
     hidden_from: int
     visible: Tensor
-    own_block: Tensor | None = None
+    positions: Tensor | None = None
 
 
 def tiles(piece: Piece, first: int) -> Iterator[Tile]:
@@ -93,11 +93,12 @@ def _tree_tiles(piece: Piece, first: int) -> Iterator[Tile]:
     width = (blocks - hidden_from) * BLOCK
     visible = torch.zeros(count, width, dtype=torch.bool)
     visible[:, : committed + count] = tree_mask(committed, piece.parents)
-    own_block = torch.zeros(width, dtype=torch.int64)
-    own_block[committed : committed + count] = (committed - 1 + torch.tensor(depths(piece.parents))) // BLOCK
+    positions = torch.zeros(width, dtype=torch.int64)
+    positions[:committed] = torch.arange(committed)
+    positions[committed : committed + count] = committed - 1 + torch.tensor(depths(piece.parents))
     for start in range(0, count, TILE):
         rows = visible[start : start + TILE]
-        yield Tile(piece.room, first + start, len(rows), blocks, hidden_from, rows, own_block)
+        yield Tile(piece.room, first + start, len(rows), blocks, hidden_from, rows, positions)
 
 
 class TileAttention:
@@ -126,22 +127,23 @@ class TileAttention:
         self._fill_from = queries[rows].movedim(0, 1)
         self._scores, rest = _cut(memory, blocks * kv, height, BLOCK)
         self._parts, rest = _cut(rest, blocks * kv, height, heads.size)
-        self._sums, _ = _cut(rest, blocks * kv, height, _ONES)
-        self._by_block = [each.view(blocks, kv, height, -1) for each in (self._scores, self._parts, self._sums)]
+        self._sums, _ = _cut(rest, blocks, kv, height)
+        self._by_block = [each.view(blocks, kv, height, -1) for each in (self._scores, self._parts)]
         self._partly_hidden = self._by_block[0][tile.hidden_from :]
         self._peak = torch.empty(1, kv, height, 1, **like)
-        self._ones = torch.ones(blocks * kv, BLOCK, _ONES, **like)
         width = blocks - tile.hidden_from
         bias = torch.zeros(width, height, BLOCK, **like)
         seen = tile.visible.view(tile.count, width, BLOCK).movedim(1, 0).repeat_interleave(heads.per_kv, 1)
         bias[:, : seen.shape[1]].masked_fill_(~seen.to(memory.device), float("-inf"))
         self._bias = bias[:, None]
         self._splits: list[Tensor] = []
-        if tile.own_block is not None:
-            own_block = tile.own_block.to(memory.device)
-            self._splits = [(own_block == block).float() for block in range(int(own_block.max()) + 1)]
-        self._total, self._weight = torch.empty(kv, height, heads.size, **like), torch.empty(kv, height, _ONES, **like)
-        self._result = of_tokens(self._total), of_tokens(self._weight)[..., :1], mixed[rows].movedim(0, 1)
+        if tile.positions is not None:
+            positions = tile.positions.to(memory.device)
+            count = int(positions.max()) // BLOCK + 1
+            self._splits = [(positions // BLOCK == block).float() for block in range(count)]
+            self._places = functional.one_hot(positions, count * BLOCK).float()
+        self._total, self._weight = torch.empty(kv, height, heads.size, **like), torch.empty(kv, height, **like)
+        self._result = of_tokens(self._total), of_tokens(self._weight[..., None]), mixed[rows].movedim(0, 1)
 
     def attend(self, layer: int) -> None:
         """Compute one layer: from the queries that are there now to the results."""
@@ -149,43 +151,39 @@ class TileAttention:
         self._filled.copy_(self._fill_from)
         torch.bmm(self._queries, keys, out=self._scores)
         self._partly_hidden.add_(self._bias)
-        scores, parts, sums = self._by_block
+        scores, parts = self._by_block
         torch.amax(scores, (0, 3), keepdim=True, out=self._peak)
         scores.sub_(self._peak).exp2_()
         if self._splits:
             parts, sums = self._mix_tree(values)
         else:
             torch.bmm(self._scores, values, out=self._parts)
-            torch.bmm(self._scores, self._ones, out=self._sums)
+            sums = torch.sum(scores, -1, out=self._sums)
         torch.sum(parts, 0, out=self._total)
-        torch.sum(sums, 0, out=self._weight)
+        self._weight.copy_(sums.cumsum(0)[-1])  # a sum of narrow columns would add them in another order
         total, weight, result = self._result
         torch.div(total, weight, out=result)
 
     def _mix_tree(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """What each block gave, for a tree: ``[parts, kv_heads, height, head_dim]``, and the sums of the weights."""
-        start, kv = self._hidden_from, self._kv
-        tail = self._by_block[0][start:].permute(1, 2, 0, 3).flatten(2)
+        """What each block gave, for a tree: ``[parts, kv_heads, height, head_dim]``, and the sums of its weights."""
+        start, kv, scores = self._hidden_from, self._kv, self._by_block[0]
+        tail = scores[start:].permute(1, 2, 0, 3).flatten(2)
         tail_values = values[start * kv :].unflatten(0, (-1, kv)).transpose(0, 1).flatten(1, 2)
-        ones = self._ones[:1].expand(len(tail_values) * (self._blocks - start), -1, -1).reshape(kv, -1, _ONES)
         whole = self._scores[: start * kv]
         parts = [torch.bmm(whole, values[: start * kv]).unflatten(0, (start, kv))] if start else []
-        sums = [torch.bmm(whole, self._ones[: start * kv]).unflatten(0, (start, kv))] if start else []
-        for chosen in self._splits:
-            some = tail * chosen
-            parts.append(torch.bmm(some, tail_values)[None])
-            sums.append(torch.bmm(some, ones)[None])
-        return torch.cat(parts), torch.cat(sums)
+        parts += [torch.bmm(tail * chosen, tail_values)[None] for chosen in self._splits]
+        placed = torch.matmul(tail, self._places).unflatten(-1, (-1, BLOCK))
+        return torch.cat(parts), torch.cat((scores[:start].sum(-1), placed.sum(-1).movedim(-1, 0)))
 
 
 def memory_needed(heads: Heads, chosen: Sequence[Tile]) -> int:
     """Numbers of the memory that the largest of the tiles needs."""
-    per_row = BLOCK + heads.size + _ONES
+    per_row = BLOCK + heads.size + 1
     return max(tile.blocks * heads.kv * _height(heads, tile) * per_row for tile in chosen)
 
 
 def _height(heads: Heads, tile: Tile) -> int:
-    return rounded_up(tile.count * heads.per_kv, _ROWS)
+    return max(_LEAST_ROWS, rounded_up(tile.count * heads.per_kv, _ROWS))
 
 
 def _cut(memory: Tensor, *shape: int) -> tuple[Tensor, Tensor]:
