@@ -254,6 +254,8 @@ class Connection:
             most, size = self._settings.max_waiting_frames, 2 * self._settings.max_frame_bytes
             text = f"more than {most} frames or {size} bytes wait: a client awaits its verdicts"
             await self._refuse(fault(wire.FAULT_CODE_PROTOCOL, text), REFUSED)
+        if received is End.FULL:
+            await self._refuse(self._busy(received.value), TRY_AGAIN_LATER)
         if received is End.SILENT:
             text = f"nothing was received for {seconds:g} seconds"
             await self._refuse(fault(wire.FAULT_CODE_IDLE, text), GOING_AWAY)

@@ -17,13 +17,13 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from moa_server.edge_protocol import OnPlace
 from moa_server.edge_websocket import EdgeWebSocket
-from moa_server.places import Place
+from moa_server.places import ALL_BUSY, Place
 
 # h11 looks at its limit only when a header is still incomplete, so it is given no more than this of one at once.
 _HEADER_SLICE = 1 << 10
 
-_BUSY = "the verifier serves as many connections as it can; try again later"
 _RETRY_AFTER = (b"retry-after", b"5")
 
 
@@ -37,7 +37,7 @@ class _ClientFaults(logging.LoggerAdapter):
         return self.logger.level
 
 
-class EdgeHttp(H11Protocol):
+class EdgeHttp(OnPlace, H11Protocol):
     """HTTP/1.1 on one connection.
 
     Beyond its base: the whole header, and the body, have deadlines; a header section has a size; a peer that does not
@@ -50,8 +50,8 @@ class EdgeHttp(H11Protocol):
         self.conn = h11.Connection(h11.SERVER, max_incomplete_event_size=place.limits.header_bytes)
         self.logger = _ClientFaults(self.logger, {})  # type: ignore[assignment]
         self.ws_protocol_class = functools.partial(EdgeWebSocket, place=place)  # type: ignore[assignment]
-        self.app = self._admitted
-        self._received = self._discarding = self._refused = False
+        self.app = self._unless_refused
+        self._received = self._discarding = False
         self._websocket: asyncio.BaseProtocol | None = None
         self._stage: tuple[object, object] = (h11.IDLE, None)
 
@@ -63,7 +63,6 @@ class EdgeHttp(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
-        self._place.leave()
 
     def data_received(self, data: bytes) -> None:
         self._received = True
@@ -86,8 +85,9 @@ class EdgeHttp(H11Protocol):
         self._see_stage()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        if not self._place.begin():
-            self._refuse(503, _BUSY)
+        self._place.wait()  # a request before it may have been busy
+        if self._place.full():
+            self._refuse(503, ALL_BUSY)
             return
         super().handle_websocket_upgrade(event)
         self._websocket = self.transport.get_protocol()
@@ -101,20 +101,9 @@ class EdgeHttp(H11Protocol):
             msg = f"the request header has more than {self._place.limits.header_bytes} bytes"
         self._refuse(status, msg)
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._place.write_paused(True)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._place.write_paused(False)
-
-    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The app, unless too many others are busy."""
-        if self._refused:
-            body, headers = _answer(_BUSY)
-            await send({"type": "http.response.start", "status": 503, "headers": [*headers, _RETRY_AFTER]})
-            await send({"type": "http.response.body", "body": body})
+    async def _unless_refused(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The app, unless its request was refused before it began."""
+        if self._discarding:
             return
         try:
             await self.config.loaded_app(scope, receive, send)
@@ -125,11 +114,13 @@ class EdgeHttp(H11Protocol):
         """Note whether a request is being answered, and set the deadline for what the client sends next."""
         if self._discarding or self._websocket is not None:
             return
-        answering = self.cycle is not None and not self.cycle.response_complete
-        if answering and not self._place.busy:
-            self._refused = not self._place.begin()
-        elif not answering:
+        # An app that is still being sent its body is not busy: others must not have to wait for that.
+        busy = self.cycle is not None and not (self.cycle.more_body or self.cycle.response_complete)
+        if not busy:
             self._place.wait()
+        elif not self._place.busy and not self._place.begin():
+            self._refuse(503, ALL_BUSY)
+            return
         stage = (self.conn.their_state, self.cycle)
         if stage == self._stage:
             return
@@ -158,7 +149,8 @@ class EdgeHttp(H11Protocol):
             if status == 503:
                 headers.append(_RETRY_AFTER)
             response = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase)
-            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+            head = self.conn.our_state is h11.SEND_RESPONSE and self.scope["method"] == "HEAD"
+            for event in (response, *([] if head else [h11.Data(data=body)]), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self._place.wait()
         if self._place.half_close():

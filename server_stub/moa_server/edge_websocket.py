@@ -13,7 +13,8 @@ from uvicorn.server import ServerState
 from websockets.frames import Frame
 
 from moa_server.budgets import TokenBucket
-from moa_server.places import Place
+from moa_server.edge_protocol import OnPlace
+from moa_server.places import FULL_KEY, Place
 
 # What is parsed at once: some hundred of the smallest frames, some milliseconds.
 _SLICE = 4 << 10
@@ -23,11 +24,14 @@ _POLICY, _INVALID_TEXT, _TOO_BIG = 1008, 1007, 1009  # close codes (RFC 6455)
 _BAD_UPGRADE = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
-class EdgeWebSocket(WebSocketsSansIOProtocol):
+class EdgeWebSocket(OnPlace, WebSocketsSansIOProtocol):
     """A WebSocket on one connection.
 
     Beyond its base: frames are parsed only as fast as the app takes them, pings and pongs have a rate, a message has a
     number of fragments, a peer that does not read is cut off, and a close frame that tells a fault is not lost.
+
+    It is busy from its first whole message, which must be short, until it is closed. Where no more may be busy, each
+    message that the app receives has :data:`FULL_KEY`; the app is to say so and close.
     """
 
     def __init__(self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], place: Place):
@@ -36,6 +40,7 @@ class EdgeWebSocket(WebSocketsSansIOProtocol):
         limits = place.limits
         self._control = TokenBucket(limits.control_frames_per_second, limits.control_frames_burst, self.loop.time)
         self._unparsed = bytearray()
+        self._before_first: int | None = 0  # bytes until the first message is whole
         self._failed = False
         self.app = self._guarded
 
@@ -46,7 +51,6 @@ class EdgeWebSocket(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._unparsed.clear()
-        self._place.leave()
 
     def data_received(self, data: bytes) -> None:
         if self._failed or self.transport.is_closing():
@@ -72,17 +76,29 @@ class EdgeWebSocket(WebSocketsSansIOProtocol):
             part = bytes(self._unparsed[:_SLICE])
             del self._unparsed[:_SLICE]
             super().data_received(part)
+            self._limit_first(len(part))
             if self._failed:
                 self._unparsed.clear()
 
+    def _limit_first(self, count: int) -> None:
+        """So many more bytes were parsed."""
+        if self._before_first is not None:
+            self._before_first += count
+            if self._before_first > self._place.limits.first_message_bytes:
+                self._fail(_TOO_BIG, f"no whole message in the first {self._place.limits.first_message_bytes} bytes")
+
     async def receive(self) -> Any:
         message = await self.queue.get()
+        if message["type"] == "websocket.receive" and not (self.close_sent or self._place.busy or self._place.begin()):
+            message = {**message, FULL_KEY: True}
         self._go_on_reading()
         return message
 
     async def send(self, message: Any) -> None:
         await super().send(message)
         self._place.check_write_buffer(len(message.get("bytes") or message.get("text") or ""))
+        if self.close_sent:  # however long the client takes to close as well
+            self._place.wait()
         if self._unparsed:  # the handshake, or the end of the app's interest
             self._go_on_reading()
 
@@ -118,6 +134,7 @@ class EdgeWebSocket(WebSocketsSansIOProtocol):
             super().handle_cont(event)
 
     def send_receive_event_to_app(self) -> None:
+        self._before_first = None
         if self.curr_msg_data_type == "text":
             try:
                 self.frames = [b"".join(self.frames)]
@@ -134,14 +151,6 @@ class EdgeWebSocket(WebSocketsSansIOProtocol):
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()
         self.disconnected = True  # else a send of the app raises RuntimeError
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._place.write_paused(True)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._place.write_paused(False)
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -162,6 +171,7 @@ class EdgeWebSocket(WebSocketsSansIOProtocol):
         if self._failed:
             return
         self._failed = True
+        self._place.wait()
         self.stop_keepalive()
         self.frames = []
         close = self.conn.close_sent

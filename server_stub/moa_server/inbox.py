@@ -12,6 +12,10 @@ from starlette.websockets import WebSocket
 from moa_runtime.session.handshake import fault
 from moa_runtime.session.server import parse_client_message
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.places import ALL_BUSY, FULL_KEY
+
+#: A Hello has less than 300 bytes; who has not said one may send no more than this.
+MAX_HELLO_BYTES = 4 << 10
 
 
 class End(enum.Enum):
@@ -22,6 +26,7 @@ class End(enum.Enum):
     LEAVING = "this verifier is shutting down"
     FLOODED = "more frames than a client can await verdicts for"
     SILENT = "nothing was received"
+    FULL = ALL_BUSY
 
 
 class Inbox:
@@ -31,7 +36,8 @@ class Inbox:
         on_message: called with each message as it arrives.
         on_end: called when an end comes that leaves nobody to answer: all but LEAVING.
         most_waiting: frames that may wait; one more ends the connection.
-        max_frame_bytes: a larger frame is answered with a fault. Twice as many bytes may wait.
+        max_frame_bytes: a larger frame is answered with a fault, as is a first one of more than
+            :data:`MAX_HELLO_BYTES`. Twice as many bytes may wait.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class Inbox:
     ) -> None:
         self._websocket, self._on_message, self._on_end = websocket, on_message, on_end
         self._most_waiting, self._max_frame_bytes = most_waiting, max_frame_bytes
+        self._most_bytes = min(MAX_HELLO_BYTES, max_frame_bytes)  # of the next frame
         self._frames: deque[tuple[wire.ClientMessage | wire.ServerMessage, int]] = deque()
         self._changed = asyncio.Event()
         self._end: End | None = None
@@ -111,12 +118,16 @@ class Inbox:
             if received["type"] == "websocket.disconnect":
                 self.end(End.LEFT)
                 return
+            if FULL_KEY in received:
+                self.end(End.FULL)
+                return
             data = received.get("bytes")
             waiting = sum(size for _, size in self._frames)
             if len(self._frames) >= self._most_waiting or waiting > 2 * self._max_frame_bytes:
                 self.end(End.FLOODED)
                 return
             message = self._parse(data)
+            self._most_bytes = self._max_frame_bytes
             self._frames.append((message, len(data or b"")))
             self._changed.set()
             if isinstance(message, wire.ClientMessage):
@@ -125,7 +136,8 @@ class Inbox:
     def _parse(self, frame: bytes | None) -> wire.ClientMessage | wire.ServerMessage:
         if frame is None:
             return fault(wire.FAULT_CODE_PROTOCOL, "a text frame; this protocol is binary")
-        if len(frame) > self._max_frame_bytes:
-            text = f"a frame of {len(frame)} bytes; this verifier takes {self._max_frame_bytes}"
+        if len(frame) > self._most_bytes:
+            which = "frame" if self._most_bytes == self._max_frame_bytes else "first frame"
+            text = f"a {which} of {len(frame)} bytes; this verifier takes {self._most_bytes}"
             return fault(wire.FAULT_CODE_TOO_LARGE, text)
         return parse_client_message(frame)

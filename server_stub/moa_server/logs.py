@@ -1,4 +1,7 @@
-"""Log lines of the verifier: text or JSON, with the session that they are about, and never more than one can read."""
+"""Log lines of the verifier: text or JSON, with the session that they are about, and never more than one can read.
+
+Whatever a client wrote, a line is one line, printable and short: :func:`_clean` sees to that for all that is logged.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ FORMATS = ("text", "json")
 _OWN = ("moa_server", "moa_drafter", "moa_runtime")
 #: Lines a minute of one kind: of complaints a few tell all, of sessions that come and go one wants to see each.
 _COMPLAINTS, _EVENTS = 10, 1000
-_LONGEST = 500
+#: Characters of a text, of whose middle the rest is left out, and lines of a traceback, of which the last ones stay.
+_LONGEST, _LAST = 1000, 200
+_MOST_LINES = 100
 
 _FIELDS: ContextVar[dict[str, Any] | None] = ContextVar("log_fields", default=None)
 
@@ -49,8 +54,7 @@ def add_log_fields(**fields: Any) -> None:
 
 def log_unexpected(logger: logging.Logger, where: str, error: BaseException) -> None:
     """One line about an exception that nobody foresaw; its traceback only at the level debug."""
-    text = str(error)[:_LONGEST]
-    logger.error("%s: unexpected %s: %s (%s)", where, type(error).__name__, text, _place(error))
+    logger.error("%s: unexpected %s: %s (%s)", where, type(error).__name__, error, _place(error))
     logger.debug("the way to it", exc_info=error)
 
 
@@ -67,7 +71,7 @@ def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
     elif error is not None:
         log_unexpected(_log, "in the background", error)
     else:
-        _log.error("in the background: %s", str(context.get("message"))[:_LONGEST])
+        _log.error("in the background: %s", context.get("message"))
 
 
 class TextLines(logging.Formatter):
@@ -77,10 +81,10 @@ class TextLines(logging.Formatter):
         named = {"session": "session ", "connection": "connection ", "bearer": ""}
         fields = _FIELDS.get() or {}
         about = ", ".join(f"{named[name]}{fields[name]}" for name in named if fields.get(name))
-        text = f"moa-serve: {record.levelname.lower()}: {_printable(record.getMessage())}"
+        text = f"moa-serve: {record.levelname.lower()}: {_clean(record.getMessage())}"
         if about:
-            text += f" [{about}]"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+            text += f" [{_clean(about)}]"
+        return "\n  ".join([text, *_traceback_lines(self, record)])
 
 
 class JsonLines(logging.Formatter):
@@ -97,9 +101,10 @@ class JsonLines(logging.Formatter):
         }
         line |= {name: value for name, value in (_FIELDS.get() or {}).items() if value != ""}
         line |= getattr(record, "data", {})
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        line = {name: value if isinstance(value, int | float) else _clean(str(value)) for name, value in line.items()}
+        if lines := _traceback_lines(self, record):
+            line["traceback"] = "\n".join(lines)
+        return json.dumps(line)
 
 
 class _Limit(logging.Filter):
@@ -137,9 +142,18 @@ def configure(form: str = "text", level: str = "warning", stream: TextIO | None 
     logging.captureWarnings(form == "json")  # else Python writes them between the objects
 
 
-def _printable(text: str) -> str:
-    """On one line, whatever a client wrote into it."""
+def _clean(text: str) -> str:
+    """On one line, printable and not long, whatever a client wrote into it."""
+    if len(text) > _LONGEST:
+        left_out = f" ... ({len(text) - _LONGEST} characters left out) ... "
+        text = text[: _LONGEST - _LAST] + left_out + text[-_LAST:]
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def _traceback_lines(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
+    """Of the record's exception; none without one."""
+    lines = formatter.formatException(record.exc_info).splitlines() if record.exc_info else []
+    return [_clean(line) for line in lines[-_MOST_LINES:]]
 
 
 def _place(error: BaseException) -> str:

@@ -12,12 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from moa_server.log_limits import LogLimit
+from moa_server.logs import log_unexpected
 
 _log = logging.getLogger(__name__)
 
 _log.addFilter(LogLimit(lines=1))
 
 _PROGRESS_BYTES = 64 << 10
+
+#: What a client is told when no more connections may be busy.
+ALL_BUSY = "the verifier serves as many connections as it can; try again later"
+#: A key of the ASGI messages that such a client's WebSocket still receives.
+FULL_KEY = "moa_server.full"
 
 _Clock = Callable[[], float]
 
@@ -28,7 +34,7 @@ class EdgeLimits:
 
     Attributes:
         connections: held at once, if the descriptor limit allows so many.
-        per_address: connections of one address that have not sent a whole request header; of IPv6 one /64 network.
+        per_address: connections of one address that have never been busy, see :class:`Place`; of IPv6 one /64 network.
         header_bytes: of a request header.
         header_seconds: from the connection or the previous answer to the whole request header, TLS included.
         body_seconds: from the header to the end of the body.
@@ -39,6 +45,7 @@ class EdgeLimits:
         control_frames_per_second: WebSocket pings and pongs, sustained.
         control_frames_burst: and at once.
         fragments: frames of one WebSocket message.
+        first_message_bytes: that a WebSocket may send until its first message is whole.
     """
 
     connections: int = 2048
@@ -52,6 +59,7 @@ class EdgeLimits:
     control_frames_per_second: float = 50.0
     control_frames_burst: int = 100
     fragments: int = 1024
+    first_message_bytes: int = 8 << 10
 
     @property
     def sweep_seconds(self) -> float:
@@ -60,8 +68,10 @@ class EdgeLimits:
 
 
 class Place:
-    """One connection, from its acceptance until its descriptor is free. It *waits* for a whole request header, or is
-    *busy*: a request is being answered, or it is a WebSocket.
+    """One connection, from its acceptance until its descriptor is free.
+
+    It is *busy* while a request is answered that has come whole, its body too, and as a WebSocket from the first whole
+    message until a close frame is sent. Else it *waits*: what it still sends may never come.
 
     Attributes:
         transport: None until a TLS handshake is done.
@@ -81,11 +91,15 @@ class Place:
         self._closing: float | None = None
 
     def begin(self) -> bool:
-        """A whole request header is there. False if too many others are busy: the request is to be refused."""
+        """A whole request or first message is there. False if too many others are busy: it is to be refused."""
         return self._places.begin(self)
 
+    def full(self) -> bool:
+        """Whether :meth:`begin` would return False now."""
+        return self._places.full()
+
     def wait(self) -> None:
-        """The request is answered, or refused."""
+        """The request is answered, or refused; the WebSocket is being closed."""
         self._places.wait(self)
 
     def leave(self) -> None:
@@ -166,9 +180,9 @@ class Place:
 class Places:
     """All connections of a server.
 
-    At the ceiling a new connection takes the place of the one that has waited longest for a whole request header. An
-    eighth of the places is never busy, so there is always one such: who has the places taken by idle connections
-    cannot keep others out, but only shorten the time they have for their header.
+    At the ceiling a new connection takes the place of the one that has waited longest. An eighth of the places is never
+    busy, so there is always one such: who has the places taken by connections that send nothing whole cannot keep
+    others out, but only shorten the time they have for their request.
     """
 
     def __init__(self, limits: EdgeLimits, ceiling: int, clock: _Clock = time.monotonic) -> None:
@@ -186,7 +200,7 @@ class Places:
 
     @property
     def busy(self) -> int:
-        """Connections with a request that is being answered, and WebSockets."""
+        """Connections that are, see :class:`Place`."""
         return self._busy
 
     def enter(self, connected: socket.socket, host: str) -> Place:
@@ -215,17 +229,18 @@ class Places:
             next(iter(self._waiting)).end()
 
     def begin(self, place: Place) -> bool:
-        if place.ending:
-            return False
-        if self._busy >= self.most_busy:
-            _log.warning(
-                "%d connections are busy, as many as may be; further requests are answered with 503", self._busy
-            )
+        if place.ending or self.full():
             return False
         self._not_waiting(place)
         place.busy = True
         self._busy += 1
         return True
+
+    def full(self) -> bool:
+        full = self._busy >= self.most_busy
+        if full:
+            _log.warning("%d connections are busy, as many as may be; further requests are refused", self._busy)
+        return full
 
     def wait(self, place: Place) -> None:
         if place.busy:
@@ -251,8 +266,8 @@ class Places:
         for place in list(self._all):
             try:
                 place.look(now)
-            except Exception:  # of one connection, which must not take the deadlines of all others away
-                _log.exception("closing an overdue connection failed")
+            except Exception as error:  # of one connection, which must not take the deadlines of all others away
+                log_unexpected(_log, "closing an overdue connection", error)
                 place.end()
 
     def _not_waiting(self, place: Place) -> None:

@@ -26,11 +26,10 @@ Held = Callable[[int, Sequence[int]], int]
 
 @dataclass
 class Waiting:
-    """A job since it was added: clock readings in seconds, and whether a step had a piece of it."""
+    """A job since it was added: a clock reading in seconds, and whether a step had a piece of it."""
 
     job: Job
     since: float
-    deadline: float
     started: bool = False
 
 
@@ -59,10 +58,10 @@ class Piece:
 
 @dataclass
 class Step:
-    """What goes into one call of the engine, and the jobs that came to their deadline instead."""
+    """What goes into one call of the engine, and the jobs that cannot: what the engine raised when asked about them."""
 
     pieces: list[Piece] = field(default_factory=list)
-    expired: list[Waiting] = field(default_factory=list)
+    failed: list[tuple[Job, Exception]] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -113,11 +112,16 @@ class Scheduler:
 
     def plan(self, now: float, held: Held) -> Step:
         """The next step; without pieces where nothing waits. Jobs in it stay in the queue until :meth:`stepped`."""
-        step = Step(expired=[waiting for waiting in self._queue if waiting.deadline <= now])
-        for waiting in step.expired:
-            self._queue.remove(waiting)
+        step = Step()
         self._served = {sequence: at for sequence, at in self._served.items() if now - at < ATTENTIVE_S}
-        queue = [(waiting, held(waiting.job.sequence, waiting.job.prefix)) for waiting in self._queue]
+        queue: list[tuple[Waiting, int]] = []
+        for waiting in self._queue:
+            try:
+                queue.append((waiting, held(waiting.job.sequence, waiting.job.prefix)))
+            except Exception as error:
+                step.failed.append((waiting.job, error))
+        for job, _ in step.failed:
+            self.drop(job)
         rounds = [entry for entry in queue if not entry[0].job.prefills(entry[1])][:MOST_SEQUENCES]
         prefills = [entry for entry in queue if entry[0].job.prefills(entry[1])]
         self._add_rounds(step, rounds, alone=self._alone([entry[0] for entry in queue]))

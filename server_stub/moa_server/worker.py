@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from moa_server.engine import Engine, StepRequest
+from moa_server.engine import Engine
 from moa_server.jobs import Job
 from moa_server.logs import log_unexpected
 from moa_server.metrics import Metrics
@@ -61,8 +61,9 @@ class Worker:
         self._engine, self._metrics, self._clock = engine, metrics, clock
         self._scheduler = Scheduler(self.cost, step_tokens, engine.cache_use[1])
         self._callers: dict[int, _Caller] = {}  # by the identity of the job
-        self._released: list[int] = []
+        self._released: set[int] = set()  # once the engine is done with their steps
         self._under_way: asyncio.Task[set[int]] | None = None
+        self._unscheduled: dict[int, asyncio.Task[None]] = {}  # by sequence
         self._more = asyncio.Event()
         self._given_up = False
         self._loop: asyncio.Task[None] | None = None
@@ -75,7 +76,7 @@ class Worker:
         """Do a job; when this is cancelled, the job is dropped before the next step.
 
         Args:
-            within: seconds that it may take.
+            within: seconds that it may take once it has begun, whatever the engine does meanwhile.
             after: seconds before it begins.
 
         Raises:
@@ -86,18 +87,18 @@ class Worker:
             raise GivenUpError
         result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._callers[id(job)] = _Caller(result, contextvars.copy_context())
+        unscheduled: asyncio.Task[None] | None = None
         try:
             if after > 0 and (await asyncio.wait({result}, timeout=after))[0]:
                 result.result()
-            waiting = Waiting(job, self._clock(), self._clock() + within)
+            waiting = Waiting(job, self._clock())
             if self._engine.capabilities.schedules_itself:
-                await self._run_unscheduled(waiting, result, within)
-                return
-            self._scheduler.add(waiting)
-            self._more.set()
-            if self._loop is None:
-                self._loop = contextvars.Context().run(asyncio.create_task, self._run())  # it is nobody's own
-            await result
+                unscheduled = asyncio.create_task(self._run_unscheduled(waiting))
+            else:
+                self._schedule(waiting)
+            if not (await asyncio.wait({result}, timeout=within))[0]:
+                raise ExpiredError
+            result.result()
         except ExpiredError:
             self._metrics.dropped("expired")
             raise
@@ -113,6 +114,8 @@ class Worker:
         finally:
             del self._callers[id(job)]
             self._scheduler.drop(job)
+            if unscheduled is not None:
+                unscheduled.cancel()
             if result.done() and not result.cancelled():
                 result.exception()  # taken note of, also where the caller left at the same time
 
@@ -128,8 +131,8 @@ class Worker:
     def release(self, sequence: int) -> None:
         """Let the engine forget a sequence, after the step under way."""
         self.rest(sequence)
-        if self._under_way is not None:
-            self._released.append(sequence)
+        if self._under_way is not None or sequence in self._unscheduled:
+            self._released.add(sequence)
         else:
             self._engine.release(sequence)
 
@@ -137,9 +140,16 @@ class Worker:
         """Wait for the step under way, forget everything else. The engine stays open."""
         if self._loop is not None:
             self._loop.cancel()
-            await asyncio.gather(self._loop, *filter(None, [self._under_way]), return_exceptions=True)
+        ending = [self._loop, self._under_way, *self._unscheduled.values()]
+        await asyncio.gather(*filter(None, ending), return_exceptions=True)
 
     # -- an engine that we schedule ----------------------------------------------------------------
+
+    def _schedule(self, waiting: Waiting) -> None:
+        self._scheduler.add(waiting)
+        self._more.set()
+        if self._loop is None:
+            self._loop = contextvars.Context().run(asyncio.create_task, self._run())  # it is nobody's own
 
     async def _run(self) -> None:
         while True:
@@ -155,8 +165,9 @@ class Worker:
         for _ in range(_BREATHS):
             await asyncio.sleep(0)
         step = self._scheduler.plan(self._clock(), self._engine.held)
-        for waiting in step.expired:
-            self._fail(waiting.job, ExpiredError())
+        for job, error in step.failed:
+            self._log_failure(job, error)
+            self._fail(job, EngineFailedError())
         if step.pieces:
             await self._take_step(step)
         elif not len(self._scheduler):
@@ -190,9 +201,8 @@ class Worker:
             return await self._step_or_split(pieces)
         finally:
             self._under_way = None
-            for sequence in self._released:
-                self._engine.release(sequence)
-            self._released.clear()
+            while self._released:
+                self._engine.release(self._released.pop())
 
     async def _step_or_split(self, pieces: list[Piece]) -> set[int]:
         try:
@@ -201,9 +211,7 @@ class Worker:
             if len(pieces) > 1:
                 return set().union(*[await self._step_or_split([piece]) for piece in pieces])
             job = pieces[0].waiting.job
-            caller = self._callers.get(id(job))  # None: it left meanwhile
-            context = contextvars.Context() if caller is None else caller.context
-            context.run(_log_failure, pieces[0].request, error)
+            self._log_failure(job, error)
             return {id(job)}
         for piece, outcome in zip(pieces, outcomes, strict=True):
             piece.waiting.job.take(piece.request, outcome)
@@ -224,38 +232,54 @@ class Worker:
             if not caller.result.done():
                 caller.result.set_exception(error)
 
+    def _log_failure(self, job: Job, error: BaseException) -> None:
+        caller = self._callers.get(id(job))  # None: it left meanwhile
+        context = contextvars.Context() if caller is None else caller.context
+        context.run(_log_failure, job, error)
+
     # -- an engine that schedules itself -----------------------------------------------------------
 
-    async def _run_unscheduled(self, waiting: Waiting, given_up: asyncio.Future[None], within: float) -> None:
-        working = asyncio.create_task(self._steps(waiting))
+    async def _run_unscheduled(self, waiting: Waiting) -> None:
+        """Do a job, once the engine is done with the sequence's job before; that may have been dropped."""
+        sequence = waiting.job.sequence
+        while (before := self._unscheduled.get(sequence)) is not None:
+            await asyncio.wait({before})
+        steps = self._unscheduled[sequence] = asyncio.create_task(self._steps(waiting))
+        steps.add_done_callback(lambda _: self._left(sequence))
         try:
-            await asyncio.wait({working, given_up}, timeout=within, return_when=asyncio.FIRST_COMPLETED)
-            if given_up.done():
-                given_up.result()
-            if not working.done():
-                raise ExpiredError
-            working.result()
+            await asyncio.wait({steps})
         finally:
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
+            steps.cancel()
+
+    def _left(self, sequence: int) -> None:
+        """The engine is done with a job of the sequence."""
+        del self._unscheduled[sequence]
+        if sequence in self._released:
+            self._released.remove(sequence)
+            self._engine.release(sequence)
 
     async def _steps(self, waiting: Waiting) -> None:
         job, most = waiting.job, self._engine.max_context
-        while not job.done:
-            held = self._engine.held(job.sequence, job.prefix)
-            piece = Piece(waiting, job.request(held, most), held)
-            began = self._clock()
-            try:
+        try:
+            while not job.done:
+                held = self._engine.held(job.sequence, job.prefix)
+                piece = Piece(waiting, job.request(held, most), held)
+                began = self._clock()
                 [outcome] = await self._engine.step([piece.request])
-            except Exception as error:
-                _log_failure(piece.request, error)
-                raise EngineFailedError from error
-            job.take(piece.request, outcome)
-            self._metrics.stepped(Step([piece]), began, self._clock())
-            waiting.started = True
+                job.take(piece.request, outcome)
+                self._metrics.stepped(Step([piece]), began, self._clock())
+                waiting.started = True
+        except Exception as error:
+            self._log_failure(job, error)
+            self._fail(job, EngineFailedError())
+        except asyncio.CancelledError:  # the job was dropped; else it is the engine's own fault
+            self._fail(job, EngineFailedError())
+            raise
+        else:
+            self._resolve(job)
 
 
-def _log_failure(request: StepRequest, error: Exception) -> None:
-    size = f"a draft of {len(request.draft)} tokens behind {len(request.prefix)}"
+def _log_failure(job: Job, error: BaseException) -> None:
+    size = f"a draft of {job.draft_length} tokens behind {len(job.prefix)}"
     _log.error("the engine failed on %s: %s: %s", size, type(error).__name__, error)
     _log.debug("where it failed", exc_info=error)

@@ -24,7 +24,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.sync.client import connect
 
 from moa_server.edge import EdgeServer
-from moa_server.places import EdgeLimits, Places
+from moa_server.places import FULL_KEY, EdgeLimits, Places
 
 TIMEOUT_S = 30
 MAX_MESSAGE = 64 << 10
@@ -123,6 +123,9 @@ def edge(limits: EdgeLimits, tls: tuple[Path, Path] | None = None) -> Iterator[E
         message = await ws.receive()
         if message["type"] == "websocket.disconnect":
             return message["code"]
+        if FULL_KEY in message:
+            await ws.close(1013)
+            return None
         data = message.get("bytes") or (message.get("text") or "").encode()
         if data == b"close":
             await ws.close(4000)

@@ -17,6 +17,10 @@ from server.edge_running import edge, error_of, eventually, is_closed, read_all,
 
 PATIENT = EdgeLimits(connections=20, per_address=1000, header_seconds=60)
 HASTY = EdgeLimits(header_seconds=1, body_seconds=1, send_seconds=0.5, close_seconds=0.5)
+UPGRADED = (
+    b"GET /ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
 HOLD = b"GET /hold HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -52,6 +56,8 @@ def test_requests_that_are_being_answered_do_not_give_way(clients):
         running.hold.clear()
         held = [clients(running.open(HOLD)) for _ in range(5)]
         with running.websocket() as websocket:
+            websocket.send(b"hello")
+            assert websocket.recv(30) == b"hello"
             eventually(lambda: running.places.busy == 6)
             for _ in range(40):
                 clients(running.open())
@@ -72,13 +78,52 @@ def test_when_all_are_busy_a_request_is_told_when_to_come_back(clients):
         assert (
             status_of(answer) == 503 and b"retry-after: 5" in answer.lower() and "try again later" in error_of(answer)
         )
-        upgrade = b"GET /ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
-        answer = running.ask(upgrade)
+        answer = running.ask(UPGRADED)
         assert status_of(answer) == 503 and b"retry-after: 5" in answer.lower()
         running.hold.set()
         assert all(status_of(each.recv(65536)) == 200 for each in held)
         eventually(lambda: running.places.busy == 0)
         assert status_of(running.ask()) == 200
+
+
+POST = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n"
+
+
+def test_a_crowd_of_unfinished_bodies_keeps_nobody_out(clients):
+    with edge(PATIENT) as running:
+        crowd = [clients(running.open(POST + b"12345")) for _ in range(40)]
+        assert status_of(running.ask()) == 200
+        eventually(lambda: len(running.places) <= 20)
+        assert running.places.busy == 0
+        crowd[-1].sendall(b"67890")
+        assert status_of(crowd[-1].recv(65536)) == 200
+        assert not running.complaints()
+
+
+def test_whose_request_is_whole_only_when_all_are_busy_is_told_so(clients):
+    with edge(PATIENT) as running:
+        running.hold.clear()
+        late = clients(running.open(POST))
+        eventually(lambda: len(running.places) == 1)
+        for _ in range(running.places.most_busy):
+            clients(running.open(HOLD))
+        eventually(lambda: running.places.busy == running.places.most_busy)
+        late.sendall(b"1234567890")
+        answer = read_all(late)
+        assert status_of(answer) == 503 and b"retry-after: 5" in answer.lower()
+        assert "try again later" in error_of(answer)
+        head = running.ask(b"HEAD / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert status_of(head) == 503 and head.endswith(b"\r\n\r\n")
+        assert all("connections are busy" in line for line in running.complaints())
+
+
+@pytest.mark.parametrize("unfinished", [POST, UPGRADED])
+def test_what_follows_a_request_is_no_part_of_it(clients, unfinished):
+    with edge(PATIENT) as running:
+        connected = clients(running.open(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + unfinished))
+        assert status_of(connected.recv(65536)) == 200
+        eventually(lambda: running.places.busy == 0)
+        assert len(running.places) == 1
 
 
 def test_one_address_may_have_only_so_many_without_a_header(clients):

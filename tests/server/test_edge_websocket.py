@@ -205,3 +205,78 @@ def test_a_violation_while_the_app_works_is_no_fault_of_the_app(running):
         running.take.set()
         assert close_code(read_all(connected)) == 1007
     eventually(lambda: running.ended)
+
+
+# -- before the first message ----------------------------------------------------------------------
+
+
+FEW = EdgeLimits(connections=20, per_address=1000)
+
+
+def test_a_crowd_that_says_nothing_whole_keeps_nobody_out():
+    with edge(FEW) as running, contextlib.ExitStack() as crowd:
+        for sent in [b"", frame(BINARY, b"Hel", fin=False), frame(BINARY, b"Hello")[:8], frame(PING)] * 10:
+            crowd.enter_context(upgraded(running)).sendall(sent)
+        with running.websocket() as websocket:
+            websocket.send(b"hello")
+            assert websocket.recv(30) == b"hello"
+            assert running.places.busy == 1
+        eventually(lambda: len(running.places) <= 20)
+        assert not running.complaints()
+
+
+def test_a_websocket_is_no_longer_busy_once_it_is_being_closed(running):
+    with upgraded(running) as connected:
+        connected.sendall(frame(BINARY, b"hello"))
+        assert connected.recv(100) == b"\x82\x05hello"
+        assert running.places.busy == 1
+        connected.sendall(frame(BINARY, b"close"))
+        assert close_code(connected.recv(100)) == 4000
+        eventually(lambda: not running.places.busy)
+        assert len(running.places) == 1, "it is waited for"
+    with upgraded(running) as connected:
+        connected.sendall(frame(BINARY, b"hello") + frame(CONT))
+        eventually(lambda: running.ended.count(1002))
+        assert running.places.busy == 0
+
+
+def test_who_speaks_first_when_all_are_busy_is_refused():
+    with edge(FEW) as running, contextlib.ExitStack() as others:
+        late = others.enter_context(running.websocket())
+        busy = [others.enter_context(running.websocket()) for _ in range(running.places.most_busy)]
+        for each in busy:
+            each.send(b"hello")
+            assert each.recv(30) == b"hello"
+        late.send(b"hello")
+        with pytest.raises(ConnectionClosed) as closed:
+            late.recv(30)
+        assert closed.value.rcvd.code == 1013
+        busy[0].close()
+        eventually(lambda: running.places.busy < len(busy))
+        with running.websocket() as websocket:
+            websocket.send(b"hello")
+            assert websocket.recv(30) == b"hello"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        frame(BINARY, b"a" * 13_000),
+        frame(BINARY, b"a" * 60000)[:9000],
+        frame(BINARY, b"a" * 100, fin=False) + frame(CONT, b"a" * 100, fin=False) * 90,
+    ],
+)
+def test_the_first_message_must_be_short(running, sent):
+    with upgraded(running) as connected:
+        connected.sendall(sent)
+        received = read_all(connected)
+        assert close_code(received) == 1009 and b"no whole message in the first 8192 bytes" in received
+
+
+def test_later_messages_may_be_long_also_those_sent_at_once(running):
+    with upgraded(running) as connected:
+        connected.sendall(frame(BINARY, b"hello") + frame(BINARY, b"a" * 60000))
+        received = bytearray()
+        while len(received) < 7 + 60004:
+            received += connected.recv(65536)
+        assert received == b"\x82\x05hello\x82\x7e\xea\x60" + b"a" * 60000

@@ -71,7 +71,7 @@ def test_a_json_line(log):
         "connection": 2,
         "count": 4,
     }
-    assert second["message"] == "nobody's\nline" and "session" not in second
+    assert second["message"] == r"nobody's\nline" and "session" not in second
 
 
 def test_a_text_line(log):
@@ -123,9 +123,42 @@ def test_an_unforeseen_exception_is_one_line_and_its_way_is_debugging(log):
         except ValueError as error:
             log_unexpected(own(), "a test", error)
         first, *others = lines(stream)
-        assert first["message"].startswith("a test: unexpected ValueError: first\nsecond (test_logs.py:")
+        assert first["message"].startswith(r"a test: unexpected ValueError: first\nsecond (test_logs.py:")
         assert "traceback" not in first and len(others) == count
         assert all("ValueError: first" in other["traceback"] for other in others)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_whatever_a_client_wrote_is_short_and_printable_wherever_it_stands_in_a_line(log, form):
+    """U+202E turns round what a terminal shows behind it."""
+    nasty = "\x1b[2J\r\nmoa-serve: error: fire\u202e" + 100_000 * "x"
+    stream = log(form, "debug")
+    with log_fields(bearer=nasty):
+        try:
+            raise ValueError(nasty)
+        except ValueError as error:
+            log_unexpected(own(), nasty, error)
+        own().warning(f"built {nasty}", extra={"data": {"why": nasty, "more": [nasty]}})
+    text = stream.getvalue()
+    assert all(letter.isprintable() for line in text.split("\n") for letter in line)
+    assert max(map(len, text.split("\n"))) < 5000 and "characters left out" in text
+    assert not any(line.startswith("moa-serve: error: fire") for line in text.split("\n"))
+    if form == "json":
+        values = [value for line in lines(stream) for name, value in line.items() if name != "traceback"]
+        assert all(letter.isprintable() for value in values for letter in value)
+        assert max(map(len, values)) < 1200
+        text = lines(stream)[0]["message"]
+    assert "(test_logs.py:" in text, "the end of a long line is kept"
+
+
+def test_a_traceback_of_many_lines_is_cut_and_cannot_look_like_other_lines(log):
+    stream = log("text", "debug")
+    try:
+        raise ValueError("moa-serve: error: fire\n" * 100_000)
+    except ValueError as error:
+        log_unexpected(own(), "a test", error)
+    assert 50 < len(stream.getvalue().splitlines()) < 200
+    assert sum(line.startswith("moa-serve") for line in stream.getvalue().splitlines()) == 2
 
 
 def test_libraries_are_heard_from_warnings_on(log):

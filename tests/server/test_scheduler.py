@@ -34,10 +34,10 @@ class Held:
         self.held: dict[int, int] = {}
         self.now = 100.0
 
-    def add(self, sequence: int, prefix: int, draft: int = 0, held: int = 0, deadline: float = 1e9) -> Job:
+    def add(self, sequence: int, prefix: int, draft: int = 0, held: int = 0) -> Job:
         job = Job(sequence, [1] * prefix, Sampling(), [2] * draft, range(draft))
         self.held[sequence] = held
-        self.scheduler.add(Waiting(job, self.now, deadline))
+        self.scheduler.add(Waiting(job, self.now))
         return job
 
     def plan(self):
@@ -139,13 +139,15 @@ def test_a_fixed_budget_is_kept(draft):
     assert sizes[9] >= 32 // 4
 
 
-def test_jobs_end_at_their_deadline_and_when_dropped():
+def test_what_is_dropped_or_nothing_is_known_of_is_in_no_step():
     held = Held()
-    late, dropped, other = held.add(1, 10, deadline=held.now), held.add(2, 10), held.add(3, 10)
+    unknown, dropped, other = held.add(1, 10), held.add(2, 10), held.add(3, 10)
     held.scheduler.drop(dropped)
+    del held.held[1]  # its KeyError is an engine's
     step = held.plan()
-    assert [waiting.job for waiting in step.expired] == [late]
+    assert [(job, type(error)) for job, error in step.failed] == [(unknown, KeyError)]
     assert [piece.waiting.job for piece in step.pieces] == [other]
+    assert not held.plan().failed and len(held.scheduler) == 1
 
 
 def test_shares():

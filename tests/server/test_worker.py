@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 
 import pytest
@@ -13,6 +14,7 @@ from moa_server.jobs import Job
 from moa_server.metrics import Metrics
 from moa_server.worker import EngineFailedError, ExpiredError, Worker
 from toy_engine import STOP, VOCAB, ToyEngine, plain
+from virtual_loop import run_virtually
 
 CHAINS = Capabilities(trees=False, max_draft_tokens=8)
 ITSELF = Capabilities(trees=False, max_draft_tokens=8, schedules_itself=True)
@@ -155,3 +157,83 @@ def test_an_engine_that_cancels_its_step_stalls_nobody(caplog):
         await worker.close()
 
     asyncio.run(scenario())
+
+
+class Stuck(ToyEngine):
+    """Its steps never return, nor can they be cancelled, until ``free`` is set."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.free = asyncio.Event()
+
+    async def step(self, requests):
+        names = {request.sequence for request in requests}
+        self._stepping |= names
+        while not self.free.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.free.wait()
+        self._stepping -= names
+        return await super().step(requests)
+
+
+@pytest.mark.parametrize("manner", [{}, {"capabilities": ITSELF}], ids=["scheduled", "schedules itself"])
+def test_a_job_expires_at_its_deadline_whatever_the_engine_does(manner):
+    async def scenario(loop) -> None:
+        stuck = Stuck(**manner)
+        worker, began, sequence = Worker(stuck, Metrics(), clock=loop.time), loop.time(), new_sequence()
+
+        async def expires(sequence: int, within: float, after: float = 0.0) -> None:
+            with pytest.raises(ExpiredError):
+                await worker.run(Job(sequence, [1, 2], Sampling()), within, after)
+            assert loop.time() - began == pytest.approx(after + within, abs=0.1)
+
+        await asyncio.gather(expires(sequence, 30), expires(new_sequence(), 5), expires(new_sequence(), 20, after=40))
+        assert not len(worker)
+        began = loop.time()
+        await expires(sequence, 10)  # the same again, while the engine is still busy with the one before
+        worker.release(sequence)
+        again = asyncio.create_task(worker.run(job := Job(sequence, [1, 2], Sampling()), 10))
+        await asyncio.sleep(1)
+        stuck.free.set()
+        await again
+        assert job.token == stuck.choice([1, 2])
+        await worker.close()
+
+    run_virtually(scenario)
+
+
+def test_time_waited_for_a_budget_does_not_count():
+    async def scenario(loop) -> None:
+        toy = ToyEngine()
+        worker = Worker(toy, Metrics(), clock=loop.time)
+        await worker.run(job := Job(new_sequence(), [1], Sampling()), 1, after=60)
+        assert job.done
+        await worker.close()
+
+    run_virtually(scenario)
+
+
+def test_what_an_engine_cannot_say_of_one_sequence_harms_no_other(toy, caplog):
+    held = toy.held
+    bad, good = Job(new_sequence(), [1, 2], Sampling()), Job(new_sequence(), [3, 4], Sampling())
+
+    def failing(sequence, prefix):
+        if sequence == bad.sequence:
+            raise KeyError("lost")
+        return held(sequence, prefix)
+
+    async def scenario() -> None:
+        toy.held = failing
+        worker = Worker(toy, Metrics())
+        results = await asyncio.gather(worker.run(bad, 30), worker.run(good, 30), return_exceptions=True)
+        assert isinstance(results[0], EngineFailedError) and results[1] is None
+        assert good.token == toy.choice([3, 4])
+        toy.held = held
+        await worker.run(again := Job(bad.sequence, [1, 2], Sampling()), 30)
+        assert again.token == toy.choice([1, 2])
+        await worker.close()
+
+    asyncio.run(scenario())
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        "the engine failed on a draft of 0 tokens behind 2: KeyError: 'lost'"
+    ]
