@@ -10,7 +10,7 @@ from moa_server.jobs import Job
 from moa_server.step_cost import StepCost
 
 #: While others are being served, a step may take so many times what one token for each of them takes ...
-STRETCH = 2.5
+STRETCH = 2.25
 #: ... and their drafts so many times; the rest is left for prefill, which is never starved.
 DRAFT_STRETCH = 1.8
 #: A step takes on tokens until its forward would take so long, seconds, whoever waits. One token's price is exceeded.
