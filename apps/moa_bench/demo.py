@@ -17,8 +17,8 @@ from moa_bench.link.background import BackgroundLink, background_link
 from moa_bench.verifier import Verifier, open_verifier
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, Origin
 from moa_runtime.bundle import Bundle
-from moa_runtime.driver import DriverSettings
 from moa_runtime.errors import MoaError
+from moa_runtime.loop import LoopSettings
 from moa_runtime.sync import SyncChat
 from moa_runtime.transport import Endpoint
 
@@ -70,7 +70,7 @@ def _demo(scratch: Path) -> int:
     _title("2. Start the verifier on this machine")
     with open_verifier() as server, background_link(with_round_trip(ROUND_TRIP_MS), *server.host_and_port) as link:
         endpoint = Endpoint(f"ws://127.0.0.1:{link.port}", server.endpoint.token)
-        with SyncChat(bundle, endpoint, settings=DriverSettings(offline_limit=2 * OFFLINE_TOKENS), threads=1) as chat:
+        with SyncChat(bundle, endpoint, settings=LoopSettings(offline_limit=2 * OFFLINE_TOKENS), threads=1) as chat:
             first = _first_answer(chat, server, link)
             second = _second_answer(chat, server, link)
     _title("Result")

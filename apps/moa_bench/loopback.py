@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from moa_bench.pace import Pace
 from moa_runtime.session.handshake import Limits, check_hello
 from moa_runtime.session.server import ServerSession, Verify, parse_client_message
 from moa_runtime.timeline import NO_TIMELINE, Timeline
@@ -18,9 +19,15 @@ class LoopbackVerifier:
 
     Args:
         timeline: gets a span ``verify`` for each verdict, with the tokens drafted, accepted and prefilled.
+        pace: of the target that it is said to be; None for the time that the engine takes.
+
+    Attributes:
+        compute_s: seconds that the last frame took the target.
     """
 
-    def __init__(self, engine: Engine, timeline: Timeline = NO_TIMELINE) -> None:
+    def __init__(self, engine: Engine, timeline: Timeline = NO_TIMELINE, pace: Pace | None = None) -> None:
+        self.compute_s = 0.0
+        self._pace = pace
         self._fingerprints = engine.fingerprints
         limits = Limits(max_context=engine.max_context, trees=engine.capabilities.trees)
         self._session = ServerSession(limits, engine.vocab_size, engine.stop_tokens)
@@ -35,6 +42,7 @@ class LoopbackVerifier:
         Returns:
             the frame that answers it, or None where nothing is to be said.
         """
+        self.compute_s = 0.0
         answer = self._handle(frame)
         return None if answer is None else answer.SerializeToString()
 
@@ -58,4 +66,6 @@ class LoopbackVerifier:
         job = self._engine.run(job_of(work, self._sequence, self._row_encoding))
         counts = {"drafted": len(work.draft), "accepted": len(job.path), "prefill": work.supplied}
         self._timeline.span("verify", began_ns, time.time_ns(), "verifier", **counts)
-        return verdict_of(self._session, work, job, self._row_encoding, time.perf_counter() - began)
+        tokens = 1 + len(work.draft) + max(0, work.supplied - 1)
+        self.compute_s = time.perf_counter() - began if self._pace is None else self._pace.compute_s(tokens)
+        return verdict_of(self._session, work, job, self._row_encoding, self.compute_s)

@@ -9,7 +9,7 @@ from pathlib import Path
 from moa_bench.builtin_questions import BUILTIN_QUESTIONS
 from moa_bench.questions import Question, read_questions
 from moa_runtime.bundle import Bundle
-from moa_runtime.control import draft_length_of
+from moa_runtime.draft_length import draft_length_of
 from moa_runtime.errors import MoaError
 from moa_runtime.paths import default_bundle
 from moa_runtime.session.events import Sampling

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
-from moa_runtime.control import draft_length_of
+from moa_runtime.draft_length import draft_length_of
 from moa_runtime.errors import MoaError
 
 DEFAULT_SERVER = "ws://127.0.0.1:8765"

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.control import DraftLength, controller_for
-from moa_runtime.driver import DriverSettings
+from moa_runtime.draft_length import DraftLength
 from moa_runtime.errors import MoaError
+from moa_runtime.loop import LoopSettings
 from moa_runtime.paths import default_bundle
 from moa_runtime.session.events import Policy, Sampling
+from moa_runtime.throughput import controller_for
 from moa_runtime.transport import Endpoint
 
 
@@ -55,7 +56,7 @@ class Setup:
             ngrams=self.ngrams,
             controller=controller_for(self.draft_length),
             policy=self.policy,
-            settings=DriverSettings(offline_limit=self.offline_limit),
+            settings=LoopSettings(offline_limit=self.offline_limit),
             system=self.system,
             wait=wait,
         )

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from moa_export.recordings import Recording
 from moa_runtime.backends.base import Backend
+from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
 
 DRAFT_LENGTH = 6
+_ONE = Budget.chain(1, nodes=1)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def replay(
             stop = min(base + draft_length, len(recording.tokens))
             right = base
             # Token by token, because what comes after a wrong one can commit nothing.
-            while right < stop and drafter.draft(recording.tokens[:right], 1)[0].token == recording.tokens[right]:
+            while right < stop and drafter.propose(recording.tokens[:right], _ONE).tokens[0] == recording.tokens[right]:
                 right += 1
             end = min(right + 1, len(recording.tokens))
             rounds, tokens, base = rounds + 1, tokens + end - base, end

@@ -29,7 +29,7 @@ class LinkStatus(enum.Enum):
 
     ONLINE = "online"
     RECONNECTING = "reconnecting"  # a connection is being made
-    OFFLINE = "offline"  # no connection, or a verdict is late
+    OFFLINE = "offline"  # no connection
 
 
 @dataclass(frozen=True)
@@ -174,17 +174,19 @@ class Disagreement:
 
 
 class PauseReason(enum.Enum):
-    """Why the device cannot write on without the target."""
+    """Why the device does not write on."""
 
     END = "end"  # it has ended the turn
     LENGTH = "length"  # the answer has its greatest length
     LIMIT = "limit"  # so much may be written offline, or the context is full
     UNPREPARED = "unprepared"  # no drafter, or the target has not sent it anything to draft from
+    LOW_POWER = "low power"  # the verifier is away, and the host asked to save power
+    BACKGROUND = "background"  # nobody looks, as the host said; it goes on when somebody does
 
 
 @dataclass(frozen=True)
 class Paused:
-    """The verifier is away and the device has written all that it can; the answer goes on when it is back."""
+    """The device does not write on, mostly since the verifier is away; the answer goes on when that has changed."""
 
     reason: PauseReason
 

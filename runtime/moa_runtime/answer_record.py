@@ -16,6 +16,7 @@ from moa_runtime.answer import (
 )
 from moa_runtime.answer_text import AnswerText
 from moa_runtime.conversation import Question
+from moa_runtime.loop_events import Drafted, LinkLost, LoopEvent, RoundEnded
 from moa_runtime.session.events import Committed, RolledBack
 from moa_runtime.tokenizer import ChatTokenizer
 
@@ -32,7 +33,7 @@ class AnswerRecord:
 
     Attributes:
         start: absolute position of the answer's first token.
-        statistics: filled in by the driver; sizes and times are added here.
+        statistics: its figures.
         disputed: what was rolled back in the last :class:`~moa_runtime.answer.Disagreement`.
     """
 
@@ -52,14 +53,33 @@ class AnswerRecord:
         self._asked_at = time.monotonic()
         self._ended_at = self._asked_at
 
-    def roll_back(self, event: RolledBack) -> None:
-        """The target did not confirm these; what it wrote instead is committed next."""
-        self._rolled_back = event
+    def hear(self, event: LoopEvent) -> None:
+        """Take what the drafting loop tells."""
+        statistics = self.statistics
+        if isinstance(event, Committed):
+            self._commit(event)
+        elif isinstance(event, RolledBack):  # what the target wrote instead is committed next
+            self._rolled_back = event
+            statistics.rolled_back += len(event.tokens)
+        elif isinstance(event, Drafted):
+            statistics.draft_seconds += event.seconds
+        elif isinstance(event, RoundEnded):
+            statistics.rounds += 1
+            statistics.drafted += event.drafted
+            statistics.accepted += event.accepted
+            statistics.round_trips.append(event.waited_s)
+            statistics.wait_seconds += event.waited_s
+        elif isinstance(event, LinkLost):
+            statistics.reconnects += 1
 
-    def commit(self, event: Committed) -> None:
-        """The target has confirmed these."""
-        if event.tokens and self.statistics.first_token_seconds is None:
-            self.statistics.first_token_seconds = time.monotonic() - self._asked_at
+    def _commit(self, event: Committed) -> None:
+        statistics = self.statistics
+        if event.tokens and statistics.first_token_seconds is None:
+            statistics.first_token_seconds = time.monotonic() - self._asked_at
+        kept = sum(origin is Origin.KEPT for origin in event.origins)
+        statistics.tokens += len(event.tokens)
+        statistics.kept += kept
+        statistics.offline += kept + sum(origin is Origin.OFFLINE for origin in event.origins)
         self._tokens += [TokenOrigin(t, o, True) for t, o in zip(event.tokens, event.origins, strict=True)]
 
     def update(self, unconfirmed: Sequence[tuple[int, Origin]]) -> AnswerUpdate:

@@ -12,22 +12,25 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, LinkStatus, Paused, PauseReason
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, LinkStatus, Paused
 from moa_runtime.answer_record import AnswerRecord
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
-from moa_runtime.control import Controller, Throughput
+from moa_runtime.control import Controller
 from moa_runtime.conversation import Conversation, Question
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.for_bundle import drafter_for
-from moa_runtime.driver import Driver, DriverSettings
+from moa_runtime.driver import Driver
 from moa_runtime.errors import MoaError
+from moa_runtime.loop import Conditions, DraftingLoop, LoopSettings
+from moa_runtime.loop_events import Drafted, LoopEvent, PauseBegan, Problem
 from moa_runtime.session.client import ClientSession
-from moa_runtime.session.events import Committed, Event, Finished, Policy, RolledBack, Sampling
+from moa_runtime.session.events import Committed, Finished, Policy, RolledBack, Sampling
+from moa_runtime.throughput import Throughput
 from moa_runtime.timeline import Timeline
 from moa_runtime.tokenizer import ChatTokenizer
-from moa_runtime.transport import Endpoint
+from moa_runtime.transport import Endpoint, Timing
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 
@@ -56,14 +59,15 @@ class Chat:
         drafter: Drafter | None,
         controller: Controller | None = None,
         policy: Policy = Policy.ROLLBACK,
-        settings: DriverSettings | None = None,
+        settings: LoopSettings | None = None,
+        timing: Timing | None = None,
         system: str | None = None,
         timeline: Timeline | None = None,
     ) -> None:
         self.tokenizer = ChatTokenizer.from_bundle(bundle)
         self._conversation = Conversation(self.tokenizer, system)
         manifest = bundle.manifest
-        self._session = ClientSession(
+        session = ClientSession(
             manifest.fingerprints,
             stop_tokens=manifest.stop_tokens,
             policy=policy,
@@ -78,20 +82,10 @@ class Chat:
         self._following = False
         self._refusal: ChatError | None = None
         self._first_connection: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._loop_task: asyncio.Task[None] | None = None
-        self._driver = Driver(
-            self._session,
-            drafter,
-            controller or Throughput(),
-            endpoint,
-            settings or DriverSettings(),
-            on_event=self._on_event,
-            on_tentative=self._on_tentative,
-            on_link=self._on_link,
-            on_pause=self._on_pause,
-            on_problem=self._on_problem,
-            timeline=timeline,
-        )
+        self._running: asyncio.Task[None] | None = None
+        self._loop = DraftingLoop(session, drafter, controller or Throughput(), settings)
+        self._loop.listen(self._hear)
+        self._driver = Driver(self._loop, drafter, endpoint, timing, timeline, on_problem=self._on_problem)
         self._record = self._new_record(Question([], 0, []))
 
     @classmethod
@@ -105,7 +99,8 @@ class Chat:
         ngrams: bool = True,
         controller: Controller | None = None,
         policy: Policy = Policy.ROLLBACK,
-        settings: DriverSettings | None = None,
+        settings: LoopSettings | None = None,
+        timing: Timing | None = None,
         system: str | None = None,
         timeline: Timeline | None = None,
         wait: bool = True,
@@ -134,6 +129,7 @@ class Chat:
             controller=controller,
             policy=policy,
             settings=settings,
+            timing=timing,
             system=system,
             timeline=timeline,
         )
@@ -161,16 +157,16 @@ class Chat:
         """
         if not wait:
             self._first_connection.set_result(None)
-        self._loop_task = asyncio.create_task(self._driver.run())
-        self._loop_task.add_done_callback(self._on_loop_end)
+        self._running = asyncio.create_task(self._driver.run())
+        self._running.add_done_callback(self._on_loop_end)
         self._driver.go_online()
         await self._first_connection
 
     async def close(self) -> None:
         await self._driver.close()
-        if self._loop_task is not None:
-            self._loop_task.cancel()
-            await asyncio.gather(self._loop_task, return_exceptions=True)
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -180,26 +176,26 @@ class Chat:
     @property
     def link(self) -> LinkChanged:
         """The link's last change, also one between answers."""
-        return self._driver.link
+        return self._loop.link
 
     @property
     def status(self) -> LinkStatus:
         """The link as the user should see it."""
-        return self._driver.link.status
+        return self._loop.link.status
 
     @property
     def policy(self) -> Policy:
         """What becomes of text written offline; may be set at any time."""
-        return self._session.policy
+        return self._loop.policy
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
-        self._session.policy = policy
+        self._loop.policy = policy
 
     @property
     def tokens(self) -> list[int]:
         """Tokens of the whole conversation that the target has confirmed."""
-        return self._session.committed[: None if self._following else self._conversation.length]
+        return self._loop.committed[: None if self._following else self._conversation.length]
 
     @property
     def prompt_tokens(self) -> int:
@@ -212,6 +208,21 @@ class Chat:
             await self._driver.go_offline()
         else:
             self._driver.go_online()
+
+    @property
+    def conditions(self) -> Conditions:
+        """What the host said last, see :meth:`tell_conditions`."""
+        return self._loop.conditions
+
+    def tell_conditions(self, conditions: Conditions) -> None:
+        """The app went to the background or came back, power is low, the network is metered: see
+        :class:`~moa_runtime.loop.Conditions`."""
+        self._driver.post(lambda: setattr(self._loop, "conditions", conditions))
+
+    async def network_changed(self) -> None:
+        """The device has another network: the connection, which may be dead, is made anew at once, not after the next
+        ping or backoff. Nothing while working offline."""
+        await self._driver.reconnect()
 
     def restore(self, messages: Sequence[Mapping[str, str]]) -> None:
         """Set the conversation to these turns, so that the next question continues them.
@@ -246,7 +257,7 @@ class Chat:
         self._check_idle()
         if self._refusal is not None and self._driver.gave_up:
             raise self._refusal
-        question = self._conversation.ask(self._session.committed, text)
+        question = self._conversation.ask(self._loop.committed, text)
         if question.length >= self._max_context:
             raise ContextFullError(
                 f"the conversation would have {question.length} tokens, the target's context holds "
@@ -255,7 +266,7 @@ class Chat:
         self._updates = asyncio.Queue()
         self._record = self._new_record(question)
         most = min(max_new_tokens, self._max_context)
-        self._driver.ask(question.kept, question.supplied, sampling or Sampling(), most)
+        self._driver.post(lambda: self._loop.ask(question.kept, question.supplied, sampling or Sampling(), most))
         async with aclosing(self._follow()) as events:
             async for event in events:
                 yield event
@@ -284,9 +295,7 @@ class Chat:
             raise ChatError("an answer is being written: stop it or wait for its end")
 
     def _new_record(self, question: Question) -> AnswerRecord:
-        record = AnswerRecord(self.tokenizer, question, self._driver.bytes_moved)
-        self._driver.statistics = record.statistics
-        return record
+        return AnswerRecord(self.tokenizer, question, self._driver.bytes_moved)
 
     async def _follow(self) -> AsyncGenerator[ChatEvent, None]:
         self._following, finished = True, False
@@ -325,7 +334,7 @@ class Chat:
 
         def keep() -> None:
             self._edition = edition
-            self._driver.keep(disputed.start, disputed.tokens)
+            self._loop.keep(disputed.start, disputed.tokens)
             self._record.take_back(disputed.start)
             self._publish()
 
@@ -336,37 +345,37 @@ class Chat:
         stopped = asyncio.get_running_loop().create_future()
 
         def cancel() -> None:
-            self._session.cancel()
+            self._loop.cancel()
             stopped.set_result(None)
 
         self._driver.post(cancel)
-        await asyncio.wait({stopped, *([self._loop_task] if self._loop_task else [])}, return_when="FIRST_COMPLETED")
-        if len(self._session.committed) >= self._record.start:
+        await asyncio.wait({stopped, *([self._running] if self._running else [])}, return_when="FIRST_COMPLETED")
+        if len(self._loop.committed) >= self._record.start:
             self._answered(self._record.confirmed_text())
 
     def _answered(self, text: str) -> None:
         self._record.pause_clock()
-        self._conversation.answered(self._record.question, text, len(self._session.committed))
+        self._conversation.answered(self._record.question, text, len(self._loop.committed))
 
-    # -- what the driver says ------------------------------------------------------------------
+    # -- what the loop says --------------------------------------------------------------------
 
-    def _on_event(self, event: Event) -> None:
-        if isinstance(event, RolledBack):
-            self._record.roll_back(event)
-        elif isinstance(event, Committed):
-            self._record.commit(event)
+    def _hear(self, event: LoopEvent) -> None:
+        self._record.hear(event)
+        if isinstance(event, Committed):
             update = self._publish()
             disagreement = self._record.disagreement(update)
             if disagreement is not None and self.policy is Policy.ASK:
                 self._put(disagreement)
+        elif isinstance(event, Drafted):
+            self._publish()
         elif isinstance(event, Finished):
             self._put(self._record.finish(event.reason))
-
-    def _on_tentative(self) -> None:
-        self._publish()
-
-    def _on_pause(self, reason: PauseReason) -> None:
-        self._put(Paused(reason))
+        elif isinstance(event, PauseBegan):
+            self._put(Paused(event.reason))
+        elif isinstance(event, LinkChanged):
+            self._on_link(event)
+        elif isinstance(event, Problem):
+            self._on_problem(event.error, event.final)
 
     def _on_link(self, change: LinkChanged) -> None:
         if self._following:
@@ -375,7 +384,7 @@ class Chat:
             self._first_connection.set_result(None)
 
     def _publish(self) -> AnswerUpdate:
-        update = self._record.update(self._session.unconfirmed)
+        update = self._record.update(self._loop.unconfirmed)
         self._put(update)
         return update
 

@@ -21,9 +21,10 @@ from moa_bench.loopback import LoopbackVerifier
 from moa_bench.questions import Question
 from moa_drafter.training import decoding
 from moa_runtime.bundle import Bundle, Fingerprints
+from moa_runtime.control import FixedShape
+from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
-from moa_runtime.drafters.tree import TreeShape
 from moa_runtime.errors import MoaError
 from moa_runtime.session.server import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
@@ -45,10 +46,10 @@ def tallied(
     """One answer to :data:`PROMPT`, checked against plain decoding. The drafter knows the target ``drafting``."""
     tally = Tally(draft_length)
     known = drafting or engine
-    conversation = Conversation(LoopbackVerifier(engine), ToyDrafter(known, right), PRINTS, [STOP])
-    answer = conversation.answer(
-        PROMPT, Sampling(), draft_length=draft_length, max_new_tokens=max_new_tokens, on_round=tally.add
+    conversation = Conversation(
+        LoopbackVerifier(engine), ToyDrafter(known, right), PRINTS, [STOP], FixedShape(Budget.chain(draft_length))
     )
+    answer = conversation.answer(PROMPT, Sampling(), max_new_tokens=max_new_tokens, on_round=tally.add)
     assert answer.tokens == plain(known, PROMPT, max_new_tokens)
     assert conversation.committed == PROMPT + answer.tokens
     return tally
@@ -141,7 +142,7 @@ def test_tau_is_the_mean_over_tasks_not_over_rounds():
 def test_other_fingerprints_are_refused_and_named():
     other = Fingerprints("another", "tokenizer", "drafter")
     with pytest.raises(RefusedError, match=r"target another.*target target"):
-        Conversation(LoopbackVerifier(ToyEngine()), ToyDrafter(ToyEngine(), 0), other, [STOP])
+        Conversation(LoopbackVerifier(ToyEngine()), ToyDrafter(ToyEngine(), 0), other, [STOP], FixedShape())
 
 
 @pytest.mark.parametrize(
@@ -229,9 +230,11 @@ def test_answers_of_a_real_drafter_equal_plain_decoding(tiny, sampling, mixture)
     tokenizer = ChatTokenizer.from_bundle(Bundle.open(bundle))
     question = tokenizer.encode_chat([{"role": "user", "content": "Name three primary colours."}])
     drafter = MoaDrafter(backend, max_context=engine.max_context, mixture=mixture)
-    conversation = Conversation(LoopbackVerifier(engine), drafter, engine.fingerprints, engine.stop_tokens)
+    conversation = Conversation(
+        LoopbackVerifier(engine), drafter, engine.fingerprints, engine.stop_tokens, FixedShape(Budget.chain(6))
+    )
     rounds: list[Round] = []
-    answer = conversation.answer(question, sampling, draft_length=6, max_new_tokens=40, on_round=rounds.append)
+    answer = conversation.answer(question, sampling, max_new_tokens=40, on_round=rounds.append)
     assert answer.tokens == [step.token for step in decode(engine, question, sampling, 40)]
     assert len(answer.tokens) == 1 + sum(outcome.committed for outcome in rounds)
     assert any(outcome.drafted for outcome in rounds)
@@ -245,7 +248,7 @@ def test_trees_commit_the_same_text_in_fewer_rounds(command):
     assert tree["tokens"] == chain["tokens"] and tree["rounds"] <= chain["rounds"]
     assert (tree["settings"]["nodes"], chain["settings"]["nodes"]) == (20, None)
     assert len(tree["accuracy_by_depth"]) == 3
-    assert (tree["settings"]["width"], chain["settings"]["width"]) == (TreeShape().width, None)
+    assert (tree["settings"]["width"], chain["settings"]["width"]) == (Budget.tree().width, None)
     narrow = command("--draft", "tree", "--draft-length", "3", "--nodes", "20", "--width", "2")[1]
     assert "tree of 20 nodes in 3 levels, 2 continued on each" in narrow
 
@@ -351,7 +354,7 @@ def test_a_size_without_a_tree_and_one_that_cannot_be(command):
     assert "--nodes is the size of a tree" in command("--nodes", "9")[2]
     assert "--width is the size of a tree" in command("--width", "9")[2]
     assert "continues 1 to 62, not 63" in command("--draft", "tree", "--width", "63")[2]
-    assert f"has {TreeShape().depth} to 1024 nodes, not 5" in command("--draft", "tree", "--nodes", "5")[2]
+    assert f"has {Budget.tree().levels} to 1024 nodes, not 5" in command("--draft", "tree", "--nodes", "5")[2]
 
 
 def test_a_second_turn_follows_the_first_and_one_that_does_not_fit_is_listed(tiny):
@@ -416,15 +419,15 @@ def test_the_same_seed_gives_the_same_figures(command):
 
 
 def test_an_interrupted_run_keeps_what_it_has(command, monkeypatch):
-    draft, calls = MoaDrafter.draft, []
+    propose, calls = MoaDrafter.propose, []
 
-    def interrupted(self, prefix, count):
-        calls.append(count)
-        if len(calls) == 30:
+    def interrupted(self, prefix, budget):
+        calls.append(budget)
+        if len(calls) == 5:
             raise KeyboardInterrupt
-        return draft(self, prefix, count)
+        return propose(self, prefix, budget)
 
-    monkeypatch.setattr(MoaDrafter, "draft", interrupted)
+    monkeypatch.setattr(MoaDrafter, "propose", interrupted)
     status, out, _ = command("--json")
     found = json.loads(out)
     assert (status, found["partial"]) == (130, True)
@@ -543,15 +546,15 @@ def test_a_checkpoint_drafts_as_its_bundle(command, bare, tiny):
 
 
 def test_an_interrupted_comparison_keeps_what_it_has(bare, rivals, tiny, monkeypatch):
-    draft, calls = MoaDrafter.draft, []
+    propose, calls = MoaDrafter.propose, []
 
-    def interrupted(self, prefix, count):
+    def interrupted(self, prefix, budget):
         calls.append(type(self._backend).__name__)
-        if calls.count("EagleBackend") == 9:
+        if calls.count("EagleBackend") == 2:
             raise KeyboardInterrupt
-        return draft(self, prefix, count)
+        return propose(self, prefix, budget)
 
-    monkeypatch.setattr(MoaDrafter, "draft", interrupted)
+    monkeypatch.setattr(MoaDrafter, "propose", interrupted)
     status, out, _ = bare("--drafter", str(tiny[1]), "--against", str(rivals["eagle"]), str(tiny[1]), "--json")
     found = json.loads(out)
     assert (status, found["partial"], found["questions"]) == (130, True, 2)

@@ -12,6 +12,7 @@ import sys
 import pytest
 from matplotlib.figure import Figure
 
+from drafted import draft_of
 from moa_bench.cli import main
 from moa_bench.link import LinkProfile, with_round_trip
 from moa_bench.network import command as network_command
@@ -82,8 +83,8 @@ def test_a_stream_has_no_rounds():
 
 def test_the_oracle_knows_what_follows():
     oracle = OracleDrafter(3, [7, 8, 9])
-    assert [drafted.token for drafted in oracle.draft([1, 2, 3, 7], 2)] == [8, 9]
-    assert [drafted.token for drafted in oracle.draft([1, 2, 3, 7, 8], 2)] == [9]
+    assert [drafted.token for drafted in draft_of(oracle, [1, 2, 3, 7], 2)] == [8, 9]
+    assert [drafted.token for drafted in draft_of(oracle, [1, 2, 3, 7, 8], 2)] == [9]
 
 
 # -- a tiny target over real sockets ---------------------------------------------------------------

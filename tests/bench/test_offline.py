@@ -21,6 +21,8 @@ from moa_bench.offline.outage import Outage
 from moa_bench.offline.tally import Tally, Text, TextTally
 from moa_bench.questions import Question
 from moa_runtime.bundle import Bundle
+from moa_runtime.control import FixedShape
+from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.session.server import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
@@ -36,10 +38,11 @@ PROMPT = [3, 1, 4, 1, 5]
 def toy_outage(engine: ToyEngine, right: int, answer_tokens: int) -> tuple[Outage, ToyDrafter]:
     """A conversation cut after so many tokens of its answer to :data:`PROMPT`."""
     drafter, verifier = ToyDrafter(engine, right), LoopbackVerifier(engine)
-    conversation = Conversation(verifier, drafter, PRINTS, [STOP])
+    # Without drafts each round brings one token.
+    conversation = Conversation(verifier, drafter, PRINTS, [STOP], FixedShape(Budget.chain(0, nodes=0)))
     answer = conversation.ask(PROMPT, Sampling())
     while len(answer.tokens) < answer_tokens:
-        conversation.round(0, answer)
+        conversation.go_on()
     return Outage(conversation.cut(), verifier), drafter
 
 

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,13 @@ from moa_bench.verifier import open_verifier
 from moa_runtime.answer import AnswerFinished
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
+from moa_runtime.control import FixedShape
+from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.errors import MoaError
 
 Event = dict
+DRAFT_LENGTH = 3
 SLACK_US = 1.0  # microseconds since 1970 have more digits than a float
 
 
@@ -71,8 +75,9 @@ def drawing(tiny, tmp_path_factory) -> Drawing:
     path = tmp_path_factory.mktemp("timeline") / "out.json"
 
     async def chat_twice(endpoint, timeline) -> None:
+        shape = FixedShape(Budget.chain(DRAFT_LENGTH))
         proposing = MoaDrafter(backend, max_context=engine.max_context, stop_tokens=bundle.manifest.stop_tokens)
-        async with Chat(bundle, endpoint, drafter=proposing, timeline=timeline) as chat:
+        async with Chat(bundle, endpoint, drafter=proposing, controller=shape, timeline=timeline) as chat:
             await chat.open()
             for text in ("Name three primary colours.", "And now?"):
                 events = [event async for event in chat.send(text, max_new_tokens=16)]
@@ -140,17 +145,23 @@ def test_the_verifier_works_while_the_device_waits(drawing: Drawing) -> None:
     assert len(prompts) == 2 and all(args["drafted"] == 0 for args in prompts)
 
 
-def test_every_drafted_token_has_its_span(drawing: Drawing) -> None:
+def test_every_draft_has_its_span(drawing: Drawing) -> None:
     waits = [span for span in drawing.on("device", "link") if span["name"] == "wait"]
     drafts = drawing.on("device", "draft")
     assert {draft["args"]["origin"] for draft in drafts} <= {"drafted", "offline"}
     assert any(wait["args"]["drafted"] for wait in waits)
-    for wait in waits:
-        # What is sent is the end of what was drafted; the device also drafts for itself until it is connected.
-        before = [draft["args"]["position"] for draft in drafts if end(draft) <= wait["ts"] + SLACK_US]
-        sent = before[len(before) - wait["args"]["drafted"] :]
-        assert len(sent) == wait["args"]["drafted"]
-        assert sent == [sent[0] + depth for depth in range(len(sent))]
+    positions = []
+    for before, wait in pairwise(waits):
+        # The device also drafts for itself until it is connected, before the prompt's verdict.
+        made = [
+            draft for draft in drafts if end(before) - SLACK_US <= draft["ts"] <= end(draft) <= wait["ts"] + SLACK_US
+        ]
+        if wait["args"]["drafted"]:
+            assert len(made) == 1 and wait["args"]["drafted"] <= DRAFT_LENGTH
+            positions.append(made[0]["args"]["position"])
+            if before["args"]["drafted"]:
+                assert positions[-1] == positions[-2] + before["args"]["accepted"] + 1
+    assert len(set(positions)) == len(positions) > 2
 
 
 def test_the_links_status_is_marked(drawing: Drawing) -> None:

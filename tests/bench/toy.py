@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from moa_runtime.drafters.base import DraftToken
-from toy_engine import VOCAB, ToyEngine
+from moa_runtime.session.tree import DraftTree
+from toy_engine import STOP, VOCAB, ToyEngine
 
 
 class ToyDrafter:
@@ -25,14 +25,14 @@ class ToyDrafter:
     def truncate_rows(self, length: int) -> None:
         self.rows = min(self.rows, length)
 
-    def draft(self, prefix, count) -> list[DraftToken]:
+    def propose(self, prefix, budget) -> DraftTree:
         tokens = list(prefix)
-        for _ in range(count):
+        for _ in range(min(budget.nodes, budget.levels, budget.depth)):
             # All committed tokens but the last, the target's own, have a memory row.
             depth = len(tokens) - self.rows
             token = self._engine.choice(tokens)
             tokens.append(token if depth <= self._right else 1 + token % (VOCAB - 1))
-        return [DraftToken(token, 0.0) for token in tokens[len(prefix) :]]
-
-    def lengthen(self, prefix, logprob) -> list[DraftToken]:
-        return []
+            if token == STOP:
+                break
+        drafted = tokens[len(prefix) :]
+        return DraftTree.chain(drafted, [0.0] * len(drafted))

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from drafted import draft_of
 from moa_bench.accept.measure import AcceptSettings, Results, measure
 from moa_bench.checkpoints import checkpoint_pair, drafting
 from moa_bench.questions import Question
@@ -28,9 +29,8 @@ from moa_drafter.training.batch import Batch, make_batch
 from moa_drafter.training.data import Conversation
 from moa_drafter.training.losses import forward_kl
 from moa_drafter.training.visibility import FutureLengths
-from moa_runtime.drafters.base import DraftToken
+from moa_runtime.drafters.base import Budget, DraftToken
 from moa_runtime.drafters.moa import MoaDrafter
-from moa_runtime.drafters.tree import TreeShape
 from moa_runtime.session.events import Sampling
 from moa_server.plain import decode
 from tiny import make_tiny_rival
@@ -75,7 +75,7 @@ def device(drafter: Drafter, states: TargetStates, rows: int) -> MoaDrafter:
 
 def continuations(loop: MoaDrafter, prefix: list[int]) -> dict[int, float]:
     """The likeliest next tokens with their log-probabilities."""
-    tree = loop.draft_tree(prefix, TreeShape(16, 1, 16))
+    tree = loop.propose(prefix, Budget.tree(16, 1, 16))
     return dict(zip(tree.tokens, tree.scores, strict=True))
 
 
@@ -98,7 +98,7 @@ def test_training_predicts_what_drafting_computes(target: Target, drafter: Draft
             seen.append(depth)
             if depth == 1:
                 loop = device(drafter, states, position)
-            (drafted,) = loop.draft(tokens[: position + 1], 1)
+            (drafted,) = draft_of(loop, tokens[: position + 1], 1)
             best = int(row.argmax())
             assert drafted.token == drafter.draft_to_target[best]
             assert drafted.logprob == pytest.approx(float(row[best]), abs=1e-4)
@@ -109,8 +109,8 @@ def test_a_trees_paths_are_chains(target: Target, drafter: Drafter) -> None:
     known = Known(target, drafter)
     prefix = list(known.conversations[0].tokens[:12])
     loop = device(drafter, known.states[0], 11)
-    loop.draft(prefix, 3)  # leaves entries of another draft behind
-    tree = loop.draft_tree(prefix, TreeShape(160, 4, 3))  # every node there is: 16 candidates, then 48 on each level
+    draft_of(loop, prefix, 3)  # leaves entries of another draft behind
+    tree = loop.propose(prefix, Budget.tree(160, 4, 3))  # every node there is: 16 candidates, then 48 on each level
     assert tree.depth == 4
     paths: list[list[int]] = [[]]
     scores = [0.0]
@@ -125,19 +125,19 @@ def test_rows_that_come_later_replace_estimates(target: Target, drafter: Drafter
     known = Known(target, drafter)
     tokens, states = list(known.conversations[0].tokens), known.states[0]
     loop = device(drafter, states, 6)
-    loop.draft(tokens[:10], 3)
+    draft_of(loop, tokens[:10], 3)
     if drafter.row_reads:
         with torch.no_grad():
             keys, values = (half.numpy() for half in drafter.rows(states, torch.arange(len(states.last))))
         loop.add_rows(4, keys[4:11], values[4:11])
-    assert_same(loop.draft(tokens[:12], 3), device(drafter, states, 11).draft(tokens[:12], 3))
+    assert_same(draft_of(loop, tokens[:12], 3), draft_of(device(drafter, states, 11), tokens[:12], 3))
     loop.truncate_rows(7)
-    assert_same(loop.draft(tokens[:10], 2), device(drafter, states, 7).draft(tokens[:10], 2))
+    assert_same(draft_of(loop, tokens[:10], 2), draft_of(device(drafter, states, 7), tokens[:10], 2))
 
 
 def test_without_any_row_it_drafts_all_the_same(target: Target, drafter: Drafter) -> None:
     known = Known(target, drafter)
-    drafted = device(drafter, known.states[0], 0).draft(list(known.conversations[0].tokens[:5]), 3)
+    drafted = draft_of(device(drafter, known.states[0], 0), list(known.conversations[0].tokens[:5]), 3)
     assert len(drafted) == 3 and all(token.logprob < 0 for token in drafted)
 
 

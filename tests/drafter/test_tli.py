@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from drafted import draft_of
 from moa_drafter.architectures import new_drafter
 from moa_drafter.checkpoint import load_bound, load_checkpoint, load_moa, save_checkpoint
 from moa_drafter.cli import main
@@ -24,8 +25,8 @@ from moa_drafter.target import Target
 from moa_drafter.training.deepen import fit_to_target_layers, with_target_layers
 from moa_drafter.training.losses import forward_kl
 from moa_drafter.training.visibility import FutureLengths, packed_masks, row_limits
+from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
-from moa_runtime.drafters.tree import TreeShape
 
 TOKENS = torch.randint(3, 512, (26,), generator=torch.Generator().manual_seed(3)).tolist()
 
@@ -64,7 +65,7 @@ def runtime_drafter(drafter: MoADrafter) -> MoaDrafter:
 
 def assert_next(drafter: MoADrafter, runtime: MoaDrafter, prefix: list[int], logprobs: torch.Tensor) -> None:
     """The drafter's best token behind ``prefix`` is that of the training forward."""
-    (drafted,) = runtime.draft(prefix, 1)
+    (drafted,) = draft_of(runtime, prefix, 1)
     best = logprobs.max(0)
     assert drafted.logprob == pytest.approx(float(best.values), abs=2e-4)
     assert drafted.token == int(drafter.draft_to_target[best.indices])
@@ -127,7 +128,7 @@ def test_rows_that_come_for_a_part_of_what_was_drafted_change_the_rest(target: T
     keys, values = rows_of(target, drafter, TOKENS)
     runtime = runtime_drafter(drafter)
     runtime.add_rows(0, keys[:7], values[:7])
-    runtime.draft(TOKENS[:20], 3)
+    draft_of(runtime, TOKENS[:20], 3)
     runtime.add_rows(7, keys[7:12], values[7:12])
     limits = list(range(12)) + [11] * (len(TOKENS) - 12)
     assert_next(drafter, runtime, TOKENS[:20], expected(target, drafter, TOKENS[:20], limits[:20])[-1])
@@ -142,7 +143,7 @@ def test_a_node_of_a_tree_scores_like_the_chain_along_its_path(target: Target, d
     keys, values = rows_of(target, drafter, prefix)
     runtime = MoaDrafter(drafter.backend(top_k=3), max_context=128)
     runtime.add_rows(0, keys[:8], values[:8])
-    tree = runtime.draft_tree(prefix, TreeShape(nodes=30, depth=4, width=3))
+    tree = runtime.propose(prefix, Budget.tree(nodes=30, levels=4, width=3))
     assert tree.depth == 4 and len(tree.tokens) == 30
     own = {int(token): index for index, token in enumerate(drafter.draft_to_target)}
     for node in range(3, len(tree.tokens), 4):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from drafted import draft_of
 from moa_drafter.device_half import DeviceHalf, signature
 from moa_drafter.model import MoADrafter
 from moa_drafter.states import target_states
@@ -63,7 +64,7 @@ def test_the_runtime_drafter_follows_the_greedy_path_of_the_training_forward(
     keys, values = drafter.memory_rows(kv, torch.arange(len(prefix)))
     runtime = MoaDrafter(drafter.backend(top_k=8), max_context=64)
     runtime.add_rows(0, keys[:-1].numpy(), values[:-1].numpy())
-    drafted = runtime.draft(prefix, 4)
+    drafted = draft_of(runtime, prefix, 4)
 
     sequence = list(prefix)
     for token in drafted:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import tiny
+from drafted import draft_of
 from moa_drafter.checkpoint import drafter_fingerprint
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import target_fingerprint
@@ -93,7 +94,7 @@ def test_the_bundle_drafts_like_pytorch(made: tuple[Bundle, dict], drafter: MoAD
         assert (backend.top_k, backend.kv_shape) == (16, (2, 16))
         runtime = MoaDrafter(backend, max_context=made[0].manifest.max_context)
         runtime.add_rows(0, keys, values)
-        results.append(runtime.draft(list(range(20, 30)), 1) + runtime.draft([*range(20, 26), 77], 1))
+        results.append(draft_of(runtime, list(range(20, 30)), 1) + draft_of(runtime, [*range(20, 26), 77], 1))
     for ours, theirs in zip(*results, strict=True):
         near = pytest.approx(theirs.logprob, abs=0.1)  # rounding may swap two that are almost as likely
         assert ours.token == theirs.token or ours.logprob == near

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from drafted import draft_of
 from moa_bench.conversation import Conversation, Round
 from moa_bench.loopback import LoopbackVerifier
 from moa_drafter.checkpoint import load_bound, load_moa, save_checkpoint
@@ -24,8 +25,9 @@ from moa_export.rotation import rotate_residual_stream
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
+from moa_runtime.control import FixedShape
+from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
-from moa_runtime.drafters.tree import TreeShape
 from moa_runtime.session.events import Sampling
 from moa_server.plain import decode
 from moa_server.transformers_engine import TransformersEngine
@@ -66,9 +68,9 @@ def assert_same_drafts(one: Backend, other: Backend, atol: float) -> None:
         drafts = []
         for side in sides:
             side.add_rows(0, *rows[:, :held])
-            drafted = side.draft(prefix, 3)
+            drafted = draft_of(side, prefix, 3)
             side.add_rows(held, *rows[:, held:])
-            tree = side.draft_tree(prefix, TreeShape(nodes=16, depth=3, width=4))
+            tree = side.propose(prefix, Budget.tree(nodes=16, levels=3, width=4))
             drafts.append(([guess.token for guess in drafted], [guess.logprob for guess in drafted], tree))
         (tokens, logprobs, tree), (other_tokens, other_logprobs, other_tree) = drafts
         assert tokens == other_tokens and tree.tokens == other_tree.tokens
@@ -91,25 +93,18 @@ def test_a_rotated_residual_stream_changes_nothing(tiny_drafter: Path, target: T
     assert_same_drafts(turned.backend(top_k=16), drafter.backend(top_k=16), atol=1e-3)
 
 
-@pytest.mark.parametrize("tree", [None, TreeShape(nodes=10, depth=3, width=3)], ids=["chain", "tree"])
+@pytest.mark.parametrize("shape", [Budget.chain(4), Budget.tree(nodes=10, levels=3, width=3)], ids=["chain", "tree"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, 0.95, seed=3)], ids=["greedy", "sampled"])
 def test_a_conversation_is_lossless(
-    bundle: Bundle, checkpoint: Path, tiny_target: Path, tree: TreeShape | None, sampling: Sampling
+    bundle: Bundle, checkpoint: Path, tiny_target: Path, shape: Budget, sampling: Sampling
 ) -> None:
     """Rows of twice the heads travel in the frames, and the answer is the target's own."""
     engine = TransformersEngine.load(str(tiny_target), checkpoint)
     question = [1, 40, 90, 200, 31, 7]
     device = MoaDrafter(load_backend(bundle, threads=1), max_context=200)
     rounds: list[Round] = []
-    conversation = Conversation(LoopbackVerifier(engine), device, bundle.manifest.fingerprints, [2])
-    answer = conversation.answer(
-        question,
-        sampling,
-        draft_length=4,
-        max_new_tokens=24,
-        on_round=rounds.append,
-        draft_tree=None if tree is None else lambda prefix: device.draft_tree(prefix, tree),
-    )
+    conversation = Conversation(LoopbackVerifier(engine), device, bundle.manifest.fingerprints, [2], FixedShape(shape))
+    answer = conversation.answer(question, sampling, max_new_tokens=24, on_round=rounds.append)
     assert rounds and device.rows >= len(question) + len(answer.tokens) - 2
     assert [step.token for step in decode(engine, question, sampling, len(answer.tokens))] == answer.tokens
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from drafted import draft_of
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.shared import SharedBackend
 from moa_runtime.bundle import Bundle
@@ -130,9 +131,9 @@ def test_the_same_rows_give_the_same_draft_also_after_a_rollback(backend: Backen
     for side in (reference, backend):
         drafter = MoaDrafter(side, max_context=512)
         drafter.add_rows(0, *rows(len(PREFIX) - 1))
-        first = drafter.draft(PREFIX, 4)
-        drafter.draft([*PREFIX[:6], 77, 78], 2)  # another branch, which goes back to position 6
-        again = drafter.draft(PREFIX, 4)
+        first = draft_of(drafter, PREFIX, 4)
+        draft_of(drafter, [*PREFIX[:6], 77, 78], 2)  # another branch, which goes back to position 6
+        again = draft_of(drafter, PREFIX, 4)
         assert [guess.token for guess in again] == [guess.token for guess in first]
         drafts.append(first)
     for ours, theirs in zip(*drafts, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from drafted import draft_of
 from moa_runtime.drafters.moa import MoaDrafter
 from runtime.echo import EchoBackend, fed, rows
 
@@ -22,7 +23,7 @@ def own_rows(count: int) -> tuple[np.ndarray, np.ndarray]:
 def test_rows_need_not_have_the_shape_of_cache_entries() -> None:
     drafter = MoaDrafter(OwnRowsBackend(), max_context=100)
     drafter.add_rows(0, *own_rows(2))
-    drafter.draft([5, 6, 7], 1)
+    draft_of(drafter, [5, 6, 7], 1)
     assert drafter._backend.rows == [2]
     with pytest.raises(ValueError, match="expected"):
         drafter.add_rows(2, *rows(2, 1))
@@ -30,7 +31,7 @@ def test_rows_need_not_have_the_shape_of_cache_entries() -> None:
 
 def test_a_backend_that_needs_no_row_is_given_none() -> None:
     drafter = MoaDrafter(OwnRowsBackend(), max_context=100)
-    drafter.draft([5], 2)
+    draft_of(drafter, [5], 2)
     assert drafter._backend.rows == [0, 0]
 
 
@@ -41,17 +42,17 @@ def test_tokens_that_have_a_row_now_are_fed_again_only_where_entries_are_made_of
     drafter, prefix = MoaDrafter(backend, max_context=100), list(range(8))
     before, later = (np.ones((count, *backend.row_shape), np.float32) for count in (3, 4))
     drafter.add_rows(0, before, before)
-    drafter.draft(prefix, 1)
+    draft_of(drafter, prefix, 1)
     drafter.add_rows(3, later, later)
     fed(drafter)
-    drafter.draft(prefix, 1)
+    draft_of(drafter, prefix, 1)
     assert fed(drafter) == [expected]
 
 
 def test_a_look_back_leaves_no_entry_that_lacks_its_rows() -> None:
     drafter, prefix = MoaDrafter(OwnRowsBackend(), max_context=100), list(range(8))
     drafter.add_rows(0, *own_rows(7))
-    longer = [*prefix[:4], *(token.token for token in drafter.draft(prefix[:4], 4))]  # with four rows
+    longer = [*prefix[:4], *(token.token for token in draft_of(drafter, prefix[:4], 4))]  # with four rows
     fed(drafter)
-    drafter.draft(longer, 1)  # with all seven
+    draft_of(drafter, longer, 1)  # with all seven
     assert fed(drafter) == [4]

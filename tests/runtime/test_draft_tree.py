@@ -7,11 +7,12 @@ import math
 import numpy as np
 import pytest
 
+from drafted import draft_of, path_of
 from moa_runtime.backends.base import Backend, StepInputs
-from moa_runtime.drafters.base import DraftToken
+from moa_runtime.drafters.base import Budget, DraftToken
 from moa_runtime.drafters.mixture import WEIGHTS, NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
-from moa_runtime.drafters.tree import GrowingTree, TreeShape
+from moa_runtime.drafters.tree import GrowingTree
 from moa_runtime.session.tree import DraftTree, check_parents, depths
 
 PREFIX = list(range(40, 52))
@@ -23,7 +24,7 @@ def guesses(*shares: tuple[int, float]) -> list[DraftToken]:
 
 def grown() -> GrowingTree:
     """First 5 (0.6), 6 (0.3) and 9 (0.1); behind 5 then 7 (0.5) and 8 (0.4), behind 6 then 7 (0.9) and 8 (0.1)."""
-    tree = GrowingTree(TreeShape(nodes=4, depth=3, width=2), stop_tokens=[9])
+    tree = GrowingTree(Budget.tree(nodes=4, levels=3, width=2), stop_tokens=[9])
     tree.add_level([guesses((5, 0.6), (6, 0.3), (9, 0.1))])
     paths, mask = tree.expand()
     assert paths == [[5], [6]] and mask.tolist() == [[True, False], [False, True]]
@@ -35,7 +36,7 @@ def test_the_likeliest_nodes_are_kept_with_their_ancestors() -> None:
     best = grown().best()  # paths: 5 0.6, 6 0.3, 5-7 0.3, 6-7 0.27, 5-8 0.24, 9 0.1, 6-8 0.03
     assert (best.tokens, best.parents) == ((5, 6, 7, 7), (0, 0, 1, 2))
     assert np.exp(best.scores) == pytest.approx([0.6, 0.3, 0.3, 0.27])
-    assert best.likeliest_path() == [5, 7] and best.depth == 2
+    assert path_of(best) == [5, 7] and best.depth == 2
 
 
 def test_a_mask_shows_each_node_its_path() -> None:
@@ -46,7 +47,7 @@ def test_a_mask_shows_each_node_its_path() -> None:
 
 
 def test_what_ends_the_turn_is_not_continued() -> None:
-    tree = GrowingTree(TreeShape(), stop_tokens=[9])
+    tree = GrowingTree(Budget.tree(), stop_tokens=[9])
     tree.add_level([guesses((9, 1.0))])
     assert tree.expand()[0] == []
 
@@ -54,7 +55,7 @@ def test_what_ends_the_turn_is_not_continued() -> None:
 def lengthened(known: list[DraftToken], room: int = 99, nodes: int = 5) -> DraftTree:
     """:func:`grown`, of more nodes, with ``known`` behind 5-7 (0.3) and 6-7 (0.27)."""
     tree = grown()
-    tree._shape = TreeShape(nodes=nodes, depth=2, width=2)
+    tree._budget = Budget.tree(nodes=nodes, levels=2, width=2)
     tree.lengthen(lambda path: known if path == [5, 7] else [], room)
     return tree.best()
 
@@ -63,7 +64,7 @@ def test_a_path_is_lengthened_while_it_is_among_the_likeliest() -> None:
     """Kept are 5, 6, 5-7, 6-7, 5-8 of 0.24: one of 0.27 is among them, one of 0.243 is, one of 0.22 no more."""
     tree = lengthened(guesses((1, 0.9), (2, 0.9), (3, 0.9)))
     assert tree.tokens == (5, 6, 7, 7, 1) and tree.parents == (0, 0, 1, 2, 3)
-    assert tree.depth == 3 and tree.likeliest_path() == [5, 7, 1]
+    assert tree.depth == 3 and path_of(tree) == [5, 7, 1]
     assert lengthened(guesses((1, 0.5))).tokens == (5, 6, 7, 8, 7)
 
 
@@ -75,8 +76,35 @@ def test_a_path_is_lengthened_into_what_room_there_is() -> None:
 
 
 def test_an_empty_tree() -> None:
-    empty = DraftTree((), (), ())
+    empty = DraftTree()
     assert empty.depth == 0 and empty.likeliest_path() == []
+    assert empty == DraftTree.chain([], [])
+
+
+def test_a_chain_is_a_tree_without_branches() -> None:
+    chain = DraftTree.chain([5, 6, 7], [-0.5, -0.25, -1.0], steps=[1, 1])
+    assert (chain.tokens, chain.parents, chain.steps) == ((5, 6, 7), (0, 1, 2), (1, 1))
+    assert chain.scores == (-0.5, -0.75, -1.75)
+    assert chain.depth == 3 and chain.likeliest_path() == [0, 1, 2]
+
+
+def test_the_likeliest_path_takes_the_likeliest_child_each_time() -> None:
+    """``5(8(9), 7), 6(4)``: 6 and 4 are likelier than 5 and 7, but 5 is likelier than 6. Of equals the first."""
+    tree = DraftTree((5, 6, 8, 7, 4, 9), (0, 0, 1, 1, 2, 3), (-0.6, -1.0, -2.5, -2.0, -1.0, -2.5))
+    assert tree.likeliest_path() == [0, 3] and path_of(tree) == [5, 7]
+    even = DraftTree((5, 6), (0, 0), (-1.0, -1.0))
+    assert even.likeliest_path() == [0]
+
+
+def test_a_tree_behind_a_chain() -> None:
+    tree = DraftTree((5, 6, 7), (0, 1, 1), (-0.5, -1.0, -2.0), (1, 2))
+    whole = tree.behind([3, 4], [-0.125, -0.25])
+    assert whole.tokens == (3, 4, 5, 6, 7) and whole.parents == (0, 1, 2, 3, 3)
+    assert whole.scores == (-0.125, -0.375, -0.875, -1.375, -2.375)
+    assert whole.steps == (1, 2) and whole.depth == 4 and path_of(whole) == [3, 4, 5, 6]
+    assert check_parents(whole.parents, 5) == list(whole.parents)
+    assert tree.behind([], []) == tree
+    assert DraftTree(steps=(1,)).behind([3], [-0.5]) == DraftTree.chain([3], [-0.5], [1])
 
 
 def drafter_on(backend: Backend, max_context: int = 512) -> MoaDrafter:
@@ -89,7 +117,7 @@ def drafter_on(backend: Backend, max_context: int = 512) -> MoaDrafter:
 def test_a_tree_s_scores_are_those_of_its_paths(reference: Backend) -> None:
     """Every node, scored along its path in one causal pass."""
     drafter = drafter_on(reference)
-    tree = drafter.draft_tree(PREFIX, TreeShape(nodes=20, depth=4, width=3))
+    tree = drafter.propose(PREFIX, Budget.tree(nodes=20, levels=4, width=3))
     assert len(tree.tokens) == 20 and check_parents(tree.parents, 20) == list(tree.parents)
     assert max(depths(tree.parents)) <= 4 and tree.depth >= 2
     memory = drafter._memory_of(len(PREFIX))
@@ -110,15 +138,15 @@ def test_a_tree_s_scores_are_those_of_its_paths(reference: Backend) -> None:
 
 def test_a_chain_after_a_tree_is_what_it_was_before(backend: Backend) -> None:
     drafter = drafter_on(backend)
-    before = drafter.draft(PREFIX, 4)
-    drafter.draft_tree(PREFIX, TreeShape(nodes=30, depth=3, width=4))
-    assert [one.token for one in drafter.draft(PREFIX, 4)] == [one.token for one in before]
+    before = draft_of(drafter, PREFIX, 4)
+    drafter.propose(PREFIX, Budget.tree(nodes=30, levels=3, width=4))
+    assert [one.token for one in draft_of(drafter, PREFIX, 4)] == [one.token for one in before]
 
 
 def test_a_tree_stays_within_the_context(reference: Backend) -> None:
-    room = drafter_on(reference, len(PREFIX) + 2).draft_tree(PREFIX, TreeShape(nodes=30, depth=6, width=2))
+    room = drafter_on(reference, len(PREFIX) + 2).propose(PREFIX, Budget.tree(nodes=30, levels=6, width=2))
     assert room.depth == 2
-    assert drafter_on(reference, len(PREFIX)).draft_tree(PREFIX, TreeShape()).tokens == ()
+    assert drafter_on(reference, len(PREFIX)).propose(PREFIX, Budget.tree()).tokens == ()
 
 
 def test_a_tree_grows_along_what_was_said_before(reference: Backend) -> None:
@@ -130,9 +158,9 @@ def test_a_tree_grows_along_what_was_said_before(reference: Backend) -> None:
     for mixture in (None, NgramMixture()):
         drafter = MoaDrafter(reference, max_context=512, mixture=mixture)
         drafter.add_rows(0, *memory)
-        trees.append(drafter.draft_tree(text, TreeShape(nodes=20, depth=4, width=3)))
+        trees.append(drafter.propose(text, Budget.tree(nodes=20, levels=4, width=3)))
     alone, mixed = trees
-    assert mixed.likeliest_path()[:3] == [48, 49, 50]
+    assert path_of(mixed)[:3] == [48, 49, 50]
     first = [token for token, parent in zip(mixed.tokens, mixed.parents, strict=True) if parent == 0]
     assert set(first) - {48} <= set(alone.tokens)
     assert np.exp(mixed.scores[mixed.tokens.index(48)]) >= WEIGHTS[8]
@@ -148,7 +176,7 @@ def test_a_tree_goes_on_copying_below_its_last_level(reference: Backend) -> None
     def path(max_context: int) -> list[int]:
         drafter = MoaDrafter(reference, max_context=max_context, mixture=NgramMixture())
         drafter.add_rows(0, *memory)
-        return drafter.draft_tree(text, TreeShape(nodes=20, depth=2, width=3)).likeliest_path()
+        return path_of(drafter.propose(text, Budget.tree(nodes=20, levels=2, width=3)))
 
     copied = path(512)
     assert len(copied) > 8 and copied == list(range(58, 58 + len(copied)))

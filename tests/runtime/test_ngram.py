@@ -8,6 +8,7 @@ from itertools import islice
 
 import pytest
 
+from drafted import draft_of
 from moa_runtime.drafters.base import DraftToken
 from moa_runtime.drafters.mixture import WEIGHTS, NgramMixture
 from moa_runtime.drafters.ngram import Match, NgramDrafter, NgramIndex
@@ -66,7 +67,7 @@ def looked_up(text: list[int], asked: list[int], stop_tokens: list[int]) -> Matc
 
 
 def copied(tokens: list[int], count: int, stop_tokens=()) -> list[int]:
-    return [drafted.token for drafted in NgramDrafter(stop_tokens).draft(tokens, count)]
+    return [drafted.token for drafted in draft_of(NgramDrafter(stop_tokens), tokens, count)]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from drafted import path_of
 from moa_runtime.session.client import LinkState, LocalProtocolError
 from moa_runtime.session.events import Committed, Faulted, Finished, FinishReason, Origin, Policy, RolledBack, Sampling
 from moa_runtime.session.handshake import Fingerprints, Limits, check_hello
@@ -55,7 +56,7 @@ def test_a_tree_may_be_accepted_on_another_path_than_the_tentative_one() -> None
     right = decode(PROMPT, len(PROMPT) + 4)[-3:]
     wrong = [token % (VOCAB - 1) + 1 for token in right]
     tree = DraftTree((wrong[0], right[0], wrong[1], right[1]), (0, 0, 1, 2), (-0.1, -0.9, -0.2, -1.0))
-    pair.client.extend(tree.likeliest_path(), Origin.DRAFTED)
+    pair.client.extend(path_of(tree), Origin.DRAFTED)
     assert pair.client.propose(tree=tree) and pair.client.in_flight_drafted == 4
     pair.settle()
     assert pair.client.committed == decode(PROMPT, len(PROMPT) + 4)

@@ -9,15 +9,14 @@ from collections.abc import AsyncIterator, Callable
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Origin
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.driver import DriverSettings
+from moa_runtime.loop import LoopSettings
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint, Timing
 from server.running import Verifier
 
 QUESTION = "Name three primary colours."
-QUICK = DriverSettings(
-    offline_limit=40, late_after_s=0.3, timing=Timing(ping_interval=0.5, ping_timeout=0.5, first_backoff=0.05)
-)
+QUICK = LoopSettings(offline_limit=40, late_after_s=0.3, outage_after_s=0.0)
+IMPATIENT = Timing(ping_interval=0.5, ping_timeout=0.5, first_backoff=0.05)
 TIMEOUT_S = 60
 
 
@@ -28,6 +27,7 @@ def endpoint(verifier: Verifier, port: int | None = None) -> Endpoint:
 @contextlib.asynccontextmanager
 async def chatting(bundle: Bundle, where: Endpoint, **options: object) -> AsyncIterator[Chat]:
     options.setdefault("settings", QUICK)
+    options.setdefault("timing", IMPATIENT)
     async with await Chat.connect(bundle, where, threads=1, **options) as chat:  # type: ignore[arg-type]
         yield chat
 

@@ -14,9 +14,9 @@ from unittest import mock
 
 from memory_link import MemoryLink, ServerEnd
 from moa_runtime.chat import Chat
-from moa_runtime.control import FixedLength
-from moa_runtime.drafters.base import DraftToken, Float32
-from moa_runtime.driver import DriverSettings
+from moa_runtime.control import FixedShape
+from moa_runtime.drafters.base import Budget, Float32
+from moa_runtime.loop import LoopSettings
 from moa_runtime.session.events import Policy
 from moa_runtime.session.tree import DraftTree, chain
 from moa_runtime.timeline import NO_TIMELINE
@@ -42,7 +42,7 @@ MANNERS: Sequence[dict[str, Any]] = (
     {"capabilities": _ITSELF, "preempts": 0.2, "delay_s": (0.01, 0.0)},
 )
 SETTINGS = Settings(keep_seconds=20.0, idle_seconds=60.0, answer_seconds=5.0, retry_after_ms=300)
-PATIENCE = DriverSettings(offline_limit=20, late_after_s=2.0, prefill_late_after_s=4.0)
+PATIENCE = LoopSettings(offline_limit=20, late_after_s=2.0, prefill_late_after_s=4.0)
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,23 @@ class ToyDrafter:
     def truncate_rows(self, length: int) -> None:
         self.rows = min(self.rows, length)
 
-    def draft(self, prefix: Sequence[int], count: int) -> list[DraftToken]:
-        return [self._next(prefix)]
+    def propose(self, prefix: Sequence[int], budget: Budget) -> DraftTree:
+        """A chain, at times longer than its levels, and branches where they are wanted."""
+        tokens, length = list(prefix), min(budget.nodes, budget.depth, budget.levels + self._rng.randint(0, 2))
+        while len(tokens) < len(prefix) + length and tokens[-1] != STOP:
+            tokens.append(self._next(tokens))
+        drafted = tokens[len(prefix) :]
+        parents, scores = chain(len(drafted)), [-0.5 * depth for depth in range(1, len(drafted) + 1)]
+        branches = self._rng.randint(0, 6) if budget.branches and drafted else 0
+        for _ in range(min(branches, budget.nodes - len(drafted))):
+            parents.append(self._rng.randint(0, len(drafted)))
+            drafted.append(self._rng.randrange(1, VOCAB_SIZE))
+            scores.append(-9.0)
+        return DraftTree(tuple(drafted), tuple(parents), tuple(scores))
 
-    def lengthen(self, prefix: Sequence[int], logprob: float) -> list[DraftToken]:
-        return [self._next(prefix)] if self._rng.random() < 0.3 else []
-
-    def _next(self, prefix: Sequence[int]) -> DraftToken:
+    def _next(self, prefix: Sequence[int]) -> int:
         right = self._world.choice(prefix)
-        return DraftToken(right if self._rng.random() < self._skill else 1 + right % 40, -0.5)
+        return right if self._rng.random() < self._skill else 1 + right % 40
 
 
 class World:
@@ -123,12 +131,10 @@ class World:
             bundle,
             Endpoint("ws://verifier"),
             drafter=self.drafter,
-            controller=FixedLength(limits.draft_length, limits.ahead),
+            controller=FixedShape(Budget(32, limits.draft_length, branches=limits.trees), limits.ahead),
             policy=limits.policy,
             settings=PATIENCE,
         )
-        if limits.trees:
-            self._propose_trees()
 
     def choice(self, prefix: Sequence[int]) -> int:
         return self.engine.choice(prefix, self.seed)
@@ -170,20 +176,6 @@ class World:
 
     def _under_way(self) -> float:
         return self.rng.random() * self.delay
-
-    def _propose_trees(self) -> None:
-        """Let the session send trees: its suffix with branches."""
-        session, propose = self.chat._session, self.chat._session.propose
-
-        def with_branches(most: int | None = None, *, tree: DraftTree | None = None) -> bool:
-            path = list(session.tentative)
-            branches = self.rng.randint(0, 6) if path else 0
-            parents = chain(len(path)) + [self.rng.randint(0, len(path) - 1) for _ in range(branches)]
-            tokens = path + [self.rng.randrange(1, VOCAB_SIZE) for _ in range(branches)]
-            scores = tuple([-0.1 * depth for depth in range(len(path))] + [-9.0] * branches)
-            return propose(most, tree=DraftTree(tuple(tokens), tuple(parents), scores) if branches else tree)
-
-        session.propose = with_branches  # type: ignore[method-assign]
 
 
 @contextlib.asynccontextmanager

@@ -7,15 +7,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import pytest
-
 from moa_bench.network.oracle import OracleDrafter
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Paused, PauseReason
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.control import Controller, RoundOutcome, Throughput
-from moa_runtime.drafters.base import DraftToken
+from moa_runtime.control import Controller, FixedShape
+from moa_runtime.drafters.base import Budget
+from moa_runtime.loop_events import RoundEnded
 from moa_runtime.session.events import Sampling
+from moa_runtime.session.tree import DraftTree
+from moa_runtime.throughput import Throughput
 from server.running import Verifier
 from system.asking import QUICK, ask, committed, endpoint, own_decoding
 
@@ -23,35 +24,39 @@ COUNT = 24
 
 
 class Prophet(OracleDrafter):
-    """Knows the answer to one prompt, and says of each of its tokens that it is right with probability 0.8."""
+    """Knows the answer to one prompt, says of each of its tokens that it is right with probability 0.8, and knows some
+    tokens besides those it is asked for."""
 
     def __init__(self, prompt_length: int, answer: Sequence[int], known_besides: int) -> None:
         super().__init__(prompt_length, answer)
         self.known_besides = known_besides
+        self.budgets: list[Budget] = []
 
-    def draft(self, prefix, count) -> list[DraftToken]:
-        return [DraftToken(known.token, math.log(0.8)) for known in super().draft(prefix, count)]
-
-    def lengthen(self, prefix, logprob) -> list[DraftToken]:
-        assert logprob == pytest.approx((len(prefix) - self.rows - 1) * math.log(0.8))  # of all behind the last verdict
-        return super().draft(prefix, self.known_besides)
+    def propose(self, prefix: Sequence[int], budget: Budget) -> DraftTree:
+        self.budgets.append(budget)
+        longer = replace(budget, levels=budget.levels + self.known_besides)
+        right = super().propose(prefix, longer).tokens
+        steps = [1] * min(len(right), budget.levels)
+        return DraftTree.chain(right, [math.log(0.8)] * len(right), steps)
 
 
 @dataclass
-class ThreeTokens:
-    """Stops when the draft is as unlikely as three tokens make it; remembers what it was told."""
+class Watched:
+    """Remembers what another controller was told."""
 
-    outcomes: list[RoundOutcome] = field(default_factory=list)
+    controller: Controller
+    outcomes: list[RoundEnded] = field(default_factory=list)
 
-    def goes_on(self, drafted: int, logprob: float) -> bool:
-        assert logprob == pytest.approx(drafted * math.log(0.8))
-        return logprob > 2.5 * math.log(0.8)
+    def budget(self) -> Budget:
+        return self.controller.budget()
 
-    def ahead(self) -> int:
-        return 0
+    def ahead(self, drafted: int, probability: float) -> bool:
+        return self.controller.ahead(drafted, probability)
 
-    def observe(self, outcome: RoundOutcome) -> None:
-        self.outcomes.append(outcome)
+    def observe(self, outcome: RoundEnded) -> None:
+        self.controller.observe(outcome)
+        if not outcome.supplied:
+            self.outcomes.append(outcome)
 
 
 def answered(
@@ -73,40 +78,36 @@ def answered(
     return asyncio.run(run())
 
 
-def test_a_draft_ends_where_its_probability_says_so(verifier: Verifier, bundle: Bundle) -> None:
-    controller = ThreeTokens()
+def test_the_controller_hears_of_each_round(verifier: Verifier, bundle: Bundle) -> None:
+    controller = Watched(FixedShape(Budget.chain(3)))
     answer, own = answered(verifier, bundle, controller, known_besides=0)
     assert [token.token for token in answer.tokens] == own and len(own) == COUNT
-    assert [(o.drafted, o.accepted, o.steps) for o in controller.outcomes] == [(3, 3, 3)] * 6
-    assert all(outcome.draft_s > 0 and outcome.round_trip_s > 0 for outcome in controller.outcomes)
+    # One token comes with the prompt's verdict, four with each round, and the last round has only three to bring.
+    found = [(o.drafted, o.depth, o.accepted, o.steps) for o in controller.outcomes]
+    assert found == [(3, 3, 3, (1, 1, 1))] * 5 + [(3, 3, 3, (1, 1, 1))]
+    assert all(outcome.draft_s > 0 and outcome.waited_s >= outcome.compute_s > 0 for outcome in controller.outcomes)
 
 
 def test_what_is_known_without_a_step_goes_with_the_draft(verifier: Verifier, bundle: Bundle) -> None:
     """Three drafted tokens and four more; the last draft is as long as the answer may still be."""
-    controller = ThreeTokens()
+    controller = Watched(FixedShape(Budget.chain(3)))
     answer, own = answered(verifier, bundle, controller, known_besides=4)
     assert [token.token for token in answer.tokens] == own
     # One token comes with the prompt's verdict, eight with each of the first rounds.
-    assert [(o.drafted, o.accepted, o.steps) for o in controller.outcomes] == [(7, 7, 3), (7, 7, 3), (7, 7, 3)]
+    found = [(o.drafted, o.accepted, o.steps) for o in controller.outcomes]
+    assert found == [(7, 7, (1, 1, 1)), (7, 7, (1, 1, 1)), (7, 7, (1, 1, 1))]
     assert answer.statistics.drafted == 21
 
 
-def test_as_long_as_pays(verifier: Verifier, bundle: Bundle) -> None:
+def test_as_large_as_pays(verifier: Verifier, bundle: Bundle) -> None:
     """The default: right drafts, which cost next to nothing here, become longer than the first."""
-
-    outcomes: list[RoundOutcome] = []
-
-    class Watched(Throughput):
-        def observe(self, outcome: RoundOutcome) -> None:
-            super().observe(outcome)
-            outcomes.append(outcome)
-
-    answer, own = answered(verifier, bundle, Watched(), known_besides=0)
+    controller = Watched(Throughput())
+    answer, own = answered(verifier, bundle, controller, known_besides=0)
     assert [token.token for token in answer.tokens] == own
-    # 0.8 to the fifth, times the half that is right before anything is known, is above the price of a first draft.
-    assert outcomes[0].drafted == 6
     # Every round but the last, which may end with the answer, brings a token of the target's own besides.
-    assert sum(outcome.drafted for outcome in outcomes) - (COUNT - 1 - len(outcomes)) in (0, 1)
+    drafted = sum(outcome.accepted for outcome in controller.outcomes)
+    assert drafted + len(controller.outcomes) - (COUNT - 1) in (0, 1)
+    assert max(outcome.drafted for outcome in controller.outcomes) > 6
 
 
 def test_what_is_written_alone_is_not_lengthened(verifier: Verifier, bundle: Bundle) -> None:
@@ -121,7 +122,7 @@ def test_what_is_written_alone_is_not_lengthened(verifier: Verifier, bundle: Bun
         own = own_decoding(verifier, chat, alone, COUNT, Sampling())
         drafter = Prophet(len(chat.tokens) - len(alone.tokens), own, known_besides=0)
         settings = replace(QUICK, offline_limit=limit)
-        controller = ThreeTokens()
+        controller = FixedShape(Budget.chain(3))
         async with Chat(bundle, endpoint(verifier), drafter=drafter, controller=controller, settings=settings) as chat:
             await chat.open()
             outage: list[asyncio.Task[None]] = []

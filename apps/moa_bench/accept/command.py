@@ -29,7 +29,7 @@ from moa_bench.questions import Question
 from moa_bench.result import result_of
 from moa_bench.timeline_option import Recording, add_timeline_option, check_timeline_option, recording
 from moa_bench.transcript import show_answer
-from moa_runtime.drafters.tree import TreeShape
+from moa_runtime.drafters.base import Budget
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
 
@@ -72,12 +72,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--draft", choices=("chain", "tree"), default="chain", help="shape of the drafts (default %(default)s)"
     )
-    tree = TreeShape()
+    tree = Budget.tree()
     parser.add_argument(
         "--draft-length",
         type=int,
         metavar="N",
-        help=f"tokens of a chain (default {AcceptSettings.draft_length}), or levels of a tree (default {tree.depth})",
+        help=f"tokens of a chain (default {AcceptSettings.draft_length}), or levels of a tree (default {tree.levels})",
     )
     parser.add_argument("--nodes", type=int, metavar="N", help=f"tokens of a tree (default {tree.nodes})")
     parser.add_argument(
@@ -158,10 +158,10 @@ def settings_of(args: argparse.Namespace) -> AcceptSettings:
     if args.answers and not args.replay:
         raise MoaError("--answers keeps what --replay compares with: add --replay")
     if args.draft == "tree":
-        asked = {"nodes": args.nodes, "depth": args.draft_length, "width": args.width}
-        tree = dataclasses.replace(TreeShape(), **{name: value for name, value in asked.items() if value is not None})
+        asked = {"nodes": args.nodes, "levels": args.draft_length, "width": args.width}
+        tree = dataclasses.replace(Budget.tree(), **{name: value for name, value in asked.items() if value is not None})
         width = tree.width if args.width is not None else min(tree.width, tree.nodes)
-        return AcceptSettings(tree.depth, tree.nodes, width, **rest)
+        return AcceptSettings(tree.levels, tree.nodes, width, **rest)
     for option in ("nodes", "width"):
         if getattr(args, option) is not None:
             raise MoaError(f"--{option} is the size of a tree: add --draft tree")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 
 from moa_bench.accept.tally import Tally
 from moa_bench.conversation import Answer, Conversation, RefusedError, Round
 from moa_bench.inprocess import Device
 from moa_bench.loopback import LoopbackVerifier
 from moa_bench.questions import Question
-from moa_runtime.drafters.tree import TreeShape
+from moa_runtime.control import Controller, FixedShape
+from moa_runtime.drafters.base import Budget
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits
@@ -36,7 +36,7 @@ class AcceptSettings:
 
     draft_length: int = 6
     nodes: int | None = None
-    width: int = TreeShape().width
+    width: int = Budget.tree().width
     max_new_tokens: int = 128
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
 
@@ -58,6 +58,12 @@ class AcceptSettings:
             raise MoaError(f"top-p must be above 0 and at most 1, not {self.sampling.top_p}")
         if not 0 <= self.sampling.seed < 1 << 64:
             raise MoaError(f"the seed must be a whole number of 64 bits, not {self.sampling.seed}")
+
+    def controller(self) -> Controller:
+        """Of one conversation."""
+        if self.nodes is None:
+            return FixedShape(Budget.chain(self.draft_length))
+        return FixedShape(Budget.tree(self.nodes, self.draft_length, self.width))
 
 
 @dataclass(frozen=True)
@@ -158,11 +164,14 @@ def _converse(
 ) -> SkippedTurn | None:
     """Ask all turns of one question; returns the turn that did not fit, if any."""
     verifier = LoopbackVerifier(engine, timeline)
-    drafter = device.new_drafter()
-    conversation = Conversation(verifier, drafter, device.fingerprints, device.stop_tokens, timeline)
-    draft_tree = None
-    if settings.nodes is not None:
-        draft_tree = partial(drafter.draft_tree, shape=TreeShape(settings.nodes, settings.draft_length, settings.width))
+    conversation = Conversation(
+        verifier,
+        device.new_drafter(),
+        device.fingerprints,
+        device.stop_tokens,
+        settings.controller(),
+        timeline=timeline,
+    )
     history: list[dict[str, str]] = []
     try:
         for number, text in enumerate(question.turns, 1):
@@ -170,10 +179,8 @@ def _converse(
                 answer = conversation.answer(
                     device.tokenizer.continue_chat(conversation.committed, history, text),
                     settings.sampling,
-                    draft_length=settings.draft_length,
                     max_new_tokens=settings.max_new_tokens,
                     on_round=count,
-                    draft_tree=draft_tree,
                 )
             except RefusedError as refusal:
                 if refusal.code != "CONTEXT_FULL":

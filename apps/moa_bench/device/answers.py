@@ -14,15 +14,16 @@ from moa_runtime.answer import AnswerFinished, ChatEvent, LinkChanged, LinkStatu
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.control import DraftLength, controller_for
+from moa_runtime.draft_length import DraftLength
 from moa_runtime.drafters.for_bundle import drafter_for
-from moa_runtime.driver import DriverSettings
 from moa_runtime.errors import MoaError
+from moa_runtime.loop import LoopSettings
 from moa_runtime.session.events import Sampling
+from moa_runtime.throughput import controller_for
 from moa_runtime.transport import Endpoint
 
 # On a busy machine a late verdict must not make the device write on alone: that would count as drafting.
-_PATIENT = DriverSettings(late_after_s=120.0, prefill_late_after_s=120.0)
+_PATIENT = LoopSettings(late_after_s=120.0, prefill_late_after_s=120.0)
 
 
 def measure_answers(

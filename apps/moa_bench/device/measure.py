@@ -16,7 +16,7 @@ from typing import Any
 from moa_bench.result import rounded
 from moa_bench.verifier import Verifier
 from moa_runtime.bundle import Bundle
-from moa_runtime.control import DraftLength
+from moa_runtime.draft_length import DraftLength
 from moa_runtime.session.events import Sampling
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moa_runtime.drafters.base import DraftToken, Float32
+from moa_runtime.drafters.base import Budget, Float32
+from moa_runtime.session.tree import DraftTree
 
 
 class OracleDrafter:
@@ -27,11 +28,8 @@ class OracleDrafter:
     def truncate_rows(self, length: int) -> None:
         self.rows = min(self.rows, length)
 
-    def draft(self, prefix: Sequence[int], count: int) -> list[DraftToken]:
-        """The answer's next tokens; fewer at its end."""
-        written = len(prefix) - self._prompt_length
-        return [DraftToken(token, 0.0) for token in self._answer[written : written + count]]
-
-    def lengthen(self, prefix: Sequence[int], logprob: float) -> list[DraftToken]:
-        """Nothing, so that the draft is as long as was asked for."""
-        return []
+    def propose(self, prefix: Sequence[int], budget: Budget) -> DraftTree:
+        """A chain of the answer's next tokens; fewer at its end."""
+        written, most = len(prefix) - self._prompt_length, min(budget.nodes, budget.levels, budget.depth)
+        tokens = self._answer[written : written + most]
+        return DraftTree.chain(tokens, [0.0] * len(tokens))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moa_runtime.control import DraftLength
+from moa_runtime.draft_length import DraftLength
 from moa_runtime.session.events import Sampling
 
 

@@ -15,8 +15,10 @@ from moa_bench.loopback import LoopbackVerifier
 from moa_bench.offline.outage import Outage
 from moa_bench.offline.tally import Tally, Text
 from moa_bench.questions import Question
+from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.ngram import NgramDrafter
 from moa_runtime.errors import MoaError
+from moa_runtime.loop_events import RoundEnded
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits
 from moa_server.engine import Engine
@@ -150,7 +152,8 @@ def _try(
     drafter = device.new_drafter()
     verifier = LoopbackVerifier(engine)
     try:
-        conversation = Conversation(verifier, drafter, device.fingerprints, device.stop_tokens)
+        shape = _UpTo(settings.after)
+        conversation = Conversation(verifier, drafter, device.fingerprints, device.stop_tokens, shape)
         try:
             answer = _answer(conversation, device.tokenizer.continue_chat([], [], question.turns[0]), settings.after)
         except RefusedError as refusal:
@@ -184,6 +187,23 @@ def _answer(conversation: Conversation, question: Sequence[int], length: int) ->
     """The first ``length`` tokens of the answer, fewer if it ends before."""
     answer = conversation.ask(question, _GREEDY)
     while conversation.answering and len(answer.tokens) < length:
-        # The verdict adds a token of the target's own to the draft.
-        conversation.round(min(_DRAFT_LENGTH, length - len(answer.tokens) - 1), answer)
+        conversation.go_on()
     return answer
+
+
+class _UpTo:
+    """Chains that let no more than ``length`` tokens be committed, one of the target's own in each round. Implements
+    :class:`moa_runtime.control.Controller`."""
+
+    def __init__(self, length: int) -> None:
+        self._left = length
+
+    def budget(self) -> Budget:
+        most = min(_DRAFT_LENGTH, self._left - 1)
+        return Budget.chain(most, nodes=most)
+
+    def ahead(self, drafted: int, probability: float) -> bool:
+        return False
+
+    def observe(self, outcome: RoundEnded) -> None:
+        self._left -= outcome.accepted + 1

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
-from moa_bench.conversation import exchange, write_on
+from moa_bench.conversation import draft_once, exchange
 from moa_bench.loopback import LoopbackVerifier
+from moa_bench.pace import Clock
+from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import Drafter
+from moa_runtime.loop import DraftingLoop, LoopSettings
 from moa_runtime.session.client import ClientSession
-from moa_runtime.session.events import Origin
+from moa_runtime.session.events import Committed, Event, Origin
 
 
 class Outage:
@@ -33,8 +36,10 @@ class Outage:
 
     def write(self, writer: Drafter, most: int) -> list[int]:
         """What ``writer`` writes alone: ``most`` tokens, fewer where it ends the turn or knows nothing more."""
-        session = copy.deepcopy(self._session)
-        write_on(session, writer, most, Origin.OFFLINE)
+        session, clock = copy.deepcopy(self._session), Clock()
+        loop = DraftingLoop(session, writer, FixedShape(), LoopSettings(offline_limit=most))
+        while draft_once(loop, writer, clock):
+            pass
         return list(session.tentative)
 
     def reconnect(self, text: Sequence[int]) -> int:
@@ -42,13 +47,14 @@ class Outage:
 
         Args:
             text: at most as long as one draft may be, so that one verdict covers it.
-
-        Raises:
-            RefusedError: the verifier answered with a fault.
         """
         session = copy.deepcopy(self._session)
         session.extend(text, Origin.OFFLINE)
-        session.connect()
-        exchange(session, self._verifier)  # the greeting; once welcome, the session proposes the text
-        committed = exchange(session, self._verifier)
-        return sum(origin is Origin.OFFLINE for event in committed for origin in event.origins)
+        loop, heard = DraftingLoop(session, None, FixedShape()), list[Event]()
+        loop.listen(heard.append)  # type: ignore[arg-type]
+        loop.opened()
+        exchange(loop, self._verifier)  # the greeting; once welcome, the session proposes the text
+        exchange(loop, self._verifier)
+        return sum(
+            origin is Origin.OFFLINE for event in heard if isinstance(event, Committed) for origin in event.origins
+        )

@@ -16,10 +16,11 @@ from moa_runtime.answer import AnswerFinished, AnswerUpdate
 from moa_runtime.backends.base import Backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.control import DraftLength, controller_for
+from moa_runtime.draft_length import DraftLength
 from moa_runtime.drafters.for_bundle import drafter_for
-from moa_runtime.driver import DriverSettings
+from moa_runtime.loop import LoopSettings
 from moa_runtime.session.events import Sampling
+from moa_runtime.throughput import controller_for
 from moa_runtime.transport import Endpoint
 
 # Longer than any queue before the verifier.
@@ -59,7 +60,7 @@ async def draft(bundle: Bundle, backend: Backend, work: Workload, recorder: Reco
             work.endpoint,
             drafter=drafter_for(bundle.manifest, backend),
             controller=controller_for(work.draft_length),
-            settings=DriverSettings(late_after_s=_PATIENCE_S, prefill_late_after_s=_PATIENCE_S),
+            settings=LoopSettings(late_after_s=_PATIENCE_S, prefill_late_after_s=_PATIENCE_S),
         )
         try:
             await chat.open()

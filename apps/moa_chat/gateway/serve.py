@@ -19,10 +19,10 @@ from moa_chat.setup import Setup
 from moa_runtime.backends.load import load_backend
 from moa_runtime.backends.shared import SharedBackend
 from moa_runtime.chat import Chat
-from moa_runtime.control import controller_for
-from moa_runtime.driver import DriverSettings
 from moa_runtime.listening import is_loopback, listen, url_of
+from moa_runtime.loop import LoopSettings
 from moa_runtime.session.events import Policy
+from moa_runtime.throughput import controller_for
 
 # What was sent cannot be taken back, so only a lost connection makes the device write on alone: a verdict may be late.
 _PATIENCE_S = 3600.0
@@ -53,7 +53,7 @@ def run_gateway(setup: Setup, address: Address, *, as_json: bool) -> int:
 
 def _pool(setup: Setup) -> ChatPool:
     backend = SharedBackend(load_backend(setup.bundle, setup.backend, threads=setup.threads))
-    settings = DriverSettings(
+    settings = LoopSettings(
         offline_limit=setup.offline_limit, late_after_s=_PATIENCE_S, prefill_late_after_s=_PATIENCE_S
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,15 +10,88 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from moa_runtime.session.tree import DraftTree
+
 Float32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class DraftToken:
-    """One proposed token and the drafter's own log-probability of it (nats)."""
+    """One candidate and its log-probability (nats)."""
 
     token: int
     logprob: float
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What the parts of a draft cost, each in tokens that the same time brings elsewhere.
+
+    A part pays where it is expected to bring more: tokens a second are largest when all parts that pay are taken
+    (Dinkelbach 1967, "On nonlinear fractional programming").
+
+    Attributes:
+        step: of a step of the model, however many nodes it continues.
+        query: of each node that a step continues.
+        node: of each token sent.
+        follows: share of tokens that are right where those before them are.
+    """
+
+    step: float = 0.0
+    query: float = 0.0
+    node: float = 0.0
+    follows: float = 1.0
+
+
+FREE = Prices()
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a draft may be at most, and what its parts cost.
+
+    Attributes:
+        nodes: tokens sent.
+        levels: tokens of a path that the model drafts; what it knows without a step may follow.
+        width: nodes that each step continues.
+        branches: whether a token may have several successors; else the draft is a chain.
+        depth: tokens of a path.
+        logprob: of the tentative tokens that the draft stands behind (nats).
+    """
+
+    nodes: int
+    levels: int
+    width: int = 1
+    branches: bool = False
+    depth: int = 1 << 30
+    prices: Prices = FREE
+    logprob: float = 0.0
+
+    @classmethod
+    def chain(cls, levels: int, nodes: int = 1024) -> Budget:
+        """``levels`` tokens one behind the other, and what follows them without a step, ``nodes`` at most."""
+        return cls(nodes, levels)
+
+    @classmethod
+    def tree(cls, nodes: int = 62, levels: int = 8, width: int = 10) -> Budget:
+        """A tree; its size in EAGLE-2 (arXiv 2406.16858, section 5) where nothing is said."""
+        return cls(nodes, levels, width, branches=True)
+
+    def continued(self, logprobs: Sequence[float]) -> int:
+        """How many nodes of a level the next step should continue; 0 where the step does not pay.
+
+        Args:
+            logprobs: of the paths to the nodes, best first (nats).
+        """
+        prices = self.prices
+        cost = prices.query + prices.node
+        gains = [math.exp(self.logprob + one) * prices.follows - cost for one in logprobs[: self.width]]
+        gaining = [gain for gain in gains if gain >= 0.0]
+        return len(gaining) if sum(gaining) >= prices.step else 0
+
+    def sends(self, logprob: float) -> bool:
+        """Whether a node is worth sending, by the log-probability of its path (nats)."""
+        return math.exp(self.logprob + logprob) >= self.prices.node
 
 
 class Drafter(Protocol):
@@ -42,16 +116,9 @@ class Drafter(Protocol):
     def truncate_rows(self, length: int) -> None:
         """Forget the rows of positions ``length`` and above."""
 
-    def draft(self, prefix: Sequence[int], count: int) -> list[DraftToken]:
-        """Continue ``prefix``, the conversation's tokens from position 0, greedily by ``count`` tokens.
+    def propose(self, prefix: Sequence[int], budget: Budget) -> DraftTree:
+        """What may follow ``prefix``, the conversation's tokens from position 0.
 
-        Returns fewer when the context is full.
-        """
-
-    def lengthen(self, prefix: Sequence[int], logprob: float) -> list[DraftToken]:
-        """What else to send with the draft that ends ``prefix``: tokens known without a step of the model, while they
-        are worth verifying. Often none.
-
-        Args:
-            logprob: of the draft, all its tokens together (nats).
+        It is as large as pays: where ``budget.levels`` allows any, its first level is drafted in any case. A chain is
+        a tree without branches. Empty where nothing is known, or the context is full.
         """

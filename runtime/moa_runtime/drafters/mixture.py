@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from moa_runtime.drafters.base import DraftToken
-from moa_runtime.drafters.ngram import NgramIndex
+from moa_runtime.drafters.ngram import LONGEST_SUFFIX, NgramIndex
 
 #: The index's share of a candidate's probability, for matching suffixes of at least so many tokens. By expectation
 #: maximisation on answers of the default target (docs/log.md); they hardly depend on the depth of a draft.
@@ -69,7 +69,7 @@ class NgramMixture:
     def copies(self, path: Sequence[int]) -> Iterator[DraftToken]:
         """The same, one token after the other until none is known, and beyond the reach: take what is worth verifying,
         there may be no end."""
-        text = list(path)
+        text = list(path[-LONGEST_SUFFIX:])
         while copy := self._copy(text):
             text.append(copy.token)
             yield copy

@@ -1,79 +1,33 @@
-"""The Mixture of Attentions drafter on a device: a backend, its caches, and a greedy loop."""
+"""The Mixture of Attentions drafter on a device: a backend, and its caches."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
-from moa_runtime.drafters.base import DraftToken, Float32
+from moa_runtime.drafters.base import Budget, DraftToken, Float32
 from moa_runtime.drafters.mixture import NgramMixture
-from moa_runtime.drafters.tree import GrowingTree, TreeShape
+from moa_runtime.drafters.ngram import LONGEST_SUFFIX
+from moa_runtime.drafters.rows import GrowingRows
+from moa_runtime.drafters.tree import GrowingTree
 from moa_runtime.sequences import common_length
 from moa_runtime.session.tree import DraftTree
 
 CATCH_UP_TOKENS = 512
-_FIRST_CAPACITY = 256
 #: Probability from which a token is worth verifying that took no step: a longer draft costs a target little.
 WORTH_COPYING = 0.1
+_WORTH_COPYING_NATS = math.log(WORTH_COPYING)
 _MORE_LIKELY_THAN_NOT = math.log(0.5)
 _SURE = math.log(0.9)
 
 
-class GrowingRows:
-    """Keys and values of positions ``0..length-1`` in arrays that double when full.
-
-    The valid part is a prefix of each array, so it is contiguous and reaches the backend without a copy.
-
-    Args:
-        kv_shape: ``(kv_heads, head_dim)``.
-    """
-
-    def __init__(self, kv_shape: tuple[int, int]) -> None:
-        self.length = 0
-        self._keys = np.zeros((_FIRST_CAPACITY, *kv_shape), np.float32)
-        self._values = np.zeros((_FIRST_CAPACITY, *kv_shape), np.float32)
-
-    def write(self, start: int, keys: Float32, values: Float32) -> None:
-        """Put rows at ``start``; what was held from there on is replaced.
-
-        Raises:
-            ValueError: a gap before ``start``, or another shape than ``[n, kv_heads, head_dim]``.
-        """
-        expected = (len(keys), *self._keys.shape[1:])
-        if keys.shape != expected or values.shape != expected:
-            raise ValueError(f"rows have shapes {keys.shape} and {values.shape}, expected {expected}")
-        if not 0 <= start <= self.length:
-            raise ValueError(f"rows start at position {start}, but only {self.length} are held: a gap")
-        stop = start + len(keys)
-        if stop > len(self._keys):
-            capacity = max(stop, 2 * len(self._keys))
-            self._keys = _grown(self._keys, self.length, capacity)
-            self._values = _grown(self._values, self.length, capacity)
-        self._keys[start:stop] = keys
-        self._values[start:stop] = values
-        self.length = stop
-
-    def truncate(self, length: int) -> None:
-        """Forget positions ``length`` and above."""
-        self.length = max(0, min(self.length, length))
-
-    def first(self, count: int) -> tuple[Float32, Float32]:
-        """Views of the first ``count`` keys and values, ``[count, kv_heads, head_dim]`` each."""
-        return self._keys[:count], self._values[:count]
-
-
-def _grown(array: Float32, used: int, capacity: int) -> Float32:
-    larger = np.zeros((capacity, *array.shape[1:]), np.float32)
-    larger[:used] = array[:used]
-    return larger
-
-
 class MoaDrafter:
-    """Drafts greedily with the device half. Implements :class:`moa_runtime.drafters.base.Drafter`.
+    """Drafts with the device half. Implements :class:`moa_runtime.drafters.base.Drafter`.
 
     The cache remembers which tokens it holds. Entries of tokens without a row may depend on the rows there were (where
     the device half ends with layers of the target they do), so those are computed again when rows come or go. Entries
@@ -120,57 +74,58 @@ class MoaDrafter:
         self._memory.truncate(length)
         self._rows_kept = min(self._rows_kept, self.rows)
 
-    def draft(self, prefix: Sequence[int], count: int) -> list[DraftToken]:
-        """Continue ``prefix`` greedily by ``count`` tokens, fewer when the context is full.
+    def propose(self, prefix: Sequence[int], budget: Budget) -> DraftTree:
+        """A chain takes the likeliest token each time, a tree grows level by level. Copies, where a mixture knows some,
+        go on behind both without a step: of a chain while all of it is right with :data:`WORTH_COPYING`, of a tree
+        while they are among the likeliest nodes. See :meth:`moa_runtime.drafters.base.Drafter.propose`.
 
         Raises:
             ValueError: an empty prefix.
         """
-        count = min(count, self._room_after(prefix))
-        if count < 1:
-            return []
-        memory, text = self._memory_of(len(prefix)), list(prefix)
-        self._confirm(prefix)
-        drafted: list[DraftToken] = []
-        while len(drafted) < count:
-            drafted.append(self._surely_copied(text) or self._best(self._catch_up(text, memory), text))
-            text.append(drafted[-1].token)
-        return drafted
+        if not prefix:
+            raise ValueError("cannot draft from an empty prefix")
+        depth = min(budget.depth, self._max_context - len(prefix))
+        if depth < 1 or budget.nodes < 1:
+            return DraftTree()
+        if self._mixture is not None:
+            # The target's is what has a row, and the token that came with the last row; all of it where no rows are
+            # held, as by a drafter that reads none.
+            self._mixture.confirm(prefix[: self.rows + 1] if self.rows else prefix)
+        grow = self._tree if budget.branches and budget.levels else self._chain
+        return grow(list(prefix), replace(budget, depth=depth, levels=min(budget.levels, depth)))
 
-    def lengthen(self, prefix: Sequence[int], logprob: float) -> list[DraftToken]:
-        """Copies, while the probability that they and the draft are right is :data:`WORTH_COPYING`; see
-        :meth:`moa_runtime.drafters.base.Drafter.lengthen`.
+    def _chain(self, text: list[int], budget: Budget) -> DraftTree:
+        start, memory = len(text), self._memory_of(len(text))
+        logprobs: list[float] = []
+        steps: list[int] = []
+        levels = min(budget.levels, budget.nodes)
+        ended = False
+        while len(logprobs) < levels and not ended and (not logprobs or budget.continued([sum(logprobs)])):
+            token = self._surely_copied(text)
+            if token is None:
+                token = self._best(self._catch_up(text, memory), text)
+                steps.append(1)
+            text.append(token.token)
+            logprobs.append(token.logprob)
+            ended = token.token in self._stop_tokens
+        if self._mixture is not None and not ended:
+            logprob = sum(logprobs)
+            for token in islice(self._mixture.copies(text), min(budget.depth, budget.nodes) - len(logprobs)):
+                logprob += token.logprob
+                if budget.logprob + logprob < _WORTH_COPYING_NATS or not budget.sends(logprob):
+                    break
+                text.append(token.token)
+                logprobs.append(token.logprob)
+        return DraftTree.chain(text[start:], logprobs, steps)
 
-        Raises:
-            ValueError: an empty prefix.
-        """
-        room = self._room_after(prefix)
-        if self._mixture is None:
-            return []
-        self._confirm(prefix)
-        copied: list[DraftToken] = []
-        for token in islice(self._mixture.copies(prefix), max(0, room)):
-            logprob += token.logprob
-            if logprob < math.log(WORTH_COPYING):
-                break
-            copied.append(token)
-        return copied
-
-    def draft_tree(self, prefix: Sequence[int], shape: TreeShape) -> DraftTree:
-        """Continue ``prefix`` by a tree; an empty one when the context is full.
-
-        Raises:
-            ValueError: an empty prefix.
-        """
-        tree = GrowingTree(shape, self._stop_tokens)
-        levels = min(shape.depth, self._room_after(prefix))
+    def _tree(self, text: list[int], budget: Budget) -> DraftTree:
+        tree, length, levels = GrowingTree(budget, self._stop_tokens), len(text), budget.levels
         if self._backend.max_positions is not None:
-            levels = min(levels, 1 + (self._backend.max_positions - len(prefix)) // shape.width)
+            levels = min(levels, 1 + (self._backend.max_positions - length) // budget.width)
         if levels < 1:
             return tree.best()
-        memory, text = self._memory_of(len(prefix)), list(prefix)
-        self._confirm(prefix)
-        tree.add_level(self._candidates(self._catch_up(prefix, memory), [text]))
+        memory = self._memory_of(length)
+        tree.add_level(self._candidates(self._catch_up(text, memory), text, [[]]))
         while tree.depth < levels:
             paths, path_mask = tree.expand()
             if not paths:
@@ -180,25 +135,20 @@ class MoaDrafter:
             result = self._backend.step(
                 StepInputs(
                     np.array([path[-1] for path in paths], np.int64),
-                    np.full(new, len(prefix) + tree.depth - 1, np.int64),
+                    np.full(new, length + tree.depth - 1, np.int64),
                     np.arange(new, dtype=np.int64),
-                    *self._cache.first(len(prefix) + earlier),
-                    np.concatenate((np.ones((new, len(prefix)), np.bool_), path_mask), axis=1),
+                    *self._cache.first(length + earlier),
+                    np.concatenate((np.ones((new, length), np.bool_), path_mask), axis=1),
                     *memory,
                 )
             )
-            self._cache.write(len(prefix) + earlier, result.keys, result.values)
-            tree.add_level(self._candidates(result, [text + path for path in paths]))
-        self._cache.truncate(len(prefix))
+            self._cache.write(length + earlier, result.keys, result.values)
+            tree.add_level(self._candidates(result, text, paths))
+        self._cache.truncate(length)
         if self._mixture is not None:
-            copies = self._mixture.copies
-            tree.lengthen(lambda path: copies(text + path), self._room_after(prefix) - tree.depth)
+            tail, copies = text[-LONGEST_SUFFIX:], self._mixture.copies
+            tree.lengthen(lambda path: copies(tail + path), budget.depth - tree.depth)
         return tree.best()
-
-    def _room_after(self, prefix: Sequence[int]) -> int:
-        if not prefix:
-            raise ValueError("cannot draft from an empty prefix")
-        return self._max_context - len(prefix)
 
     def _catch_up(self, prefix: Sequence[int], memory: tuple[Float32, Float32]) -> StepResult:
         """Feed what the cache lacks of ``prefix``; what follows its last token."""
@@ -235,28 +185,29 @@ class MoaDrafter:
         del self._cached[length:]
         self._cache.truncate(length)
 
-    def _confirm(self, prefix: Sequence[int]) -> None:
-        """Tell the mixture how much of the prefix is the target's: what has a row, and the token that came with the
-        last row. All of it where no rows are held, as by a drafter that reads none."""
-        if self._mixture is not None:
-            self._mixture.confirm(prefix[: self.rows + 1] if self.rows else prefix)
-
     def _surely_copied(self, text: Sequence[int]) -> DraftToken | None:
         """A copy so likely that a step of the model is saved."""
         copy = self._mixture.copy(text) if self._mixture is not None else None
         return copy if copy is not None and copy.logprob > _SURE else None
 
-    def _best(self, result: StepResult, text: Sequence[int]) -> DraftToken:
-        (candidates,) = self._candidates(result, [text])
+    def _best(self, result: StepResult, text: list[int]) -> DraftToken:
+        (candidates,) = self._candidates(result, text, [[]])
         likely = (c for c in candidates if c.token not in self._stop_tokens or c.logprob > _MORE_LIKELY_THAN_NOT)
         return next(likely, candidates[0])
 
-    def _candidates(self, result: StepResult, texts: Sequence[Sequence[int]]) -> list[list[DraftToken]]:
-        """The candidates of each query, best first; ``texts`` are what they follow."""
+    def _candidates(
+        self, result: StepResult, text: list[int], paths: Sequence[Sequence[int]]
+    ) -> list[list[DraftToken]]:
+        """The candidates of each query, best first, which follow ``text`` and one of the paths behind it."""
         ranked = [
             [DraftToken(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True)]
             for tokens, logprobs in zip(result.top_tokens.tolist(), result.top_logprobs.tolist(), strict=True)
         ]
         if self._mixture is None:
             return ranked
-        return [self._mixture.mix(candidates, text) for candidates, text in zip(ranked, texts, strict=True)]
+        length, mixed = len(text), []
+        for candidates, path in zip(ranked, paths, strict=True):
+            text += path  # in place: the text may be long
+            mixed.append(self._mixture.mix(candidates, text))
+            del text[length:]
+        return mixed

@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from moa_runtime.drafters.base import DraftToken, Float32
+from moa_runtime.drafters.base import Budget, Float32
 from moa_runtime.sequences import common_length
+from moa_runtime.session.tree import DraftTree
 
 #: A suffix that occurred before counts as at most so many tokens long.
 LONGEST_SUFFIX = 16
@@ -118,20 +119,15 @@ class NgramDrafter:
     def truncate_rows(self, length: int) -> None:
         """Memory rows are not used."""
 
-    def draft(self, prefix: Sequence[int], count: int) -> list[DraftToken]:
-        """Continue ``prefix`` by ``count`` tokens, fewer where the last token never occurred before.
-
-        It considers no alternatives: each token's log-probability is 0.
-        """
+    def propose(self, prefix: Sequence[int], budget: Budget) -> DraftTree:
+        """A chain of what followed before, which ends where the last token never occurred before. It considers no
+        alternatives: each token's log-probability is 0. See :meth:`moa_runtime.drafters.base.Drafter.propose`."""
         tokens = list(prefix)
-        while len(tokens) < len(prefix) + count:
+        while len(tokens) < len(prefix) + min(budget.nodes, budget.levels, budget.depth):
             self._index.update(tokens)
             match = self._index.match(tokens)
             if match is None:
                 break
             tokens.append(match.best)
-        return [DraftToken(token, 0.0) for token in tokens[len(prefix) :]]
-
-    def lengthen(self, prefix: Sequence[int], logprob: float) -> list[DraftToken]:
-        """Nothing: :meth:`draft` takes no steps that could be saved."""
-        return []
+        drafted = tokens[len(prefix) :]
+        return DraftTree.chain(drafted, [0.0] * len(drafted))

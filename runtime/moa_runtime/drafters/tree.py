@@ -9,51 +9,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moa_runtime.drafters.base import DraftToken
+from moa_runtime.drafters.base import Budget, DraftToken
 from moa_runtime.session.tree import DraftTree
-
-
-@dataclass(frozen=True)
-class TreeShape:
-    """Limits of a tree.
-
-    Attributes:
-        nodes: tokens sent at most.
-        depth: levels drafted at most.
-        width: nodes continued on each level.
-    """
-
-    nodes: int = 62
-    depth: int = 8
-    width: int = 10
 
 
 class GrowingTree:
     """A tree while it grows. Nodes are numbered from 0 in the order in which they were added.
 
     Args:
+        budget: how large it may become, and what that costs.
         stop_tokens: ids that end a turn; they are not continued.
     """
 
-    def __init__(self, shape: TreeShape, stop_tokens: Collection[int] = ()) -> None:
+    def __init__(self, budget: Budget, stop_tokens: Collection[int] = ()) -> None:
         self.depth = 0
-        self._shape, self._stop_tokens = shape, stop_tokens
+        self._budget, self._stop_tokens = budget, stop_tokens
         self._tokens: list[int] = []
         self._parents: list[int] = []  # -1 is the last token of the prefix
         self._scores: list[float] = []
         self._level: range = range(0)
         self._expanded: list[int] = []
+        self._steps: list[int] = []
 
     def add_level(self, continuations: Sequence[Sequence[DraftToken]]) -> None:
         """Add a level: what may follow each of :meth:`expand`'s nodes, or the prefix if nothing was added yet."""
         parents = self._expanded[len(self._expanded) - len(continuations) :] if self._tokens else [-1]
         first = len(self._tokens)
+        self._steps.append(len(parents))
         for parent, candidates in zip(parents, continuations, strict=True):
             for candidate in candidates:
                 self._add(candidate, parent)
@@ -64,11 +51,12 @@ class GrowingTree:
         """Choose the nodes of the newest level that are to be continued.
 
         Returns:
-            their paths ``[n][depth]``, tokens from the tree's first level to the node itself, empty where none is
-            left, and a mask ``[n, e + n]``: which of the ``e`` nodes expanded earlier, and of these, stand on the path
+            their paths ``[n][depth]``, tokens from the tree's first level to the node itself, empty where no step
+            pays, and a mask ``[n, e + n]``: which of the ``e`` nodes expanded earlier, and of these, stand on the path
             to each, itself included.
         """
-        chosen = self._likeliest()
+        likeliest = self._likeliest()
+        chosen = likeliest[: self._budget.continued([self._scores[node] for node in likeliest])]
         before = len(self._expanded)
         self._expanded += chosen
         column = {node: at for at, node in enumerate(self._expanded)}
@@ -85,20 +73,20 @@ class GrowingTree:
             known: what follows a path, without end if need be.
             room: tokens of a chain at most.
         """
-        kept = sorted(self._scores, reverse=True)[: self._shape.nodes]
-        least = kept[-1] if len(kept) == self._shape.nodes else -math.inf
+        kept = sorted(self._scores, reverse=True)[: self._budget.nodes]
+        least = kept[-1] if len(kept) == self._budget.nodes else -math.inf
         for node in self._likeliest():
             path = [self._tokens[earlier] for earlier in self._path(node)]
-            for follower in islice(known(path), min(room, self._shape.nodes)):
+            for follower in islice(known(path), min(room, self._budget.nodes)):
                 score = self._scores[node] + follower.logprob
-                if score <= least:
+                if score <= least or not self._budget.sends(score):
                     break
                 node = self._add(follower, node)
 
     def _likeliest(self) -> list[int]:
         """The nodes of the newest level that are to go on, best first."""
         going_on = (node for node in self._level if self._tokens[node] not in self._stop_tokens)
-        return sorted(going_on, key=lambda node: -self._scores[node])[: self._shape.width]
+        return sorted(going_on, key=lambda node: -self._scores[node])[: self._budget.width]
 
     def _add(self, token: DraftToken, parent: int) -> int:
         self._tokens.append(token.token)
@@ -115,12 +103,14 @@ class GrowingTree:
         return path[::-1]
 
     def best(self) -> DraftTree:
-        """The likeliest nodes, as many as may be sent."""
-        ranked = sorted(range(len(self._tokens)), key=lambda node: -self._scores[node])
-        kept = sorted(ranked[: self._shape.nodes])  # a parent was added before its children
+        """The likeliest nodes, as many as may be sent and are worth it; the likeliest of all in any case."""
+        ranked = sorted(range(len(self._tokens)), key=lambda node: -self._scores[node])[: self._budget.nodes]
+        worth = [node for node in ranked if self._budget.sends(self._scores[node])]
+        kept = sorted(worth or ranked[:1])  # a parent was added before its children
         number = {-1: 0, **{node: at for at, node in enumerate(kept, 1)}}
         return DraftTree(
             tuple(self._tokens[node] for node in kept),
             tuple(number[self._parents[node]] for node in kept),
             tuple(self._scores[node] for node in kept),
+            tuple(self._steps),
         )

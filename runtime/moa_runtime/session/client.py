@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from moa_runtime.sequences import common_length
 from moa_runtime.session.events import (
     Committed,
+    Decided,
     Event,
     Faulted,
     Finished,
@@ -46,7 +47,7 @@ class _InFlight:
     frame: bytes
     verdict_at: int
     drafted: int
-    is_prompt: bool
+    supplied: int
 
 
 _FINISH = {
@@ -70,6 +71,7 @@ class ClientSession:
     ``disconnected``            always                 link DOWN; what was in flight is sent again later
     ``prompt``                  no answer runs         supplied = tokens; Prompt when the link is UP
     ``extend``                  an answer runs         tentative grows
+    ``declare_offline``         always                 tentative tokens drafted until now count as offline text
     ``propose``                 always                 Draft, if the link is UP and nothing is in flight
     ``cancel``                  always                 supplied and tentative dropped; Cancel
     ``rewind``                  no answer runs         committed cut back; the next Prompt says so
@@ -120,10 +122,20 @@ class ClientSession:
         return [*self.committed, *self._supplied, *self._tentative]
 
     @property
+    def length(self) -> int:
+        """How many tokens that is."""
+        return len(self.committed) + len(self._supplied) + len(self._tentative)
+
+    @property
     def unconfirmed(self) -> tuple[tuple[int, Origin], ...]:
         """Answer tokens behind the committed prefix with their origins: kept ones, then tentative ones."""
         kept = self._supplied[len(self._supplied) - self._kept :]
         return (*((token, Origin.KEPT) for token in kept), *zip(self._tentative, self._origins, strict=True))
+
+    @property
+    def may_propose(self) -> bool:
+        """Whether :meth:`propose` would send something."""
+        return self.link is LinkState.UP and self.answering and not self._in_flight and not self._supplied
 
     @property
     def awaiting_verdict(self) -> bool:
@@ -132,7 +144,7 @@ class ClientSession:
     @property
     def awaiting_prefill(self) -> bool:
         """Whether the verdict awaited is a Prompt's, which takes the target longer."""
-        return self._in_flight is not None and self._in_flight.is_prompt
+        return self._in_flight is not None and self._in_flight.supplied > 0
 
     @property
     def in_flight_drafted(self) -> int:
@@ -151,8 +163,7 @@ class ClientSession:
         """Tokens that the answer may still have behind the tentative ones; None without a limit."""
         if not self._max_length:
             return None
-        length = len(self.committed) + len(self._supplied) + len(self._tentative)
-        return max(0, self._max_length - length)
+        return max(0, self._max_length - self.length)
 
     @property
     def tentatively_finished(self) -> bool:
@@ -229,6 +240,12 @@ class ClientSession:
         self._tentative += tokens
         self._origins += [origin] * len(tokens)
 
+    def declare_offline(self, after: int) -> bool:
+        """All tentative tokens behind the first ``after`` were written during an outage; says whether there are any."""
+        found = len(self._tentative) > after
+        self._origins[after:] = [Origin.OFFLINE] * len(self._origins[after:])
+        return found
+
     def propose(self, most: int | None = None, *, tree: DraftTree | None = None) -> bool:
         """Send the tentative suffix, at most ``most`` tokens of it, to be verified.
 
@@ -239,7 +256,7 @@ class ClientSession:
             tree: sent in place of the suffix, which should be its likeliest path. Should the frame be lost with
                 its link, or the verifier take chains only, the suffix is proposed in its stead.
         """
-        if self.link is not LinkState.UP or self._in_flight or not self.answering or self._supplied:
+        if not self.may_propose:
             return False
         allowed = self.limits.max_draft_tokens if most is None else min(most, self.limits.max_draft_tokens)
         if not self.limits.trees:
@@ -252,7 +269,7 @@ class ClientSession:
             parents=() if tree is None else tree.parents[:allowed],
             rows_from=self.rows,
         )
-        self._launch(wire.ClientMessage(draft=draft), len(self.committed), len(draft.tokens))
+        self._launch(wire.ClientMessage(draft=draft), len(self.committed), drafted=len(draft.tokens))
         return True
 
     def resend(self) -> bool:
@@ -387,6 +404,7 @@ class ClientSession:
             self.rows = verdict.rows.start + verdict.rows.count
             events.append(RowsReceived(verdict.rows.start, keys, values))
         self._in_flight = None
+        events.append(Decided(flight.supplied, flight.drafted, verdict.accepted, verdict.compute_us / 1e6))
         events += self._commit_supplied()
         events += self._commit(list(verdict.tokens), verdict.accepted)
         self._server_length = len(self.committed)
@@ -485,12 +503,10 @@ class ClientSession:
             ),
             max_length=self._max_length,
         )
-        self._launch(wire.ClientMessage(prompt=prompt), base_len + len(tokens), 0)
+        self._launch(wire.ClientMessage(prompt=prompt), base_len + len(tokens), supplied=len(tokens))
 
-    def _launch(self, message: wire.ClientMessage, verdict_at: int, drafted: int) -> None:
-        self._in_flight = _InFlight(
-            message.SerializeToString(), verdict_at, drafted, is_prompt=message.HasField("prompt")
-        )
+    def _launch(self, message: wire.ClientMessage, verdict_at: int, *, drafted: int = 0, supplied: int = 0) -> None:
+        self._in_flight = _InFlight(message.SerializeToString(), verdict_at, drafted, supplied)
         self._outbox.append(self._in_flight.frame)
 
     def _send(self, message: wire.ClientMessage) -> None:

@@ -12,6 +12,7 @@ from moa_runtime.session.server import Sampling
 
 __all__ = [
     "Committed",
+    "Decided",
     "Event",
     "Faulted",
     "FinishReason",
@@ -68,6 +69,23 @@ class RowsReceived:
 
 
 @dataclass(frozen=True)
+class Decided:
+    """A verdict was taken up; what it changed follows.
+
+    Attributes:
+        supplied: tokens of the Prompt that it answers, 0 for a Draft.
+        drafted: tokens of the Draft that it answers.
+        accepted: of them.
+        compute_s: seconds that the target took.
+    """
+
+    supplied: int
+    drafted: int
+    accepted: int
+    compute_s: float
+
+
+@dataclass(frozen=True)
 class Committed:
     """Answer tokens that became final, in order, from absolute position ``start``; none where a late verdict brought
     nothing but what the policy ``KEEP`` overrules."""
@@ -114,4 +132,4 @@ class Resumed:
     replayed: int
 
 
-Event = Welcomed | RowsReceived | Committed | RolledBack | Finished | Faulted | Resumed
+Event = Welcomed | RowsReceived | Decided | Committed | RolledBack | Finished | Faulted | Resumed

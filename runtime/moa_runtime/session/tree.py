@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 class TreeError(ValueError):
@@ -21,11 +22,18 @@ class DraftTree:
     Attributes:
         parents: as on the wire: 0 is the last committed token, ``i`` the i-th drafted token.
         scores: log-probability of the path to each token (nats).
+        steps: nodes that each step of the model continued while this was drafted.
     """
 
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
-    scores: tuple[float, ...]
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+    steps: tuple[int, ...] = ()
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], logprobs: Sequence[float], steps: Sequence[int] = ()) -> DraftTree:
+        """Tokens one behind the other, each with its own log-probability (nats)."""
+        return cls(tuple(tokens), tuple(chain(len(tokens))), tuple(accumulate(logprobs)), tuple(steps))
 
     @property
     def depth(self) -> int:
@@ -33,14 +41,32 @@ class DraftTree:
         return max(depths(self.parents), default=0)
 
     def likeliest_path(self) -> list[int]:
-        """Tokens of the path that takes the likeliest child each time."""
+        """Indices of the path that takes the likeliest child each time."""
+        children: dict[int, int] = {}  # the likeliest of each node
+        for index, parent in enumerate(self.parents):
+            if parent not in children or self.scores[index] > self.scores[children[parent]]:
+                children[parent] = index
         path: list[int] = []
         node = 0
-        while children := [i for i, parent in enumerate(self.parents) if parent == node]:
-            best = max(children, key=lambda index: self.scores[index])
-            path.append(self.tokens[best])
-            node = best + 1
+        while node in children:
+            path.append(children[node])
+            node = children[node] + 1
         return path
+
+    def behind(self, tokens: Sequence[int], logprobs: Sequence[float]) -> DraftTree:
+        """The tree with ``tokens``, a chain with log-probabilities of their own (nats), before it.
+
+        ``a(b, c)`` behind ``[x]`` is ``x(a(b, c))``.
+        """
+        if not tokens:
+            return self
+        stem = DraftTree.chain(tokens, logprobs)
+        return DraftTree(
+            stem.tokens + self.tokens,
+            stem.parents + tuple(parent + len(tokens) for parent in self.parents),
+            stem.scores + tuple(stem.scores[-1] + score for score in self.scores),
+            self.steps,
+        )
 
 
 def chain(length: int) -> list[int]:

@@ -1,0 +1,56 @@
+"""Time of a benchmark: real, or that of machines which are not here."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from moa_runtime.session.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What things take on a device, a link and a target, in seconds.
+
+    Attributes:
+        step_s, query_s: a step of the drafter, and each node that it continues.
+        pass_s, token_s: a pass of the target, and each token that it is over.
+        round_trip_s: there and back, without the target.
+    """
+
+    step_s: float
+    query_s: float
+    pass_s: float
+    token_s: float
+    round_trip_s: float
+
+    def draft_s(self, tree: DraftTree) -> float:
+        """What drafting it takes."""
+        return len(tree.steps) * self.step_s + sum(tree.steps) * self.query_s
+
+    def compute_s(self, tokens: int) -> float:
+        """What a pass over so many tokens takes."""
+        return self.pass_s + tokens * self.token_s
+
+
+class Clock:
+    """Runs as time does; with a pace only by what is said to be done."""
+
+    def __init__(self, pace: Pace | None = None) -> None:
+        self.pace = pace
+        self._now = 0.0
+
+    def now(self) -> float:
+        """Seconds, monotonic."""
+        return time.perf_counter() if self.pace is None else self._now
+
+    def drafted(self, tree: DraftTree, began: float) -> float:
+        """Seconds that it took to draft ``tree``, begun at ``began``."""
+        if self.pace is not None:
+            self._now += self.pace.draft_s(tree)
+        return self.now() - began
+
+    def verified(self, compute_s: float) -> None:
+        """A frame went there, was worked on for so long, and its answer came back."""
+        if self.pace is not None:
+            self._now += self.pace.round_trip_s + compute_s

@@ -1,0 +1,428 @@
+"""The drafting loop: what the device does next. Without I/O, threads and clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from moa_runtime.answer import FinishReason, LinkChanged, LinkStatus, PauseReason
+from moa_runtime.control import Controller
+from moa_runtime.drafters.base import Budget, Drafter
+from moa_runtime.errors import MoaError
+from moa_runtime.loop_events import (
+    Draft,
+    Drafted,
+    LinkLost,
+    LoopEvent,
+    PauseBegan,
+    Problem,
+    RoundEnded,
+    Wait,
+)
+from moa_runtime.session.client import ClientSession, LinkState
+from moa_runtime.session.events import (
+    Decided,
+    Faulted,
+    Origin,
+    Policy,
+    RowsReceived,
+    Sampling,
+    Welcomed,
+)
+from moa_runtime.session.tree import DraftTree
+
+#: A text that may still change is proposed token by token, so that frames are never waited for.
+_ONE = Budget(nodes=1, levels=1)
+#: Likeliest path to a token that a metered link carries at all.
+_WORTH_THE_BYTES = 0.3
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """Limits of the drafting loop.
+
+    Attributes:
+        offline_limit: tentative tokens written at most without the target.
+        late_after_s: a draft's verdict that takes longer is late: the device writes on alone.
+        prefill_late_after_s: the same for a prompt's verdict.
+        outage_after_s: a link that is down for longer is an outage: what was written since the last frame is offline
+            text.
+    """
+
+    offline_limit: int = 256
+    late_after_s: float = 2.0
+    prefill_late_after_s: float = 6.0
+    outage_after_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What the host says of the device. See ``docs/embedding.md``.
+
+    Attributes:
+        background: nobody looks: nothing is drafted or asked for until that is over.
+        low_power: the model takes no steps: drafts are copies only, and nothing is written alone.
+        metered: bytes cost money: drafts have no branches and no unlikely tokens.
+    """
+
+    background: bool = False
+    low_power: bool = False
+    metered: bool = False
+
+
+class DraftingLoop:
+    """A :class:`ClientSession`, a drafter and a controller, and what to do with them next.
+
+    The host, which has sockets, threads and a clock, tells what happened and does what :meth:`next` says, one thing
+    after the other; between a :class:`Draft` and :meth:`drafted` it calls nothing else::
+
+        while True:
+            match loop.next(now):
+                case Draft() as draft:
+                    tree = drafter.propose(draft.prefix, draft.budget)
+                    loop.drafted(draft, tree, seconds, now)
+                case Wait(until):
+                    ...  # for a frame, the user, the link, or until then
+            for frame in loop.frames_to_send(now):
+                ...
+
+    ``now`` is in seconds of any monotonic clock. What happens is told to listeners at once; the application is one of
+    them and touches neither session nor drafter.
+
+    Args:
+        drafter: None, and each round asks the target for one token.
+
+    Attributes:
+        conditions: may be set at any time.
+        link: its last change.
+    """
+
+    def __init__(
+        self,
+        session: ClientSession,
+        drafter: Drafter | None,
+        controller: Controller,
+        settings: LoopSettings | None = None,
+    ) -> None:
+        self.conditions = Conditions()
+        self.link = LinkChanged(LinkStatus.OFFLINE)
+        self._session, self._drafter, self._controller = session, drafter, controller
+        self._settings = settings or LoopSettings()
+        self._listeners: list[Callable[[LoopEvent], None]] = []
+        self._logprobs: dict[int, float] = {}  # of what was drafted last, by position
+        self._sent_path = 0  # tentative tokens when the draft on its way was sent
+        self._sent_depth = 0
+        self._steps: tuple[int, ...] = ()  # of the draft for the next round, or of the one on its way
+        self._draft_s = 0.0
+        self._launched: float | None = None  # when the frame in flight was sent
+        self._down_since = -math.inf
+        self._resend_at: float | None = None
+        self._late = self._outage = False
+        self._exhausted = False  # the drafter has nothing to propose: only the target can go on
+        self._paused = False
+
+    def listen(self, listener: Callable[[LoopEvent], None]) -> None:
+        """Have ``listener`` called with each event."""
+        self._listeners.append(listener)
+
+    # -- what is known -----------------------------------------------------------------------------
+
+    @property
+    def committed(self) -> list[int]:
+        """Tokens that the target has confirmed."""
+        return self._session.committed
+
+    @property
+    def unconfirmed(self) -> tuple[tuple[int, Origin], ...]:
+        """Answer tokens behind these, with their origins."""
+        return self._session.unconfirmed
+
+    @property
+    def answering(self) -> bool:
+        return self._session.answering
+
+    @property
+    def policy(self) -> Policy:
+        """What becomes of text written offline; may be set at any time."""
+        return self._session.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._session.policy = policy
+
+    # -- what the user wants -----------------------------------------------------------------------
+
+    def ask(self, kept: int, tokens: Sequence[int], sampling: Sampling, max_new_tokens: int) -> None:
+        """Begin an answer: to ``tokens`` after the first ``kept`` committed ones."""
+        self._logprobs.clear()
+        self._forget_rows(kept)
+        self._session.rewind(kept)
+        self._session.prompt(tokens, sampling, max_new_tokens)
+        self._paused = False
+
+    def cancel(self) -> None:
+        """End the answer where the target has confirmed it."""
+        for event in self._session.cancel():
+            self._tell(event)
+
+    def keep(self, start: int, tokens: Sequence[int]) -> None:
+        """Put ``tokens`` in place of the answer's end, see :meth:`ClientSession.keep`.
+
+        Raises:
+            LocalProtocolError: see there.
+        """
+        self._forget_rows(start)
+        for event in self._session.keep(start, tokens):
+            self._tell(event)
+        self._paused = False
+
+    # -- what the link does ------------------------------------------------------------------------
+
+    def connecting(self) -> None:
+        """A connection is being made."""
+        self._set_link(LinkStatus.RECONNECTING)
+
+    def opened(self) -> None:
+        """It stands: the server is greeted."""
+        self._session.connect()
+
+    def lost(self, why: str, retry_in_s: float | None, now: float) -> None:
+        """It is gone, or could not be made; another will be in so many seconds, or not."""
+        if self._session.link is not LinkState.DOWN:
+            self._down_since = now
+            self._tell(LinkLost())
+        self._session.disconnected()
+        self._launched = self._resend_at = None
+        self._late = False
+        self._set_link(LinkStatus.OFFLINE, why, retry_in_s)
+
+    def left(self, now: float) -> None:
+        """The user works offline: an outage from the first moment on."""
+        self.lost("working offline", None, now)
+        self._down_since = -math.inf
+
+    def received(self, frame: bytes, now: float) -> None:
+        """A frame came."""
+        self._exhausted = False
+        for event in self._session.receive(frame):
+            if isinstance(event, RowsReceived):
+                if self._drafter is not None:
+                    self._drafter.add_rows(event.start, event.keys, event.values)
+            elif isinstance(event, Welcomed):
+                self._outage = False
+                self._set_link(LinkStatus.ONLINE)
+            elif isinstance(event, Decided):
+                self._decided(event, now)
+            elif isinstance(event, Faulted):
+                self._faulted(event, now)
+            self._tell(event)
+
+    # -- what the device does ----------------------------------------------------------------------
+
+    def next(self, now: float) -> Draft | Wait:
+        """What to do now."""
+        self._check_time(now)
+        draft = self._draft_due()
+        if draft is not None:
+            return draft
+        if self._round_due:
+            self._send(DraftTree())
+        self._note_pause()
+        return Wait(self._wake_at())
+
+    def drafted(self, draft: Draft, tree: DraftTree, seconds: float, now: float) -> None:
+        """The drafter proposed ``tree`` for ``draft``, in so many seconds."""
+        session, start = self._session, len(draft.prefix)
+        path = tree.likeliest_path()
+        for at, index in enumerate(path):
+            parent = tree.parents[index]
+            self._logprobs[start + at] = tree.scores[index] - (tree.scores[parent - 1] if parent else 0.0)
+        extension = [tree.tokens[index] for index in path]
+        self._exhausted = not tree.tokens
+        if self._round_due:
+            stem = session.tentative
+            self._steps, self._draft_s = tree.steps, seconds
+            whole = tree.behind(stem, self._logprobs_of(start - len(stem), start))
+            session.extend(extension, draft.origin)
+            self._send(whole)
+        else:
+            session.extend(extension, draft.origin)
+        if extension:
+            self._paused = False
+        self._tell(Drafted(seconds))
+
+    def frames_to_send(self, now: float) -> list[bytes]:
+        """Take the frames that are to be sent, in order."""
+        frames = self._session.frames_to_send()
+        if frames and self._session.awaiting_verdict:
+            self._launched = now
+        return frames
+
+    def resend(self) -> None:
+        """Send what is in flight once more."""
+        self._resend_at = None
+        self._session.resend()
+
+    # -- decisions ---------------------------------------------------------------------------------
+
+    @property
+    def _alone(self) -> bool:
+        """Whether the device has to go on without the target."""
+        return self._session.link is not LinkState.UP or self._late
+
+    @property
+    def _round_due(self) -> bool:
+        """Whether the target waits for a draft."""
+        return self._session.may_propose and not self.conditions.background
+
+    def _draft_due(self) -> Draft | None:
+        session = self._session
+        # Before the first memory rows there is nothing to draft from.
+        if self._drafter is None or not session.answering or not session.rows or session.tentatively_finished:
+            return None
+        if self._exhausted or self.conditions.background:
+            return None
+        budget = self._budget()
+        if budget is None:
+            return None
+        return Draft(session.tokens, budget, Origin.OFFLINE if self._outage else Origin.DRAFTED)
+
+    def _budget(self) -> Budget | None:
+        """Of what is to be drafted now, if anything is."""
+        tentative = len(self._session.tentative)
+        if self._round_due:
+            return self._round_budget(tentative)
+        if self.conditions.low_power:
+            return None
+        if self._alone:
+            return _ONE if tentative < self._settings.offline_limit else None
+        if self._session.awaiting_prefill or self.conditions.metered:
+            return None
+        probability = math.exp(self._tentative_logprob(tentative))
+        return _ONE if self._controller.ahead(tentative - self._sent_path, probability) else None
+
+    def _round_budget(self, tentative: int) -> Budget:
+        """What the controller says, within what verifier, answer and host allow, and behind what stands already."""
+        budget, session, conditions = self._controller.budget(), self._session, self.conditions
+        levels, logprob = max(0, budget.levels - tentative), self._tentative_logprob(tentative)
+        if conditions.low_power or (tentative and not replace(budget, logprob=0.0).continued([logprob])):
+            levels = 0
+        if conditions.metered:
+            node = max(budget.prices.node, _WORTH_THE_BYTES)
+            budget = replace(budget, branches=False, prices=replace(budget.prices, node=node))
+        return replace(
+            budget,
+            nodes=max(0, min(budget.nodes, session.limits.max_draft_tokens) - tentative),
+            levels=levels,
+            branches=budget.branches and session.limits.trees,
+            depth=budget.depth if session.room is None else min(budget.depth, session.room),
+            logprob=logprob,
+        )
+
+    def _send(self, tree: DraftTree) -> None:
+        """Have the tentative tokens verified, with what branches off them."""
+        tentative = self._session.tentative
+        self._sent_path = len(tentative)
+        self._sent_depth = max(tree.depth, len(tentative))
+        self._session.propose(tree=tree if tree.tokens else None)
+
+    def _tentative_logprob(self, tentative: int) -> float:
+        """Of all tentative tokens (nats)."""
+        end = self._session.length
+        return sum(self._logprobs_of(end - tentative, end))
+
+    def _logprobs_of(self, start: int, end: int) -> list[float]:
+        return [self._logprobs.get(at, 0.0) for at in range(start, end)]
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def _late_at(self) -> float | None:
+        """None while no verdict is awaited, or once it is known to be late."""
+        if self._launched is None or self._late or not self._session.awaiting_verdict:
+            return None
+        settings = self._settings
+        patience = settings.prefill_late_after_s if self._session.awaiting_prefill else settings.late_after_s
+        return self._launched + patience
+
+    def _outage_at(self) -> float | None:
+        """None while the link is up, or once there is an outage."""
+        if self._session.link is LinkState.UP or self._outage:
+            return None
+        return self._down_since + self._settings.outage_after_s
+
+    def _wake_at(self) -> float | None:
+        times = (self._late_at(), self._outage_at(), self._resend_at)
+        return min((at for at in times if at is not None), default=None)
+
+    def _check_time(self, now: float) -> None:
+        late_at = self._late_at()
+        if late_at is not None and late_at <= now:
+            self._late = True
+            self._set_link(LinkStatus.ONLINE, "the verdict is late; the device writes on")
+        outage_at = self._outage_at()
+        if outage_at is not None and outage_at <= now:
+            self._outage = True
+            if self._session.declare_offline(self._sent_path):
+                self._tell(Drafted(0.0))
+        if self._resend_at is not None and self._resend_at <= now:
+            self.resend()
+
+    def _note_pause(self) -> None:
+        reason = self._pause_reason() if self._session.answering else None
+        if reason is not None and not self._paused:
+            self._tell(PauseBegan(reason))
+        self._paused = reason is not None
+
+    def _pause_reason(self) -> PauseReason | None:
+        session = self._session
+        if self.conditions.background and not session.awaiting_verdict:
+            return PauseReason.BACKGROUND
+        if not self._alone:
+            return None
+        if self._drafter is None or not session.rows:
+            return PauseReason.UNPREPARED
+        if self.conditions.low_power:
+            return PauseReason.LOW_POWER
+        finish = session.tentative_finish
+        if finish is None:
+            return PauseReason.LIMIT
+        return PauseReason.END if finish is FinishReason.STOP else PauseReason.LENGTH
+
+    # -- what came ---------------------------------------------------------------------------------
+
+    def _decided(self, verdict: Decided, now: float) -> None:
+        waited_s = 0.0 if self._launched is None else now - self._launched
+        steps, draft_s, depth = (self._steps, self._draft_s, self._sent_depth) if verdict.drafted else ((), 0.0, 0)
+        accepted = min(verdict.accepted, verdict.drafted)
+        outcome = RoundEnded(
+            verdict.supplied, verdict.drafted, depth, accepted, steps, draft_s, waited_s, verdict.compute_s
+        )
+        self._launched, self._steps, self._draft_s, self._sent_path = None, (), 0.0, 0
+        if self._late:
+            self._late = False
+            self._set_link(LinkStatus.ONLINE)
+        self._controller.observe(outcome)
+        self._tell(outcome)
+
+    def _faulted(self, fault: Faulted, now: float) -> None:
+        if fault.code == "IDLE":
+            return  # the server closes a silent connection; the transport makes another
+        if fault.retry_after_ms:
+            self._resend_at = now + fault.retry_after_ms / 1000
+        self._tell(Problem(MoaError(fault.text), final=not fault.retry_after_ms))
+
+    def _forget_rows(self, length: int) -> None:
+        if self._drafter is not None:
+            self._drafter.truncate_rows(length)
+        self._exhausted = False
+
+    def _tell(self, event: LoopEvent) -> None:
+        for listener in self._listeners:
+            listener(event)
+
+    def _set_link(self, status: LinkStatus, detail: str = "", retry_in_s: float | None = None) -> None:
+        changed = LinkChanged(status, detail, retry_in_s)
+        if changed != self.link:
+            self.link = changed
+            self._tell(changed)

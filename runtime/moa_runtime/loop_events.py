@@ -1,0 +1,86 @@
+"""What the drafting loop asks of its host, and what it tells its listeners."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moa_runtime.answer import LinkChanged, PauseReason
+from moa_runtime.drafters.base import Budget
+from moa_runtime.errors import MoaError
+from moa_runtime.session.events import Event, Origin
+
+
+@dataclass(frozen=True)
+class Draft:
+    """To be done next: ``drafter.propose(prefix, budget)``, then :meth:`moa_runtime.loop.DraftingLoop.drafted`.
+
+    Attributes:
+        prefix: the conversation's tokens as the device sees it, tentative ones included.
+        origin: of what is drafted.
+    """
+
+    prefix: list[int]
+    budget: Budget
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing is to be done before something happens, or before ``until`` (seconds of the loop's clock)."""
+
+    until: float | None = None
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """The tentative tokens changed; the device drafted for so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RoundEnded:
+    """A frame was answered.
+
+    Attributes:
+        supplied: tokens that the client gave: the user's turn, or lost ones. 0 for a draft's verdict.
+        drafted: tokens sent to be verified, in a chain or a tree.
+        depth: of them, on the longest path.
+        accepted: of them.
+        steps: nodes that each step of the model continued for this draft.
+        draft_s: seconds that drafting took.
+        waited_s: seconds from sending to the verdict.
+        compute_s: of them, the target's, by its own account.
+    """
+
+    supplied: int
+    drafted: int
+    depth: int
+    accepted: int
+    steps: tuple[int, ...]
+    draft_s: float
+    waited_s: float
+    compute_s: float
+
+
+@dataclass(frozen=True)
+class LinkLost:
+    """A connection that stood is gone."""
+
+
+@dataclass(frozen=True)
+class PauseBegan:
+    """The device cannot write on for now."""
+
+    reason: PauseReason
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something went wrong; ``final`` where waiting cannot mend it."""
+
+    error: MoaError
+    final: bool
+
+
+LoopEvent = Event | Drafted | RoundEnded | LinkChanged | LinkLost | PauseBegan | Problem
