@@ -30,6 +30,7 @@ class Job:
         path: indices into the draft of what was accepted.
         token: the target's choice behind it; None until the job is done.
         steps: steps that it took part in.
+        seconds: that these took, whatever else was in them.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Job:
         self.path: tuple[int, ...] = ()
         self.token: int | None = None
         self.steps = 0
+        self.seconds = 0.0
         self._prefix = list(prefix)  # grows by what pieces of the draft were accepted
         self._draft, self._parents = list(draft), list(parents)
         self._nodes = list(range(len(draft)))  # their indices in the whole draft

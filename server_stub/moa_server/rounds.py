@@ -23,7 +23,7 @@ def verdict_of(session: ServerSession, work: Verify, job: Job, row_encoding: int
 
     Args:
         job: of :func:`job_of`, done.
-        seconds: that the work took, for the verdict.
+        seconds: that the target took, for the verdict.
     """
     assert job.token is not None
     compute_us = min(int(1e6 * seconds), (1 << 32) - 1)

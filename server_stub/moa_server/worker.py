@@ -185,6 +185,7 @@ class Worker:
         self._scheduler.stepped(step, ended)
         for piece in step.pieces:
             job = piece.waiting.job
+            job.seconds += ended - began
             if id(job) in failures:
                 self._scheduler.drop(job)
                 self._fail(job, EngineFailedError())
@@ -267,7 +268,9 @@ class Worker:
                 began = self._clock()
                 [outcome] = await self._engine.step([piece.request])
                 job.take(piece.request, outcome)
-                self._metrics.stepped(Step([piece]), began, self._clock())
+                ended = self._clock()
+                job.seconds += ended - began
+                self._metrics.stepped(Step([piece]), began, ended)
                 waiting.started = True
         except Exception as error:
             self._log_failure(job, error)

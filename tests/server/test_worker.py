@@ -213,6 +213,21 @@ def test_time_waited_for_a_budget_does_not_count():
     run_virtually(scenario)
 
 
+@pytest.mark.parametrize("capabilities", [Capabilities(), ITSELF])
+def test_a_job_knows_how_long_its_steps_took_but_not_how_long_it_waited(capabilities):
+    async def scenario(loop) -> None:
+        worker = Worker(ToyEngine(capabilities=capabilities, delay_s=(0.5, 0.0)), Metrics(), clock=loop.time)
+        job = Job(new_sequence(), [1, 2, 3], Sampling())
+        began = loop.time()
+        await worker.run(job, 30, 10.0)
+        assert loop.time() - began == pytest.approx(10.0 + job.seconds, abs=0.01) and job.seconds == pytest.approx(
+            0.5 * job.steps
+        )
+        await worker.close()
+
+    run_virtually(scenario)
+
+
 def test_what_an_engine_cannot_say_of_one_sequence_harms_no_other(toy, caplog):
     held = toy.held
     bad, good = Job(new_sequence(), [1, 2], Sampling()), Job(new_sequence(), [3, 4], Sampling())
