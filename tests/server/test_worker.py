@@ -221,7 +221,7 @@ def test_a_job_knows_how_long_its_steps_took_but_not_how_long_it_waited(capabili
         began = loop.time()
         await worker.run(job, 30, 10.0)
         assert loop.time() - began == pytest.approx(10.0 + job.seconds, abs=0.01) and job.seconds == pytest.approx(
-            0.5 * job.steps
+            0.5 * job.steps, abs=0.01
         )
         await worker.close()
 
