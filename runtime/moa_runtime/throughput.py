@@ -41,6 +41,8 @@ class Throughput:
         self._step = Line(_FIRST_STEP_S, 0.1 * _FIRST_STEP_S, doubt=1.0)  # seconds of a step by nodes continued
         self._pass: Line | None = None  # the target's seconds by tokens
         self._idle_rounds = 0
+        self._tried = False  # whether the model ever took a step
+        self._reads = False  # the next draft's first step is over the prompt too
 
     @property
     def prices(self) -> Prices:
@@ -51,7 +53,7 @@ class Throughput:
 
     def budget(self) -> Budget:
         prices = self.prices
-        pays = self._first_right / self._firsts >= prices.step + prices.query + prices.node
+        pays = not self._tried or self._first_right / self._firsts >= prices.step + prices.query + prices.node
         self._idle_rounds = 0 if pays else self._idle_rounds + 1
         levels = self._levels if pays or self._idle_rounds % _PROBE_EVERY == 0 else 0
         return Budget(self._nodes, levels, self._width, branches=True, prices=prices)
@@ -64,15 +66,20 @@ class Throughput:
     def observe(self, outcome: RoundEnded) -> None:
         target_s = outcome.compute_s or outcome.waited_s
         if outcome.supplied:
+            self._reads = True
             self._asked(outcome.supplied, target_s, outcome.waited_s - outcome.compute_s)
             return
         self._tokens = _MEMORY * self._tokens + outcome.accepted + 1
         self._seconds = _MEMORY * self._seconds + outcome.draft_s + outcome.waited_s
         if self._pass is None:
-            self._pass = Line(target_s, target_s / _TOKENS_OF_A_PASS, doubt=10.0)
+            self._pass = _pass_of(target_s, outcome.drafted)
         self._pass.add(outcome.drafted, target_s)
-        if outcome.steps:
-            self._step.add(sum(outcome.steps) / len(outcome.steps), outcome.draft_s / len(outcome.steps))
+        if not outcome.steps:
+            self._step.fade()  # the fewer tries there are, the more each says
+        else:
+            if not self._reads:
+                self._step.add(sum(outcome.steps) / len(outcome.steps), outcome.draft_s / len(outcome.steps))
+            self._reads, self._tried = False, True
             self._right = _MEMORY * self._right + outcome.accepted
             self._judged = _MEMORY * self._judged + min(outcome.accepted + 1, outcome.depth)
             self._first_right = _MEMORY * self._first_right + (outcome.accepted > 0)
@@ -82,9 +89,14 @@ class Throughput:
         """A prompt's verdict: the first that is known of target and link."""
         if self._pass is not None:
             return
-        pass_s = target_s / (1 + supplied / _TOKENS_OF_A_PASS)
-        self._pass = Line(pass_s, pass_s / _TOKENS_OF_A_PASS, doubt=10.0)
-        self._tokens, self._seconds = 2.0, max(0.0, link_s) + pass_s + 2 * _FIRST_STEP_S
+        self._pass = _pass_of(target_s, supplied)
+        self._tokens, self._seconds = 2.0, max(0.0, link_s) + self._pass.level + 2 * _FIRST_STEP_S
+
+
+def _pass_of(seconds: float, tokens: int) -> Line:
+    """A guess of the target's, after a pass over so many tokens."""
+    pass_s = seconds / (1 + tokens / _TOKENS_OF_A_PASS)
+    return Line(pass_s, pass_s / _TOKENS_OF_A_PASS, doubt=10.0)
 
 
 class Line:
@@ -109,6 +121,12 @@ class Line:
         self._y += dy / self._weight
         self._xx = _LONG_MEMORY * self._xx + dx * (x - self._x)
         self._xy = _LONG_MEMORY * self._xy + dx * (y - self._y)
+
+    def fade(self) -> None:
+        """What was added counts less."""
+        self._weight *= _MEMORY
+        self._xx *= _MEMORY
+        self._xy *= _MEMORY
 
     @property
     def slope(self) -> float:
