@@ -18,7 +18,7 @@ from moa_bench.verifier import Verifier, open_verifier
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, Origin
 from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
-from moa_runtime.loop import LoopSettings
+from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.sync import SyncChat
 from moa_runtime.transport import Endpoint
 

@@ -13,7 +13,7 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.draft_length import DraftLength
 from moa_runtime.errors import MoaError
-from moa_runtime.loop import LoopSettings
+from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.paths import default_bundle
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.throughput import controller_for

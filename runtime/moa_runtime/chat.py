@@ -23,8 +23,9 @@ from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.for_bundle import drafter_for
 from moa_runtime.driver import Driver
 from moa_runtime.errors import MoaError
-from moa_runtime.loop import Conditions, DraftingLoop, LoopSettings
+from moa_runtime.loop import DraftingLoop
 from moa_runtime.loop_events import Drafted, LoopEvent, PauseBegan, Problem
+from moa_runtime.loop_settings import Conditions, LoopSettings
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Finished, Policy, RolledBack, Sampling
 from moa_runtime.throughput import Throughput

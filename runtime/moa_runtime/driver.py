@@ -70,7 +70,7 @@ class Driver:
     async def go_offline(self) -> None:
         """Close the connection and make no other until :meth:`go_online`."""
         if await self._end_link():
-            self.post(lambda: self._loop.left(time.monotonic()))
+            self.post(lambda: self._loop.lost("working offline", None, time.monotonic(), on_purpose=True))
 
     async def reconnect(self) -> None:
         """Close the connection and make another at once; nothing while offline."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 from moa_runtime.answer import FinishReason, LinkChanged, LinkStatus, PauseReason
+from moa_runtime.budgets import ONE, behind, within
 from moa_runtime.control import Controller
 from moa_runtime.drafters.base import Budget, Drafter
 from moa_runtime.errors import MoaError
+from moa_runtime.link_watch import Alarm, LinkWatch
 from moa_runtime.loop_events import (
     Draft,
     Drafted,
@@ -20,6 +21,7 @@ from moa_runtime.loop_events import (
     RoundEnded,
     Wait,
 )
+from moa_runtime.loop_settings import Conditions, LoopSettings
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import (
     Decided,
@@ -31,44 +33,6 @@ from moa_runtime.session.events import (
     Welcomed,
 )
 from moa_runtime.session.tree import DraftTree
-
-#: A text that may still change is proposed token by token, so that frames are never waited for.
-_ONE = Budget(nodes=1, levels=1)
-#: Likeliest path to a token that a metered link carries at all.
-_WORTH_THE_BYTES = 0.3
-
-
-@dataclass(frozen=True)
-class LoopSettings:
-    """Limits of the drafting loop.
-
-    Attributes:
-        offline_limit: tentative tokens written at most without the target.
-        late_after_s: a draft's verdict that takes longer is late: the device writes on alone.
-        prefill_late_after_s: the same for a prompt's verdict.
-        outage_after_s: a link that is down for longer is an outage: what was written since the last frame is offline
-            text.
-    """
-
-    offline_limit: int = 256
-    late_after_s: float = 2.0
-    prefill_late_after_s: float = 6.0
-    outage_after_s: float = 1.0
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """What the host says of the device. See ``docs/embedding.md``.
-
-    Attributes:
-        background: nobody looks: nothing is drafted or asked for until that is over.
-        low_power: the model takes no steps: drafts are copies only, and nothing is written alone.
-        metered: bytes cost money: drafts have no branches and no unlikely tokens.
-    """
-
-    background: bool = False
-    low_power: bool = False
-    metered: bool = False
 
 
 class DraftingLoop:
@@ -109,16 +73,13 @@ class DraftingLoop:
         self.link = LinkChanged(LinkStatus.OFFLINE)
         self._session, self._drafter, self._controller = session, drafter, controller
         self._settings = settings or LoopSettings()
+        self._watch = LinkWatch(self._settings)
         self._listeners: list[Callable[[LoopEvent], None]] = []
         self._logprobs: dict[int, float] = {}  # of what was drafted last, by position
         self._sent_path = 0  # tentative tokens when the draft on its way was sent
         self._sent_depth = 0
         self._steps: tuple[int, ...] = ()  # of the draft for the next round, or of the one on its way
         self._draft_s = 0.0
-        self._launched: float | None = None  # when the frame in flight was sent
-        self._down_since = -math.inf
-        self._resend_at: float | None = None
-        self._late = self._outage = False
         self._exhausted = False  # the drafter has nothing to propose: only the target can go on
         self._paused = False
 
@@ -187,20 +148,18 @@ class DraftingLoop:
         """It stands: the server is greeted."""
         self._session.connect()
 
-    def lost(self, why: str, retry_in_s: float | None, now: float) -> None:
-        """It is gone, or could not be made; another will be in so many seconds, or not."""
+    def lost(self, why: str, retry_in_s: float | None, now: float, *, on_purpose: bool = False) -> None:
+        """It is gone, or could not be made.
+
+        Args:
+            retry_in_s: seconds until another will be made, None for never.
+            on_purpose: the user works offline.
+        """
         if self._session.link is not LinkState.DOWN:
-            self._down_since = now
             self._tell(LinkLost())
         self._session.disconnected()
-        self._launched = self._resend_at = None
-        self._late = False
+        self._watch.down(now, on_purpose=on_purpose)
         self._set_link(LinkStatus.OFFLINE, why, retry_in_s)
-
-    def left(self, now: float) -> None:
-        """The user works offline: an outage from the first moment on."""
-        self.lost("working offline", None, now)
-        self._down_since = -math.inf
 
     def received(self, frame: bytes, now: float) -> None:
         """A frame came."""
@@ -210,7 +169,7 @@ class DraftingLoop:
                 if self._drafter is not None:
                     self._drafter.add_rows(event.start, event.keys, event.values)
             elif isinstance(event, Welcomed):
-                self._outage = False
+                self._watch.up()
                 self._set_link(LinkStatus.ONLINE)
             elif isinstance(event, Decided):
                 self._decided(event, now)
@@ -222,14 +181,15 @@ class DraftingLoop:
 
     def next(self, now: float) -> Draft | Wait:
         """What to do now."""
-        self._check_time(now)
+        for alarm in self._watch.passed(now):
+            self._take_alarm(alarm)
         draft = self._draft_due()
         if draft is not None:
             return draft
         if self._round_due:
             self._send(DraftTree())
         self._note_pause()
-        return Wait(self._wake_at())
+        return Wait(self._watch.wake_at())
 
     def drafted(self, draft: Draft, tree: DraftTree, seconds: float, now: float) -> None:
         """The drafter proposed ``tree`` for ``draft``, in so many seconds."""
@@ -255,21 +215,29 @@ class DraftingLoop:
     def frames_to_send(self, now: float) -> list[bytes]:
         """Take the frames that are to be sent, in order."""
         frames = self._session.frames_to_send()
-        if frames and self._session.awaiting_verdict:
-            self._launched = now
+        if not self._session.awaiting_verdict:
+            self._watch.idle()
+        elif frames:
+            self._watch.sent(now, prefill=self._session.awaiting_prefill)
         return frames
 
     def resend(self) -> None:
         """Send what is in flight once more."""
-        self._resend_at = None
         self._session.resend()
 
     # -- decisions ---------------------------------------------------------------------------------
 
     @property
+    def _prepared(self) -> bool:
+        """Whether there is anything to draft from."""
+        if self._drafter is None:
+            return False
+        return bool(self._session.rows if self._drafter.needs_rows else self._session.committed)
+
+    @property
     def _alone(self) -> bool:
         """Whether the device has to go on without the target."""
-        return self._session.link is not LinkState.UP or self._late
+        return self._session.link is not LinkState.UP or self._watch.late
 
     @property
     def _round_due(self) -> bool:
@@ -278,47 +246,28 @@ class DraftingLoop:
 
     def _draft_due(self) -> Draft | None:
         session = self._session
-        # Before the first memory rows there is nothing to draft from.
-        if self._drafter is None or not session.answering or not session.rows or session.tentatively_finished:
+        if not session.answering or session.tentatively_finished or self.conditions.background:
             return None
-        if self._exhausted or self.conditions.background:
-            return None
-        budget = self._budget()
+        budget = None if self._exhausted or not self._prepared else self._budget()
         if budget is None:
             return None
-        return Draft(session.tokens, budget, Origin.OFFLINE if self._outage else Origin.DRAFTED)
+        return Draft(session.tokens, budget, Origin.OFFLINE if self._watch.outage else Origin.DRAFTED)
 
     def _budget(self) -> Budget | None:
         """Of what is to be drafted now, if anything is."""
         tentative = len(self._session.tentative)
         if self._round_due:
-            return self._round_budget(tentative)
+            session, logprob = self._session, self._tentative_logprob(tentative)
+            asked = within(self._controller.budget(), session.limits, session.room, self.conditions)
+            return behind(asked, tentative, logprob)
         if self.conditions.low_power:
             return None
         if self._alone:
-            return _ONE if tentative < self._settings.offline_limit else None
+            return ONE if tentative < self._settings.offline_limit else None
         if self._session.awaiting_prefill or self.conditions.metered:
             return None
         probability = math.exp(self._tentative_logprob(tentative))
-        return _ONE if self._controller.ahead(tentative - self._sent_path, probability) else None
-
-    def _round_budget(self, tentative: int) -> Budget:
-        """What the controller says, within what verifier, answer and host allow, and behind what stands already."""
-        budget, session, conditions = self._controller.budget(), self._session, self.conditions
-        levels, logprob = max(0, budget.levels - tentative), self._tentative_logprob(tentative)
-        if conditions.low_power or (tentative and not replace(budget, logprob=0.0).continued([logprob])):
-            levels = 0
-        if conditions.metered:
-            node = max(budget.prices.node, _WORTH_THE_BYTES)
-            budget = replace(budget, branches=False, prices=replace(budget.prices, node=node))
-        return replace(
-            budget,
-            nodes=max(0, min(budget.nodes, session.limits.max_draft_tokens) - tentative),
-            levels=levels,
-            branches=budget.branches and session.limits.trees,
-            depth=budget.depth if session.room is None else min(budget.depth, session.room),
-            logprob=logprob,
-        )
+        return ONE if self._controller.ahead(tentative - self._sent_path, probability) else None
 
     def _send(self, tree: DraftTree) -> None:
         """Have the tentative tokens verified, with what branches off them."""
@@ -337,36 +286,13 @@ class DraftingLoop:
 
     # -- time --------------------------------------------------------------------------------------
 
-    def _late_at(self) -> float | None:
-        """None while no verdict is awaited, or once it is known to be late."""
-        if self._launched is None or self._late or not self._session.awaiting_verdict:
-            return None
-        settings = self._settings
-        patience = settings.prefill_late_after_s if self._session.awaiting_prefill else settings.late_after_s
-        return self._launched + patience
-
-    def _outage_at(self) -> float | None:
-        """None while the link is up, or once there is an outage."""
-        if self._session.link is LinkState.UP or self._outage:
-            return None
-        return self._down_since + self._settings.outage_after_s
-
-    def _wake_at(self) -> float | None:
-        times = (self._late_at(), self._outage_at(), self._resend_at)
-        return min((at for at in times if at is not None), default=None)
-
-    def _check_time(self, now: float) -> None:
-        late_at = self._late_at()
-        if late_at is not None and late_at <= now:
-            self._late = True
+    def _take_alarm(self, alarm: Alarm) -> None:
+        if alarm is Alarm.LATE:
             self._set_link(LinkStatus.ONLINE, "the verdict is late; the device writes on")
-        outage_at = self._outage_at()
-        if outage_at is not None and outage_at <= now:
-            self._outage = True
-            if self._session.declare_offline(self._sent_path):
-                self._tell(Drafted(0.0))
-        if self._resend_at is not None and self._resend_at <= now:
+        elif alarm is Alarm.RESEND:
             self.resend()
+        elif self._session.declare_offline(self._sent_path):
+            self._tell(Drafted(0.0))
 
     def _note_pause(self) -> None:
         reason = self._pause_reason() if self._session.answering else None
@@ -380,7 +306,7 @@ class DraftingLoop:
             return PauseReason.BACKGROUND
         if not self._alone:
             return None
-        if self._drafter is None or not session.rows:
+        if not self._prepared:
             return PauseReason.UNPREPARED
         if self.conditions.low_power:
             return PauseReason.LOW_POWER
@@ -392,15 +318,14 @@ class DraftingLoop:
     # -- what came ---------------------------------------------------------------------------------
 
     def _decided(self, verdict: Decided, now: float) -> None:
-        waited_s = 0.0 if self._launched is None else now - self._launched
+        was_late, waited_s = self._watch.late, self._watch.answered(now)
         steps, draft_s, depth = (self._steps, self._draft_s, self._sent_depth) if verdict.drafted else ((), 0.0, 0)
         accepted = min(verdict.accepted, verdict.drafted)
         outcome = RoundEnded(
             verdict.supplied, verdict.drafted, depth, accepted, steps, draft_s, waited_s, verdict.compute_s
         )
-        self._launched, self._steps, self._draft_s, self._sent_path = None, (), 0.0, 0
-        if self._late:
-            self._late = False
+        self._steps, self._draft_s, self._sent_path = (), 0.0, 0
+        if was_late:
             self._set_link(LinkStatus.ONLINE)
         self._controller.observe(outcome)
         self._tell(outcome)
@@ -409,7 +334,7 @@ class DraftingLoop:
         if fault.code == "IDLE":
             return  # the server closes a silent connection; the transport makes another
         if fault.retry_after_ms:
-            self._resend_at = now + fault.retry_after_ms / 1000
+            self._watch.resend(now + fault.retry_after_ms / 1000)
         self._tell(Problem(MoaError(fault.text), final=not fault.retry_after_ms))
 
     def _forget_rows(self, length: int) -> None:

@@ -11,6 +11,8 @@ from toy_engine import STOP, VOCAB, ToyEngine
 class ToyDrafter:
     """Knows the target: right for the first ``right`` tokens after the last committed one, then wrong."""
 
+    needs_rows = True
+
     def __init__(self, engine: ToyEngine, right: int) -> None:
         self._engine, self._right = engine, right
         self.rows = 0

@@ -16,7 +16,7 @@ from memory_link import MemoryLink, ServerEnd
 from moa_runtime.chat import Chat
 from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import Budget, Float32
-from moa_runtime.loop import LoopSettings
+from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.session.events import Policy
 from moa_runtime.session.tree import DraftTree, chain
 from moa_runtime.timeline import NO_TIMELINE
@@ -73,6 +73,8 @@ def toy_bundle(folder: Path) -> SimpleNamespace:
 
 class ToyDrafter:
     """Knows the target's choice, and says it with probability ``skill``. Checks the memory rows that it is given."""
+
+    needs_rows = True
 
     def __init__(self, world: World, rng: random.Random, skill: float) -> None:
         self._world, self._rng, self._skill = world, rng, skill

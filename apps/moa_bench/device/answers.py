@@ -17,7 +17,7 @@ from moa_runtime.chat import Chat
 from moa_runtime.draft_length import DraftLength
 from moa_runtime.drafters.for_bundle import drafter_for
 from moa_runtime.errors import MoaError
-from moa_runtime.loop import LoopSettings
+from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.session.events import Sampling
 from moa_runtime.throughput import controller_for
 from moa_runtime.transport import Endpoint

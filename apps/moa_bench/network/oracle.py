@@ -18,6 +18,8 @@ class OracleDrafter:
         answer: what the target alone answers.
     """
 
+    needs_rows = False
+
     def __init__(self, prompt_length: int, answer: Sequence[int]) -> None:
         self._prompt_length, self._answer = prompt_length, answer
         self.rows = 0

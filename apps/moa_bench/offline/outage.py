@@ -10,7 +10,8 @@ from moa_bench.loopback import LoopbackVerifier
 from moa_bench.pace import Clock
 from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import Drafter
-from moa_runtime.loop import DraftingLoop, LoopSettings
+from moa_runtime.loop import DraftingLoop
+from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Event, Origin
 

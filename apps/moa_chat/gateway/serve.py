@@ -20,7 +20,7 @@ from moa_runtime.backends.load import load_backend
 from moa_runtime.backends.shared import SharedBackend
 from moa_runtime.chat import Chat
 from moa_runtime.listening import is_loopback, listen, url_of
-from moa_runtime.loop import LoopSettings
+from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.session.events import Policy
 from moa_runtime.throughput import controller_for
 

@@ -102,6 +102,10 @@ class Drafter(Protocol):
     def rows(self) -> int:
         """Memory rows held, for positions ``0..rows-1``."""
 
+    @property
+    def needs_rows(self) -> bool:
+        """Whether nothing worth reading is drafted without a memory row."""
+
     def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
         """Store memory rows of committed tokens.
 

@@ -64,6 +64,11 @@ class MoaDrafter:
         """Memory rows held, for positions ``0..rows-1``."""
         return self._memory.length
 
+    @property
+    def needs_rows(self) -> bool:
+        """See :attr:`moa_runtime.drafters.base.Drafter.needs_rows`."""
+        return self._backend.needs_a_row
+
     def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
         """See :meth:`moa_runtime.drafters.base.Drafter.add_rows`."""
         self._memory.write(start, keys, values)

@@ -109,6 +109,7 @@ class NgramDrafter:
     """
 
     rows = 0
+    needs_rows = False
 
     def __init__(self, stop_tokens: Collection[int] = ()) -> None:
         self._index = NgramIndex(stop_tokens)

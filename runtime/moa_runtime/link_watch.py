@@ -1,0 +1,96 @@
+"""What time tells of a link: late verdicts, outages, frames to be sent again. Without a clock of its own."""
+
+from __future__ import annotations
+
+import enum
+import math
+
+from moa_runtime.loop_settings import LoopSettings
+
+
+class Alarm(enum.Enum):
+    """What has come to pass."""
+
+    LATE = "the verdict is late"
+    OUTAGE = "the link is down for good"
+    RESEND = "what is in flight is to be sent again"
+
+
+class LinkWatch:
+    """Told what happens on the link and when, in seconds of any monotonic clock.
+
+    ========  =====================================  ======================================
+    alarm     begins                                 ends
+    ========  =====================================  ======================================
+    LATE      so long after a frame was sent         with its verdict, or with the link
+    OUTAGE    so long after the link went down       with a Welcome
+    RESEND    when the server said                   at once, or with the link
+    ========  =====================================  ======================================
+
+    Attributes:
+        late, outage: whether these have begun and not ended. A link that never was up is an outage.
+    """
+
+    def __init__(self, settings: LoopSettings) -> None:
+        self.late = False
+        self.outage = True
+        self._settings = settings
+        self._sent_at: float | None = None
+        self._patience = math.inf
+        self._down_since: float | None = None
+        self._resend_at: float | None = None
+
+    def sent(self, now: float, *, prefill: bool) -> None:
+        """A frame that will be answered was sent; ``prefill``: a prompt."""
+        settings = self._settings
+        self._sent_at, self._patience = now, settings.prefill_late_after_s if prefill else settings.late_after_s
+
+    def answered(self, now: float) -> float:
+        """It was. Returns seconds since it was sent."""
+        waited_s = 0.0 if self._sent_at is None else now - self._sent_at
+        self.idle()
+        return waited_s
+
+    def idle(self) -> None:
+        """No answer is awaited."""
+        self._sent_at, self.late = None, False
+
+    def resend(self, at: float) -> None:
+        """What is in flight is to be sent again, not earlier than ``at``."""
+        self._resend_at = at
+
+    def up(self) -> None:
+        """The link is up."""
+        self.outage, self._down_since = False, None
+
+    def down(self, now: float, *, on_purpose: bool = False) -> None:
+        """The link is down, since ``now`` if it was not before; ``on_purpose``: an outage from the first moment on."""
+        if on_purpose:
+            self._down_since = -math.inf
+        elif self._down_since is None and not self.outage:
+            self._down_since = now
+        self._resend_at = None
+        self.idle()
+
+    def wake_at(self) -> float | None:
+        """When the next alarm begins."""
+        return min((at for at in self._alarms().values() if at < math.inf), default=None)
+
+    def passed(self, now: float) -> list[Alarm]:
+        """Alarms that begin now."""
+        begun = [alarm for alarm, at in self._alarms().items() if at <= now]
+        if Alarm.LATE in begun:
+            self.late = True
+        if Alarm.OUTAGE in begun:
+            self.outage, self._down_since = True, None
+        if Alarm.RESEND in begun:
+            self._resend_at = None
+        return begun
+
+    def _alarms(self) -> dict[Alarm, float]:
+        sent, down, resend = self._sent_at, self._down_since, self._resend_at
+        return {
+            Alarm.LATE: math.inf if sent is None or self.late else sent + self._patience,
+            Alarm.OUTAGE: math.inf if down is None or self.outage else down + self._settings.outage_after_s,
+            Alarm.RESEND: math.inf if resend is None else resend,
+        }

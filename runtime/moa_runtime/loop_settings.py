@@ -1,0 +1,38 @@
+"""What a host may say to the drafting loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """Limits of the drafting loop.
+
+    Attributes:
+        offline_limit: tentative tokens written at most without the target.
+        late_after_s: a draft's verdict that takes longer is late: the device writes on alone.
+        prefill_late_after_s: the same for a prompt's verdict.
+        outage_after_s: a link that is down for longer is an outage: what was written since the last frame is offline
+            text.
+    """
+
+    offline_limit: int = 256
+    late_after_s: float = 2.0
+    prefill_late_after_s: float = 6.0
+    outage_after_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What the host knows of the device. See ``docs/embedding.md``.
+
+    Attributes:
+        background: nobody looks: nothing is drafted or asked for until that is over.
+        low_power: the model takes no steps: drafts are copies only, and nothing is written alone.
+        metered: bytes cost money: drafts have no branches and no unlikely tokens.
+    """
+
+    background: bool = False
+    low_power: bool = False
+    metered: bool = False
