@@ -229,7 +229,7 @@ def test_a_restarted_server_is_given_the_tokens_but_sends_no_row_twice() -> None
     pair.settle()
     rows = pair.client.rows
     pair.cut()
-    pair.server.restart()
+    pair.server.restart(LIMITS)
     pair.connect()
     pair.deliver_up()
     pair.deliver_down()

@@ -2,22 +2,33 @@
 
 The toy target chooses by the whole prefix, as the real one does greedily or with a generator keyed by the position:
 text that is decided again after a rewind is the same.
+
+``MOA_EXAMPLES=20000`` in the environment has as many schedules tried.
 """
 
 from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from google.protobuf.message import DecodeError
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from moa_runtime.session.client import LinkState
-from moa_runtime.session.events import Committed, Faulted, Origin, Policy, RolledBack, RowsReceived, Sampling
+from moa_runtime.session.client import ClientSession, LinkState
+from moa_runtime.session.events import Committed, Decided, Event, Faulted, Origin, Policy, RolledBack, Sampling
+from moa_runtime.session.tree import accepted_path, chain
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from session.wired import LIMITS, STOP, Pair, choice, decode
+from session.wired import LIMITS, STOP, Pair, choice, decode, rows_of
 
 #: Enough of each index for any queue the machine builds; taken modulo its length.
 PLACE = st.integers(0, 7)
+
+#: Where branches hang, and which of their tokens are the target's.
+BRANCHES = st.lists(st.tuples(st.integers(0, 15), st.lists(st.booleans(), min_size=1, max_size=4)), max_size=4)
 
 
 def is_event(frame: bytes, upward: bool) -> bool:
@@ -29,6 +40,35 @@ def is_event(frame: bytes, upward: bool) -> bool:
     return message.WhichOneof("event") is not None
 
 
+def right_tokens(client: ClientSession, tokens: Sequence[int], parents: Sequence[int]) -> int:
+    """How many tokens of a draft the target would write itself."""
+    texts = [list(client.committed)]
+    for token, parent in zip(tokens, parents, strict=True):
+        texts.append([*texts[parent], token])
+    return len(accepted_path(tokens, parents, [choice(text) for text in texts]))
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the test knows of a conversation.
+
+    Attributes:
+        expected: the target's own text.
+        prompt_end: where its last answer begins.
+        limit: where that must end.
+        written: tokens that were made tentative.
+        branched: drafted tokens that were never tentative, for they stood on a branch.
+        kept: tokens that the user kept.
+    """
+
+    expected: tuple[int, ...] = ()
+    prompt_end: int = 0
+    limit: int = 0
+    written: int = 0
+    branched: int = 0
+    kept: int = 0
+
+
 class LossyLink(RuleBasedStateMachine):
     policy = Policy.ROLLBACK
 
@@ -36,13 +76,14 @@ class LossyLink(RuleBasedStateMachine):
         greeted=st.booleans(),
         max_new_tokens=st.sampled_from([0, 5, 20, 40]),
         prompt=st.lists(st.integers(1, 12), min_size=1, max_size=6),
+        trees=st.booleans(),
     )
-    def begin(self, greeted: bool, max_new_tokens: int, prompt: list[int]) -> None:
-        self.pair = Pair(self.policy)
-        self.expected: list[int] = []
-        self.mark = 0
-        self.written = self.kept = 0
+    def begin(self, greeted: bool, max_new_tokens: int, prompt: list[int], trees: bool) -> None:
+        self.pair = Pair(self.policy, trees=trees)
+        self.known = Known()
+        self.checked = 0  # frames of which the origins were
         self.server_forgot = False
+        self.saved: tuple[str, Known, int] | None = None
         self.pair.connect()
         if greeted:
             self.pair.settle()
@@ -50,9 +91,8 @@ class LossyLink(RuleBasedStateMachine):
 
     def _ask(self, prompt: list[int], max_new_tokens: int) -> None:
         start = [*self.pair.client.committed, *prompt]
-        self.prompt_end = len(start)
-        self.limit = min(LIMITS.max_context, len(start) + max_new_tokens) if max_new_tokens else LIMITS.max_context
-        self.expected = decode(start, self.limit)
+        limit = min(LIMITS.max_context, len(start) + max_new_tokens) if max_new_tokens else LIMITS.max_context
+        self.known = replace(self.known, prompt_end=len(start), limit=limit, expected=tuple(decode(start, limit)))
         self.pair.client.prompt(prompt, Sampling(), max_new_tokens)
         self.pair.flush()
 
@@ -61,7 +101,20 @@ class LossyLink(RuleBasedStateMachine):
     def draft(self, count: int, right: bool, online: bool) -> None:
         before = len(self.pair.client.tentative)
         self.pair.write(count, right, Origin.DRAFTED if online else Origin.OFFLINE)
-        self.written += len(self.pair.client.tentative) - before
+        written = len(self.pair.client.tentative) - before
+        self.known = replace(self.known, written=self.known.written + written)
+
+    @rule(after=st.integers(0, 12))
+    def declare_offline(self, after: int) -> None:
+        """An outage began behind so many of the tentative tokens."""
+        client = self.pair.client
+        tentative, before = len(client.tentative), client.unconfirmed
+        kept = len(before) - tentative
+        assert client.declare_offline(after) == (tentative > after)
+        assert client.unconfirmed == (
+            *before[: kept + after],
+            *((token, Origin.OFFLINE) for token, _ in before[kept + after :]),
+        )
 
     @rule(most=st.integers(0, 16))
     def undisturbed_round(self, most: int) -> None:
@@ -74,6 +127,25 @@ class LossyLink(RuleBasedStateMachine):
     def propose(self, most: int) -> None:
         self.pair.client.propose(most)
         self.pair.flush()
+
+    @rule(branches=BRANCHES, by_level=st.booleans(), most=st.integers(0, 16))
+    def propose_tree(self, branches: list[tuple[int, list[bool]]], by_level: bool, most: int) -> None:
+        self.pair.client.propose(most, tree=self.pair.tree(branches, by_level))
+        self.pair.flush()
+
+    @rule(branches=BRANCHES, by_level=st.booleans(), most=st.integers(0, 16))
+    def undisturbed_tree(self, branches: list[tuple[int, list[bool]]], by_level: bool, most: int) -> None:
+        """Everything under way arrives, then one round with a tree: all of it that is right is committed."""
+        self.pair.settle()
+        client = self.pair.client
+        tree, before = self.pair.tree(branches, by_level), len(client.committed)
+        right = right_tokens(client, tree.tokens[:most], tree.parents[:most])
+        if not client.limits.trees:
+            right = right_tokens(client, client.tentative[:most], chain(len(client.tentative[:most])))
+        proposed = client.propose(most, tree=tree)
+        self.pair.settle()
+        if proposed and self.policy is Policy.ROLLBACK:
+            assert client.committed == list(self.known.expected[: before + right + 1])
 
     @rule()
     def resend(self) -> None:
@@ -123,11 +195,34 @@ class LossyLink(RuleBasedStateMachine):
     def reconnect(self) -> None:
         self.pair.connect()
 
-    @rule()
-    def server_loses_everything(self) -> None:
+    @rule(trees=st.booleans())
+    def server_loses_everything(self, trees: bool) -> None:
         self.pair.cut()
-        self.pair.server.restart()
+        self.pair.server.restart(replace(LIMITS, trees=trees))
         self.server_forgot = True
+
+    @rule()
+    def close_and_restore(self) -> None:
+        """The client's program ends, and the next one goes on where it was."""
+        before = self.pair.client
+        self.pair.reopen(json.loads(json.dumps(before.snapshot())))
+        client = self.pair.client
+        assert client.tokens == before.tokens and client.unconfirmed == before.unconfirmed
+        assert client.answering == before.answering and client.room == before.room
+        assert client.snapshot() == before.snapshot()
+
+    @rule()
+    def save(self) -> None:
+        self.saved = json.dumps(self.pair.client.snapshot()), self.known, len(self.pair.events)
+
+    @rule()
+    @precondition(lambda self: self.saved is not None)
+    def crash_and_restore(self) -> None:
+        """The client's program is killed, and the next one goes on from an older snapshot."""
+        snapshot, self.known, events = self.saved
+        del self.pair.events[events:]
+        self.pair.reopen(json.loads(snapshot))
+        self.server_forgot = True  # what it has may be of another text
 
     @rule(prompt=st.lists(st.integers(1, 12), min_size=1, max_size=4))
     def finish_and_ask_again(self, prompt: list[int]) -> None:
@@ -142,8 +237,8 @@ class LossyLink(RuleBasedStateMachine):
         if len(self.pair.client.committed) + len(prompt) < LIMITS.max_context - 1:
             self._ask(prompt, 10)
         else:
-            self.expected = list(self.pair.client.committed)
-            self.prompt_end = len(self.expected) + 1
+            committed = tuple(self.pair.client.committed)
+            self.known = replace(self.known, expected=committed, prompt_end=len(committed) + 1)
 
     @rule(place=st.integers(0, 95), prompt=st.lists(st.integers(1, 12), min_size=1, max_size=4))
     def rewind_and_ask_again(self, place: int, prompt: list[int]) -> None:
@@ -151,22 +246,24 @@ class LossyLink(RuleBasedStateMachine):
         client = self.pair.client
         self.pair.events += client.cancel()
         client.rewind(place % (len(client.committed) + 1))
+        self.pair.forget_rows(len(client.committed))
         self.pair.flush()
         self._ask(prompt, 10)
 
     @rule(place=st.integers(0, 95), kept=st.lists(st.integers(1, 12), min_size=1, max_size=4))
-    @precondition(lambda self: len(self.pair.client.committed) >= self.prompt_end)
+    @precondition(lambda self: len(self.pair.client.committed) >= self.known.prompt_end)
     def keep(self, place: int, kept: list[int]) -> None:
         """The answer, running or ended, is taken back, and continued behind other tokens."""
-        client = self.pair.client
-        start = self.prompt_end + place % (len(client.committed) - self.prompt_end + 1)
+        client, prompt_end = self.pair.client, self.known.prompt_end
+        start = prompt_end + place % (len(client.committed) - prompt_end + 1)
         begun = [*client.committed[:start], *kept]
-        if len(begun) >= self.limit:
+        if len(begun) >= self.known.limit:
             return
-        self.kept += len(kept)
         self.pair.events += client.keep(start, kept)
+        self.pair.forget_rows(start)
         self.pair.flush()
-        self.expected = decode(begun, self.limit)
+        expected = tuple(decode(begun, self.known.limit))
+        self.known = replace(self.known, expected=expected, kept=self.known.kept + len(kept))
 
     @rule()
     def complete(self) -> None:
@@ -176,7 +273,7 @@ class LossyLink(RuleBasedStateMachine):
             return
         self.pair.finish()
         self.check_text()
-        assert self.policy is Policy.KEEP or client.committed == self.expected
+        assert self.policy is Policy.KEEP or client.committed == list(self.known.expected)
         self.pair.settle()
         assert self.pair.server.session.committed == client.committed
         self.server_forgot = False
@@ -187,12 +284,13 @@ class LossyLink(RuleBasedStateMachine):
 
     def check_text(self) -> None:
         committed = self.pair.client.committed
-        assert committed == self.expected[: len(committed)]
+        assert committed == list(self.known.expected[: len(committed)])
 
     @invariant()
-    def rows_are_never_ahead_of_the_target(self) -> None:
+    def rows_are_those_of_the_text(self) -> None:
         client = self.pair.client
         assert client.rows <= len(client.committed)
+        assert self.pair.rows == rows_of(client.committed[: client.rows])
 
     @invariant()
     def a_late_copy_never_sets_the_server_back(self) -> None:
@@ -201,22 +299,39 @@ class LossyLink(RuleBasedStateMachine):
 
     @invariant()
     def every_drafted_token_is_accounted_for(self) -> None:
+        for before, events in self.pair.taken[self.checked :]:
+            self.check_origins(before, events)
+        self.checked = len(self.pair.taken)
         self.check_accounts()
+
+    def check_origins(self, before: tuple[tuple[int, Origin], ...], events: list[Event]) -> None:
+        """A token of the suffix has its origin there; another was drafted on a branch, or is the target's."""
+        accepted = [event.accepted for event in events if isinstance(event, Decided)]
+        commits = [event for event in events if isinstance(event, Committed)]
+        if not accepted:
+            assert not commits
+            return
+        kept = tuple(pair for pair in before if pair[1] is Origin.KEPT)
+        if kept:
+            assert tuple(zip(commits[0].tokens, commits[0].origins, strict=True)) == kept
+        suffix, decided, stands = before[len(kept) :], commits[-1], True
+        assert len(commits) == 1 + bool(kept)
+        for at, (token, origin) in enumerate(zip(decided.tokens, decided.origins, strict=True)):
+            stands = stands and at < len(suffix) and suffix[at][0] == token
+            if stands:
+                assert origin is suffix[at][1]
+            elif at < accepted[0]:
+                assert origin is Origin.DRAFTED
+                self.known = replace(self.known, branched=self.known.branched + 1)
+            else:
+                assert origin is Origin.CORRECTED
 
     def check_accounts(self) -> None:
         accepted = [o for e in self.pair.events if isinstance(e, Committed) for o in e.origins]
         rolled_back = sum(len(e.tokens) for e in self.pair.events if isinstance(e, RolledBack))
         confirmed = sum(origin in (Origin.DRAFTED, Origin.OFFLINE) for origin in accepted)
-        assert self.written == confirmed + rolled_back + len(self.pair.client.tentative)
-
-    @invariant()
-    def rows_arrive_whole(self) -> None:
-        for event in self.pair.events[self.mark :]:
-            if isinstance(event, RowsReceived):
-                assert [float(k) for k in event.keys[:, 0, 0]] == [
-                    float((event.start + i) % 100) for i in range(len(event.keys))
-                ]
-        self.mark = len(self.pair.events)
+        made = self.known.written + self.known.branched
+        assert made == confirmed + rolled_back + len(self.pair.client.tentative)
 
     def teardown(self) -> None:
         if hasattr(self, "pair"):
@@ -236,18 +351,19 @@ class KeepingLink(LossyLink):
             if isinstance(event, Committed):
                 chosen = {place: origin for place, origin in chosen.items() if place < event.start}
                 chosen |= {event.start + i: origin for i, origin in enumerate(event.origins)}
-        for place in range(self.prompt_end, len(committed)):
+        for place in range(self.known.prompt_end, len(committed)):
             assert chosen[place] is Origin.KEPT or committed[place] == choice(committed[:place])
 
     def check_accounts(self) -> None:
         dropped = [token for e in self.pair.events if isinstance(e, RolledBack) for token in e.tokens]
         kept = [o for e in self.pair.events if isinstance(e, Committed) for o in e.origins if o is Origin.KEPT]
-        assert len(dropped) <= self.written and len(kept) <= self.written + self.kept
+        assert len(dropped) <= self.known.written and len(kept) <= self.known.written + self.known.kept
 
 
-LossyLink.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+EXAMPLES = int(os.environ.get("MOA_EXAMPLES", "300"))
+LossyLink.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)
 TestLossyLink = LossyLink.TestCase
-KeepingLink.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+KeepingLink.TestCase.settings = settings(max_examples=EXAMPLES // 2, stateful_step_count=40, deadline=None)
 TestKeepingLink = KeepingLink.TestCase
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from moa_runtime.session.client import ClientSession, LinkState
-from moa_runtime.session.events import Committed, Event, Finished, Origin, Policy
-from moa_runtime.session.handshake import Fingerprints, Limits, check_hello
+from moa_runtime.session.events import Committed, Event, Finished, Origin, Policy, RowsReceived
+from moa_runtime.session.handshake import Fingerprints, Limits, check_hello, fault
 from moa_runtime.session.rows import encode_rows
 from moa_runtime.session.server import ServerSession, Verify, parse_client_message
-from moa_runtime.session.tree import accepted_path
+from moa_runtime.session.tree import DraftTree, accepted_path, chain, depths
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 VOCAB, STOP = 13, 0
@@ -37,34 +38,56 @@ def decode(prompt: Sequence[int], max_length: int) -> list[int]:
     return tokens
 
 
-def row_of(position: int) -> float:
-    return float(position % 100)
+def wrong(token: int) -> int:
+    """Another token, which does not end the turn."""
+    return 1 + token % (VOCAB - 1)
+
+
+def rows_of(tokens: Sequence[int]) -> list[float]:
+    """The memory row of each token, one number: it depends on the tokens up to it."""
+    rows, state = [], 0
+    for token in tokens:
+        state = (state * 3 + token + 1) % 1009
+        rows.append(float(state))
+    return rows
 
 
 class Server:
-    """A ServerSession with the toy target as engine, fed with frames."""
+    """A ServerSession with the toy target as engine, fed with the frames of one connection after another."""
 
-    def __init__(self) -> None:
-        self.session = ServerSession(LIMITS, VOCAB, [STOP])
+    def __init__(self, limits: Limits) -> None:
         self.passes = 0
+        self._greeted = False
+        self.restart(limits)
 
-    def restart(self) -> None:
+    def restart(self, limits: Limits) -> None:
         """All conversations are lost, as after SIGKILL."""
-        self.session = ServerSession(LIMITS, VOCAB, [STOP])
+        self.session = ServerSession(limits, VOCAB, [STOP])
+        self._greeted = False
+
+    def disconnected(self) -> None:
+        """The next Hello is another connection's."""
+        self._greeted = False
 
     def receive(self, data: bytes, resume_token: str) -> list[bytes]:
         message = parse_client_message(data)
         if isinstance(message, wire.ServerMessage):
             return [message.SerializeToString()]
-        if message.WhichOneof("event") == "hello":
-            refused = check_hello(message.hello, PRINTS)
-            return [(refused or self.session.welcome(resume_token)).SerializeToString()]
+        if not self._greeted:
+            return [self._greet(message, resume_token).SerializeToString()]
         work = self.session.receive(message)
         if work is None:
             return []
         if isinstance(work, wire.ServerMessage):
             return [work.SerializeToString()]
         return [self._verify(work).SerializeToString()]
+
+    def _greet(self, message: wire.ClientMessage, resume_token: str) -> wire.ServerMessage:
+        if message.WhichOneof("event") != "hello":
+            return fault(wire.FAULT_CODE_PROTOCOL, "a connection begins with Hello")
+        refused = check_hello(message.hello, PRINTS)
+        self._greeted = refused is None
+        return refused or self.session.welcome(resume_token)
 
     def _verify(self, work: Verify) -> wire.ServerMessage:
         self.passes += 1
@@ -74,20 +97,40 @@ class Server:
         choices = [choice(path) for path in paths]
         accepted = accepted_path(work.draft, work.parents, choices)
         decision = self.session.decide(work, accepted, choices[accepted[-1] + 1 if accepted else 0])
-        keys = np.array([row_of(p) for p in decision.rows], np.float32).reshape(-1, 1, 1)
+        rows = rows_of(self.session.committed)[decision.rows.start : decision.rows.stop]
+        keys = np.array(rows, np.float32).reshape(-1, 1, 1)
         decision.verdict.rows.CopyFrom(encode_rows(decision.rows.start, keys, -keys, wire.ROW_ENCODING_FLOAT16))
         return wire.ServerMessage(verdict=decision.verdict)
 
 
 class Pair:
-    """A client, a server and two queues of frames between them."""
+    """A client, a server and two queues of frames between them.
 
-    def __init__(self, policy: Policy = Policy.ROLLBACK) -> None:
+    Attributes:
+        rows: what the drafter's memory holds, one number a row.
+        taken: of each frame that the client took, what was unconfirmed before, and the events.
+    """
+
+    def __init__(self, policy: Policy = Policy.ROLLBACK, *, trees: bool = True) -> None:
         self.client = ClientSession(PRINTS, stop_tokens=[STOP], policy=policy, row_encoding=wire.ROW_ENCODING_FLOAT16)
-        self.server = Server()
+        self.server = Server(replace(LIMITS, trees=trees))
         self.up: list[bytes] = []
         self.down: list[bytes] = []
         self.events: list[Event] = []
+        self.rows: list[float] = []
+        self.taken: list[tuple[tuple[tuple[int, Origin], ...], list[Event]]] = []
+
+    def reopen(self, snapshot: object) -> None:
+        """The client's program ends, and another goes on from the snapshot."""
+        self.cut()
+        self.client = ClientSession.restore(
+            snapshot, PRINTS, stop_tokens=[STOP], row_encoding=wire.ROW_ENCODING_FLOAT16
+        )
+        self.rows = []
+
+    def forget_rows(self, length: int) -> None:
+        """What the application does when it goes back behind a row."""
+        del self.rows[length:]
 
     def connect(self) -> None:
         self.client.connect()
@@ -95,6 +138,7 @@ class Pair:
 
     def cut(self) -> None:
         self.client.disconnected()
+        self.server.disconnected()
         self.up.clear()
         self.down.clear()
 
@@ -105,7 +149,14 @@ class Pair:
         self.down += self.server.receive(self.up.pop(index), "resume")
 
     def deliver_down(self, index: int = 0) -> None:
-        self.events += self.client.receive(self.down.pop(index))
+        before = self.client.unconfirmed
+        events = self.client.receive(self.down.pop(index))
+        for event in events:
+            if isinstance(event, RowsReceived):
+                assert event.start <= len(self.rows), "memory rows are missing"
+                self.rows[event.start :] = [float(key) for key in event.keys[:, 0, 0]]
+        self.taken.append((before, events))
+        self.events += events
         self.flush()
 
     def settle(self) -> None:
@@ -138,8 +189,33 @@ class Pair:
                 return
             token = choice(self.client.tokens)
             if not right and step == count - 1:
-                token = 1 + token % (VOCAB - 1)
+                token = wrong(token)
             self.client.extend([token], origin)
+
+    def tree(self, branches: Sequence[tuple[int, Sequence[bool]]], by_level: bool) -> DraftTree:
+        """The tentative tokens as a path, with branches.
+
+        Args:
+            branches: the node that each hangs on (taken modulo their number), and which of its tokens are the target's.
+            by_level: whether nodes are in the order of their depths, so that a cut takes the deepest ones.
+        """
+        client = self.client
+        tokens, parents = list(client.tentative), chain(len(client.tentative))
+        texts = [client.tokens[: len(client.committed) + count] for count in range(len(tokens) + 1)]
+        for place, rights in branches:
+            node = place % len(texts)
+            for right in rights:
+                token = choice(texts[node]) if right else wrong(choice(texts[node]))
+                tokens.append(token)
+                parents.append(node)
+                texts.append([*texts[node], token])
+                node = len(tokens)
+        if by_level:
+            levels = depths(parents)
+            order = sorted(range(len(tokens)), key=levels.__getitem__)
+            numbers = {0: 0} | {old + 1: new + 1 for new, old in enumerate(order)}
+            tokens, parents = [tokens[old] for old in order], [numbers[parents[old]] for old in order]
+        return DraftTree(tuple(tokens), tuple(parents), (0.0,) * len(tokens))
 
     def committed_by_events(self) -> list[int]:
         return [t for e in self.events if isinstance(e, Committed) for t in e.tokens]

@@ -95,8 +95,12 @@ class ServerSession:
         self._rows_sent = 0  # on this connection: the client has the rows below, as far as none was cut
 
     def welcome(self, resume_token: str) -> wire.ServerMessage:
-        """The Welcome of a new connection, on which no memory row was sent yet."""
-        self._rows_sent = 0
+        """The Welcome of a new connection, on which no memory row was sent yet.
+
+        No frame of an earlier connection can come any more, and the client may be a program that was restored from an
+        old snapshot and counts epochs from there: they begin anew.
+        """
+        self._rows_sent = self._epoch = self._confirmed = 0
         return wire.ServerMessage(
             welcome=wire.Welcome(
                 protocol_version=PROTOCOL_VERSION,

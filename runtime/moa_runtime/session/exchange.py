@@ -1,0 +1,195 @@
+"""The device's link to the server: what goes over it, and what comes of that."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from moa_runtime.session.events import Decided, Event, Finished, Origin, Policy, Resumed, Welcomed
+from moa_runtime.session.handshake import Fingerprints
+from moa_runtime.session.incoming import FINISH, BrokenFrameError, fault_of, limits_of, parse_server_message, rows_of
+from moa_runtime.session.outgoing import Outgoing
+from moa_runtime.session.state import ConversationState, LocalProtocolError
+from moa_runtime.session.tree import DraftTree
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+
+
+class LinkState(enum.Enum):
+    DOWN = "down"
+    GREETING = "greeting"  # Hello sent, no Welcome yet
+    UP = "up"
+
+
+class Exchange(ConversationState):
+    """A conversation and its frames: drafts go out, verdicts come in, and what a link lost is made good.
+
+    :class:`~moa_runtime.session.client.ClientSession` is the class to use.
+
+    Attributes:
+        link: its state.
+    """
+
+    def __init__(
+        self, fingerprints: Fingerprints, stop_tokens: Sequence[int], policy: Policy, row_encoding: int
+    ) -> None:
+        super().__init__(stop_tokens, policy)
+        self.fingerprints = fingerprints
+        self.link = LinkState.DOWN
+        self._row_encoding = row_encoding
+        self._resume_token = ""
+        self._outgoing = Outgoing()
+        # After a restore, until a verdict: the server may have gone on since, or from another text.
+        self._replays_all = False
+
+    # -- what is known -------------------------------------------------------------------------
+
+    @property
+    def may_propose(self) -> bool:
+        """Whether :meth:`propose` would send something."""
+        return self.link is LinkState.UP and self.answering and not self.awaiting_verdict and not self._supplied
+
+    @property
+    def awaiting_verdict(self) -> bool:
+        return self._outgoing.in_flight is not None
+
+    @property
+    def awaiting_prefill(self) -> bool:
+        """Whether the verdict awaited is a Prompt's, which takes the target longer."""
+        flight = self._outgoing.in_flight
+        return flight is not None and flight.supplied > 0
+
+    @property
+    def in_flight_drafted(self) -> int:
+        """Drafted tokens in the frame that awaits its verdict."""
+        flight = self._outgoing.in_flight
+        return flight.drafted if flight else 0
+
+    def frames_to_send(self) -> list[bytes]:
+        """Take the frames that are to be sent, in order."""
+        return self._outgoing.take()
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """A new connection is open: greet the server.
+
+        Raises:
+            LocalProtocolError: the link is not down.
+        """
+        if self.link is not LinkState.DOWN:
+            raise LocalProtocolError(f"can't connect while the link is {self.link.value}")
+        self.link = LinkState.GREETING
+        self._outgoing.begin_epoch()
+        self._outgoing.hello(self.fingerprints, self._resume_token, self._row_encoding)
+
+    def disconnected(self) -> None:
+        """The connection is gone. Committed and tentative tokens stay."""
+        self.link = LinkState.DOWN
+        self._outgoing.clear()
+
+    def propose(self, most: int | None = None, *, tree: DraftTree | None = None) -> bool:
+        """Send the tentative suffix, at most ``most`` tokens of it, to be verified.
+
+        An empty suffix asks the target for one token. Returns whether a frame was made: not while
+        the link is not up, another verdict is awaited, or no answer runs.
+
+        Args:
+            tree: sent in place of the suffix, which should be its likeliest path. Should the frame be lost with
+                its link, or the verifier take chains only, the suffix is proposed in its stead.
+        """
+        if not self.may_propose:
+            return False
+        allowed = self.limits.max_draft_tokens if most is None else min(most, self.limits.max_draft_tokens)
+        if tree is not None and self.limits.trees:
+            tokens, parents = tree.tokens[:allowed], tree.parents[:allowed]
+        else:
+            tokens, parents = tuple(self._tentative[:allowed]), ()
+        self._outgoing.draft(len(self.committed), tokens, parents, rows_from=self.rows)
+        return True
+
+    def resend(self) -> bool:
+        """Send what is in flight once more; both ends drop the copy that proves needless."""
+        return self.link is LinkState.UP and self._outgoing.resend()
+
+    # -- frames from the server ----------------------------------------------------------------
+
+    def receive(self, data: bytes) -> list[Event]:
+        """Take one frame; never raises on its content."""
+        try:
+            message = parse_server_message(data)
+            event = message.WhichOneof("event")
+            if event == "welcome":
+                return self._welcomed(message.welcome)
+            if event == "verdict":
+                return self._verdict(message.verdict)
+            return self._faulted(message.fault)
+        except BrokenFrameError as error:
+            return [error.event]
+
+    def _welcomed(self, welcome: wire.Welcome) -> list[Event]:
+        if self.link is not LinkState.GREETING:
+            return []
+        self.limits = limits_of(welcome)
+        self.link = LinkState.UP
+        resumed = bool(self._resume_token) and welcome.resume_token == self._resume_token
+        self._resume_token = welcome.resume_token
+        self._server_length = 0 if self._replays_all else min(welcome.committed_length, len(self.committed))
+        return [Welcomed(resumed), *self._resume_answer()]
+
+    def _verdict(self, verdict: wire.Verdict) -> list[Event]:
+        flight = self._outgoing.answered_by(verdict)
+        if flight is None:
+            return []
+        rows = rows_of(verdict, self.rows)
+        events: list[Event] = []
+        if rows is not None:
+            self.rows = rows.start + len(rows.keys)
+            events.append(rows)
+        self._outgoing.in_flight = None
+        self._replays_all = False
+        events.append(Decided(flight.supplied, flight.drafted, verdict.accepted, verdict.compute_us / 1e6))
+        events += self._commit_supplied()
+        events += self._commit(list(verdict.tokens), verdict.accepted)
+        self._server_length = len(self.committed)
+        if self._supplied:  # by the policy, in place of the target's choice
+            self._outgoing.begin_epoch()
+            self._send_prompt()
+        elif verdict.finish in FINISH:
+            events += self._drop_tentative()
+            self.answering = False
+            events.append(Finished(FINISH[verdict.finish]))
+        return events
+
+    def _faulted(self, fault: wire.Fault) -> list[Event]:
+        if fault.code == wire.FAULT_CODE_OUT_OF_SYNC and self.awaiting_verdict and self.committed:
+            # At least one token is replayed, so that the server has a prompt to answer.
+            self._server_length = min(fault.committed_length, len(self.committed) - 1)
+            self._outgoing.begin_epoch()
+            return self._resume_answer()
+        return [fault_of(fault)]
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def _resume_answer(self) -> list[Event]:
+        """Continue a running answer with a server that has ``_server_length`` of the committed tokens."""
+        if not self.answering:
+            return []
+        if self.policy is Policy.KEEP and Origin.OFFLINE in self._origins:
+            self._keep_tentative()
+        missing = len(self.committed) - self._server_length
+        if self._supplied or missing:
+            self._send_prompt()
+            return [Resumed(missing)] if missing else []
+        self.propose()
+        return []
+
+    def _send_prompt(self) -> None:
+        """Give the server every token it lacks: lost committed ones and the supplied ones."""
+        base_len = min(self._server_length, len(self.committed))
+        self._outgoing.prompt(
+            base_len,
+            self.committed[base_len:] + self._supplied,
+            rows_from=self.rows,
+            sampling=self._sampling,
+            max_length=self._max_length,
+        )

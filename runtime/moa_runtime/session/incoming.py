@@ -1,0 +1,92 @@
+"""Frames from the server to the device: what they say, and what is wrong with them."""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+
+from moa_runtime.session.events import Faulted, FinishReason, RowsReceived
+from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits
+from moa_runtime.session.rows import RowsError, decode_rows
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+
+#: Why an answer ended; what is missing here goes on.
+FINISH = {
+    wire.FINISH_STOP: FinishReason.STOP,
+    wire.FINISH_LENGTH: FinishReason.LENGTH,
+    wire.FINISH_CONTEXT: FinishReason.CONTEXT,
+}
+
+
+class BrokenFrameError(Exception):
+    """A frame that no verifier of this protocol sends."""
+
+    def __init__(self, text: str, code: str = "PROTOCOL") -> None:
+        super().__init__(text)
+        self.code = code
+
+    @property
+    def event(self) -> Faulted:
+        return Faulted(self.code, str(self), 0)
+
+
+def parse_server_message(data: bytes) -> wire.ServerMessage:
+    """One frame.
+
+    Raises:
+        BrokenFrameError: it is no message, or holds no event that is known.
+    """
+    try:
+        message = wire.ServerMessage.FromString(data)
+    except DecodeError:
+        raise BrokenFrameError("the server sent a frame that is no ServerMessage") from None
+    if message.WhichOneof("event") is None:
+        raise BrokenFrameError("the server sent an event this version does not know")
+    return message
+
+
+def limits_of(welcome: wire.Welcome) -> Limits:
+    """What the verifier allows.
+
+    Raises:
+        BrokenFrameError: it speaks another version.
+    """
+    if welcome.protocol_version != PROTOCOL_VERSION:
+        text = f"the verifier speaks protocol version {welcome.protocol_version}, this client {PROTOCOL_VERSION}"
+        raise BrokenFrameError(text, "VERSION_MISMATCH")
+    limits = welcome.limits
+    return Limits(
+        limits.max_context,
+        limits.max_draft_tokens,
+        limits.max_frame_bytes,
+        limits.idle_seconds,
+        trees=not limits.chains_only,
+    )
+
+
+def rows_of(verdict: wire.Verdict, held: int) -> RowsReceived | None:
+    """The memory rows of a verdict, if it has some; its tokens are looked at first.
+
+    Args:
+        held: rows that the device holds, of the first so many positions.
+
+    Raises:
+        BrokenFrameError: sizes that do not fit together, or rows missing between.
+    """
+    if not verdict.tokens or verdict.accepted > len(verdict.tokens):
+        raise BrokenFrameError("the server sent a verdict without tokens")
+    if not verdict.rows.count:
+        return None
+    try:
+        keys, values = decode_rows(verdict.rows)
+    except RowsError as error:
+        raise BrokenFrameError(f"the server sent broken memory rows: {error}") from None
+    if verdict.rows.start > held:
+        raise BrokenFrameError("the server left out memory rows")
+    return RowsReceived(verdict.rows.start, keys, values)
+
+
+def fault_of(fault: wire.Fault) -> Faulted:
+    """A fault as the application hears of it."""
+    known = fault.code in wire.FaultCode.values()
+    code = wire.FaultCode.Name(fault.code).removeprefix("FAULT_CODE_") if known else "UNKNOWN"
+    return Faulted(code, fault.text, fault.retry_after_ms)

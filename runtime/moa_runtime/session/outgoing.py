@@ -1,0 +1,102 @@
+"""Frames from the device to the server: their epochs, and the one that awaits a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moa_runtime.session.handshake import PROTOCOL_VERSION, Fingerprints
+from moa_runtime.session.server import Sampling
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """The one frame awaiting a verdict, and where that verdict must begin."""
+
+    frame: bytes
+    verdict_at: int
+    drafted: int
+    supplied: int
+
+
+class Outgoing:
+    """Makes frames and holds them until they are taken.
+
+    Attributes:
+        epoch: of the frames made from now on; begun anew with each prompt, cancellation and connection.
+        in_flight: what awaits its verdict; None for nothing.
+    """
+
+    def __init__(self, epoch: int = 0) -> None:
+        self.epoch = epoch
+        self.in_flight: InFlight | None = None
+        self._frames: list[bytes] = []
+
+    def take(self) -> list[bytes]:
+        """The frames made since the last call, in order."""
+        frames, self._frames = self._frames, []
+        return frames
+
+    def clear(self) -> None:
+        """The connection is gone, and with it what was under way."""
+        self.in_flight = None
+        self._frames.clear()
+
+    def begin_epoch(self) -> None:
+        """Verdicts on earlier frames do not count any more."""
+        self.epoch += 1
+        self.in_flight = None
+
+    def answered_by(self, verdict: wire.Verdict) -> InFlight | None:
+        """The frame that a verdict answers; None for a verdict on anything else."""
+        flight = self.in_flight
+        if flight is None or verdict.epoch != self.epoch or verdict.base_len != flight.verdict_at:
+            return None
+        return flight
+
+    def resend(self) -> bool:
+        """Once more what is in flight; says whether anything is."""
+        if self.in_flight is None:
+            return False
+        self._frames.append(self.in_flight.frame)
+        return True
+
+    def hello(self, fingerprints: Fingerprints, resume_token: str, row_encoding: int) -> None:
+        hello = wire.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            fingerprints=wire.Fingerprints(
+                target=fingerprints.target, tokenizer=fingerprints.tokenizer, drafter=fingerprints.drafter
+            ),
+            resume_token=resume_token,
+            row_encoding=wire.RowEncoding.Name(row_encoding),
+        )
+        self._add(wire.ClientMessage(hello=hello))
+
+    def prompt(
+        self, base_len: int, tokens: Sequence[int], *, rows_from: int, sampling: Sampling, max_length: int
+    ) -> None:
+        prompt = wire.Prompt(
+            epoch=self.epoch,
+            base_len=base_len,
+            tokens=tokens,
+            rows_from=rows_from,
+            sampling=wire.Sampling(temperature=sampling.temperature, top_p=sampling.top_p, seed=sampling.seed),
+            max_length=max_length,
+        )
+        self._launch(wire.ClientMessage(prompt=prompt), base_len + len(tokens), supplied=len(tokens))
+
+    def draft(self, base_len: int, tokens: Sequence[int], parents: Sequence[int], *, rows_from: int) -> None:
+        """A Draft; without ``parents`` the tokens are a chain."""
+        draft = wire.Draft(epoch=self.epoch, base_len=base_len, tokens=tokens, parents=parents, rows_from=rows_from)
+        self._launch(wire.ClientMessage(draft=draft), base_len, drafted=len(tokens))
+
+    def cancel(self, base_len: int) -> None:
+        self._add(wire.ClientMessage(cancel=wire.Cancel(epoch=self.epoch, base_len=base_len)))
+
+    def _launch(self, message: wire.ClientMessage, verdict_at: int, *, drafted: int = 0, supplied: int = 0) -> None:
+        self.in_flight = InFlight(message.SerializeToString(), verdict_at, drafted, supplied)
+        self._frames.append(self.in_flight.frame)
+
+    def _add(self, message: wire.ClientMessage) -> None:
+        self._frames.append(message.SerializeToString())
