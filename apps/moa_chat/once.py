@@ -32,7 +32,7 @@ async def _connect_and_ask(setup: Setup, prompt: str, view: PlainView | None) ->
 
 async def follow(chat: ChatLike, prompt: str, setup: Setup, view: PlainView | None) -> AnswerFinished:
     """Ask; show committed text in ``view`` as it comes, and say on stderr when the verifier goes away."""
-    away, why = False, ""
+    away = False
     async for event in chat.send(prompt, max_new_tokens=setup.max_new_tokens, sampling=setup.sampling()):
         if isinstance(event, AnswerFinished):
             if view is not None:
@@ -41,13 +41,9 @@ async def follow(chat: ChatLike, prompt: str, setup: Setup, view: PlainView | No
         if isinstance(event, AnswerUpdate):
             if view is not None:
                 view.draw(event.committed)
-        elif not isinstance(event, LinkChanged):
-            continue
-        elif event.status is LinkStatus.OFFLINE:
-            why = event.detail  # only a late verdict perhaps: no news until a new connection is needed
-        elif (event.status is LinkStatus.RECONNECTING) is not away:
+        elif isinstance(event, LinkChanged) and event.status is (LinkStatus.ONLINE if away else LinkStatus.OFFLINE):
             away = not away
-            print(f"moa-chat: {f'offline: {why}' if away else 'online again'}", file=sys.stderr, flush=True)
+            print(f"moa-chat: {f'offline: {event.detail}' if away else 'online again'}", file=sys.stderr, flush=True)
     raise AssertionError("a chat's last event is AnswerFinished")
 
 

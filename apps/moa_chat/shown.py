@@ -65,8 +65,8 @@ class Shown:
         left = None
         if link.retry_in_s is not None:
             left = max(0.0, self._link_since + link.retry_in_s - time.monotonic())
-        words = link_words(link.status, left, wanted_offline=wanted_offline, slow=False)
+        words = link_words(link, left, wanted_offline=wanted_offline)
         detail = self._pause or ("" if wanted_offline else link.detail)
-        row = status_line(link.status, words, self._update, palette)
+        row = status_line(link, words, self._update, palette)
         notes = [Span(f" | {note}", palette.quiet) for note in (detail, hint) if note]
         return [row[0], *notes, *row[1:]] if self.disagreement is not None else [*row, *notes]

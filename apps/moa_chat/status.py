@@ -7,7 +7,8 @@ import statistics as stats
 from dataclasses import dataclass
 
 from moa_chat.text import Span
-from moa_runtime.answer import AnswerUpdate, FinishReason, LinkStatus, Origin, Statistics
+from moa_chat.words import is_late
+from moa_runtime.answer import AnswerUpdate, FinishReason, LinkChanged, LinkStatus, Origin, Statistics
 
 _RECENT_TRIPS = 8
 _FINISH = {
@@ -61,13 +62,14 @@ def figures(statistics: Statistics) -> str:
     return " | ".join(parts)
 
 
-def status_line(link: LinkStatus, words: str, update: AnswerUpdate | None, palette: Palette) -> list[Span]:
+def status_line(link: LinkChanged, words: str, update: AnswerUpdate | None, palette: Palette) -> list[Span]:
     """The link, in ``words``, and figures of the answer that is being written."""
-    spans = [Span(words, palette.of_link(link))]
+    late = is_late(link)
+    spans = [Span(words, palette.reconnecting if late else palette.of_link(link.status))]
     if update is not None:
         spans.append(Span(f" | {figures(update.statistics)}", palette.quiet))
         unconfirmed = sum(not token.committed for token in update.tokens)
-        if unconfirmed and link is not LinkStatus.ONLINE:
+        if unconfirmed and (late or link.status is not LinkStatus.ONLINE):
             spans.append(Span(f" | {unconfirmed} tentative", palette.offline))
     return spans
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moa_runtime.answer import LinkStatus, Origin, PauseReason
+from moa_runtime.answer import LinkChanged, LinkStatus, Origin, PauseReason
 
 #: Short names, for the legend.
 ORIGINS = {
@@ -33,6 +33,8 @@ PAUSES = {
     PauseReason.LENGTH: "Written to its greatest length; the verifier has to confirm it…",
     PauseReason.LIMIT: "So much may be written offline; waiting for the verifier…",
     PauseReason.UNPREPARED: "Waiting for the verifier: it has to read a question before this device can write on…",
+    PauseReason.LOW_POWER: "Saving power: this device writes nothing alone; waiting for the verifier…",
+    PauseReason.BACKGROUND: "In the background; it goes on when you are back…",
 }
 
 
@@ -44,17 +46,22 @@ def dropped_sentence(text: str) -> str:
     return f"This device wrote “{text}”, and the server wrote something else instead."
 
 
-def link_words(status: LinkStatus, retry_in_s: float | None, *, wanted_offline: bool, slow: bool) -> str:
+def link_words(link: LinkChanged, retry_in_s: float | None, *, wanted_offline: bool, slow: bool = False) -> str:
     """The pill's text; ``retry_in_s`` is the time left until the next attempt."""
     if wanted_offline:
         return "working offline"
-    if status is LinkStatus.ONLINE:
-        return "slow" if slow else "online"
-    if status is LinkStatus.RECONNECTING:
+    if link.status is LinkStatus.ONLINE:
+        return "slow" if slow or is_late(link) else "online"
+    if link.status is LinkStatus.RECONNECTING:
         return "reconnecting"
     if retry_in_s:
         return f"offline, reconnecting in {max(1, round(retry_in_s))} s"
     return "offline"
+
+
+def is_late(link: LinkChanged) -> bool:
+    """Whether the connection stands and a verdict is late; the device writes on meanwhile."""
+    return link.status is LinkStatus.ONLINE and bool(link.detail)
 
 
 def as_sentence(text: str) -> str:

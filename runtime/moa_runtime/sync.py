@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from moa_runtime.answer import ChatEvent, LinkStatus
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
+from moa_runtime.loop_settings import Conditions
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint
 
@@ -73,6 +74,14 @@ class SyncChat:
     def work_offline(self, offline: bool) -> None:
         """See :meth:`moa_runtime.chat.Chat.work_offline`."""
         self._run(self.chat.work_offline(offline))
+
+    def tell_conditions(self, conditions: Conditions) -> None:
+        """See :meth:`moa_runtime.chat.Chat.tell_conditions`."""
+        self._run(_call(self.chat.tell_conditions, conditions))
+
+    def network_changed(self) -> None:
+        """See :meth:`moa_runtime.chat.Chat.network_changed`."""
+        self._run(self.chat.network_changed())
 
     def close(self) -> None:
         """Close the chat and end its thread."""

@@ -97,12 +97,14 @@ def test_offline_the_devices_text_is_sent_and_stays():
 def test_an_answer_ends_where_the_device_cannot_go_on_alone(why, reason):
     pieces, ending, chat = write(update("ab"), update("ab", "c", "de"), Paused(why), finished("never"))
     assert pieces == ["ab", "cde"] and ending.reason == reason and ending.offline and chat.stopped == 1
-    assert ending.completion_tokens == 5 and ending.usage()["moa"]["offline_tokens"] == 2
+    assert ending.completion_tokens == 5 and ending.usage()["moa"]["offline_tokens"] == 3
 
 
-def test_drafted_text_that_was_not_sent_is_not_counted():
-    pieces, ending, _ = write(update("ab", "cd"), Paused(PauseReason.LIMIT))
-    assert pieces == ["ab"] and ending.completion_tokens == 2
+def test_what_a_verdict_was_awaited_for_is_not_lost_at_the_end():
+    """The draft under way ended the turn: an answer that says "stop" must not lack its last words."""
+    pieces, ending, _ = write(update("ab", "cd"), Paused(PauseReason.END))
+    assert pieces == ["ab", "cd"] and ending.reason == "stop" and ending.offline
+    assert ending.completion_tokens == 4 and ending.usage()["moa"]["offline_tokens"] == 2
 
 
 def test_a_first_question_cannot_be_answered_offline():

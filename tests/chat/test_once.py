@@ -50,7 +50,7 @@ def test_json_is_one_object():
 def test_a_lost_link_is_told_once_on_stderr(capsys):
     retries = [LinkChanged(LinkStatus.RECONNECTING), LinkChanged(LinkStatus.OFFLINE, "no verifier answers")] * 3
     lost = LinkChanged(LinkStatus.OFFLINE, "the connection was closed")
-    late, online = LinkChanged(LinkStatus.OFFLINE, "the verdict is late"), LinkChanged(LinkStatus.ONLINE)
+    late, online = LinkChanged(LinkStatus.ONLINE, "the verdict is late"), LinkChanged(LinkStatus.ONLINE)
     chat = FakeChat([update("a"), late, online, lost, *retries, online, late, online, finished("ab")])
     assert run(chat) == "ab\n"
     assert capsys.readouterr().err == "moa-chat: offline: the connection was closed\nmoa-chat: online again\n"

@@ -194,7 +194,7 @@ def test_the_user_decides_about_text_written_offline(keeps):
 def test_no_color(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     palette = Palette.from_environment()
-    row = status_line(LinkStatus.OFFLINE, "offline", update("a", "b"), palette)
+    row = status_line(LinkChanged(LinkStatus.OFFLINE), "offline", update("a", "b"), palette)
     spans = [*row, Span("", palette.offline)]
     colours = {str(code) for code in (*range(30, 50), *range(90, 108))}
     assert not any(colours & set(span.style.split(";")) for span in spans)

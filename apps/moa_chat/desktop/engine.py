@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # another class before Python 3.11
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from moa_chat.worker import RunningAnswer, Worker, call_in_loop
 from moa_runtime.answer import ChatEvent, LinkChanged
 from moa_runtime.errors import MoaError
+from moa_runtime.listening import is_loopback
+from moa_runtime.loop_settings import Conditions
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint
 
@@ -52,6 +56,8 @@ class Engine(QObject):
         self._answer: RunningAnswer | None = None
         self._jobs: list[tuple[Future[Any], Callable[[Any], None], Callable[[MoaError], None]]] = []
         self._link: LinkChanged | None = None
+        self._conditions = Conditions()
+        self._far = False  # whether there is a network between here and the verifier
         self._timer = QTimer(self)
         self._timer.timeout.connect(self._tick)
         self._timer.start(_IDLE_MS)
@@ -79,6 +85,8 @@ class Engine(QObject):
 
         def take(chat: Chat) -> None:
             before, self.chat, self._link = self.chat, chat, None
+            self._far = not is_loopback(urlsplit(endpoint.address).hostname or "")
+            self.tell_conditions(self._conditions)
             if before is not None:
                 self.run(before.close())
             done()
@@ -109,6 +117,18 @@ class Engine(QObject):
     def work_offline(self, offline: bool) -> None:
         if self.chat is not None:
             self.run(self.chat.work_offline(offline))
+
+    def tell_conditions(self, conditions: Conditions) -> None:
+        """Of this machine, for this chat and those after it. No bytes are paid for to a verifier on this machine."""
+        self._conditions = conditions
+        if self.chat is not None:
+            told = dataclasses.replace(conditions, metered=conditions.metered and self._far)
+            self.run(call_in_loop(self.chat.tell_conditions, told))
+
+    def network_changed(self) -> None:
+        """The machine has another network; nothing to a verifier on this machine."""
+        if self.chat is not None and self._far:
+            self.run(self.chat.network_changed())
 
     def keep_mine(self) -> None:
         """Go on from the text that the device wrote, where the target disagreed with it."""

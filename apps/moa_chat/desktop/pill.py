@@ -8,7 +8,7 @@ from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QLabel, QWidget
 
 from moa_chat.desktop.look import Look
-from moa_chat.words import link_words
+from moa_chat.words import is_late, link_words
 from moa_runtime.answer import LinkChanged, LinkStatus
 
 _SLOW_SECONDS = 1.0
@@ -70,7 +70,7 @@ class ConnectionPill(QLabel):
             return ("connecting" if self._server else "not connected"), theme.warning
         left = None if self._retry_at is None else self._retry_at - time.monotonic()
         slow = self._round_trip_s > _SLOW_SECONDS
-        words = link_words(link.status, left, wanted_offline=self._wanted_offline, slow=slow)
-        if self._wanted_offline or (slow and link.status is LinkStatus.ONLINE):
+        words = link_words(link, left, wanted_offline=self._wanted_offline, slow=slow)
+        if self._wanted_offline or is_late(link) or (slow and link.status is LinkStatus.ONLINE):
             return words, theme.warning
         return words, theme.of_link(link.status)

@@ -19,6 +19,7 @@ from moa_chat.desktop.connector import Connector
 from moa_chat.desktop.controller import ChatController
 from moa_chat.desktop.engine import Engine
 from moa_chat.desktop.first_run import FirstRun
+from moa_chat.desktop.hints import HostHints
 from moa_chat.desktop.look import Look
 from moa_chat.desktop.profile import Profile, Settings
 from moa_chat.desktop.saving import ask_and_save
@@ -75,6 +76,7 @@ class Window(QWidget):
 
     def begin(self) -> None:
         """Connect, or let a newcomer choose to what. The window is there already."""
+        self.hints = HostHints(self.engine, self)
         ready = self.settings.ready
         self._show_first_run(not ready)
         if ready:

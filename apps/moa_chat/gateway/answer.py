@@ -68,36 +68,45 @@ async def answer(chat: Chat, request: ChatRequest) -> AsyncGenerator[str | Endin
     stops = StopFilter(request.stops)
     taken = 0  # characters given to the filter
     tokens: Sequence[TokenOrigin] = ()
-    statistics: Statistics | None = None
+    latest: AnswerUpdate | AnswerFinished | None = None
     sending = chat.send(request.question, max_new_tokens=request.max_new_tokens, sampling=request.sampling)
     async with aclosing(sending) as events:
         async for event in events:
-            reason, offline = None, False
-            if isinstance(event, Paused):
-                if statistics is None:
-                    raise verifier_away("the verifier is away, and the device has nothing to draft from yet")
-                reason, offline = "stop" if event.reason is PauseReason.END else "length", True
-            elif isinstance(event, AnswerUpdate | AnswerFinished):
-                statistics, (text, tokens) = event.statistics, _certain(event)
-                if piece := stops.feed(text[taken:]):
-                    yield piece
-                taken = max(taken, len(text))
-                if isinstance(event, AnswerFinished):
-                    reason = "stop" if event.reason is FinishReason.STOP else "length"
+            if isinstance(event, AnswerUpdate | AnswerFinished):
+                latest = event
+            elif not isinstance(event, Paused):
+                continue
+            elif latest is None:
+                raise verifier_away("the verifier is away, and the device has nothing to draft from yet")
+            reason, offline = _reason(event), isinstance(event, Paused)
+            text, tokens = _whole(latest) if reason else _certain(latest)
+            if piece := stops.feed(text[taken:]):
+                yield piece
+            taken = max(taken, len(text))
             if stops.stopped:
                 reason = "stop"
-            if reason is not None and statistics is not None:
+            if reason:
                 if piece := stops.finish():
                     yield piece
-                own = sum(token.origin in _OWN for token in tokens)
-                yield Ending(reason, statistics, chat.prompt_tokens, len(tokens), offline, own)
+                own = sum(token.origin in _OWN or not token.committed for token in tokens)
+                yield Ending(reason, latest.statistics, chat.prompt_tokens, len(tokens), offline, own)
                 return
+
+
+def _reason(event: AnswerUpdate | AnswerFinished | Paused) -> str:
+    """Why the answer ends with this event; empty where it goes on."""
+    if isinstance(event, AnswerUpdate):
+        return ""
+    return "stop" if event.reason in (FinishReason.STOP, PauseReason.END) else "length"
+
+
+def _whole(event: AnswerUpdate | AnswerFinished) -> tuple[str, Sequence[TokenOrigin]]:
+    """Text and tokens, those included that a verdict was awaited for: nothing can contradict them any more."""
+    return event.text if isinstance(event, AnswerFinished) else event.committed + event.tentative, event.tokens
 
 
 def _certain(event: AnswerUpdate | AnswerFinished) -> tuple[str, Sequence[TokenOrigin]]:
     """Text and tokens that will stay."""
-    if isinstance(event, AnswerFinished):
-        return event.text, event.tokens
-    if any(token.origin in _OWN and not token.committed for token in event.tokens):
-        return event.committed + event.tentative, event.tokens
+    if isinstance(event, AnswerFinished) or any(token.origin in _OWN and not token.committed for token in event.tokens):
+        return _whole(event)
     return event.committed, [token for token in event.tokens if token.committed]

@@ -26,6 +26,7 @@ from moa_runtime.throughput import controller_for
 
 # What was sent cannot be taken back, so only a lost connection makes the device write on alone: a verdict may be late.
 _PATIENCE_S = 3600.0
+_OUTAGE_AFTER_S = 0.0  # but then at once, as the answer may have to end there
 
 
 def run_gateway(setup: Setup, address: Address, *, as_json: bool) -> int:
@@ -54,7 +55,10 @@ def run_gateway(setup: Setup, address: Address, *, as_json: bool) -> int:
 def _pool(setup: Setup) -> ChatPool:
     backend = SharedBackend(load_backend(setup.bundle, setup.backend, threads=setup.threads))
     settings = LoopSettings(
-        offline_limit=setup.offline_limit, late_after_s=_PATIENCE_S, prefill_late_after_s=_PATIENCE_S
+        offline_limit=setup.offline_limit,
+        late_after_s=_PATIENCE_S,
+        prefill_late_after_s=_PATIENCE_S,
+        outage_after_s=_OUTAGE_AFTER_S,
     )
 
     async def connect() -> Chat:

@@ -8,7 +8,16 @@ from moa_chat.desktop.answering import Answering
 from moa_chat.desktop.figures import figures, generation_speed, new_round, summary
 from moa_chat.history.message import Dropped
 from moa_chat.words import link_words
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, FinishReason, LinkStatus, Origin, Statistics, TextSpan
+from moa_runtime.answer import (
+    AnswerFinished,
+    AnswerUpdate,
+    FinishReason,
+    LinkChanged,
+    LinkStatus,
+    Origin,
+    Statistics,
+    TextSpan,
+)
 
 DRAFTED, OFFLINE, CORRECTED = Origin.DRAFTED, Origin.OFFLINE, Origin.CORRECTED
 
@@ -66,15 +75,16 @@ def test_figures_of_nothing_and_of_an_answer():
 
 
 @pytest.mark.parametrize(
-    ("status", "retry", "wanted", "slow", "words"),
+    ("link", "retry", "wanted", "slow", "words"),
     [
-        (LinkStatus.ONLINE, None, False, False, "online"),
-        (LinkStatus.ONLINE, None, False, True, "slow"),
-        (LinkStatus.RECONNECTING, None, False, False, "reconnecting"),
-        (LinkStatus.OFFLINE, 4.6, False, False, "offline, reconnecting in 5 s"),
-        (LinkStatus.OFFLINE, None, False, False, "offline"),
-        (LinkStatus.OFFLINE, None, True, False, "working offline"),
+        (LinkChanged(LinkStatus.ONLINE), None, False, False, "online"),
+        (LinkChanged(LinkStatus.ONLINE), None, False, True, "slow"),
+        (LinkChanged(LinkStatus.ONLINE, "the verdict is late"), None, False, False, "slow"),
+        (LinkChanged(LinkStatus.RECONNECTING), None, False, False, "reconnecting"),
+        (LinkChanged(LinkStatus.OFFLINE), 4.6, False, False, "offline, reconnecting in 5 s"),
+        (LinkChanged(LinkStatus.OFFLINE), None, False, False, "offline"),
+        (LinkChanged(LinkStatus.OFFLINE), None, True, False, "working offline"),
     ],
 )
-def test_the_link_in_words(status, retry, wanted, slow, words):
-    assert link_words(status, retry, wanted_offline=wanted, slow=slow) == words
+def test_the_link_in_words(link, retry, wanted, slow, words):
+    assert link_words(link, retry, wanted_offline=wanted, slow=slow) == words
