@@ -127,7 +127,8 @@ class Faulted:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The server lost tokens of the conversation and is given them again: ``replayed`` of them."""
+    """The server is given ``replayed`` tokens of the conversation again: it lost them, or the session was restored and
+    cannot know which ones it has."""
 
     replayed: int
 

@@ -75,7 +75,7 @@ class ServerSession:
     Cancel         epoch not older                            truncate, end the answer
     =============  =========================================  ==========================================
 
-    Older frames are dropped; a position that was never reached is the fault OUT_OF_SYNC.
+    Frames of an older epoch of the connection are dropped; a position that was never reached is the fault OUT_OF_SYNC.
 
     Memory rows that a connection was sent are sent again only where a frame goes back behind them: whatever a Draft or
     Prompt asks for, it gets the row before its position and what follows.
