@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from moa_runtime.errors import MoaError
 from moa_runtime.session.tree import DraftTree
 
 
@@ -23,6 +25,24 @@ class Pace:
     pass_s: float
     token_s: float
     round_trip_s: float
+
+    @classmethod
+    def parse(cls, text: str) -> Pace:
+        """Five times in milliseconds with commas between them, in the order of the attributes. Raises MoaError."""
+        try:
+            times = [float(part) / 1000 for part in text.split(",")]
+            if len(times) != 5 or not all(0 <= time < math.inf for time in times):
+                raise ValueError
+        except ValueError:
+            raise MoaError(
+                "a pace is five times in milliseconds, STEP,QUERY,PASS,TOKEN,ROUND_TRIP, none of them negative, "
+                f"such as 3,0.3,30,0.05,40, not {text!r}"
+            ) from None
+        return cls(*times)
+
+    def in_ms(self) -> dict[str, float]:
+        """For JSON."""
+        return {name.removesuffix("_s"): round(1000 * seconds, 4) for name, seconds in asdict(self).items()}
 
     def draft_s(self, tree: DraftTree) -> float:
         """What drafting it takes."""

@@ -14,7 +14,8 @@ _LONG_MEMORY = 0.99  # times vary by more than a token costs
 _TOKENS_OF_A_PASS = 15.0
 _FIRST_STEP_S = 0.005
 _MOST_AHEAD = 8
-_PROBE_EVERY = 16
+#: Part of the time that may go into tries of a model whose steps do not pay.
+_TRIES = 0.02
 
 
 class Throughput:
@@ -26,7 +27,7 @@ class Throughput:
     nodes that each continues, and the tokens that the target's pass is over; the first two are learnt from how long
     drafts took, the last from what verdicts say of the target's time. So a slow link makes drafts larger, a slow device
     flatter, a target that feels every token narrower. Where the model's steps do not pay, only what is copied is sent,
-    and every sixteenth draft is made all the same, to see whether that has changed.
+    and a step is tried now and then, to see whether that has changed.
 
     Args:
         nodes, levels, width: of a draft at most.
@@ -38,9 +39,10 @@ class Throughput:
         # As if a few tokens had been judged before: one round says little.
         self._right, self._judged = 3.0, 6.0
         self._first_right, self._firsts = 3.0, 5.0
-        self._step = Line(_FIRST_STEP_S, 0.1 * _FIRST_STEP_S, doubt=1.0)  # seconds of a step by nodes continued
+        self._step = Line(_FIRST_STEP_S, 0.1 * _FIRST_STEP_S, doubt=0.3)  # seconds of a step by nodes continued
         self._pass: Line | None = None  # the target's seconds by tokens
-        self._idle_rounds = 0
+        self._idle_s = 0.0  # since the model took a step
+        self._prompt: tuple[int, float] | None = None  # tokens and seconds of the first, until a draft followed
         self._tried = False  # whether the model ever took a step
         self._reads = False  # the next draft's first step is over the prompt too
 
@@ -54,9 +56,8 @@ class Throughput:
     def budget(self) -> Budget:
         prices = self.prices
         pays = not self._tried or self._first_right / self._firsts >= prices.step + prices.query + prices.node
-        self._idle_rounds = 0 if pays else self._idle_rounds + 1
-        levels = self._levels if pays or self._idle_rounds % _PROBE_EVERY == 0 else 0
-        return Budget(self._nodes, levels, self._width, branches=True, prices=prices)
+        tries = _TRIES * self._idle_s >= self._step.level + self._step.slope
+        return Budget(self._nodes, self._levels if pays or tries else 0, self._width, branches=True, prices=prices)
 
     def ahead(self, drafted: int, probability: float) -> bool:
         prices = self.prices
@@ -71,8 +72,9 @@ class Throughput:
             return
         self._tokens = _MEMORY * self._tokens + outcome.accepted + 1
         self._seconds = _MEMORY * self._seconds + outcome.draft_s + outcome.waited_s
-        if self._pass is None:
-            self._pass = _pass_of(target_s, outcome.drafted)
+        self._idle_s = 0.0 if outcome.steps else self._idle_s + outcome.waited_s
+        if self._prompt is not None or self._pass is None:
+            self._pass, self._prompt = _pass_of(target_s, outcome.drafted, self._prompt), None
         self._pass.add(outcome.drafted, target_s)
         if not outcome.steps:
             self._step.fade()  # the fewer tries there are, the more each says
@@ -89,14 +91,19 @@ class Throughput:
         """A prompt's verdict: the first that is known of target and link."""
         if self._pass is not None:
             return
+        self._prompt = (supplied, target_s)
         self._pass = _pass_of(target_s, supplied)
         self._tokens, self._seconds = 2.0, max(0.0, link_s) + self._pass.level + 2 * _FIRST_STEP_S
 
 
-def _pass_of(seconds: float, tokens: int) -> Line:
-    """A guess of the target's, after a pass over so many tokens."""
+def _pass_of(seconds: float, tokens: int, prompt: tuple[int, float] | None = None) -> Line:
+    """A guess of the target's, after a pass over so many tokens, and one over a prompt."""
     pass_s = seconds / (1 + tokens / _TOKENS_OF_A_PASS)
-    return Line(pass_s, pass_s / _TOKENS_OF_A_PASS, doubt=10.0)
+    slope = pass_s / _TOKENS_OF_A_PASS
+    if prompt is not None and prompt[0] > tokens + _TOKENS_OF_A_PASS:
+        slope = min(max(0.0, (prompt[1] - seconds) / (prompt[0] - tokens)), 3 * slope)
+        pass_s = max(0.0, seconds - slope * tokens)
+    return Line(pass_s, slope, doubt=10.0)
 
 
 class Line:

@@ -25,6 +25,7 @@ from moa_bench.options import (
     sampling_of,
 )
 from moa_bench.output import INTERRUPTED, add_output_options, check_output_options, finish
+from moa_bench.pace import Pace
 from moa_bench.questions import Question
 from moa_bench.result import result_of
 from moa_bench.timeline_option import Recording, add_timeline_option, check_timeline_option, recording
@@ -44,6 +45,9 @@ With --replay the target answers all questions first, many at once, and drafts a
 instead of being verified: tau is the same (rounding may decide otherwise between two equally likely tokens), in a
 fraction of the time. The protocol, the memory rows and what drafts stay the real ones. --answers FILE keeps the
 answers for the next run.
+
+With --draft auto drafts have the shape that pays with what device, link and target take, as in the runtime: in
+this process, or on machines that --pace tells of.
 
 What drafts is a bundle's graph, by default that of the shipped drafter. With --drafter or --against and without
 --bundle it is the checkpoint itself, in PyTorch and float32; it may be of any architecture that moa-train knows.
@@ -70,7 +74,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="checkpoints to measure after it on the same questions, in float32, and to compare with it",
     )
     parser.add_argument(
-        "--draft", choices=("chain", "tree"), default="chain", help="shape of the drafts (default %(default)s)"
+        "--draft",
+        choices=("chain", "tree", "auto"),
+        default="chain",
+        help="shape of the drafts; auto: what pays, as in the runtime (default %(default)s)",
+    )
+    parser.add_argument(
+        "--pace",
+        metavar="STEP,QUERY,PASS,TOKEN,ROUND_TRIP",
+        help="with --draft auto: milliseconds that a step of the drafter takes and each token that it continues, a pass of "
+        "the target and each token that it is over, and the round trip (default: as long as all that takes here)",
     )
     tree = Budget.tree()
     parser.add_argument(
@@ -131,6 +144,8 @@ def run(args: argparse.Namespace) -> int:
             "questions": args.questions.name,
             "limit": args.limit,
             "target": first.target,
+            "draft": args.draft,
+            "pace_ms": settings.pace.in_ms() if settings.pace else None,
             "draft_length": settings.draft_length,
             "nodes": settings.nodes,
             "width": settings.width if settings.nodes else None,
@@ -157,6 +172,14 @@ def settings_of(args: argparse.Namespace) -> AcceptSettings:
         raise MoaError("--replay is for greedy answers: leave out --temperature, or --replay")
     if args.answers and not args.replay:
         raise MoaError("--answers keeps what --replay compares with: add --replay")
+    pace = None if args.pace is None else Pace.parse(args.pace)
+    if pace is not None and args.draft != "auto":
+        raise MoaError("--pace is what drafts of --draft auto go by: add that, or leave out --pace")
+    if args.draft == "auto":
+        if args.draft_length is not None:
+            raise MoaError("--draft-length is of chains and trees: leave it out, or --draft auto")
+        if args.replay and pace is None:
+            raise MoaError("--draft auto goes by the target's time, and a replay takes none: add --pace")
     if args.draft == "tree":
         asked = {"nodes": args.nodes, "levels": args.draft_length, "width": args.width}
         tree = dataclasses.replace(Budget.tree(), **{name: value for name, value in asked.items() if value is not None})
@@ -165,7 +188,8 @@ def settings_of(args: argparse.Namespace) -> AcceptSettings:
     for option in ("nodes", "width"):
         if getattr(args, option) is not None:
             raise MoaError(f"--{option} is the size of a tree: add --draft tree")
-    return AcceptSettings(AcceptSettings.draft_length if args.draft_length is None else args.draft_length, **rest)
+    length = AcceptSettings.draft_length if args.draft_length is None else args.draft_length
+    return AcceptSettings(length, **rest, auto=args.draft == "auto", pace=pace)
 
 
 def _answers(contender: Contender, questions: list[Question], settings: AcceptSettings, path: Path | None) -> Answers:

@@ -10,12 +10,14 @@ from moa_bench.accept.tally import Tally
 from moa_bench.conversation import Answer, Conversation, RefusedError, Round
 from moa_bench.inprocess import Device
 from moa_bench.loopback import LoopbackVerifier
+from moa_bench.pace import Clock, Pace
 from moa_bench.questions import Question
 from moa_runtime.control import Controller, FixedShape
 from moa_runtime.drafters.base import Budget
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits
+from moa_runtime.throughput import Throughput
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.engine import Engine
 
@@ -25,9 +27,12 @@ class AcceptSettings:
     """What every answer is written with.
 
     Args:
-        draft_length: tokens of each draft, a greedy chain, or levels of each tree.
+        draft_length: tokens of each draft, a greedy chain, or levels of each tree; of drafts that are as large as
+            pays, how many are told apart at least.
         nodes: tokens of each tree; None drafts chains.
         width: nodes continued on each level of a tree.
+        auto: drafts are as large as pays, as in the runtime.
+        pace: of the machines that these are said to be; None for the time that things take on this one.
         max_new_tokens: tokens of an answer at most.
 
     Raises:
@@ -39,6 +44,8 @@ class AcceptSettings:
     width: int = Budget.tree().width
     max_new_tokens: int = 128
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
+    auto: bool = False
+    pace: Pace | None = None
 
     def __post_init__(self) -> None:
         most = Limits().max_draft_tokens
@@ -61,6 +68,8 @@ class AcceptSettings:
 
     def controller(self) -> Controller:
         """Of one conversation."""
+        if self.auto:
+            return Throughput()
         if self.nodes is None:
             return FixedShape(Budget.chain(self.draft_length))
         return FixedShape(Budget.tree(self.nodes, self.draft_length, self.width))
@@ -163,14 +172,15 @@ def _converse(
     timeline: Timeline,
 ) -> SkippedTurn | None:
     """Ask all turns of one question; returns the turn that did not fit, if any."""
-    verifier = LoopbackVerifier(engine, timeline)
+    verifier = LoopbackVerifier(engine, timeline, settings.pace)
     conversation = Conversation(
         verifier,
         device.new_drafter(),
         device.fingerprints,
         device.stop_tokens,
         settings.controller(),
-        timeline=timeline,
+        Clock(settings.pace),
+        timeline,
     )
     history: list[dict[str, str]] = []
     try:

@@ -33,6 +33,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
             ],
             note="\n".join([_conditions(result), *_skipped(result)]),
         ),
+        *([_shape(result)] if settings.get("draft") == "auto" else []),
         *([_comparison([result, *result["rivals"]])] if result.get("rivals") else []),
     ]
 
@@ -64,6 +65,18 @@ def draw(result: dict[str, Any], figure: Figure) -> None:
     accuracy.set(title="accuracy by depth", xlabel="depth in the draft", ylabel="share accepted", ylim=(0, 1))
 
 
+def _shape(result: dict[str, Any]) -> Table:
+    """What paid."""
+    shown = {**result["tasks"], "all": result}
+    pace = result["settings"]["pace_ms"]
+    times = ", ".join(f"{name.replace('_', ' ')} {ms:g}" for name, ms in pace.items()) if pace else ""
+    return Table(
+        ["shape of the drafts", "tokens", "levels", "with branches"],
+        [[name, each["nodes"], each["levels"], each["branched"]] for name, each in shown.items()],
+        note=f"at a pace of ({times}) ms" if pace else "at the pace of this machine, without a network",
+    )
+
+
 def _comparison(drafters: list[dict[str, Any]]) -> Table:
     """A column a drafter."""
     tasks = list(dict.fromkeys(task for drafter in drafters for task in drafter["tasks"]))
@@ -91,7 +104,9 @@ def _conditions(result: dict[str, Any]) -> str:
     sampling = settings["sampling"]
     how = f"temperature {sampling['temperature']}, top-p {sampling['top_p']}, seed {sampling['seed']}"
     drafts = f"chain of {settings['draft_length']}"
-    if settings.get("nodes"):
+    if settings.get("draft") == "auto":
+        drafts = "as large as pays"
+    elif settings.get("nodes"):
         drafts = f"tree of {settings['nodes']} nodes in {settings['draft_length']} levels"
         if settings.get("width"):  # results of earlier versions do not say it
             drafts += f", {settings['width']} continued on each"

@@ -39,10 +39,14 @@ class Tally:
         self.histogram = [0] * (draft_length + 1)
         self._judged = [0] * draft_length
         self._right = [0] * draft_length
+        self._nodes = self._levels = self._branched = 0
 
     def add(self, outcome: Round) -> None:
         self.rounds += 1
         self.tokens += outcome.committed
+        self._nodes += outcome.drafted
+        self._levels += outcome.depth
+        self._branched += outcome.drafted > outcome.depth
         self.histogram += [0] * (outcome.accepted + 1 - len(self.histogram))
         self.histogram[outcome.accepted] += 1
         # Without a token of the target's own the answer ended with the last accepted one.
@@ -57,7 +61,7 @@ class Tally:
     @property
     def tau(self) -> float | None:
         """Tokens per round; None without rounds."""
-        return self.tokens / self.rounds if self.rounds else None
+        return self._mean(self.tokens)
 
     @property
     def accuracy_by_depth(self) -> list[float | None]:
@@ -65,12 +69,19 @@ class Tally:
         return [right / judged if judged else None for right, judged in zip(self._right, self._judged, strict=True)]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain figures for JSON."""
+        """Plain figures for JSON. ``nodes`` and ``levels`` are tokens of a draft and of its longest path on average,
+        ``branched`` is the share of drafts with branches."""
         return {
             "tau": rounded(self.tau),
             "rounds": self.rounds,
             "tokens": self.tokens,
             "questions": self.questions,
+            "nodes": rounded(self._mean(self._nodes)),
+            "levels": rounded(self._mean(self._levels)),
+            "branched": rounded(self._mean(self._branched)),
             "accuracy_by_depth": [rounded(share) for share in self.accuracy_by_depth],
             "accepted_length_histogram": self.histogram,
         }
+
+    def _mean(self, total: int) -> float | None:
+        return total / self.rounds if self.rounds else None

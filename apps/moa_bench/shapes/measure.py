@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from moa_bench.pace import Pace
@@ -76,7 +76,7 @@ class Outcome:
         """Plain figures for JSON: times in milliseconds, and means over the controller's rounds."""
         pace, work = self.scenario.pace, self.work
         return {
-            "pace_ms": {name.removesuffix("_s"): rounded(1000 * seconds) for name, seconds in asdict(pace).items()},
+            "pace_ms": pace.in_ms(),
             "answers": self.scenario.answers,
             "best": name_of(self.best),
             "best_kind": kind_of(self.best),
