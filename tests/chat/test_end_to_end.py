@@ -93,15 +93,16 @@ def test_a_chat_in_a_terminal(onnx_bundle, server):
 
 @contextmanager
 def hung(onnx_bundle: Path, hanging: Running, *arguments: str) -> Iterator[TerminalProgram]:
-    """A chat whose verifier hung in the middle of an answer, and that goes on offline."""
+    """A chat whose verifier hung in the middle of an answer, and that knows by now that this is an outage."""
     command = chat(onnx_bundle, hanging.url, "--terminal", *arguments)
-    with in_terminal(command, MOA_TOKEN=TOKEN) as terminal:
+    with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as terminal:
         terminal.wait("you>")
         terminal.press(QUESTION + "\n")
         terminal.wait(r"online \| tau")
         hanging.process.send_signal(signal.SIGSTOP)
-        # A few words that a late verdict overtakes are no reason to ask the user: wait for more.
-        terminal.wait(r"offline \| tau .* ([2-9]\d|\d{3}) tentative")
+        terminal.wait(r"slow \| tau .* tentative \| the verdict is late")
+        # Nobody is asked about a few words: wait for more, and for an attempt to connect that failed.
+        terminal.wait(r"\| tau .* ([2-9]\d|\d{3}) tentative \| no verifier answers")
         yield terminal
 
 
