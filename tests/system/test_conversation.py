@@ -22,6 +22,7 @@ from moa_runtime.answer import (
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat, ChatError
 from moa_runtime.errors import MoaError
+from moa_runtime.loop_settings import Conditions
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.sync import SyncChat
 from moa_runtime.transport import Endpoint
@@ -243,10 +244,13 @@ def test_one_answer_at_a_time(verifier: Verifier, bundle: Bundle) -> None:
     asyncio.run(run())
 
 
-def test_the_blocking_wrapper_restores_and_keeps(verifier: Verifier, bundle: Bundle) -> None:
+def test_the_blocking_wrapper_restores_keeps_and_tells(verifier: Verifier, bundle: Bundle) -> None:
     with SyncChat(bundle, endpoint(verifier), threads=1) as chat:
         first = list(chat.send(QUESTION, max_new_tokens=8))[-1]
         chat.restore([])
         assert chat.keep_mine() is None
+        chat.tell_conditions(Conditions(low_power=True))
+        chat.network_changed()
         again = list(chat.send(QUESTION, max_new_tokens=8))[-1]
         assert isinstance(first, AnswerFinished) and isinstance(again, AnswerFinished) and again.text == first.text
+        assert chat.chat.conditions.low_power
