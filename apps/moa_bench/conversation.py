@@ -54,7 +54,8 @@ class Answer:
 
 
 class Conversation:
-    """The runtime's drafting loop and a verifier that answers at once, so that nothing is written ahead.
+    """The runtime's drafting loop and a verifier that answers at once, so that nothing is written ahead; with a pace
+    answers take time.
 
     Args:
         fingerprints: the bundle's.
@@ -155,7 +156,7 @@ class Conversation:
         return self._session
 
     def _exchange(self) -> None:
-        exchange(self._loop, self._verifier, self._clock, self._timeline)
+        exchange(self._loop, self._verifier, self._clock, self._timeline, self._drafter)
         if self._refusal is not None:
             raise RefusedError(self._refusal)
 
@@ -186,13 +187,25 @@ def draft_once(loop: DraftingLoop, drafter: Drafter, clock: Clock, timeline: Tim
 
 
 def exchange(
-    loop: DraftingLoop, verifier: LoopbackVerifier, clock: Clock | None = None, timeline: Timeline = NO_TIMELINE
+    loop: DraftingLoop,
+    verifier: LoopbackVerifier,
+    clock: Clock | None = None,
+    timeline: Timeline = NO_TIMELINE,
+    drafter: Drafter | None = None,
 ) -> None:
-    """Send what is due and take what comes back."""
+    """Send what is due and take what comes back.
+
+    Args:
+        drafter: drafts while the answer is on its way, where that takes time and the loop says so.
+    """
     clock = clock or Clock()
     for frame in loop.frames_to_send(clock.now()):
         answer = verifier.receive(frame)
-        clock.verified(verifier.compute_s)
+        comes = clock.answer_at(verifier.compute_s)
+        if drafter is not None:
+            while clock.now() < comes and draft_once(loop, drafter, clock, timeline):
+                pass
+        clock.wait_until(comes)
         if answer is not None:
             with timeline.measure("receive", "link", bytes=len(answer)):
                 loop.received(answer, clock.now())

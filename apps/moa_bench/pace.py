@@ -70,7 +70,10 @@ class Clock:
             self._now += self.pace.draft_s(tree)
         return self.now() - began
 
-    def verified(self, compute_s: float) -> None:
-        """A frame went there, was worked on for so long, and its answer came back."""
-        if self.pace is not None:
-            self._now += self.pace.round_trip_s + compute_s
+    def answer_at(self, compute_s: float) -> float:
+        """When the answer comes to a frame that is sent now and worked on for so long; with no pace, now."""
+        return self.now() if self.pace is None else self._now + self.pace.round_trip_s + compute_s
+
+    def wait_until(self, moment: float) -> None:
+        """Nothing happens before."""
+        self._now = max(self._now, moment)

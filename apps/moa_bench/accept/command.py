@@ -82,8 +82,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--pace",
         metavar="STEP,QUERY,PASS,TOKEN,ROUND_TRIP",
-        help="with --draft auto: milliseconds that a step of the drafter takes and each token that it continues, a pass of "
-        "the target and each token that it is over, and the round trip (default: as long as all that takes here)",
+        help="with --draft auto: milliseconds that a step of the drafter takes and each token that it continues, a "
+        "pass of the target and each token that it is over, and the round trip (default: as long as they take here)",
     )
     tree = Budget.tree()
     parser.add_argument(

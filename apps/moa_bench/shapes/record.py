@@ -58,7 +58,7 @@ def record(
         np.array([len(path) for path in paths], np.int32),
         np.array([token for path in paths for token in path], np.int32),
         np.array([tokens for tokens, _ in listening.heard.values()], np.int32),
-        np.array([logprobs for _, logprobs in listening.heard.values()], np.float16),
+        np.array([logprobs for _, logprobs in listening.heard.values()], np.float32),
     )
 
 

@@ -40,7 +40,7 @@ class RecordedAnswer:
     lengths: NDArray[np.int32]
     tokens: NDArray[np.int32]
     top_tokens: NDArray[np.int32]
-    top_logprobs: NDArray[np.float16]
+    top_logprobs: NDArray[np.float32]
 
     @cached_property
     def queries(self) -> dict[tuple[int, tuple[int, ...]], int]:

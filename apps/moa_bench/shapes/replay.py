@@ -46,7 +46,7 @@ class RecordedBackend(Backend):
         found = [self._query(position, path) for position, path in self._paths.of(inputs)]
         known = [-1 if query is None else query for query in found]
         self.asked += len(known)
-        logprobs = self._answer.top_logprobs[known].astype(np.float32)
+        logprobs = self._answer.top_logprobs[known]  # a copy
         if None in found:
             self.unknown += found.count(None)
             logprobs[[query is None for query in found]] = _HOPELESS_NATS

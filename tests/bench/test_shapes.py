@@ -1,0 +1,238 @@
+"""Shapes at their price, in scenarios on answers of the toy, recorded from a drafter that knows it in part."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from moa_bench.accept.replay import ReplayEngine
+from moa_bench.cli import main
+from moa_bench.conversation import Conversation
+from moa_bench.loopback import LoopbackVerifier
+from moa_bench.pace import Pace
+from moa_bench.shapes import measure as measure_module
+from moa_bench.shapes.fixed import SHAPES, Counting, Work, kind_of, name_of, work_of
+from moa_bench.shapes.measure import TOKENS, Field, Scenario, scenarios
+from moa_bench.shapes.record import record
+from moa_bench.shapes.recording import RecordedAnswer, Recording
+from moa_bench.shapes.replay import Replay, hold
+from moa_runtime.backends.base import Backend, StepInputs, StepResult
+from moa_runtime.control import FixedShape
+from moa_runtime.drafters.base import Budget
+from moa_runtime.drafters.for_bundle import drafter_for
+from moa_runtime.errors import MoaError
+from moa_runtime.session.events import Sampling
+from moa_runtime.throughput import Throughput
+from toy_engine import PRINTS, STOP, VOCAB, ToyEngine, plain
+
+MANIFEST = SimpleNamespace(fingerprints=PRINTS, stop_tokens=(STOP,), max_context=1000)
+SHARES = (0.62, 0.2, 0.1, 0.04)
+PACE = Pace(step_s=0.002, query_s=0.0004, pass_s=0.03, token_s=0.001, round_trip_s=0.02)
+
+
+class KnowingBackend(Backend):
+    """The target's choice is its first candidate with a probability of 0.62, and so on. Cache entries are tokens."""
+
+    top_k, kv_shape, max_positions = len(SHARES), (1, 1), None
+
+    def step(self, inputs: StepInputs) -> StepResult:
+        entries = np.repeat(inputs.tokens.astype(np.float32), 1).reshape(-1, 1, 1)
+        every = np.concatenate((inputs.self_keys, entries)).astype(np.int64)[:, 0, 0]
+        tokens = [self._candidates(every[inputs.self_mask[query]].tolist()) for query in inputs.queries]
+        logprobs = np.tile(np.log(np.array(SHARES, np.float32)), (len(tokens), 1))
+        return StepResult(np.array(tokens), logprobs, entries, entries)
+
+    @staticmethod
+    def _candidates(text: list[int]) -> list[int]:
+        rng = random.Random(str(text))
+        right = ToyEngine().choice(text)
+        wrong = rng.sample([token for token in range(1, VOCAB) if token != right], len(SHARES))
+        rank = rng.choices(range(len(SHARES) + 1), [*SHARES, 1 - sum(SHARES)])[0]
+        return [*wrong[:rank], right, *wrong[rank:]][: len(SHARES)]
+
+
+def recorded(prompt: list[int], tokens: int) -> RecordedAnswer:
+    engine = ToyEngine()
+    answer = plain(engine, prompt, tokens)
+    return record(MANIFEST, KnowingBackend(), engine, prompt, answer, ngrams=True, on_position=lambda: None)
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    answers = [recorded([3, 1, 4, seed], 40) for seed in (1, 5)]
+    return Recording("knowing", PRINTS, VOCAB, (STOP,), True, answers)
+
+
+@pytest.fixture(scope="module")
+def field(recording: Recording) -> Field:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure_module, "SHAPES", SHAPES[::5])
+        return Field([Replay(recording, answer) for answer in recording.answers])
+
+
+def really(answer: RecordedAnswer, shape: Budget) -> Work:
+    """What an answer takes with the drafter that was recorded."""
+    counting = Counting(FixedShape(shape))
+    verifier = LoopbackVerifier(ReplayEngine(ToyEngine(), {tuple(answer.prompt): answer.answer}))
+    conversation = Conversation(verifier, drafter_for(MANIFEST, KnowingBackend()), PRINTS, (STOP,), counting)
+    conversation.answer(answer.prompt, Sampling(), max_new_tokens=len(answer.answer), on_round=lambda outcome: None)
+    verifier.close()
+    return counting.work
+
+
+@pytest.mark.parametrize(
+    "shape", [Budget.chain(0), Budget.chain(5), Budget.tree(6, 4, 2), Budget.tree(62, 8, 10)], ids=name_of
+)
+def test_a_replay_drafts_what_the_recorded_drafter_does(recording: Recording, shape: Budget) -> None:
+    for answer in recording.answers:
+        replay = Replay(recording, answer)
+        assert work_of(replay, shape) == really(answer, shape)
+        assert replay.backend.unknown == 0
+
+
+def test_a_path_that_was_never_asked_is_hopeless_unless_the_answer_goes_there(recording: Recording) -> None:
+    answer = recording.answers[0]
+    text, drafter = [*answer.prompt, *answer.answer], Replay(recording, answer).drafter()
+    rows = np.zeros((len(answer.prompt), 1, 1), np.float32)
+    drafter.add_rows(0, rows, rows)
+    known = len(answer.prompt) + 1
+    right = drafter.propose(text[: known + 10], Budget.chain(1))
+    assert right.scores[0] > -2.0
+    wrong = drafter.propose([*text[: known + 10], 1 + text[known + 10] % (VOCAB - 1), 7, 7], Budget.chain(1))
+    assert wrong.scores[0] == pytest.approx(-20.0)
+
+
+def test_a_recording_is_the_same_when_it_is_read(recording: Recording, tmp_path: Path) -> None:
+    path = tmp_path / "recording"
+    recording.write(path)
+    again = Recording.read(path)
+    assert replace(again, answers=[]) == replace(recording, answers=[])
+    for read, written in zip(again.answers, recording.answers, strict=True):
+        assert (read.prompt, read.answer, read.queries) == (written.prompt, written.answer, written.queries)
+        np.testing.assert_array_equal(read.top_tokens, written.top_tokens)
+        np.testing.assert_array_equal(read.top_logprobs, written.top_logprobs)
+
+
+def test_what_shapes_bring_is_known_without_a_clock(field: Field) -> None:
+    """The same tokens a second come from a conversation on the clock."""
+    for shape in (Budget.chain(0, nodes=0), Budget.chain(3), Budget.tree(20, 4, 3)):
+        counting = Counting(FixedShape(shape))
+        seconds = hold(field.replays[0], counting, PACE)
+        assert counting.work.tokens / seconds == pytest.approx(counting.work.rate(PACE))
+        assert counting.work == work_of(field.replays[0], shape)
+
+
+def test_tokens_a_second_by_hand() -> None:
+    work = Work(tokens=30, steps=20, queries=50, passes=10, nodes=40)
+    seconds = 20 * 0.002 + 50 * 0.0004 + 10 * (0.02 + 0.031) + 40 * 0.001
+    assert work.rate(PACE) == pytest.approx(30 / seconds)
+    assert (work + work).rate(PACE) == pytest.approx(work.rate(PACE))
+
+
+def test_nothing_drafted_is_a_pass_a_token(field: Field) -> None:
+    assert (kind_of(SHAPES[0]), kind_of(SHAPES[1])) == ("nothing", "copies")
+    length = len(field.replays[0].answer.answer) - 1
+    assert work_of(field.replays[0], SHAPES[0]) == Work(tokens=length, passes=length)
+
+
+def test_scenarios_are_drawn_within_their_bounds_and_again_alike() -> None:
+    lengths = [90, 60, 120, 80, 100, 70, 110]
+    drawn = list(scenarios(200, 7, lengths))
+    assert drawn == list(scenarios(200, 7, lengths)) and drawn != list(scenarios(200, 8, lengths))
+    for one in drawn:
+        pace = one.pace
+        assert 0.001 <= pace.step_s <= 0.04 and 0.03 <= pace.query_s / pace.step_s <= 0.5
+        assert 0.005 <= pace.pass_s <= 0.3 and 0.0002 <= pace.token_s / pace.pass_s <= 0.15
+        assert 0 <= pace.round_trip_s <= 0.4
+        taken = [lengths[at] for at in one.answers]
+        assert len(set(one.answers)) == len(taken) and sum(taken[:-1]) < TOKENS <= sum(taken)
+    [few] = scenarios(1, 0, [10, 10])
+    assert sorted(few.answers) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("pace", "kind"),
+    [
+        (PACE, "tree"),
+        (replace(PACE, token_s=0.0), "tree"),
+        (replace(PACE, step_s=0.1, pass_s=0.01, round_trip_s=0.0), "nothing"),
+        (replace(PACE, pass_s=0.1, token_s=0.02, round_trip_s=0.0), None),
+    ],
+    ids=["near", "a GPU", "a slow device", "a target that feels every token"],
+)
+def test_drafts_at_their_price_come_near_the_best_fixed_shape(field: Field, pace: Pace, kind: str | None) -> None:
+    outcome = field.run(Scenario(pace, (0, 1, 0, 1)), Throughput())
+    assert kind is None or kind_of(outcome.best) == kind
+    assert outcome.share > 0.85
+    found = outcome.as_dict()
+    assert found["share"] == pytest.approx(found["rate"] / found["best_rate"], rel=1e-3)
+    assert found["pace_ms"]["pass"] == 1000 * pace.pass_s
+
+
+# -- on the command line ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure_module, "SHAPES", (SHAPES[0], SHAPES[1], Budget.chain(2), Budget.tree(8, 2, 2)))
+
+
+@pytest.fixture
+def kept(recording: Recording, tmp_path: Path) -> Path:
+    path = tmp_path / "recording"
+    recording.write(path)
+    return path
+
+
+def test_the_command_shows_scenarios_of_a_recording(kept, few_shapes, tmp_path, capsys) -> None:
+    argv = ["shapes", "--recording", str(kept), "--scenarios", "6", "--seed", "3"]
+    assert main([*argv, "--json", "--plot", str(tmp_path / "plot.svg")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    shares = [each["share"] for each in found["scenarios"]]
+    assert len(shares) == 6 and all(0.3 < share < 3 and math.isfinite(share) for share in shares)
+    assert found["settings"]["answers"] == 2 and str(tmp_path) not in json.dumps(found)
+    assert (tmp_path / "plot.svg").stat().st_size > 1000
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert "best fixed shape" in out and "The worst" in out and f"{min(shares):.3f}" in out
+
+
+def test_the_command_makes_a_recording_where_there_is_none(tiny, questions, few_shapes, tmp_path, capsys) -> None:
+    target, drafter, bundle, *_ = tiny
+    path = tmp_path / "recording"
+    made = ["--questions", questions, "--limit", "1", "--bundle", bundle, "--model", target, "--drafter", drafter]
+    argv = ["shapes", "--recording", path, "--scenarios", "1", "--json"]
+    assert main(list(map(str, [*argv, *made, "--max-new-tokens", "4"]))) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert main(list(map(str, argv))) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert first["scenarios"] == again["scenarios"] and first["settings"] == again["settings"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--scenarios", "0"], "--scenarios must be at least 1"),
+        (["--limit", "1"], "holds a recording already: leave out --limit"),
+        (["--recording", "no-such-folder/recording"], "there is no folder no-such-folder"),
+        (["--recording", __file__], "is no recording of this version"),
+        (["--plot", "plot.txt"], "must end with"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(kept, argv, said, capsys) -> None:
+    assert main(["shapes", "--recording", str(kept), *argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("moa-bench: error: ") and err.count("\n") == 1 and said in err
+
+
+def test_a_damaged_recording_is_refused(kept: Path) -> None:
+    kept.write_bytes(kept.read_bytes()[:2000])
+    with pytest.raises(MoaError, match="is no recording of this version"):
+        Recording.read(kept)
