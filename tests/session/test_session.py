@@ -13,7 +13,7 @@ from moa_runtime.session.rows import RowsError, decode_rows, encode_rows
 from moa_runtime.session.server import Verify
 from moa_runtime.session.tree import DraftTree, TreeError, accepted_path, check_parents, depths
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from session.wired import LIMITS, STOP, VOCAB, Pair, choice, decode
+from session.wired import LIMITS, STOP, VOCAB, Pair, choice, decode, rows_of
 
 PROMPT = [5, 6, 7]
 GREEDY = Sampling()
@@ -146,6 +146,22 @@ def test_keep_also_holds_against_a_verdict_that_comes_late() -> None:
     origins = [o for e in pair.events if isinstance(e, Committed) for o in e.origins]
     assert origins[-8:] == [Origin.DRAFTED] * 2 + [Origin.KEPT] * 5 + [Origin.CORRECTED]
     assert not any(isinstance(e, RolledBack) for e in pair.events)
+
+
+def test_rows_of_a_branch_that_is_overruled_are_not_taken() -> None:
+    pair = asked(policy=Policy.KEEP)
+    start = len(pair.client.committed)
+    pair.write(3, right=False, origin=Origin.OFFLINE)
+    written = pair.client.tokens
+    tree = pair.tree([(2, [True, True])], by_level=False)  # what the target writes after the two right ones
+    assert pair.client.propose(tree=tree)
+    pair.flush()
+    pair.deliver_up()
+    pair.deliver_down()
+    assert pair.client.committed == written[: start + 2] and pair.client.rows == len(pair.rows) == start + 2
+    pair.settle()
+    assert pair.client.committed[: start + 3] == written
+    assert pair.rows == rows_of(pair.client.committed[: pair.client.rows]) and pair.client.rows == start + 3
 
 
 def test_what_is_kept_after_a_dispute_leaves_the_target_room_to_answer() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-from moa_runtime.session.events import Decided, Event, Finished, Origin, Policy, Resumed, Welcomed
+from moa_runtime.session.events import Decided, Event, Finished, Origin, Policy, Resumed, RowsReceived, Welcomed
 from moa_runtime.session.handshake import Fingerprints
 from moa_runtime.session.incoming import FINISH, BrokenFrameError, fault_of, limits_of, parse_server_message, rows_of
 from moa_runtime.session.outgoing import Outgoing
@@ -36,6 +36,7 @@ class Exchange(ConversationState):
         self.fingerprints = fingerprints
         self.link = LinkState.DOWN
         self._row_encoding = row_encoding
+        self.wants_rows = True
         self._resume_token = ""
         self._outgoing = Outgoing()
         # After a restore, until a verdict: the server may have gone on since, or from another text.
@@ -80,7 +81,8 @@ class Exchange(ConversationState):
             raise LocalProtocolError(f"can't connect while the link is {self.link.value}")
         self.link = LinkState.GREETING
         self._outgoing.begin_epoch()
-        self._outgoing.hello(self.fingerprints, self._resume_token, self._row_encoding)
+        encoding = self._row_encoding if self.wants_rows else wire.ROW_ENCODING_UNSPECIFIED
+        self._outgoing.hello(self.fingerprints, self._resume_token, encoding)
 
     def disconnected(self) -> None:
         """The connection is gone. Committed and tentative tokens stay."""
@@ -141,15 +143,16 @@ class Exchange(ConversationState):
         if flight is None:
             return []
         rows = rows_of(verdict, self.rows)
-        events: list[Event] = []
-        if rows is not None:
-            self.rows = rows.start + len(rows.keys)
-            events.append(rows)
         self._outgoing.in_flight = None
         self._replays_all = False
-        events.append(Decided(flight.supplied, flight.drafted, verdict.accepted, verdict.compute_us / 1e6))
+        events: list[Event] = [Decided(flight.supplied, flight.drafted, verdict.accepted, verdict.compute_us / 1e6)]
         events += self._commit_supplied()
         events += self._commit(list(verdict.tokens), verdict.accepted)
+        if rows is not None:
+            # The policy may have overruled accepted tokens of a branch: their rows are of no use.
+            count = len(self.committed) - rows.start
+            self.rows = rows.start + len(rows.keys[:count])
+            events.insert(0, RowsReceived(rows.start, rows.keys[:count], rows.values[:count]))
         self._server_length = len(self.committed)
         if self._supplied:  # by the policy, in place of the target's choice
             self._outgoing.begin_epoch()
