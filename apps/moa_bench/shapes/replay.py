@@ -15,6 +15,7 @@ from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.control import Controller
 from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.sequences import common_length
 from moa_runtime.session.events import Sampling
 from moa_server.engine import Capabilities, Outcome, Rows, StepRequest
 
@@ -73,18 +74,20 @@ class _Target:
         self.fingerprints, self.vocab_size = recording.fingerprints, recording.vocab_size
         self.stop_tokens, self.max_context = recording.stop_tokens, _MAX_CONTEXT
         self.cache_use = (0, 0)
+        self._held: dict[int, Sequence[int]] = {}
 
     def held(self, sequence: int, prefix: Sequence[int]) -> int:
-        return 0
+        return common_length(self._held.get(sequence, ()), prefix)
 
     async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        self._held.update((request.sequence, request.prefix) for request in requests)
         return [Outcome(rows=_rows(request)) for request in requests]
 
     def release(self, sequence: int) -> None:
-        """Nothing is held."""
+        self._held.pop(sequence, None)
 
     def close(self) -> None:
-        """Nothing is held."""
+        self._held.clear()
 
 
 def _rows(request: StepRequest) -> Rows | None:
