@@ -10,8 +10,6 @@ from moa_runtime.session.handshake import Limits
 
 #: A text that may still change is drafted token by token, so that frames are never waited for.
 ONE = Budget(nodes=1, levels=1)
-#: Least probability of a token that a metered link carries.
-_WORTH_THE_BYTES = 0.3
 
 
 def within(budget: Budget, limits: Limits, room: int | None, conditions: Conditions) -> Budget:
@@ -20,16 +18,12 @@ def within(budget: Budget, limits: Limits, room: int | None, conditions: Conditi
     Args:
         room: tokens that the answer may still have, None without a limit.
     """
-    prices = budget.prices
-    if conditions.metered:
-        prices = replace(prices, node=max(prices.node, _WORTH_THE_BYTES))
     return replace(
         budget,
         nodes=min(budget.nodes, limits.max_draft_tokens),
-        levels=0 if conditions.low_power else budget.levels,
-        branches=budget.branches and limits.trees and not conditions.metered,
+        levels=0 if conditions.low_power or conditions.metered else budget.levels,
+        branches=budget.branches and limits.trees,
         depth=budget.depth if room is None else min(budget.depth, room),
-        prices=prices,
     )
 
 
@@ -39,4 +33,4 @@ def behind(budget: Budget, tentative: int, logprob: float) -> Budget:
         return budget
     pays = budget.continued([logprob])
     levels = max(0, budget.levels - tentative) if pays else 0
-    return replace(budget, nodes=max(0, budget.nodes - tentative), levels=levels, logprob=logprob)
+    return replace(budget, nodes=max(0, budget.nodes - tentative), levels=levels, tentative=tentative, logprob=logprob)

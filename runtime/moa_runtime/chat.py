@@ -217,8 +217,8 @@ class Chat:
 
     def tell_conditions(self, conditions: Conditions) -> None:
         """The app went to the background or came back, power is low, the network is metered: see
-        :class:`~moa_runtime.loop.Conditions`."""
-        self._driver.post(lambda: setattr(self._loop, "conditions", conditions))
+        :class:`~moa_runtime.loop_settings.Conditions`."""
+        self._driver.tell_conditions(conditions)
 
     async def network_changed(self) -> None:
         """The device has another network: the connection, which may be dead, is made anew at once, not after the next

@@ -12,6 +12,7 @@ from moa_runtime.drafters.base import Drafter
 from moa_runtime.errors import MoaError
 from moa_runtime.loop import DraftingLoop
 from moa_runtime.loop_events import Draft, LoopEvent, RoundEnded
+from moa_runtime.loop_settings import Conditions
 from moa_runtime.session.events import Faulted
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.transport import ConnectError, Endpoint, Timing, Transport, TransportHandlers
@@ -55,6 +56,8 @@ class Driver:
         )
         self._transport = Transport(endpoint, handlers, timing, self._timeline)
         self._link_task: asyncio.Task[None] | None = None
+        self._online = False  # as the user wants it
+        self._reconnecting: asyncio.Task[None] | None = None
         self._sent_ns = self._taken_up_ns = 0  # the frame in flight was handed over, the last was taken up: wall-clock
         self._status = loop.link.status
 
@@ -64,19 +67,29 @@ class Driver:
 
     def go_online(self) -> None:
         """Begin to connect, and reconnect for as long as the driver runs."""
+        self._online = True
         if self._link_task is None or self._link_task.done():
             self._link_task = asyncio.create_task(self._transport.run())
 
     async def go_offline(self) -> None:
         """Close the connection and make no other until :meth:`go_online`."""
-        if await self._end_link():
+        wanted, self._online = self._online, False
+        await self._end_link()
+        if wanted:
             self.post(lambda: self._loop.lost("working offline", None, time.monotonic(), on_purpose=True))
 
-    async def reconnect(self) -> None:
-        """Close the connection and make another at once; nothing while offline."""
-        if await self._end_link():
-            self.post(lambda: self._loop.lost("the network changed", 0.0, time.monotonic()))
+    async def reconnect(self, why: str = "the network changed") -> None:
+        """Drop the connection and make another at once; nothing while offline."""
+        self._transport.drop()
+        if await self._end_link() and self._online:  # the user may have left meanwhile
+            self.post(lambda: self._loop.lost(why, 0.0, time.monotonic()))
             self.go_online()
+
+    def tell_conditions(self, conditions: Conditions) -> None:
+        """See :class:`Conditions`. In the background a connection that closes is made again only after it; another
+        connection is made to say whether memory rows are wanted."""
+        self._transport.hold(conditions.background)
+        self.post(lambda: self._take_conditions(conditions))
 
     @property
     def gave_up(self) -> bool:
@@ -85,6 +98,8 @@ class Driver:
 
     async def close(self) -> None:
         await self.go_offline()
+        if self._reconnecting is not None:
+            await asyncio.gather(self._reconnecting, return_exceptions=True)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def bytes_moved(self) -> tuple[int, int]:
@@ -131,12 +146,19 @@ class Driver:
 
     async def _end_link(self) -> bool:
         """Close the connection; says whether one was wanted."""
-        if self._link_task is None:
+        # Taken out first: whoever comes meanwhile must neither end it twice nor lose the next one.
+        ended, self._link_task = self._link_task, None
+        if ended is None:
             return False
-        self._link_task.cancel()
-        await asyncio.gather(self._link_task, return_exceptions=True)
-        self._link_task = None
+        ended.cancel()
+        await asyncio.gather(ended, return_exceptions=True)
         return True
+
+    def _take_conditions(self, conditions: Conditions) -> None:
+        another = conditions.metered is not self._loop.conditions.metered
+        self._loop.conditions = conditions
+        if another:
+            self._reconnecting = asyncio.create_task(self.reconnect("the network is another"))
 
     # -- what transport and loop say ---------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from moa_runtime.answer import FinishReason, LinkChanged, LinkStatus, PauseReason
 from moa_runtime.budgets import ONE, behind, within
@@ -58,7 +59,6 @@ class DraftingLoop:
         drafter: None, and each round asks the target for one token.
 
     Attributes:
-        conditions: may be set at any time.
         link: its last change.
     """
 
@@ -69,7 +69,7 @@ class DraftingLoop:
         controller: Controller,
         settings: LoopSettings | None = None,
     ) -> None:
-        self.conditions = Conditions()
+        self._conditions = Conditions()
         self.link = LinkChanged(LinkStatus.OFFLINE)
         self._session, self._drafter, self._controller = session, drafter, controller
         self._settings = settings or LoopSettings()
@@ -81,7 +81,7 @@ class DraftingLoop:
         self._steps: tuple[int, ...] = ()  # of the draft for the next round, or of the one on its way
         self._draft_s = 0.0
         self._exhausted = False  # the drafter has nothing to propose: only the target can go on
-        self._paused = False
+        self._paused: PauseReason | None = None
 
     def listen(self, listener: Callable[[LoopEvent], None]) -> None:
         """Have ``listener`` called with each event."""
@@ -104,6 +104,16 @@ class DraftingLoop:
         return self._session.answering
 
     @property
+    def conditions(self) -> Conditions:
+        """What the host says; may be set at any time. Whether rows are wanted is told with the next connection."""
+        return self._conditions
+
+    @conditions.setter
+    def conditions(self, conditions: Conditions) -> None:
+        self._conditions = conditions
+        self._session.wants_rows = not conditions.metered
+
+    @property
     def policy(self) -> Policy:
         """What becomes of text written offline; may be set at any time."""
         return self._session.policy
@@ -120,7 +130,7 @@ class DraftingLoop:
         self._forget_rows(kept)
         self._session.rewind(kept)
         self._session.prompt(tokens, sampling, max_new_tokens)
-        self._paused = False
+        self._paused = None
 
     def cancel(self) -> None:
         """End the answer where the target has confirmed it."""
@@ -136,7 +146,7 @@ class DraftingLoop:
         self._forget_rows(start)
         for event in self._session.keep(start, tokens):
             self._tell(event)
-        self._paused = False
+        self._paused = None
 
     # -- what the link does ------------------------------------------------------------------------
 
@@ -170,6 +180,8 @@ class DraftingLoop:
                     self._drafter.add_rows(event.start, event.keys, event.values)
             elif isinstance(event, Welcomed):
                 self._watch.up()
+                # What is no offline text by now never will be; most of it is on its way again.
+                self._sent_path = len(self._session.tentative)
                 self._set_link(LinkStatus.ONLINE)
             elif isinstance(event, Decided):
                 self._decided(event, now)
@@ -199,7 +211,8 @@ class DraftingLoop:
             parent = tree.parents[index]
             self._logprobs[start + at] = tree.scores[index] - (tree.scores[parent - 1] if parent else 0.0)
         extension = [tree.tokens[index] for index in path]
-        self._exhausted = not tree.tokens
+        # Without levels or nodes to spend, an empty draft says nothing of the drafter.
+        self._exhausted = not tree.tokens and draft.budget.levels > 0 and draft.budget.nodes > 0
         if self._round_due:
             stem = session.tentative
             self._steps, self._draft_s = tree.steps, seconds
@@ -209,7 +222,7 @@ class DraftingLoop:
         else:
             session.extend(extension, draft.origin)
         if extension:
-            self._paused = False
+            self._paused = None
         self._tell(Drafted(seconds))
 
     def frames_to_send(self, now: float) -> list[bytes]:
@@ -232,7 +245,8 @@ class DraftingLoop:
         """Whether there is anything to draft from."""
         if self._drafter is None:
             return False
-        return bool(self._session.rows if self._drafter.needs_rows else self._session.committed)
+        rows_matter = self._drafter.needs_rows and not self._conditions.metered
+        return bool(self._session.rows if rows_matter else self._session.committed)
 
     @property
     def _alone(self) -> bool:
@@ -242,11 +256,11 @@ class DraftingLoop:
     @property
     def _round_due(self) -> bool:
         """Whether the target waits for a draft."""
-        return self._session.may_propose and not self.conditions.background
+        return self._session.may_propose and not self._conditions.background
 
     def _draft_due(self) -> Draft | None:
         session = self._session
-        if not session.answering or session.tentatively_finished or self.conditions.background:
+        if not session.answering or session.tentatively_finished or self._conditions.background:
             return None
         budget = None if self._exhausted or not self._prepared else self._budget()
         if budget is None:
@@ -258,16 +272,17 @@ class DraftingLoop:
         tentative = len(self._session.tentative)
         if self._round_due:
             session, logprob = self._session, self._tentative_logprob(tentative)
-            asked = within(self._controller.budget(), session.limits, session.room, self.conditions)
+            asked = within(self._controller.budget(), session.limits, session.room, self._conditions)
             return behind(asked, tentative, logprob)
-        if self.conditions.low_power:
+        if self._conditions.low_power:
             return None
+        one = replace(ONE, tentative=tentative)
         if self._alone:
-            return ONE if tentative < self._settings.offline_limit else None
-        if self._session.awaiting_prefill or self.conditions.metered:
+            return one if tentative < self._settings.offline_limit else None
+        if self._session.awaiting_prefill or self._conditions.metered:
             return None
         probability = math.exp(self._tentative_logprob(tentative))
-        return ONE if self._controller.ahead(tentative - self._sent_path, probability) else None
+        return one if self._controller.ahead(tentative - self._sent_path, probability) else None
 
     def _send(self, tree: DraftTree) -> None:
         """Have the tentative tokens verified, with what branches off them."""
@@ -296,19 +311,19 @@ class DraftingLoop:
 
     def _note_pause(self) -> None:
         reason = self._pause_reason() if self._session.answering else None
-        if reason is not None and not self._paused:
+        if reason is not None and reason is not self._paused:
             self._tell(PauseBegan(reason))
-        self._paused = reason is not None
+        self._paused = reason
 
     def _pause_reason(self) -> PauseReason | None:
         session = self._session
-        if self.conditions.background and not session.awaiting_verdict:
+        if self._conditions.background and (self._alone or not session.awaiting_verdict):
             return PauseReason.BACKGROUND
         if not self._alone:
             return None
         if not self._prepared:
             return PauseReason.UNPREPARED
-        if self.conditions.low_power:
+        if self._conditions.low_power:
             return PauseReason.LOW_POWER
         finish = session.tentative_finish
         if finish is None:

@@ -30,7 +30,7 @@ class Conditions:
     Attributes:
         background: nobody looks: nothing is drafted or asked for until that is over.
         low_power: the model takes no steps: drafts are copies only, and nothing is written alone.
-        metered: bytes cost money: drafts have no branches and no unlikely tokens.
+        metered: bytes cost money: the server sends no memory rows, so drafts are copies only.
     """
 
     background: bool = False

@@ -96,6 +96,9 @@ class Transport:
         self._endpoint, self._handlers, self._timing = endpoint, handlers, timing or Timing()
         self._timeline = timeline or NO_TIMELINE
         self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
+        self._socket: ClientConnection | None = None
+        self._wanted = asyncio.Event()
+        self._wanted.set()
         self.bytes_up = 0
         self.bytes_down = 0
 
@@ -103,10 +106,20 @@ class Transport:
         """Queue a frame for the open connection; frames still queued when it closes are dropped."""
         self._outgoing.put_nowait(frame)
 
+    def hold(self, held: bool) -> None:
+        """Whether to make no new connection for now; one that stands stays."""
+        self._wanted.clear() if held else self._wanted.set()
+
+    def drop(self) -> None:
+        """Have :meth:`run`, when it is cancelled next, not wait for the other end, which may be out of reach."""
+        if self._socket is not None:
+            self._socket.close_timeout = 0.0
+
     async def run(self) -> None:
         """Keep a connection open until cancelled. Returns only after a refusal that trying again cannot mend."""
         backoff = self._timing.first_backoff
         while True:
+            await self._wanted.wait()
             self._handlers.connecting()
             try:
                 async with await self._connect() as socket:
@@ -162,12 +175,14 @@ class Transport:
         """Move frames until the connection closes."""
         while not self._outgoing.empty():
             self._outgoing.get_nowait()
+        self._socket = socket
         self._handlers.opened()
         writer = asyncio.create_task(self._write(socket))
         reader = asyncio.create_task(self._read(socket))
         try:
             await asyncio.wait({writer, reader}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._socket = None
             writer.cancel()
             reader.cancel()
             await asyncio.gather(writer, reader, return_exceptions=True)

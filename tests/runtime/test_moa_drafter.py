@@ -201,11 +201,12 @@ def test_a_chain_is_the_same_token_by_token() -> None:
     assert text[len(REPEATED) :] == written(draft_of(copying(8), REPEATED, 6))
 
 
-def test_text_without_rows_is_not_copied() -> None:
-    """The target's are the tokens with rows and the one after them. 55 is one of them, or was only drafted."""
+def test_tentative_text_is_not_copied() -> None:
+    """55 is the target's, or was only drafted."""
     text = [50, 51, 52, 53, 54, 55, 51, 52, 53, 54]
-    assert written(draft_of(copying(5), text, 1)) == [55]
-    assert written(draft_of(copying(4), text, 1)) == [1]
+    for tentative, follows in ((4, 55), (5, 1)):
+        tree = copying(5).propose(text, Budget(nodes=1, levels=1, tentative=tentative))
+        assert written(tokens_of(tree)) == [follows]
 
 
 def test_a_drafter_that_holds_no_rows_copies_all() -> None:

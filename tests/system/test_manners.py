@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from memory_link import ClientEnd
 from moa_runtime.answer import (
     AnswerFinished,
     AnswerUpdate,
@@ -183,6 +185,27 @@ def test_a_blip_makes_no_offline_text(toys: Any, noticed_after: float) -> None:
     checked(seen, offline=False)
 
 
+def test_an_outage_after_a_blip_leaves_drafted_text_drafted(toys: Any) -> None:
+    """All that may be written alone was written before it."""
+
+    async def lose(world: World, seen: Seen) -> None:
+        swift, world.link.delay_down = world.link.delay_down, lambda: 30.0
+        await asyncio.sleep(5)
+        assert seen.late
+        world.link.cut(0.0, 40.0)
+        while world.chat.status is LinkStatus.ONLINE:
+            await asyncio.sleep(0.01)
+        world.link.delay_down = swift
+        while world.chat.status is not LinkStatus.ONLINE:
+            await asyncio.sleep(0.001)
+        world.link.open = False
+        world.link.cut(0.0, 40.0)
+        await asyncio.sleep(5)
+        world.link.open = True
+
+    checked(answered(lose, toys), offline=False)
+
+
 @pytest.mark.parametrize("noticed_after", [0.0, 8.0], ids=["at once", "by the ping"])
 def test_an_outage_makes_offline_text_and_brings_the_question(toys: Any, noticed_after: float) -> None:
     """Also of what was written while nobody knew that the link was dead."""
@@ -218,7 +241,7 @@ def test_nothing_is_drafted_or_sent_in_the_background(toys: Any) -> None:
         await asyncio.sleep(1)  # what was under way arrives
         before = moved(world), len(seen.budgets)
         assert seen.pauses == [PauseReason.BACKGROUND]
-        await asyncio.sleep(50)
+        await asyncio.sleep(1000)  # the server closes silent connections long before
         assert (moved(world), len(seen.budgets)) == before
         world.chat.tell_conditions(Conditions())
 
@@ -238,6 +261,44 @@ def test_what_the_background_interrupts_goes_on_after_it_also_without_the_verifi
         world.link.open = True
 
     answered(hide, toys)
+
+
+def test_a_pause_that_has_another_reason_is_told_again(toys: Any) -> None:
+    """The verdict is late, the app goes to the background and comes back, and so does the verdict."""
+
+    async def hide(world: World, seen: Seen) -> None:
+        swift, world.link.delay_down = world.link.delay_down, lambda: 30.0
+        await asyncio.sleep(5)
+        assert seen.pauses == [PauseReason.LIMIT]
+        world.chat.tell_conditions(Conditions(background=True))
+        await asyncio.sleep(1)
+        assert seen.pauses[1:] == [PauseReason.BACKGROUND]
+        world.chat.tell_conditions(Conditions())
+        await asyncio.sleep(1)
+        assert seen.pauses[2:] == [PauseReason.LIMIT]
+        world.link.delay_down = swift
+
+    answered(hide, toys)
+
+
+def test_who_has_nothing_to_copy_may_still_write_alone(toys: Any) -> None:
+    """An empty draft to save power says nothing of what the model would write."""
+
+    async def spare(world: World, seen: Seen) -> None:
+        propose = world.drafter.propose
+        world.drafter.propose = lambda prefix, budget: propose(prefix, budget) if budget.levels else DraftTree()  # type: ignore[method-assign]
+        world.chat.tell_conditions(Conditions(low_power=True))
+        await asyncio.sleep(0.2)
+        world.link.open = False
+        world.link.cut(0.0, 40.0)
+        await asyncio.sleep(1.5)
+        assert seen.pauses == [PauseReason.LOW_POWER]
+        world.chat.tell_conditions(Conditions())
+        await asyncio.sleep(1)
+        assert seen.most_offline >= 8
+        world.link.open = True
+
+    answered(spare, toys)
 
 
 def test_with_low_power_drafts_are_copies_and_nothing_is_written_alone(toys: Any) -> None:
@@ -263,18 +324,20 @@ def test_with_low_power_drafts_are_copies_and_nothing_is_written_alone(toys: Any
     answered(spare, toys)
 
 
-@pytest.mark.parametrize("metered", [False, True])
-def test_on_a_metered_network_drafts_have_no_branches_and_nothing_is_drafted_ahead(toys: Any, metered: bool) -> None:
-    async def tell(world: World, seen: Seen) -> None:
-        world.chat.tell_conditions(Conditions(metered=metered))
-        await asyncio.sleep(0.01)
-        seen.budgets.clear()
+def test_on_a_metered_network_no_rows_are_sent_and_drafts_are_copies(toys: Any) -> None:
+    async def spare(world: World, seen: Seen) -> None:
+        world.chat.tell_conditions(Conditions(metered=True))
+        await asyncio.sleep(0.5)  # a connection that says so, and a few rounds
+        rows, begun = world.drafter.rows, len(seen.budgets)
+        await asyncio.sleep(0.5)
+        asked = seen.budgets[begun:]
+        assert asked and all(budget.levels == 0 for budget in asked)
+        assert world.drafter.rows == rows < len(world.chat.tokens) - 1
+        world.chat.tell_conditions(Conditions())
+        await asyncio.sleep(0.5)
+        assert world.drafter.rows > rows and seen.budgets[-1].levels > 0
 
-    seen = answered(tell, toys, METERED)
-    rounds = [budget for budget in seen.budgets if budget.levels > 1]
-    ahead = [budget for budget in seen.budgets if budget.nodes == 1]
-    assert rounds and all(budget.branches is not metered and budget.sends(-1.3) is not metered for budget in rounds)
-    assert bool(ahead) is not metered
+    answered(spare, toys, METERED)
 
 
 def test_another_network_is_used_at_once(toys: Any) -> None:
@@ -302,6 +365,31 @@ def test_another_network_ends_the_wait_between_two_attempts(toys: Any) -> None:
         await world.chat.network_changed()
         await asyncio.sleep(0.5)
         assert world.chat.status is LinkStatus.ONLINE
+
+    answered(change, toys)
+
+
+def test_hints_at_once_make_one_connection(toys: Any) -> None:
+    """A change of networks has several callbacks; one of them comes while the user goes offline."""
+
+    async def change(world: World, seen: Seen) -> None:
+        chat, connect, made = world.chat, world.link.connect, 0
+
+        async def counted(*arguments: Any, **options: Any) -> ClientEnd:
+            nonlocal made
+            made += 1
+            return await connect(*arguments, **options)
+
+        with mock.patch("moa_runtime.transport.connect", counted):
+            await asyncio.gather(*(chat.network_changed() for _ in range(5)))
+            await asyncio.sleep(1)
+            assert made == 1 and chat.status is LinkStatus.ONLINE
+            await asyncio.gather(chat.network_changed(), chat.work_offline(True), chat.network_changed())
+            await asyncio.sleep(10)
+            assert made == 1 and chat.status is LinkStatus.OFFLINE
+            await chat.work_offline(False)
+            await asyncio.sleep(1)
+            assert made == 2 and chat.status is LinkStatus.ONLINE
 
     answered(change, toys)
 

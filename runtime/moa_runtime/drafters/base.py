@@ -56,7 +56,8 @@ class Budget:
         width: nodes that each step continues.
         branches: whether a token may have several successors; else the draft is a chain.
         depth: tokens of a path.
-        logprob: of the tentative tokens that the draft stands behind (nats).
+        tentative: tokens at the prefix's end that the target has not confirmed.
+        logprob: of these (nats).
     """
 
     nodes: int
@@ -65,6 +66,7 @@ class Budget:
     branches: bool = False
     depth: int = 1 << 30
     prices: Prices = FREE
+    tentative: int = 0
     logprob: float = 0.0
 
     @classmethod

@@ -93,9 +93,7 @@ class MoaDrafter:
         if depth < 1 or budget.nodes < 1:
             return DraftTree()
         if self._mixture is not None:
-            # The target's is what has a row, and the token that came with the last row; all of it where no rows are
-            # held, as by a drafter that reads none.
-            self._mixture.confirm(prefix[: self.rows + 1] if self.rows else prefix)
+            self._mixture.confirm(prefix[: len(prefix) - budget.tentative])
         grow = self._tree if budget.branches and budget.levels else self._chain
         return grow(list(prefix), replace(budget, depth=depth, levels=min(budget.levels, depth)))
 
