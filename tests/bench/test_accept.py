@@ -119,6 +119,14 @@ def test_the_tally_of_the_docstring():
     assert tally.accuracy_by_depth == [0.5, 1.0, 0.0]
 
 
+def test_the_shape_of_drafts_is_counted():
+    tally = Tally(6)
+    for outcome in (Round(9, 3, 1, 2), Round(3, 3, 0, 1), Round(0, 0, 0, 1)):
+        tally.add(outcome)
+    found = tally.as_dict()
+    assert (found["nodes"], found["levels"], found["branched"]) == (4.0, 2.0, 0.3333)
+
+
 def test_what_was_sent_besides_the_draft_is_counted():
     """A draft of 2 with 3 copied tokens behind it: all right once, then two, then none and only the draft was sent."""
     tally = Tally(2)
@@ -251,6 +259,42 @@ def test_trees_commit_the_same_text_in_fewer_rounds(command):
     assert (tree["settings"]["width"], chain["settings"]["width"]) == (Budget.tree().width, None)
     narrow = command("--draft", "tree", "--draft-length", "3", "--nodes", "20", "--width", "2")[1]
     assert "tree of 20 nodes in 3 levels, 2 continued on each" in narrow
+
+
+def test_drafts_have_the_shape_that_pays_at_a_pace_given_by_hand(command):
+    """Tokens that cost a target nothing, and tokens that cost it nearly a pass each."""
+    shapes = {}
+    for name, pace in (("gpu", "1,0.05,30,0,200"), ("cpu", "20,4,30,25,0")):
+        status, out, err = command("--json", "--replay", "--draft", "auto", "--pace", pace)
+        assert status == 0, err
+        shapes[name] = json.loads(out)
+    gpu, cpu = shapes["gpu"], shapes["cpu"]
+    assert gpu["settings"]["draft"] == "auto" and gpu["settings"]["pace_ms"]["round_trip"] == 200
+    assert gpu["nodes"] > 3 * cpu["nodes"] and gpu["levels"] > cpu["levels"] and gpu["branched"] > 0.8
+    assert gpu["draft_ms"] > 0
+    out = command("--replay", "--draft", "auto", "--pace", "1,0.05,30,0,200")[1]
+    assert "as large as pays" in out and "shape of the drafts" in out and "round trip 200" in out
+
+
+def test_drafts_have_the_shape_that_pays_on_this_machine(command):
+    status, out, _ = command("--draft", "auto")
+    assert status == 0 and "at the pace of this machine" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--draft", "auto", "--pace", "1,2"], "a pace is five times in milliseconds"),
+        (["--draft", "auto", "--pace", "1,2,3,4,-5"], "none of them negative"),
+        (["--draft", "auto", "--pace", "1,2,3,4,soon"], "not '1,2,3,4,soon'"),
+        (["--pace", "1,2,3,4,5"], "--pace is what drafts of --draft auto go by"),
+        (["--draft", "auto", "--draft-length", "4"], "--draft-length is of chains and trees"),
+        (["--draft", "auto", "--nodes", "4"], "--nodes is the size of a tree"),
+        (["--draft", "auto", "--replay"], "a replay takes none: add --pace"),
+    ],
+)
+def test_what_a_shape_that_pays_does_not_go_with(command, argv, said):
+    assert said in refusal(command, *argv)
 
 
 @pytest.mark.parametrize("shape", [(), ("--draft", "tree", "--nodes", "20")], ids=["chain", "tree"])
