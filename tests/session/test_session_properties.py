@@ -11,18 +11,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from google.protobuf.message import DecodeError
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from moa_runtime.session.client import ClientSession, LinkState
-from moa_runtime.session.events import Committed, Decided, Event, Faulted, Origin, Policy, RolledBack, Sampling
+from moa_runtime.session.events import Committed, Faulted, Origin, Policy, RolledBack, Sampling
 from moa_runtime.session.tree import accepted_path, chain
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from session.wired import LIMITS, STOP, Pair, choice, decode, rows_of
+from session.checked import CheckedLink, Known
+from session.wired import LIMITS, STOP, Pair, choice, decode
 
 #: Enough of each index for any queue the machine builds; taken modulo its length.
 PLACE = st.integers(0, 7)
@@ -48,28 +49,7 @@ def right_tokens(client: ClientSession, tokens: Sequence[int], parents: Sequence
     return len(accepted_path(tokens, parents, [choice(text) for text in texts]))
 
 
-@dataclass(frozen=True)
-class Known:
-    """What the test knows of a conversation.
-
-    Attributes:
-        expected: the target's own text.
-        prompt_end: where its last answer begins.
-        limit: where that must end.
-        written: tokens that were made tentative.
-        branched: drafted tokens that were never tentative, for they stood on a branch.
-        kept: tokens that the user kept.
-    """
-
-    expected: tuple[int, ...] = ()
-    prompt_end: int = 0
-    limit: int = 0
-    written: int = 0
-    branched: int = 0
-    kept: int = 0
-
-
-class LossyLink(RuleBasedStateMachine):
+class LossyLink(CheckedLink):
     policy = Policy.ROLLBACK
 
     @initialize(
@@ -79,10 +59,7 @@ class LossyLink(RuleBasedStateMachine):
         trees=st.booleans(),
     )
     def begin(self, greeted: bool, max_new_tokens: int, prompt: list[int], trees: bool) -> None:
-        self.pair = Pair(self.policy, trees=trees)
-        self.known = Known()
-        self.checked = 0  # frames of which the origins were
-        self.server_forgot = False
+        self.watch(Pair(self.policy, trees=trees))
         self.saved: tuple[str, Known, int] | None = None
         self.pair.connect()
         if greeted:
@@ -277,61 +254,6 @@ class LossyLink(RuleBasedStateMachine):
         self.pair.settle()
         assert self.pair.server.session.committed == client.committed
         self.server_forgot = False
-
-    @invariant()
-    def committed_is_what_the_target_writes(self) -> None:
-        self.check_text()
-
-    def check_text(self) -> None:
-        committed = self.pair.client.committed
-        assert committed == list(self.known.expected[: len(committed)])
-
-    @invariant()
-    def rows_are_those_of_the_text(self) -> None:
-        client = self.pair.client
-        assert client.rows <= len(client.committed)
-        assert self.pair.rows == rows_of(client.committed[: client.rows])
-
-    @invariant()
-    def a_late_copy_never_sets_the_server_back(self) -> None:
-        if not self.server_forgot:
-            assert len(self.pair.server.session.committed) >= len(self.pair.client.committed)
-
-    @invariant()
-    def every_drafted_token_is_accounted_for(self) -> None:
-        for before, events in self.pair.taken[self.checked :]:
-            self.check_origins(before, events)
-        self.checked = len(self.pair.taken)
-        self.check_accounts()
-
-    def check_origins(self, before: tuple[tuple[int, Origin], ...], events: list[Event]) -> None:
-        """A token of the suffix has its origin there; another was drafted on a branch, or is the target's."""
-        accepted = [event.accepted for event in events if isinstance(event, Decided)]
-        commits = [event for event in events if isinstance(event, Committed)]
-        if not accepted:
-            assert not commits
-            return
-        kept = tuple(pair for pair in before if pair[1] is Origin.KEPT)
-        if kept:
-            assert tuple(zip(commits[0].tokens, commits[0].origins, strict=True)) == kept
-        suffix, decided, stands = before[len(kept) :], commits[-1], True
-        assert len(commits) == 1 + bool(kept)
-        for at, (token, origin) in enumerate(zip(decided.tokens, decided.origins, strict=True)):
-            stands = stands and at < len(suffix) and suffix[at][0] == token
-            if stands:
-                assert origin is suffix[at][1]
-            elif at < accepted[0]:
-                assert origin is Origin.DRAFTED
-                self.known = replace(self.known, branched=self.known.branched + 1)
-            else:
-                assert origin is Origin.CORRECTED
-
-    def check_accounts(self) -> None:
-        accepted = [o for e in self.pair.events if isinstance(e, Committed) for o in e.origins]
-        rolled_back = sum(len(e.tokens) for e in self.pair.events if isinstance(e, RolledBack))
-        confirmed = sum(origin in (Origin.DRAFTED, Origin.OFFLINE) for origin in accepted)
-        made = self.known.written + self.known.branched
-        assert made == confirmed + rolled_back + len(self.pair.client.tentative)
 
     def teardown(self) -> None:
         if hasattr(self, "pair"):

@@ -1,0 +1,99 @@
+"""What holds at every moment of a conversation, whatever the link, the server and the programs do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hypothesis.stateful import RuleBasedStateMachine, invariant
+
+from moa_runtime.session.events import Committed, Decided, Event, Origin, RolledBack
+from session.wired import Pair, rows_of
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the test knows of a conversation.
+
+    Attributes:
+        expected: the target's own text.
+        prompt_end: where its last answer begins.
+        limit: where that must end.
+        written: tokens that were made tentative.
+        branched: drafted tokens that were never tentative, for they stood on a branch.
+        kept: tokens that the user kept.
+    """
+
+    expected: tuple[int, ...] = ()
+    prompt_end: int = 0
+    limit: int = 0
+    written: int = 0
+    branched: int = 0
+    kept: int = 0
+
+
+class CheckedLink(RuleBasedStateMachine):
+    """A pair under watch. Who makes things happen keeps ``known`` up to date.
+
+    Attributes:
+        server_forgot: the server may have less than the client.
+    """
+
+    def watch(self, pair: Pair) -> None:
+        self.pair, self.known = pair, Known()
+        self.server_forgot = False
+        self._checked = 0  # frames of which the origins were
+
+    @invariant()
+    def committed_is_what_the_target_writes(self) -> None:
+        self.check_text()
+
+    def check_text(self) -> None:
+        committed = self.pair.client.committed
+        assert committed == list(self.known.expected[: len(committed)])
+
+    @invariant()
+    def rows_are_those_of_the_text(self) -> None:
+        client = self.pair.client
+        assert client.rows <= len(client.committed)
+        assert self.pair.rows == rows_of(client.committed[: client.rows])
+
+    @invariant()
+    def a_late_copy_never_sets_the_server_back(self) -> None:
+        if not self.server_forgot:
+            assert len(self.pair.server.session.committed) >= len(self.pair.client.committed)
+
+    @invariant()
+    def every_drafted_token_is_accounted_for(self) -> None:
+        for before, events in self.pair.taken[self._checked :]:
+            self.check_origins(before, events)
+        self._checked = len(self.pair.taken)
+        self.check_accounts()
+
+    def check_origins(self, before: tuple[tuple[int, Origin], ...], events: list[Event]) -> None:
+        """A token of the suffix has its origin there; another was drafted on a branch, or is the target's."""
+        accepted = [event.accepted for event in events if isinstance(event, Decided)]
+        commits = [event for event in events if isinstance(event, Committed)]
+        if not accepted:
+            assert not commits
+            return
+        kept = tuple(pair for pair in before if pair[1] is Origin.KEPT)
+        if kept:
+            assert tuple(zip(commits[0].tokens, commits[0].origins, strict=True)) == kept
+        suffix, decided, stands = before[len(kept) :], commits[-1], True
+        assert len(commits) == 1 + bool(kept)
+        for at, (token, origin) in enumerate(zip(decided.tokens, decided.origins, strict=True)):
+            stands = stands and at < len(suffix) and suffix[at][0] == token
+            if stands:
+                assert origin is suffix[at][1]
+            elif at < accepted[0]:
+                assert origin is Origin.DRAFTED
+                self.known = replace(self.known, branched=self.known.branched + 1)
+            else:
+                assert origin is Origin.CORRECTED
+
+    def check_accounts(self) -> None:
+        accepted = [o for e in self.pair.events if isinstance(e, Committed) for o in e.origins]
+        rolled_back = sum(len(e.tokens) for e in self.pair.events if isinstance(e, RolledBack))
+        confirmed = sum(origin in (Origin.DRAFTED, Origin.OFFLINE) for origin in accepted)
+        made = self.known.written + self.known.branched
+        assert made == confirmed + rolled_back + len(self.pair.client.tentative)
