@@ -43,7 +43,7 @@ class Throughput:
         self._pass: Line | None = None  # the target's seconds by tokens
         self._idle_s = 0.0  # since the model took a step
         self._prompt: tuple[int, float] | None = None  # tokens and seconds of the first, until a draft followed
-        self._tried = False  # whether the model ever took a step
+        self._timed = False  # whether it is known what a step takes
         self._reads = False  # the next draft's first step is over the prompt too
 
     @property
@@ -55,7 +55,7 @@ class Throughput:
 
     def budget(self) -> Budget:
         prices = self.prices
-        pays = not self._tried or self._first_right / self._firsts >= prices.step + prices.query + prices.node
+        pays = not self._timed or self._first_right / self._firsts >= prices.step + prices.query + prices.node
         tries = _TRIES * self._idle_s >= self._step.level + self._step.slope
         return Budget(self._nodes, self._levels if pays or tries else 0, self._width, branches=True, prices=prices)
 
@@ -79,9 +79,11 @@ class Throughput:
         if not outcome.steps:
             self._step.fade()  # the fewer tries there are, the more each says
         else:
-            if not self._reads:
-                self._step.add(sum(outcome.steps) / len(outcome.steps), outcome.draft_s / len(outcome.steps))
-            self._reads, self._tried = False, True
+            step_s = outcome.draft_s / len(outcome.steps)
+            if not self._reads or step_s < self._step.level:
+                self._step.add(sum(outcome.steps) / len(outcome.steps), step_s)
+                self._timed = True
+            self._reads = False
             self._right = _MEMORY * self._right + outcome.accepted
             self._judged = _MEMORY * self._judged + min(outcome.accepted + 1, outcome.depth)
             self._first_right = _MEMORY * self._first_right + (outcome.accepted > 0)
