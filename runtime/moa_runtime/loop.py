@@ -76,7 +76,8 @@ class DraftingLoop:
         self._watch = LinkWatch(self._settings)
         self._listeners: list[Callable[[LoopEvent], None]] = []
         self._logprobs: dict[int, float] = {}  # of what was drafted last, by position
-        self._sent_path = 0  # tentative tokens when the draft on its way was sent
+        # Tentative tokens when the draft on its way was sent; all that a restored session has.
+        self._sent_path = len(session.tentative)
         self._sent_depth = 0
         self._steps: tuple[int, ...] = ()  # of the draft for the next round, or of the one on its way
         self._draft_s = 0.0
