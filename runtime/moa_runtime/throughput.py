@@ -13,6 +13,7 @@ _LONG_MEMORY = 0.99  # times vary by more than a token costs
 #: parameters on a CPU; where more tokens cost less, little is lost.
 _TOKENS_OF_A_PASS = 15.0
 _FIRST_STEP_S = 0.005
+_GUESS = 0.1  # of a point: what a guess counts beside points
 _MOST_AHEAD = 8
 #: Part of the time that may go into tries of a model whose steps do not pay.
 _TRIES = 0.02
@@ -39,7 +40,7 @@ class Throughput:
         # As if a few tokens had been judged before: one round says little.
         self._right, self._judged = 3.0, 6.0
         self._first_right, self._firsts = 3.0, 5.0
-        self._step = Line(_FIRST_STEP_S, 0.1 * _FIRST_STEP_S, doubt=0.3)  # seconds of a step by nodes continued
+        self._step = Line(_FIRST_STEP_S, 0.1 * _FIRST_STEP_S, doubt=0.1)  # seconds of a step by nodes continued
         self._pass: Line | None = None  # the target's seconds by tokens
         self._idle_s = 0.0  # since the model took a step
         self._prompt: tuple[int, float] | None = None  # tokens and seconds of the first, until a draft followed
@@ -119,7 +120,7 @@ class Line:
 
     def __init__(self, level: float, slope: float, *, doubt: float) -> None:
         self._guess, self._doubt = slope, doubt
-        self._weight, self._x, self._y = 1.0, 1.0, level + slope
+        self._weight, self._x, self._y = _GUESS, 1.0, level + slope
         self._xx = self._xy = 0.0
 
     def add(self, x: float, y: float) -> None:
