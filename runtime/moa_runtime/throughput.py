@@ -12,6 +12,7 @@ _LONG_MEMORY = 0.99  # times vary by more than a token costs
 #: A guess, until rounds show it: a pass over one token takes as long as 15 more tokens do. Of a Llama of 135 million
 #: parameters on a CPU; where more tokens cost less, little is lost.
 _TOKENS_OF_A_PASS = 15.0
+_MOST_OF_A_GUESS = 3.0  # times that, which a prompt may make a token of a draft seem to cost
 _FIRST_STEP_S = 0.005
 _GUESS = 0.1  # of a point: what a guess counts beside points
 _MOST_AHEAD = 8
@@ -81,6 +82,8 @@ class Throughput:
             self._step.fade()  # the fewer tries there are, the more each says
         else:
             step_s = outcome.draft_s / len(outcome.steps)
+            # What a step takes that also reads a prompt is more than others take, which says something where it is less
+            # than was thought.
             if not self._reads or step_s < self._step.level:
                 self._step.add(sum(outcome.steps) / len(outcome.steps), step_s)
                 self._timed = True
@@ -100,11 +103,15 @@ class Throughput:
 
 
 def _pass_of(seconds: float, tokens: int, prompt: tuple[int, float] | None = None) -> Line:
-    """A guess of the target's, after a pass over so many tokens, and one over a prompt."""
+    """A guess of the target's, after a pass over so many tokens, and one over a prompt.
+
+    Two passes tell more than the guess of all targets. But a token of a prompt may take less than one of a draft, or
+    more, so this is a guess too, and bounded; drafts, which are of several sizes, replace it.
+    """
     pass_s = seconds / (1 + tokens / _TOKENS_OF_A_PASS)
     slope = pass_s / _TOKENS_OF_A_PASS
     if prompt is not None and prompt[0] > tokens + _TOKENS_OF_A_PASS:
-        slope = min(max(0.0, (prompt[1] - seconds) / (prompt[0] - tokens)), 3 * slope)
+        slope = min(max(0.0, (prompt[1] - seconds) / (prompt[0] - tokens)), _MOST_OF_A_GUESS * slope)
         pass_s = max(0.0, seconds - slope * tokens)
     return Line(pass_s, slope, doubt=10.0)
 
