@@ -256,8 +256,10 @@ class Chat:
             ChatTemplateError: the target's template refuses the conversation.
         """
         self._check_idle()
-        if self._refusal is not None and self._driver.gave_up:
+        if self._refusal is not None and (self._driver.gave_up or self._running is None or self._running.done()):
             raise self._refusal
+        if max_new_tokens < 0:
+            raise ChatError(f"an answer may have 0 tokens (no limit) or more, not {max_new_tokens}")
         question = self._conversation.ask(self._loop.committed, text)
         if question.length >= self._max_context:
             raise ContextFullError(
@@ -396,7 +398,7 @@ class Chat:
         if self._connecting():
             self._first_connection.set_exception(problem)
         elif final:
-            self._refusal = ChatError(str(problem))
+            self._refusal = problem if isinstance(problem, ChatError) else ChatError(str(problem))
             self._put(self._refusal)
 
     def _connecting(self) -> bool:
@@ -406,4 +408,6 @@ class Chat:
         """The loop only ends by cancellation or by a defect, which must not leave the application waiting."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._on_problem(ChatError(f"the drafting loop failed: {error!r}"), True)
+            failure = ChatError(f"the drafting loop failed: {error!r}")
+            failure.__cause__ = error
+            self._on_problem(failure, True)

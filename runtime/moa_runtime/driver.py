@@ -158,7 +158,11 @@ class Driver:
         another = conditions.metered is not self._loop.conditions.metered
         self._loop.conditions = conditions
         if another:
-            self._reconnecting = asyncio.create_task(self.reconnect("the network is another"))
+            self._reconnecting = asyncio.create_task(
+                self.reconnect(
+                    f"connecting anew: the network is {'metered' if conditions.metered else 'no longer metered'}"
+                )
+            )
 
     # -- what transport and loop say ---------------------------------------------------------------
 

@@ -42,15 +42,22 @@ class DraftingLoop:
     The host, which has sockets, threads and a clock, tells what happened and does what :meth:`next` says, one thing
     after the other; between a :class:`Draft` and :meth:`drafted` it calls nothing else::
 
-        while True:
-            match loop.next(now):
-                case Draft() as draft:
-                    tree = drafter.propose(draft.prefix, draft.budget)
-                    loop.drafted(draft, tree, seconds, now)
-                case Wait(until):
-                    ...  # for a frame, the user, the link, or until then
-            for frame in loop.frames_to_send(now):
+        loop.opened()                                    # a connection stands
+        loop.ask(0, tokens, Sampling(), 256)
+        while loop.answering:
+            todo = loop.next(clock())
+            if isinstance(todo, Draft):
+                began = clock()
+                tree = drafter.propose(todo.prefix, todo.budget)
+                loop.drafted(todo, tree, clock() - began, clock())
+            for frame in loop.frames_to_send(clock()):   # before any waiting
                 ...
+            if isinstance(todo, Wait):
+                ...                                      # until then, or for a frame: loop.received(frame, clock())
+
+    A session is ``ClientSession(manifest.fingerprints, stop_tokens=manifest.stop_tokens)`` of a bundle's manifest,
+    tokens are ``ChatTokenizer.from_bundle(bundle).encode_chat(messages)``. Whether memory rows are wanted
+    (:class:`Conditions`) is told with the next connection: a host that changes it makes one.
 
     ``now`` is in seconds of any monotonic clock. What happens is told to listeners at once; the application is one of
     them and touches neither session nor drafter.
@@ -126,7 +133,7 @@ class DraftingLoop:
     # -- what the user wants -----------------------------------------------------------------------
 
     def ask(self, kept: int, tokens: Sequence[int], sampling: Sampling, max_new_tokens: int) -> None:
-        """Begin an answer: to ``tokens`` after the first ``kept`` committed ones."""
+        """Begin an answer: to ``tokens`` after the first ``kept`` committed ones of the whole conversation."""
         self._logprobs.clear()
         self._forget_rows(kept)
         self._session.rewind(kept)
@@ -156,7 +163,11 @@ class DraftingLoop:
         self._set_link(LinkStatus.RECONNECTING)
 
     def opened(self) -> None:
-        """It stands: the server is greeted."""
+        """A connection stands: the Hello is among the :meth:`frames_to_send`.
+
+        Raises:
+            LocalProtocolError: one stands already.
+        """
         self._session.connect()
 
     def lost(self, why: str, retry_in_s: float | None, now: float, *, on_purpose: bool = False) -> None:
@@ -205,7 +216,13 @@ class DraftingLoop:
         return Wait(self._watch.wake_at())
 
     def drafted(self, draft: Draft, tree: DraftTree, seconds: float, now: float) -> None:
-        """The drafter proposed ``tree`` for ``draft``, in so many seconds."""
+        """The drafter proposed ``tree`` for ``draft``, in so many seconds.
+
+        Raises:
+            ValueError: it has more tokens than the budget's nodes.
+        """
+        if len(tree.tokens) > draft.budget.nodes:
+            raise ValueError(f"the drafter proposed {len(tree.tokens)} tokens where {draft.budget.nodes} were allowed")
         session, start = self._session, len(draft.prefix)
         path = tree.likeliest_path()
         for at, index in enumerate(path):
@@ -246,7 +263,8 @@ class DraftingLoop:
         """Whether there is anything to draft from."""
         if self._drafter is None:
             return False
-        rows_matter = self._drafter.needs_rows and not self._conditions.metered
+        copies_only = self._conditions.metered and self._round_due
+        rows_matter = self._drafter.needs_rows and not copies_only
         return bool(self._session.rows if rows_matter else self._session.committed)
 
     @property

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moa_runtime.errors import MoaError
+
 
 @dataclass(frozen=True)
 class LoopSettings:
@@ -15,12 +17,20 @@ class LoopSettings:
         prefill_late_after_s: the same for a prompt's verdict.
         outage_after_s: a link that is down for longer is an outage: what was written since the last frame is offline
             text.
+
+    Raises:
+        MoaError: a negative number.
     """
 
     offline_limit: int = 256
     late_after_s: float = 2.0
     prefill_late_after_s: float = 6.0
     outage_after_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value >= 0:
+                raise MoaError(f"{name} must be 0 or more, not {value}")
 
 
 @dataclass(frozen=True)

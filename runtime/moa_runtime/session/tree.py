@@ -23,12 +23,21 @@ class DraftTree:
         parents: as on the wire: 0 is the last committed token, ``i`` the i-th drafted token.
         scores: log-probability of the path to each token (nats).
         steps: nodes that each step of the model continued while this was drafted.
+
+    Raises:
+        TreeError: parents that do not describe a tree, or another number of scores than of tokens.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     scores: tuple[float, ...] = ()
     steps: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.tokens) == len(self.parents) == len(self.scores):
+            lengths = f"{len(self.tokens)} tokens, {len(self.parents)} parents and {len(self.scores)} scores"
+            raise TreeError(f"a tree has a parent and a score for each token, not {lengths}")
+        check_parents(self.parents, len(self.tokens))
 
     @classmethod
     def chain(cls, tokens: Sequence[int], logprobs: Sequence[float], steps: Sequence[int] = ()) -> DraftTree:
