@@ -258,6 +258,8 @@ class Chat:
         self._check_idle()
         if self._refusal is not None and (self._driver.gave_up or self._running is None or self._running.done()):
             raise self._refusal
+        if sampling is not None and not 0 <= sampling.seed < 1 << 64:
+            raise ChatError(f"a seed is a whole number of 64 bits, 0 or more, not {sampling.seed}")
         if max_new_tokens < 0:
             raise ChatError(f"an answer may have 0 tokens (no limit) or more, not {max_new_tokens}")
         question = self._conversation.ask(self._loop.committed, text)

@@ -56,6 +56,7 @@ class Driver:
         )
         self._transport = Transport(endpoint, handlers, timing, self._timeline)
         self._link_task: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()  # links that are being closed
         self._online = False  # as the user wants it
         self._reconnecting: asyncio.Task[None] | None = None
         self._sent_ns = self._taken_up_ns = 0  # the frame in flight was handed over, the last was taken up: wall-clock
@@ -69,21 +70,23 @@ class Driver:
         """Begin to connect, and reconnect for as long as the driver runs."""
         self._online = True
         if self._link_task is None or self._link_task.done():
-            self._link_task = asyncio.create_task(self._transport.run())
+            self._link_task = asyncio.create_task(self._link())
 
     async def go_offline(self) -> None:
         """Close the connection and make no other until :meth:`go_online`."""
         wanted, self._online = self._online, False
-        await self._end_link()
+        self._end_link()
         if wanted:
             self.post(lambda: self._loop.lost("working offline", None, time.monotonic(), on_purpose=True))
+        await self._closed_links()
 
     async def reconnect(self, why: str = "the network changed") -> None:
         """Drop the connection and make another at once; nothing while offline."""
         self._transport.drop()
-        if await self._end_link() and self._online:  # the user may have left meanwhile
+        if self._end_link() and self._online:
             self.post(lambda: self._loop.lost(why, 0.0, time.monotonic()))
             self.go_online()
+        await self._closed_links()
 
     def tell_conditions(self, conditions: Conditions) -> None:
         """See :class:`Conditions`. In the background a connection that closes is made again only after it; another
@@ -144,15 +147,25 @@ class Driver:
         if getting.done() and not getting.cancelled():
             getting.result()()
 
-    async def _end_link(self) -> bool:
-        """Close the connection; says whether one was wanted."""
-        # Taken out first: whoever comes meanwhile must neither end it twice nor lose the next one.
+    def _end_link(self) -> bool:
+        """Begin to close the connection; says whether one was wanted. The loop is told at once: whoever awaits the end
+        may be cancelled, and the next connection may stand before it."""
         ended, self._link_task = self._link_task, None
         if ended is None:
             return False
         ended.cancel()
-        await asyncio.gather(ended, return_exceptions=True)
+        self._ending.add(ended)
+        ended.add_done_callback(self._ending.discard)
         return True
+
+    async def _link(self) -> None:
+        """Connect once the connection before is closed: one that the server heard of later would count as newer."""
+        await self._closed_links()
+        await self._transport.run()
+
+    async def _closed_links(self) -> None:
+        if self._ending:
+            await asyncio.wait(self._ending)  # not gather, which would cancel the closing with its caller
 
     def _take_conditions(self, conditions: Conditions) -> None:
         another = conditions.metered is not self._loop.conditions.metered
@@ -178,6 +191,7 @@ class Driver:
     def _hear(self, event: LoopEvent) -> None:
         if isinstance(event, Faulted) and event.code in _REFUSALS and self._link_task is not None:
             self._link_task.cancel()
+            self.post(lambda: self._loop.lost(event.text, None, time.monotonic()))
         elif isinstance(event, RoundEnded):
             trip_ms = round(1000 * event.waited_s, 3)
             figures = {"drafted": event.drafted, "accepted": event.accepted, "round_trip_ms": trip_ms}

@@ -88,6 +88,7 @@ class DraftingLoop:
         self._sent_depth = 0
         self._steps: tuple[int, ...] = ()  # of the draft for the next round, or of the one on its way
         self._draft_s = 0.0
+        self._resumed = False  # the tentative tokens were written before the connection: they took no round
         self._exhausted = False  # the drafter has nothing to propose: only the target can go on
         self._paused: PauseReason | None = None
 
@@ -136,6 +137,8 @@ class DraftingLoop:
         """Begin an answer: to ``tokens`` after the first ``kept`` committed ones of the whole conversation."""
         self._logprobs.clear()
         self._forget_rows(kept)
+        self._sent_path = 0
+        self._watch.idle()
         self._session.rewind(kept)
         self._session.prompt(tokens, sampling, max_new_tokens)
         self._paused = None
@@ -154,6 +157,8 @@ class DraftingLoop:
         self._forget_rows(start)
         for event in self._session.keep(start, tokens):
             self._tell(event)
+        self._sent_path = 0
+        self._watch.idle()
         self._paused = None
 
     # -- what the link does ------------------------------------------------------------------------
@@ -193,7 +198,8 @@ class DraftingLoop:
             elif isinstance(event, Welcomed):
                 self._watch.up()
                 # What is no offline text by now never will be; most of it is on its way again.
-                self._sent_path = len(self._session.tentative)
+                self._sent_path = self._sent_depth = len(self._session.tentative)
+                self._steps, self._draft_s, self._resumed = (), 0.0, self._sent_path > 0
                 self._set_link(LinkStatus.ONLINE)
             elif isinstance(event, Decided):
                 self._decided(event, now)
@@ -354,14 +360,16 @@ class DraftingLoop:
     def _decided(self, verdict: Decided, now: float) -> None:
         was_late, waited_s = self._watch.late, self._watch.answered(now)
         steps, draft_s, depth = (self._steps, self._draft_s, self._sent_depth) if verdict.drafted else ((), 0.0, 0)
-        accepted = min(verdict.accepted, verdict.drafted)
+        accepted, depth = min(verdict.accepted, verdict.drafted), min(depth, verdict.drafted)
         outcome = RoundEnded(
             verdict.supplied, verdict.drafted, depth, accepted, steps, draft_s, waited_s, verdict.compute_s
         )
         self._steps, self._draft_s, self._sent_path = (), 0.0, 0
         if was_late:
             self._set_link(LinkStatus.ONLINE)
-        self._controller.observe(outcome)
+        if not (self._resumed and verdict.drafted):
+            self._controller.observe(outcome)
+        self._resumed = self._resumed and bool(self._session.tentative)
         self._tell(outcome)
 
     def _faulted(self, fault: Faulted, now: float) -> None:

@@ -16,6 +16,10 @@ _MOST_OF_A_GUESS = 3.0  # times that, which a prompt may make a token of a draft
 _FIRST_STEP_S = 0.005
 _GUESS = 0.1  # of a point: what a guess counts beside points
 _MOST_AHEAD = 8
+#: What takes more times as long as expected counts as so many times: a stall says nothing of the rounds to come, and
+#: what is slower from now on is soon expected.
+_STALL = 10.0
+_LEAST_S = 0.001  # as if nothing took less, which would forbid all that takes longer
 #: Part of the time that may go into tries of a model whose steps do not pay.
 _TRIES = 0.02
 
@@ -37,7 +41,7 @@ class Throughput:
 
     def __init__(self, nodes: int = 62, levels: int = 16, width: int = 10) -> None:
         self._nodes, self._levels, self._width = nodes, levels, width
-        self._tokens = self._seconds = 0.0
+        self._tokens = self._seconds = self._rounds = 0.0
         # As if a few tokens had been judged before: one round says little.
         self._right, self._judged = 3.0, 6.0
         self._first_right, self._firsts = 3.0, 5.0
@@ -67,17 +71,23 @@ class Throughput:
         return drafted < _MOST_AHEAD and probability * prices.follows >= cost
 
     def observe(self, outcome: RoundEnded) -> None:
-        target_s = outcome.compute_s or outcome.waited_s
+        target_s = min(outcome.compute_s or outcome.waited_s, outcome.waited_s)
         if outcome.supplied:
             self._reads = True
             self._asked(outcome.supplied, target_s, outcome.waited_s - outcome.compute_s)
             return
-        self._tokens = _MEMORY * self._tokens + outcome.accepted + 1
-        self._seconds = _MEMORY * self._seconds + outcome.draft_s + outcome.waited_s
-        self._idle_s = 0.0 if outcome.steps else self._idle_s + outcome.waited_s
         if self._prompt is not None or self._pass is None:
             self._pass, self._prompt = _pass_of(target_s, outcome.drafted, self._prompt), None
+        else:
+            target_s = min(target_s, _STALL * max(_LEAST_S, self._pass.at(outcome.drafted)))
         self._pass.add(outcome.drafted, target_s)
+        seconds = outcome.draft_s + outcome.waited_s
+        if self._rounds:
+            seconds = min(seconds, _STALL * max(_LEAST_S, self._seconds / self._rounds))
+        self._rounds = _MEMORY * self._rounds + 1
+        self._tokens = _MEMORY * self._tokens + outcome.accepted + 1
+        self._seconds = _MEMORY * self._seconds + seconds
+        self._idle_s = 0.0 if outcome.steps else self._idle_s + outcome.waited_s
         if not outcome.steps:
             self._step.fade()  # the fewer tries there are, the more each says
         else:
@@ -144,6 +154,10 @@ class Line:
         self._weight *= _MEMORY
         self._xx *= _MEMORY
         self._xy *= _MEMORY
+
+    def at(self, x: float) -> float:
+        """The line's value."""
+        return self.level + self.slope * x
 
     @property
     def slope(self) -> float:

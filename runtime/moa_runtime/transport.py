@@ -40,9 +40,14 @@ class Endpoint:
         Raises:
             ConnectError: not a ws, wss, http or https address.
         """
-        parts = urlsplit(self.url if "://" in self.url else f"ws://{self.url}")
-        scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-        if scheme not in {"ws", "wss"} or not parts.hostname or any(char.isspace() for char in self.url):
+        try:
+            parts = urlsplit(self.url if "://" in self.url else f"ws://{self.url}")
+            scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
+            (parts.hostname or "").encode("idna")
+            known = scheme in {"ws", "wss"} and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # of a port, an IPv6 address or a name that cannot be
+            known = False
+        if not known or any(char.isspace() for char in self.url):
             raise ConnectError(f"{self.url!r} is no verifier address: expected ws://HOST:PORT", final=True)
         path = parts.path if parts.path not in {"", "/"} else SESSION_PATH
         return f"{scheme}://{parts.netloc}{path}"

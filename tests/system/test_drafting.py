@@ -128,8 +128,10 @@ def test_what_is_written_alone_is_not_lengthened(verifier: Verifier, bundle: Bun
             outage: list[asyncio.Task[None]] = []
 
             async def begin() -> None:
-                await chat.work_offline(True)
+                leaving = asyncio.create_task(chat.work_offline(True))
+                await asyncio.sleep(0)
                 drafter.known_besides = 4  # from here on nothing is drafted that a verdict could follow
+                await leaving
 
             async def end() -> None:
                 drafter.known_besides = 0

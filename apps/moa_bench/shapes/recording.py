@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -107,7 +108,15 @@ class Recording:
                 )
         except OSError as error:
             raise MoaError(f"cannot read the recording {path}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            EOFError,
+            NotImplementedError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ) as error:
             raise MoaError(
                 f"{path} is no recording of this version of moa-bench: choose another --recording, or remove it"
             ) from error
