@@ -1,0 +1,126 @@
+"""A user who changes his mind while connections open and close, and drafters that fail. On a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from memory_link import ClientEnd
+from moa_runtime.answer import LinkStatus
+from moa_runtime.chat import Chat, ChatError
+from moa_runtime.session.events import Sampling
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from system.fuzz_world import World, living, toy_bundle
+from system.test_manners import RIGHT, Seen, answered
+from virtual_loop import VirtualLoop, run_virtually
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return toy_bundle(tmp_path_factory.mktemp("toys"))
+
+
+@pytest.fixture
+def slow_close() -> Any:
+    """Closing a connection takes a second, as where the other end is out of reach."""
+    close = ClientEnd.__aexit__
+
+    async def slow(self: ClientEnd, *error: object) -> None:
+        await asyncio.sleep(1.0)
+        await close(self, *error)
+
+    with mock.patch.object(ClientEnd, "__aexit__", slow):
+        yield
+
+
+async def asked(chat: Chat, **options: Any) -> None:
+    """An answer, to its end."""
+    async with aclosing(chat.send("Why?", max_new_tokens=20, **options)) as events:
+        async for _ in events:
+            pass
+
+
+def in_a_world(deed: Callable[[World], Awaitable[None]], toys: Any) -> None:
+    async def live(loop: VirtualLoop) -> None:
+        async with living(loop, RIGHT, toys, random.Random(1)) as world:
+            while world.chat.status is not LinkStatus.ONLINE:
+                await asyncio.sleep(0.01)
+            await asyncio.wait_for(deed(world), 1000)
+
+    run_virtually(live)
+
+
+def test_offline_and_online_again_before_the_connection_has_closed(toys: Any, slow_close: None) -> None:
+    async def deed(world: World, seen: Seen) -> None:
+        leaving = asyncio.create_task(world.chat.work_offline(True))
+        await asyncio.sleep(0.1)
+        await world.chat.work_offline(False)
+        await leaving
+
+    answered(deed, toys, RIGHT)
+
+
+def test_leaving_that_nobody_waits_for_is_leaving_all_the_same(toys: Any, slow_close: None) -> None:
+    async def deed(world: World, seen: Seen) -> None:
+        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+            await asyncio.wait_for(world.chat.work_offline(True), 0.2)
+        await asyncio.sleep(0.1)
+        assert world.chat.status is LinkStatus.OFFLINE
+        await world.chat.work_offline(False)
+
+    answered(deed, toys, RIGHT)
+
+
+def test_another_network_that_nobody_waits_for_is_used_all_the_same(toys: Any, slow_close: None) -> None:
+    async def deed(world: World, seen: Seen) -> None:
+        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+            await asyncio.wait_for(world.chat.network_changed(), 0.2)
+
+    answered(deed, toys, RIGHT)
+
+
+def test_after_another_device_took_over_the_chat_is_offline_and_may_come_back(toys: Any) -> None:
+    async def deed(world: World) -> None:
+        await asked(world.chat)
+        text = "another connection continued this conversation"
+        taken = wire.ServerMessage(fault=wire.Fault(code=wire.FAULT_CODE_REPLACED, text=text))
+        world.link.current.down.put(taken.SerializeToString(), 0.0)  # type: ignore[union-attr]
+        await asyncio.sleep(5)
+        assert (world.chat.status, world.chat.link.detail) == (LinkStatus.OFFLINE, text)
+        await world.chat.work_offline(False)
+        await asyncio.sleep(5)
+        assert world.chat.status is LinkStatus.ONLINE
+        await asked(world.chat)
+
+    in_a_world(deed, toys)
+
+
+def test_a_drafter_that_raises_ends_the_chat_with_its_error(toys: Any) -> None:
+    async def deed(world: World) -> None:
+        def broken(prefix: object, budget: object) -> None:
+            raise RuntimeError("the backend broke")
+
+        world.drafter.propose = broken  # type: ignore[method-assign,assignment]
+        for _ in range(2):
+            with pytest.raises(ChatError, match="the backend broke") as failure:
+                await asked(world.chat)
+            assert isinstance(failure.value.__cause__, RuntimeError)
+
+    in_a_world(deed, toys)
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 64])
+def test_a_wrong_seed_harms_nobody(toys: Any, seed: int) -> None:
+    async def deed(world: World) -> None:
+        with pytest.raises(ChatError, match="a seed is a whole number of 64 bits"):
+            await asked(world.chat, sampling=Sampling(0.8, 0.9, seed))
+        await asked(world.chat)
+
+    in_a_world(deed, toys)
