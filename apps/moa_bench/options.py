@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from moa_bench.builtin_questions import BUILTIN_QUESTIONS
@@ -14,6 +15,21 @@ from moa_runtime.errors import MoaError
 from moa_runtime.paths import default_bundle
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint
+
+
+def add_command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    summary: str,
+    description: str,
+    run: Callable[[argparse.Namespace], int],
+) -> argparse.ArgumentParser:
+    """A command that ``run`` runs; its description keeps its lines."""
+    parser = commands.add_parser(
+        name, help=summary, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(run=run)
+    return parser
 
 
 def add_question_options(parser: argparse.ArgumentParser, *, required: bool = True) -> None:

@@ -76,7 +76,6 @@ class Chat:
             row_encoding=wire.ROW_ENCODING_INT8 if drafter else wire.ROW_ENCODING_UNSPECIFIED,
         )
         self._max_context = manifest.max_context
-        self._drafter = drafter
         # Events with the edition of the answer that they are about, see keep_mine.
         self._updates: asyncio.Queue[tuple[int, ChatEvent | ChatError]] = asyncio.Queue()
         self._edition = self._edition_asked = 0

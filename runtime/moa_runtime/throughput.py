@@ -61,14 +61,13 @@ class Throughput:
 
     def budget(self) -> Budget:
         prices = self.prices
-        pays = not self._timed or self._first_right / self._firsts >= prices.step + prices.query + prices.node
+        pays = not self._timed or self._first_right / self._firsts >= prices.token
         tries = _TRIES * self._idle_s >= self._step.level + self._step.slope
         return Budget(self._nodes, self._levels if pays or tries else 0, self._width, branches=True, prices=prices)
 
     def ahead(self, drafted: int, probability: float) -> bool:
         prices = self.prices
-        cost = prices.step + prices.query + prices.node
-        return drafted < _MOST_AHEAD and probability * prices.follows >= cost
+        return drafted < _MOST_AHEAD and probability * prices.follows >= prices.token
 
     def observe(self, outcome: RoundEnded) -> None:
         target_s = min(outcome.compute_s or outcome.waited_s, outcome.waited_s)

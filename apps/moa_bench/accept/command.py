@@ -18,6 +18,7 @@ from moa_bench.options import (
     add_answer_options,
     add_backend_option,
     add_bundle_option,
+    add_command,
     add_ngrams_option,
     add_question_options,
     add_target_options,
@@ -55,13 +56,7 @@ What drafts is a bundle's graph, by default that of the shipped drafter. With --
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "accept",
-        help="tokens committed per round (tau), on one machine",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=run)
+    parser = add_command(commands, "accept", "tokens committed per round (tau), on one machine", _DESCRIPTION, run)
     add_question_options(parser)
     add_bundle_option(parser)
     add_backend_option(parser)

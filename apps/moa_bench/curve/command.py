@@ -7,6 +7,7 @@ from typing import Any
 
 from moa_bench.curve import present
 from moa_bench.curve.runs import read_run
+from moa_bench.options import add_command
 from moa_bench.output import add_output_options, check_output_options, finish
 from moa_bench.result import RESULT_VERSION
 from moa_runtime.errors import MoaError
@@ -19,13 +20,7 @@ moa-train writes into OUT/log.jsonl on the way.
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "curve",
-        help="tau against training tokens, of one or several runs",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=run)
+    parser = add_command(commands, "curve", "tau against training tokens, of one or several runs", _DESCRIPTION, run)
     parser.add_argument(
         "runs", nargs="+", metavar="[NAME=]RUN", help="folder of a run, or its log.jsonl; NAME is for the plot"
     )

@@ -12,6 +12,7 @@ from moa_bench.device.measure import AnswerSettings, Results, StepSettings, meas
 from moa_bench.options import (
     add_answer_options,
     add_bundle_option,
+    add_command,
     add_draft_length_option,
     add_question_options,
     add_server_options,
@@ -53,13 +54,9 @@ _PROFILE_CONTEXT = 512
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "device",
-        help="what drafting costs the device: time, memory, processor time",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = add_command(
+        commands, "device", "what drafting costs the device: time, memory, processor time", _DESCRIPTION, run
     )
-    parser.set_defaults(run=run)
     add_bundle_option(parser)
     parser.add_argument(
         "--threads",

@@ -14,6 +14,7 @@ from moa_bench.network.settings import NetworkSettings
 from moa_bench.options import (
     add_answer_options,
     add_bundle_option,
+    add_command,
     add_draft_length_option,
     add_question_options,
     add_server_options,
@@ -63,13 +64,9 @@ identical            whether every answer is, token for token, what the target w
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "network",
-        help="latency, passes and bytes per token over emulated links",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = add_command(
+        commands, "network", "latency, passes and bytes per token over emulated links", _DESCRIPTION, run
     )
-    parser.set_defaults(run=run)
     add_link_options(parser)
     parser.add_argument(
         "--modes",

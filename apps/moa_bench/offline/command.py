@@ -14,6 +14,7 @@ from moa_bench.offline.show import show_trial
 from moa_bench.options import (
     add_backend_option,
     add_bundle_option,
+    add_command,
     add_ngrams_option,
     add_question_options,
     add_target_options,
@@ -54,13 +55,9 @@ offline is no special case there: the session hears that the connection is gone,
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     defaults = OfflineSettings()
-    parser = commands.add_parser(
-        "offline",
-        help="what is written without the link, and how much of it is kept",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = add_command(
+        commands, "offline", "what is written without the link, and how much of it is kept", _DESCRIPTION, run
     )
-    parser.set_defaults(run=run)
     add_question_options(parser)
     add_bundle_option(parser)
     add_backend_option(parser)

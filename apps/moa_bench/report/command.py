@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from moa_bench.options import questions_of
+from moa_bench.options import add_command, questions_of
 from moa_bench.report.contents import read_contents
 from moa_bench.report.files import write_atomically
 from moa_bench.report.page import render
@@ -28,13 +28,7 @@ The page refers to nothing outside itself: it can be opened without a network, m
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "report",
-        help="all results as one HTML page",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=run)
+    parser = add_command(commands, "report", "all results as one HTML page", _DESCRIPTION, run)
     parser.add_argument("folder", type=Path, metavar="DIR", help="holds the results, *.json")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: DIR/report.html)")
     parser.add_argument("--json", action="store_true", help="print one JSON object about the page")

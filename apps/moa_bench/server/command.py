@@ -10,6 +10,7 @@ from moa_bench.cpus import available_cpus
 from moa_bench.options import (
     add_answer_options,
     add_bundle_option,
+    add_command,
     add_draft_length_option,
     add_question_options,
     add_server_options,
@@ -54,13 +55,7 @@ client_cpu_share  processor time of all clients by that of the processors they s
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "server",
-        help="many sessions at once: draft mode against streaming",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=run)
+    parser = add_command(commands, "server", "many sessions at once: draft mode against streaming", _DESCRIPTION, run)
     parser.add_argument(
         "--sessions",
         default="1,4,8",

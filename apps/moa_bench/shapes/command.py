@@ -11,6 +11,7 @@ from moa_bench.inprocess import engine_of
 from moa_bench.options import (
     add_backend_option,
     add_bundle_option,
+    add_command,
     add_ngrams_option,
     add_question_options,
     add_target_options,
@@ -44,13 +45,13 @@ chosen for each scenario with what its answers bring, which no program can know 
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "shapes",
-        help="drafts at their price against the best fixed shape, in simulated scenarios",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "drafts at their price against the best fixed shape, in simulated scenarios",
+        _DESCRIPTION,
+        run,
     )
-    parser.set_defaults(run=run)
     parser.add_argument(
         "--recording",
         type=Path,

@@ -42,6 +42,11 @@ class Prices:
     node: float = 0.0
     follows: float = 1.0
 
+    @property
+    def token(self) -> float:
+        """Of one more token of a chain: a step, which continues one node, and sending it."""
+        return self.step + self.query + self.node
+
 
 FREE = Prices()
 
