@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from soak.soak import soak
+from soak.run import soak
 
 
 @pytest.mark.slow
