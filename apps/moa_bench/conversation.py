@@ -200,12 +200,12 @@ def exchange(
     """
     clock = clock or Clock()
     for frame in loop.frames_to_send(clock.now()):
-        answer = verifier.receive(frame)
+        answers = verifier.receive(frame)
         comes = clock.answer_at(verifier.compute_s)
         if drafter is not None:
             while clock.now() < comes and draft_once(loop, drafter, clock, timeline):
                 pass
         clock.wait_until(comes)
-        if answer is not None:
+        for answer in answers:
             with timeline.measure("receive", "link", bytes=len(answer)):
                 loop.received(answer, clock.now())

@@ -36,30 +36,28 @@ class LoopbackVerifier:
         self._row_encoding: int = wire.ROW_ENCODING_UNSPECIFIED
         self._timeline = timeline
 
-    def receive(self, frame: bytes) -> bytes | None:
-        """Handle one frame.
-
-        Returns:
-            the frame that answers it, or None where nothing is to be said.
-        """
+    def receive(self, frame: bytes) -> list[bytes]:
+        """Handle one frame; returns the frames that answer it."""
         self.compute_s = 0.0
-        answer = self._handle(frame)
-        return None if answer is None else answer.SerializeToString()
+        return [message.SerializeToString() for message in self._handle(frame)]
 
     def close(self) -> None:
         """Free the engine's cache of this conversation."""
         self._engine.release(self._sequence)
         self._engine.close()
 
-    def _handle(self, frame: bytes) -> wire.ServerMessage | None:
+    def _handle(self, frame: bytes) -> list[wire.ServerMessage]:
         message = parse_client_message(frame)
         if isinstance(message, wire.ServerMessage):
-            return message
+            return [message]
         if message.WhichOneof("event") == "hello":
             self._row_encoding = message.hello.row_encoding
-            return check_hello(message.hello, self._fingerprints) or self._session.welcome("loopback")
+            refused = check_hello(message.hello, self._fingerprints)
+            return [refused] if refused is not None else self._session.greet(message.hello, "loopback")
         work = self._session.receive(message)
-        return self._verify(work) if isinstance(work, Verify) else work
+        if work is None:
+            return []
+        return [self._verify(work) if isinstance(work, Verify) else work]
 
     def _verify(self, work: Verify) -> wire.ServerMessage:
         began, began_ns = time.perf_counter(), time.time_ns()

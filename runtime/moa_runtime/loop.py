@@ -367,7 +367,7 @@ class DraftingLoop:
         self._steps, self._draft_s, self._sent_path = (), 0.0, 0
         if was_late:
             self._set_link(LinkStatus.ONLINE)
-        if not (self._resumed and verdict.drafted):
+        if verdict.asked and not (self._resumed and verdict.drafted):
             self._controller.observe(outcome)
         self._resumed = self._resumed and bool(self._session.tentative)
         self._tell(outcome)

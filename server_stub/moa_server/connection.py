@@ -19,7 +19,7 @@ from moa_server.jobs import Job
 from moa_server.logs import add_log_fields, log_unexpected
 from moa_server.parts import Parts
 from moa_server.rounds import job_of, verdict_of
-from moa_server.sessions import Conversation
+from moa_server.sessions import Conversation, OlderConnectionError
 from moa_server.worker import EngineFailedError, ExpiredError, GivenUpError
 
 # WebSocket close codes (RFC 6455 and the IANA registry).
@@ -147,7 +147,11 @@ class Connection:
             refused = fault(wire.FAULT_CODE_PROTOCOL, f"this verifier knows no row encoding {hello.row_encoding}")
         if refused is not None:
             await self._refuse(refused, REFUSED)
-        attached = store.attach(hello.resume_token, self._bearer.name)
+        try:
+            attached = store.attach(hello.resume.token, self._bearer.name, hello.resume.connection)
+        except OlderConnectionError:
+            text = "a newer connection continues this conversation"
+            await self._refuse(fault(wire.FAULT_CODE_REPLACED, text), REFUSED)
         if attached is None:
             text = f"this verifier already serves {len(store)} sessions; try again later"
             await self._refuse(self._busy(text), TRY_AGAIN_LATER)
@@ -158,13 +162,14 @@ class Connection:
             self._encoding = hello.row_encoding
         try:
             async with conversation.lock:  # the connection before may still be answering
-                welcome = conversation.session.welcome(conversation.token)
-            await self._send(welcome)
+                greeting = conversation.session.greet(hello, conversation.token)
+            for message in greeting:
+                await self._send(message)
         except BaseException:
             store.detach(conversation, claim)
             raise
         self._greeted = True
-        held = welcome.welcome.committed_length
+        held = greeting[0].welcome.committed_length
         _log.info("session opened, %d tokens held", held, extra={"data": {"tokens_held": held}})
         return conversation, claim
 

@@ -16,6 +16,10 @@ from moa_server.settings import Settings
 from moa_server.worker import Worker
 
 
+class OlderConnectionError(Exception):
+    """A Hello that was under way when a newer connection of its conversation came."""
+
+
 class Conversation:
     """A session, the engine's sequence for it, and the connection that speaks for it.
 
@@ -62,15 +66,23 @@ class SessionStore:
         """Conversations that have a connection."""
         return sum(conversation.taken_over is not None for conversation in self._conversations.values())
 
-    def attach(self, resume_token: str, owner: str = "") -> tuple[Conversation, asyncio.Event] | None:
+    def attach(
+        self, resume_token: str, owner: str = "", connection: int = 1
+    ) -> tuple[Conversation, asyncio.Event] | None:
         """Connect to the conversation of a token, or to a new one where the token is empty, forgotten or another's.
 
         The connection that had it before is told by its event. When the store is full, the conversation
         that has been without a connection for longest makes room.
 
+        Args:
+            connection: which of its conversation's connections the client says that this is.
+
         Returns:
             the conversation and the event that ends this connection's claim; None when every
             conversation held has a connection.
+
+        Raises:
+            OlderConnectionError: the conversation has a newer one.
         """
         conversation = self._conversations.get(resume_token)
         if conversation is None or conversation.owner != owner:
@@ -82,7 +94,10 @@ class SessionStore:
             conversation = Conversation(next(self._numbers), token, owner, session, new_sequence())
             self._conversations[token] = conversation
         if conversation.taken_over is not None:
+            if connection < conversation.session.connection:
+                raise OlderConnectionError
             conversation.taken_over.set()
+        conversation.session.connection = max(conversation.session.connection, connection)
         claim = conversation.taken_over = asyncio.Event()
         conversation.connections += 1
         conversation.last_used = self._clock()

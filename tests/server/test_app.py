@@ -185,7 +185,7 @@ def test_a_forgotten_session_is_replayed(verifier, engine, writer, answer):
 
 def test_an_unknown_resume_token_begins_a_conversation(verifier, engine):
     with verifier.connect() as socket:
-        socket.send(hello(engine, resume_token="guessed"))
+        socket.send(hello(engine, resume=wire.Resume(token="guessed")))
         welcome = receive(socket).welcome
     assert welcome.committed_length == 0
     assert len(welcome.resume_token) >= 32 and welcome.resume_token != "guessed"
@@ -198,6 +198,22 @@ def test_a_second_connection_takes_over(verifier, engine, writer, answer):
     client.session.disconnected()
     client.connect()
     assert fault_code(receive_last(first)) == "FAULT_CODE_REPLACED"
+    client.rounds(writer)
+    client.socket.close()
+    assert client.session.committed == [*PROMPT, *answer]
+
+
+def test_a_hello_that_was_under_way_for_long_takes_nothing_over(verifier, engine, writer, answer):
+    client = start(verifier, engine)
+    client.session.disconnected()
+    client.session.connect()
+    [late] = client.session.frames_to_send()  # of a connection that the client drops at once
+    client.session.disconnected()
+    client.connect()
+    with verifier.connect() as socket:
+        socket.send(late)
+        refused = receive_last(socket)
+        assert fault_code(refused) == "FAULT_CODE_REPLACED" and "newer connection" in refused.fault.text
     client.rounds(writer)
     client.socket.close()
     assert client.session.committed == [*PROMPT, *answer]

@@ -29,14 +29,14 @@ def test_a_hello_must_be_short_and_later_frames_need_not_be():
     engine = ToyEngine(max_context=10_000)
     with serving(engine, Settings()) as verifier, verifier.connect() as socket:
         longest = TARGET.hello("t" * 1000)
-        longest.hello.resume_token += "t" * (MAX_HELLO_BYTES - len(longest.SerializeToString()))
+        longest.hello.resume.token += "t" * (MAX_HELLO_BYTES - len(longest.SerializeToString()))
         socket.send(longest.SerializeToString())
         assert receive(socket).welcome.resume_token
         prompt = wire.Prompt(epoch=1, tokens=[1] * 8000, sampling=wire.Sampling(top_p=1.0), max_length=8001)
         socket.send(wire.ClientMessage(prompt=prompt).SerializeToString())
         assert receive(socket).verdict.tokens == [engine.choice([1] * 8000)]
 
-        longest.hello.resume_token += "t"
+        longest.hello.resume.token += "t"
         with verifier.connect() as other:
             other.send(longest.SerializeToString())
             fault = receive(other).fault

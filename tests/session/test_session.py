@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import pytest
 
 from drafted import path_of
 from moa_runtime.session.client import LinkState, LocalProtocolError
 from moa_runtime.session.events import Committed, Faulted, Finished, FinishReason, Origin, Policy, RolledBack, Sampling
-from moa_runtime.session.handshake import Fingerprints, Limits, check_hello
+from moa_runtime.session.handshake import PROTOCOL_VERSION, Fingerprints, Limits, check_hello, digest
 from moa_runtime.session.rows import RowsError, decode_rows, encode_rows
 from moa_runtime.session.server import Verify
 from moa_runtime.session.tree import DraftTree, TreeError, accepted_path, check_parents, depths
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from session.wired import LIMITS, STOP, VOCAB, Pair, choice, decode, rows_of
+from session.wired import LIMITS, STOP, VOCAB, Pair, choice, decode, rows_of, wrong
 
 PROMPT = [5, 6, 7]
 GREEDY = Sampling()
@@ -57,7 +59,7 @@ def test_a_tree_may_be_accepted_on_another_path_than_the_tentative_one() -> None
     wrong = [token % (VOCAB - 1) + 1 for token in right]
     tree = DraftTree((wrong[0], right[0], wrong[1], right[1]), (0, 0, 1, 2), (-0.1, -0.9, -0.2, -1.0))
     pair.client.extend(path_of(tree), Origin.DRAFTED)
-    assert pair.client.propose(tree=tree) and pair.client.in_flight_drafted == 4
+    assert pair.client.propose(tree=tree)
     pair.settle()
     assert pair.client.committed == decode(PROMPT, len(PROMPT) + 4)
     rolled_back, committed = pair.events[-2:]
@@ -347,7 +349,7 @@ def test_calls_that_the_state_does_not_allow_say_so() -> None:
 
 def test_another_targets_bundle_is_refused_with_both_fingerprints() -> None:
     hello = wire.Hello(
-        protocol_version=1,
+        protocol_version=PROTOCOL_VERSION,
         fingerprints=wire.Fingerprints(target="aaaa", tokenizer="t", drafter="d"),
         row_encoding=wire.ROW_ENCODING_INT8,
     )
@@ -355,9 +357,21 @@ def test_another_targets_bundle_is_refused_with_both_fingerprints() -> None:
     assert refused is not None and "aaaa" in refused.fault.text and "bbbb" in refused.fault.text
     hello.fingerprints.target = "bbbb"
     assert check_hello(hello, Fingerprints("bbbb", "t", "d")) is None
-    hello.protocol_version = 2
-    version = check_hello(hello, Fingerprints("bbbb", "t", "d"))
-    assert version is not None and version.fault.code == wire.FAULT_CODE_VERSION_MISMATCH
+
+
+@pytest.mark.parametrize(
+    ("oldest", "newest", "refused"),
+    [(1, 0, "version 1"), (1, 3, ""), (PROTOCOL_VERSION, 0, ""), (3, 4, "versions 3 to 4")],
+)
+def test_ends_without_a_common_version_say_so(oldest: int, newest: int, refused: str) -> None:
+    """The first versions named one only."""
+    hello = wire.Hello(protocol_version=oldest, newest_version=newest)
+    answer = check_hello(hello, Fingerprints("", "", ""))
+    if not refused:
+        assert answer is None
+    else:
+        assert answer is not None and answer.fault.code == wire.FAULT_CODE_VERSION_MISMATCH
+        assert refused in answer.fault.text and f"this verifier version {PROTOCOL_VERSION}" in answer.fault.text
 
 
 def test_a_tree_is_walked_along_the_targets_choices() -> None:
@@ -400,27 +414,28 @@ def test_rows_whose_sizes_disagree_are_refused() -> None:
         decode_rows(rows)
 
 
-def rows_asked(pair: Pair, base_len: int, rows_from: int) -> range:
-    """The rows that the server sends for a draft of one token at ``base_len``."""
-    session = pair.server.session
-    draft = wire.Draft(epoch=session._epoch, base_len=base_len, tokens=[1], rows_from=rows_from)
-    frame = wire.ClientMessage(draft=draft).SerializeToString()
-    [answer] = pair.server.receive(frame, "resume")
-    rows = wire.ServerMessage.FromString(answer).verdict.rows
-    return range(rows.start, rows.start + rows.count)
+def draft_at(pair: Pair, base_len: int, tokens: tuple[int, ...] = (1,)) -> wire.Verdict:
+    """The verdict on a draft that another program sends in this one's name."""
+    draft = wire.Draft(epoch=pair.server.session._epoch, base_len=base_len, tokens=tokens)
+    [answer] = pair.server.receive(wire.ClientMessage(draft=draft).SerializeToString(), "resume")
+    return wire.ServerMessage.FromString(answer).verdict
 
 
-def test_rows_are_not_sent_again_on_a_connection() -> None:
+def test_rows_are_sent_once_on_a_connection() -> None:
     pair = asked()
-    for count in range(4):
-        pair.write(3, right=True)
-        pair.client.propose()
-        pair.settle()
-        length = len(pair.client.committed)
-        assert rows_asked(pair, length, 0)[0] >= length - 1, count  # at most the row before the draft
-        del pair.server.session.committed[length:]
-    pair.server.session.welcome("resume")
-    assert rows_asked(pair, length, 0)[0] == 0  # a new connection may lack them all
+    for _ in range(4):
+        reached = len(pair.server.session.committed)
+        passes = pair.server.passes
+        assert not draft_at(pair, 3).rows.count and pair.server.passes == passes
+        assert draft_at(pair, reached).rows.start == reached - 1
+    reached = len(pair.server.session.committed)
+    token = wire.Mark(length=reached, digest=digest(pair.server.session.committed))
+    for held, start in ((2, 2), (0, 0), (10**9, reached)):  # a new connection says what its client holds
+        pair.server.session.greet(wire.Hello(resume=wire.Resume(marks=[token], rows=held)), "resume")
+        work = pair.server.session.receive(
+            wire.ClientMessage(draft=wire.Draft(epoch=pair.server.session._epoch, base_len=reached))
+        )
+        assert isinstance(work, Verify) and work.rows_from == start
 
 
 @pytest.mark.parametrize("rows_from", [40, 10**9, 2**64 - 1])
@@ -429,17 +444,88 @@ def test_rows_of_positions_that_nobody_reached_are_no_work(rows_from: int) -> No
     prompt = wire.Prompt(epoch=8, base_len=0, tokens=[1, 2, 3], rows_from=rows_from)
     work = session.receive(wire.ClientMessage(prompt=prompt))
     assert isinstance(work, Verify) and work.rows_from == 3
-    start = session.decide(work, [], 4).verdict.base_len + 1
-    draft = wire.Draft(epoch=8, base_len=start, tokens=[1], rows_from=rows_from)
-    work = session.receive(wire.ClientMessage(draft=draft))
-    assert isinstance(work, Verify) and work.rows_from == start
+
+
+def test_the_documented_digest() -> None:
+    assert digest([1, 2]) == 58791804 == zlib.crc32(b"\x01\0\0\0\x02\0\0\0")
+
+
+def test_what_is_decided_is_said_again_without_a_pass() -> None:
+    """Only a Prompt or Cancel cuts what the server has."""
+    pair = asked()
+    first = draft_at(pair, 4, (choice(pair.client.committed),))
+    passes, committed = pair.server.passes, list(pair.server.session.committed)
+    assert first.accepted == 1 and len(first.tokens) == 2
+    again = draft_at(pair, 4, (first.tokens[0], first.tokens[1], 1))
+    assert list(again.tokens) == list(first.tokens) and again.accepted == 2
+    assert draft_at(pair, 4, (wrong(first.tokens[0]),)).accepted == 0
+    assert list(draft_at(pair, 5).tokens) == [first.tokens[1]]
+    assert pair.server.passes == passes and pair.server.session.committed == committed
+
+
+def test_a_prompt_that_comes_twice_is_answered_once() -> None:
+    pair = Pair()
+    pair.connect()
+    pair.settle()
+    pair.client.prompt(PROMPT, GREEDY)
+    pair.flush()
+    pair.up.append(pair.up[0])
+    pair.settle()
+    assert pair.server.passes == 1 and pair.client.committed == [*PROMPT, choice(PROMPT)]
+    other = wire.Prompt(epoch=pair.server.session._epoch, base_len=0, tokens=[1, 2])
+    refused = pair.server.session.receive(wire.ClientMessage(prompt=other))
+    assert isinstance(refused, wire.ServerMessage) and "another Prompt of the same epoch" in refused.fault.text
+
+
+def test_what_was_decided_while_the_link_broke_comes_with_the_welcome() -> None:
+    pair = asked()
+    pair.write(2, right=True)
+    pair.client.propose()
+    pair.flush()
+    pair.deliver_up()
+    pair.cut()  # the verdict is lost
+    pair.write(2, right=False, origin=Origin.OFFLINE)
+    passes = pair.server.passes
+    pair.connect()
+    pair.deliver_up()
+    assert len(pair.down) == 2
+    while pair.down:
+        pair.deliver_down()
+    assert pair.client.committed == decode(PROMPT, 7) and pair.server.passes == passes
+    pair.finish()
+    assert pair.client.committed == decode(PROMPT, LIMITS.max_context)
+
+
+def test_a_question_that_was_answered_while_the_link_broke_is_not_asked_again() -> None:
+    pair = Pair()
+    pair.connect()
+    pair.settle()
+    pair.client.prompt(PROMPT, GREEDY)
+    pair.flush()
+    pair.deliver_up()
+    pair.cut()
+    pair.connect()
+    pair.deliver_up()
+    pair.deliver_down()
+    pair.deliver_down()
+    assert pair.client.committed == [*PROMPT, choice(PROMPT)] and pair.server.passes == 1 and not pair.up
+
+
+def test_an_answer_that_was_stopped_offline_ends_at_the_server_too() -> None:
+    pair = asked()
+    pair.cut()
+    pair.client.cancel()
+    pair.connect()
+    pair.settle()
+    assert pair.server.session._answer_start is None and pair.server.session.committed == pair.client.committed
 
 
 def test_a_verifier_of_chains_refuses_trees_and_is_not_sent_any() -> None:
     limits = Limits(max_context=96, max_draft_tokens=16, trees=False)
     pair = asked()
     pair.server.session.limits = limits
-    tree = wire.Draft(epoch=9, base_len=len(pair.client.committed), tokens=[1, 2], parents=[0, 0])
+    epoch = pair.server.session._epoch
+    tree = wire.Draft(epoch=epoch, base_len=len(pair.client.committed), tokens=[1, 2], parents=[0, 0])
     refused = pair.server.session.receive(wire.ClientMessage(draft=tree))
     assert isinstance(refused, wire.ServerMessage) and "chains only" in refused.fault.text
     pair.cut()

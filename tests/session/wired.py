@@ -74,7 +74,7 @@ class Server:
         if isinstance(message, wire.ServerMessage):
             return [message.SerializeToString()]
         if not self._greeted:
-            return [self._greet(message, resume_token).SerializeToString()]
+            return [answer.SerializeToString() for answer in self._greet(message, resume_token)]
         work = self.session.receive(message)
         if work is None:
             return []
@@ -82,12 +82,12 @@ class Server:
             return [work.SerializeToString()]
         return [self._verify(work).SerializeToString()]
 
-    def _greet(self, message: wire.ClientMessage, resume_token: str) -> wire.ServerMessage:
+    def _greet(self, message: wire.ClientMessage, resume_token: str) -> list[wire.ServerMessage]:
         if message.WhichOneof("event") != "hello":
-            return fault(wire.FAULT_CODE_PROTOCOL, "a connection begins with Hello")
+            return [fault(wire.FAULT_CODE_PROTOCOL, "a connection begins with Hello")]
         refused = check_hello(message.hello, PRINTS)
         self._greeted = refused is None
-        return refused or self.session.welcome(resume_token)
+        return self.session.greet(message.hello, resume_token) if refused is None else [refused]
 
     def _verify(self, work: Verify) -> wire.ServerMessage:
         self.passes += 1

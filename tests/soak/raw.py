@@ -50,7 +50,8 @@ class Target:
     def hello(self, resume_token: str = "", row_encoding: int = wire.ROW_ENCODING_INT8) -> wire.ClientMessage:
         names = ("target", "tokenizer", "drafter")
         prints = wire.Fingerprints(**dict(zip(names, self.fingerprints, strict=True)))
-        hello = wire.Hello(protocol_version=PROTOCOL_VERSION, fingerprints=prints, resume_token=resume_token)
+        resume = wire.Resume(token=resume_token)
+        hello = wire.Hello(protocol_version=PROTOCOL_VERSION, fingerprints=prints, resume=resume)
         hello.row_encoding = row_encoding  # type: ignore[assignment]
         return wire.ClientMessage(hello=hello)
 
@@ -128,9 +129,5 @@ def prompt(epoch: int, base_len: int, tokens: Sequence[int], rows_from: int = 0,
     return wire.ClientMessage(prompt=message)
 
 
-def draft(
-    epoch: int, base_len: int, tokens: Sequence[int], rows_from: int = 0, parents: Sequence[int] = ()
-) -> wire.ClientMessage:
-    return wire.ClientMessage(
-        draft=wire.Draft(epoch=epoch, base_len=base_len, tokens=tokens, parents=parents, rows_from=rows_from)
-    )
+def draft(epoch: int, base_len: int, tokens: Sequence[int], parents: Sequence[int] = ()) -> wire.ClientMessage:
+    return wire.ClientMessage(draft=wire.Draft(epoch=epoch, base_len=base_len, tokens=tokens, parents=parents))

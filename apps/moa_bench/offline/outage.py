@@ -20,7 +20,7 @@ class Outage:
     """A conversation at the moment its link was cut, from which any number of texts can be tried.
 
     Each is tried on a copy of the session. To the verifier, the next copy that reconnects is a client which
-    never got the last verdict: it decides again from the cut on, alike.
+    never got the last verdict: it says once more what it has decided since the cut, and goes on behind that.
 
     Args:
         session: disconnected, while an answer runs and nothing is tentative.
@@ -47,15 +47,17 @@ class Outage:
         """How many tokens of ``text``, written since the cut, the target keeps when the link is back.
 
         Args:
-            text: at most as long as one draft may be, so that one verdict covers it.
+            text: at most as long as one draft may be.
         """
         session = copy.deepcopy(self._session)
         session.extend(text, Origin.OFFLINE)
         loop, heard = DraftingLoop(session, None, FixedShape()), list[Event]()
         loop.listen(heard.append)  # type: ignore[arg-type]
         loop.opened()
-        exchange(loop, self._verifier)  # the greeting; once welcome, the session proposes the text
-        exchange(loop, self._verifier)
+        exchange(loop, self._verifier)  # the greeting
+        while session.tentative:
+            loop.next(0.0)
+            exchange(loop, self._verifier)
         return sum(
             origin is Origin.OFFLINE for event in heard if isinstance(event, Committed) for origin in event.origins
         )

@@ -122,6 +122,7 @@ class ClientSession(Exchange):
             limits=self.limits,
             resume_token=self._resume_token,
             epoch=self._outgoing.epoch,
+            connection=self._outgoing.connection,
             committed=list(self.committed),
             supplied=list(self._supplied),
             kept=self._kept,
@@ -144,8 +145,8 @@ class ClientSession(Exchange):
     ) -> ClientSession:
         """The session of a snapshot, with its link down and without memory rows.
 
-        The snapshot may be older than the end of its program: at the next connection the server is given all
-        tokens again, and it gives their rows. It computes none anew that it still holds.
+        The snapshot may be older than the end of its program: the next connection says which tokens it holds, and the
+        server goes on behind those that it has too.
 
         Args:
             fingerprints: of the bundle now. The drafter may be another: the text is the target's.
@@ -163,6 +164,5 @@ class ClientSession(Exchange):
         session._answer_start = saved.answer_start
         session._sampling, session._max_length = saved.sampling, saved.max_length
         session._resume_token = saved.resume_token
-        session._outgoing = Outgoing(saved.epoch)
-        session._replays_all = True
+        session._outgoing = Outgoing(saved.epoch, saved.connection)
         return session

@@ -73,12 +73,14 @@ class Decided:
     """A verdict was taken up; what it changed follows.
 
     Attributes:
+        asked: whether a Prompt or Draft was sent for it on this connection; else it came with the Welcome.
         supplied: tokens of the Prompt that it answers, 0 for a Draft.
         drafted: tokens of the Draft that it answers.
         accepted: of them.
         compute_s: seconds that the target took.
     """
 
+    asked: bool
     supplied: int
     drafted: int
     accepted: int
@@ -127,8 +129,7 @@ class Faulted:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The server is given ``replayed`` tokens of the conversation again: it lost them, or the session was restored and
-    cannot know which ones it has."""
+    """The server is given ``replayed`` tokens of the conversation again: it lost them."""
 
     replayed: int
 

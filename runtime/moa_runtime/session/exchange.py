@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 
 from moa_runtime.session.events import Decided, Event, Finished, Origin, Policy, Resumed, RowsReceived, Welcomed
-from moa_runtime.session.handshake import Fingerprints
+from moa_runtime.session.handshake import Fingerprints, digest
 from moa_runtime.session.incoming import FINISH, BrokenFrameError, fault_of, limits_of, parse_server_message, rows_of
 from moa_runtime.session.outgoing import Outgoing
 from moa_runtime.session.state import ConversationState, LocalProtocolError
@@ -39,8 +39,6 @@ class Exchange(ConversationState):
         self.wants_rows = True
         self._resume_token = ""
         self._outgoing = Outgoing()
-        # After a restore, until a verdict: the server may have gone on since, or from another text.
-        self._replays_all = False
 
     # -- what is known -------------------------------------------------------------------------
 
@@ -59,12 +57,6 @@ class Exchange(ConversationState):
         flight = self._outgoing.in_flight
         return flight is not None and flight.supplied > 0
 
-    @property
-    def in_flight_drafted(self) -> int:
-        """Drafted tokens in the frame that awaits its verdict."""
-        flight = self._outgoing.in_flight
-        return flight.drafted if flight else 0
-
     def frames_to_send(self) -> list[bytes]:
         """Take the frames that are to be sent, in order."""
         return self._outgoing.take()
@@ -72,7 +64,7 @@ class Exchange(ConversationState):
     # -- calls ---------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """A new connection is open: greet the server.
+        """A new connection is open: greet the server. Whoever keeps snapshots makes one before the Hello is sent.
 
         Raises:
             LocalProtocolError: the link is not down.
@@ -80,9 +72,15 @@ class Exchange(ConversationState):
         if self.link is not LinkState.DOWN:
             raise LocalProtocolError(f"can't connect while the link is {self.link.value}")
         self.link = LinkState.GREETING
-        self._outgoing.begin_epoch()
         encoding = self._row_encoding if self.wants_rows else wire.ROW_ENCODING_UNSPECIFIED
-        self._outgoing.hello(self.fingerprints, self._resume_token, encoding)
+        known = [self.committed, *([[*self.committed, *self._supplied]] if self._supplied else [])]
+        resume = wire.Resume(
+            token=self._resume_token,
+            marks=[wire.Mark(length=len(tokens), digest=digest(tokens)) for tokens in known],
+            answering=self.answering,
+            rows=self.rows,
+        )
+        self._outgoing.hello(self.fingerprints, encoding, resume)
 
     def disconnected(self) -> None:
         """The connection is gone. Committed and tentative tokens stay."""
@@ -106,7 +104,7 @@ class Exchange(ConversationState):
             tokens, parents = tree.tokens[:allowed], tree.parents[:allowed]
         else:
             tokens, parents = tuple(self._tentative[:allowed]), ()
-        self._outgoing.draft(len(self.committed), tokens, parents, rows_from=self.rows)
+        self._outgoing.draft(len(self.committed), tokens, parents)
         return True
 
     def resend(self) -> bool:
@@ -135,19 +133,42 @@ class Exchange(ConversationState):
         self.link = LinkState.UP
         resumed = bool(self._resume_token) and welcome.resume_token == self._resume_token
         self._resume_token = welcome.resume_token
-        self._server_length = 0 if self._replays_all else min(welcome.committed_length, len(self.committed))
-        return [Welcomed(resumed), *self._resume_answer()]
+        agreed, same_epoch = welcome.committed_length, welcome.epoch == self._outgoing.epoch
+        self._server_length = min(agreed, len(self.committed))
+        self._outgoing.catch_up(welcome.epoch, welcome.connection)
+        events: list[Event] = [Welcomed(resumed)]
+        if not self.answering:
+            if welcome.epoch and not same_epoch:  # an answer that was stopped meanwhile may run there
+                self._outgoing.begin_epoch()
+                self._outgoing.cancel(self._server_length)
+        elif same_epoch and agreed == len(self.committed) + len(self._supplied):
+            events += self._commit_supplied()
+            self._server_length = agreed
+            if welcome.verdict_follows:
+                self._outgoing.expect(agreed)
+            events += self._resume_answer()
+        else:
+            events += self._replay()
+        return events
 
     def _verdict(self, verdict: wire.Verdict) -> list[Event]:
-        flight = self._outgoing.answered_by(verdict)
-        if flight is None:
+        flight = self._outgoing.in_flight
+        if flight is None or verdict.epoch != self._outgoing.epoch:
             return []
         rows = rows_of(verdict, self.rows)
+        known = [*self.committed, *self._supplied]
+        behind = len(known) - verdict.base_len
+        if behind < 0:
+            raise BrokenFrameError(f"the server left out tokens from {len(known)} to {verdict.base_len}")
+        new = list(verdict.tokens[behind:])
+        if not new or (behind and self._supplied):
+            return []  # said before
+        if list(verdict.tokens[:behind]) != known[verdict.base_len :]:
+            raise BrokenFrameError("the server decided a position twice, and differently")
         self._outgoing.in_flight = None
-        self._replays_all = False
-        events: list[Event] = [Decided(flight.supplied, flight.drafted, verdict.accepted, verdict.compute_us / 1e6)]
-        events += self._commit_supplied()
-        events += self._commit(list(verdict.tokens), verdict.accepted)
+        accepted = max(0, verdict.accepted - behind)
+        decided = Decided(flight.asked, flight.supplied, flight.drafted, accepted, verdict.compute_us / 1e6)
+        events: list[Event] = [decided, *self._commit_supplied(), *self._commit(new, accepted)]
         if rows is not None:
             # The policy may have overruled accepted tokens of a branch: their rows are of no use.
             count = len(self.committed) - rows.start
@@ -165,26 +186,30 @@ class Exchange(ConversationState):
 
     def _faulted(self, fault: wire.Fault) -> list[Event]:
         if fault.code == wire.FAULT_CODE_OUT_OF_SYNC and self.awaiting_verdict and self.committed:
-            # At least one token is replayed, so that the server has a prompt to answer.
-            self._server_length = min(fault.committed_length, len(self.committed) - 1)
-            self._outgoing.begin_epoch()
-            return self._resume_answer()
+            self._server_length = min(fault.committed_length, len(self.committed))
+            return self._replay()
         return [fault_of(fault)]
 
     # -- answers -------------------------------------------------------------------------------
 
     def _resume_answer(self) -> list[Event]:
-        """Continue a running answer with a server that has ``_server_length`` of the committed tokens."""
-        if not self.answering:
-            return []
+        """Continue a running answer with a server that has all of what it is the answer to."""
         if self.policy is Policy.KEEP and Origin.OFFLINE in self._origins:
-            self._keep_tentative()
-        missing = len(self.committed) - self._server_length
-        if self._supplied or missing:
-            self._send_prompt()
-            return [Resumed(missing)] if missing else []
+            return self._replay()
         self.propose()
         return []
+
+    def _replay(self) -> list[Event]:
+        """Have a running answer continued by a server that has ``_server_length`` of the committed tokens."""
+        if self.policy is Policy.KEEP and Origin.OFFLINE in self._origins:
+            self._keep_tentative()
+        if not self._supplied:
+            # At least one token is replayed, so that the server has a prompt to answer.
+            self._server_length = min(self._server_length, len(self.committed) - 1)
+        self._outgoing.begin_epoch()
+        self._send_prompt()
+        missing = len(self.committed) - self._server_length
+        return [Resumed(missing)] if missing else []
 
     def _send_prompt(self) -> None:
         """Give the server every token it lacks: lost committed ones and the supplied ones."""

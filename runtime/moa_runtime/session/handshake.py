@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
-__all__ = ["PROTOCOL_VERSION", "Fingerprints", "Limits", "check_hello", "fault"]
+__all__ = ["PROTOCOL_VERSION", "Fingerprints", "Limits", "check_hello", "digest", "fault"]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 _LONGEST_NAME = 100  # of what a client sent, in a sentence to it
 
 
@@ -33,17 +37,23 @@ def fault(code: int, text: str, *, retry_after_ms: int = 0, committed_length: in
     )
 
 
+def digest(tokens: Sequence[int]) -> int:
+    """CRC-32 (IEEE 802.3) of token ids, each as four bytes, little end first: ``digest([1, 2])`` is 58791804."""
+    return zlib.crc32(np.asarray(tokens, "<u4").tobytes())
+
+
 def check_hello(hello: wire.Hello, own: Fingerprints) -> wire.ServerMessage | None:
     """The fault that refuses a Hello, or None when both ends fit together."""
-    if hello.protocol_version != PROTOCOL_VERSION:
+    oldest, newest = hello.protocol_version, max(hello.protocol_version, hello.newest_version)
+    if not oldest <= PROTOCOL_VERSION <= newest:
+        theirs = f"version {oldest}" if newest == oldest else f"versions {oldest} to {newest}"
         return fault(
             wire.FAULT_CODE_VERSION_MISMATCH,
-            f"the client speaks protocol version {hello.protocol_version}, this verifier {PROTOCOL_VERSION}; "
-            "update the older one",
+            f"the client speaks protocol {theirs}, this verifier version {PROTOCOL_VERSION}; update the older one",
         )
-    theirs = hello.fingerprints
+    prints = hello.fingerprints
     for name in ("target", "tokenizer", "drafter"):
-        client, server = getattr(theirs, name), getattr(own, name)
+        client, server = getattr(prints, name), getattr(own, name)
         if name == "drafter" and hello.row_encoding == wire.ROW_ENCODING_UNSPECIFIED:
             continue
         if client != server:

@@ -64,13 +64,13 @@ def limits_of(welcome: wire.Welcome) -> Limits:
 
 
 def rows_of(verdict: wire.Verdict, held: int) -> RowsReceived | None:
-    """The memory rows of a verdict, if it has some; its tokens are looked at first.
+    """The memory rows of a verdict, if it has some that are of use; its tokens are looked at first.
 
     Args:
-        held: rows that the device holds, of the first so many positions.
+        held: rows that the device holds, of the first so many positions. Behind a gap rows are of no use.
 
     Raises:
-        BrokenFrameError: sizes that do not fit together, or rows missing between.
+        BrokenFrameError: sizes that do not fit together.
     """
     if not verdict.tokens or verdict.accepted > len(verdict.tokens):
         raise BrokenFrameError("the server sent a verdict without tokens")
@@ -81,7 +81,7 @@ def rows_of(verdict: wire.Verdict, held: int) -> RowsReceived | None:
     except RowsError as error:
         raise BrokenFrameError(f"the server sent broken memory rows: {error}") from None
     if verdict.rows.start > held:
-        raise BrokenFrameError("the server left out memory rows")
+        return None
     return RowsReceived(verdict.rows.start, keys, values)
 
 

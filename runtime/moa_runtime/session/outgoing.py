@@ -12,24 +12,29 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 @dataclass(frozen=True)
 class InFlight:
-    """The one frame awaiting a verdict, and where that verdict must begin."""
+    """The one frame awaiting a verdict.
+
+    Attributes:
+        asked: whether it was sent on this connection; else a verdict comes without.
+    """
 
     frame: bytes
-    verdict_at: int
     drafted: int
     supplied: int
+    asked: bool = True
 
 
 class Outgoing:
     """Makes frames and holds them until they are taken.
 
     Attributes:
-        epoch: of the frames made from now on; begun anew with each prompt, cancellation and connection.
+        epoch: of the frames made from now on; each prompt and cancellation begins one.
+        connection: how many connections there were.
         in_flight: what awaits its verdict; None for nothing.
     """
 
-    def __init__(self, epoch: int = 0) -> None:
-        self.epoch = epoch
+    def __init__(self, epoch: int = 0, connection: int = 0) -> None:
+        self.epoch, self.connection = epoch, connection
         self.in_flight: InFlight | None = None
         self._frames: list[bytes] = []
 
@@ -48,12 +53,9 @@ class Outgoing:
         self.epoch += 1
         self.in_flight = None
 
-    def answered_by(self, verdict: wire.Verdict) -> InFlight | None:
-        """The frame that a verdict answers; None for a verdict on anything else."""
-        flight = self.in_flight
-        if flight is None or verdict.epoch != self.epoch or verdict.base_len != flight.verdict_at:
-            return None
-        return flight
+    def catch_up(self, epoch: int, connection: int) -> None:
+        """The server has heard of these."""
+        self.epoch, self.connection = max(self.epoch, epoch), max(self.connection, connection)
 
     def resend(self) -> bool:
         """Once more what is in flight; says whether anything is."""
@@ -62,15 +64,24 @@ class Outgoing:
         self._frames.append(self.in_flight.frame)
         return True
 
-    def hello(self, fingerprints: Fingerprints, resume_token: str, row_encoding: int) -> None:
+    def hello(self, fingerprints: Fingerprints, row_encoding: int, resume: wire.Resume | None) -> None:
+        """The Hello of the next connection.
+
+        Args:
+            resume: the conversation that goes on; its count and epoch are filled in here.
+        """
+        self.connection += 1
         hello = wire.Hello(
             protocol_version=PROTOCOL_VERSION,
+            newest_version=PROTOCOL_VERSION,
             fingerprints=wire.Fingerprints(
                 target=fingerprints.target, tokenizer=fingerprints.tokenizer, drafter=fingerprints.drafter
             ),
-            resume_token=resume_token,
             row_encoding=wire.RowEncoding.Name(row_encoding),
         )
+        if resume is not None:
+            resume.connection, resume.epoch = self.connection, self.epoch
+            hello.resume.CopyFrom(resume)
         self._add(wire.ClientMessage(hello=hello))
 
     def prompt(
@@ -84,18 +95,23 @@ class Outgoing:
             sampling=wire.Sampling(temperature=sampling.temperature, top_p=sampling.top_p, seed=sampling.seed),
             max_length=max_length,
         )
-        self._launch(wire.ClientMessage(prompt=prompt), base_len + len(tokens), supplied=len(tokens))
+        self._launch(wire.ClientMessage(prompt=prompt), supplied=len(tokens))
 
-    def draft(self, base_len: int, tokens: Sequence[int], parents: Sequence[int], *, rows_from: int) -> None:
+    def draft(self, base_len: int, tokens: Sequence[int], parents: Sequence[int]) -> None:
         """A Draft; without ``parents`` the tokens are a chain."""
-        draft = wire.Draft(epoch=self.epoch, base_len=base_len, tokens=tokens, parents=parents, rows_from=rows_from)
-        self._launch(wire.ClientMessage(draft=draft), base_len, drafted=len(tokens))
+        draft = wire.Draft(epoch=self.epoch, base_len=base_len, tokens=tokens, parents=parents)
+        self._launch(wire.ClientMessage(draft=draft), drafted=len(tokens))
+
+    def expect(self, base_len: int) -> None:
+        """A verdict on what follows ``base_len`` tokens comes without being asked for; :meth:`resend` asks for it."""
+        draft = wire.Draft(epoch=self.epoch, base_len=base_len)
+        self.in_flight = InFlight(wire.ClientMessage(draft=draft).SerializeToString(), 0, 0, asked=False)
 
     def cancel(self, base_len: int) -> None:
         self._add(wire.ClientMessage(cancel=wire.Cancel(epoch=self.epoch, base_len=base_len)))
 
-    def _launch(self, message: wire.ClientMessage, verdict_at: int, *, drafted: int = 0, supplied: int = 0) -> None:
-        self.in_flight = InFlight(message.SerializeToString(), verdict_at, drafted, supplied)
+    def _launch(self, message: wire.ClientMessage, *, drafted: int = 0, supplied: int = 0) -> None:
+        self.in_flight = InFlight(message.SerializeToString(), drafted, supplied)
         self._frames.append(self.in_flight.frame)
 
     def _add(self, message: wire.ClientMessage) -> None:

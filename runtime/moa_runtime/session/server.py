@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits, fault
-from moa_runtime.session.tree import TreeError, chain, check_parents
+from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits, digest, fault
+from moa_runtime.session.tree import TreeError, chain, check_parents, depths, walk
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 
@@ -60,25 +60,27 @@ def parse_client_message(data: bytes) -> wire.ClientMessage | wire.ServerMessage
 
 
 class ServerSession:
-    """One conversation at the verifier. It outlives connections; nothing in it knows of them.
+    """One conversation at the verifier. It outlives connections; all it knows of them is their count.
 
-    The client names absolute positions, and the target's choice at a position is a function of the
-    tokens before it (greedily, or by a generator keyed with the position). So a frame that names an
-    earlier position than the server has reached just truncates: what was lost is decided again, alike.
+    Only a Prompt or Cancel cuts what is committed. A frame that names an earlier position than the server has reached
+    is answered from there, without the engine: what was lost on its way is said once more.
 
     =============  =========================================  ==========================================
     frame          is taken when                              and then
     =============  =========================================  ==========================================
-    Prompt         epoch not older, base_len <= committed,    truncate, append, Verify
-                   not behind what this epoch confirmed
-    Draft          the same, and an answer runs there         truncate, Verify
-    Cancel         epoch not older                            truncate, end the answer
+    Prompt         epoch newer, base_len <= committed         cut, append, Verify
+    Prompt         of this epoch: sent again                  a verdict if there is one, else Verify
+    Draft          of this epoch, an answer runs there        at the end Verify, before it a verdict
+    Cancel         epoch not older                            cut, end the answer
     =============  =========================================  ==========================================
 
-    Frames of an older epoch of the connection are dropped; a position that was never reached is the fault OUT_OF_SYNC.
+    Frames of an older epoch are dropped; a position that was never reached is the fault OUT_OF_SYNC, and so is a Draft
+    of an epoch whose Prompt did not come.
 
-    Memory rows that a connection was sent are sent again only where a frame goes back behind them: whatever a Draft or
-    Prompt asks for, it gets the row before its position and what follows.
+    Memory rows go to a connection once: from those that its Hello says the client holds, or its Prompt, in order.
+
+    Attributes:
+        connection: the count of the newest connection.
     """
 
     def __init__(self, limits: Limits, vocab_size: int, stop_tokens: Sequence[int]) -> None:
@@ -86,35 +88,44 @@ class ServerSession:
         self.committed: list[int] = []
         self._vocab_size = vocab_size
         self._stop_tokens = frozenset(stop_tokens)
+        self.connection = 0
         self._epoch = 0
-        self._confirmed = 0  # the highest base_len seen in this epoch
         self._answer_start: int | None = None  # committed length right after the last Prompt
-        self._finished_at: int | None = None
+        self._finish: int | None = None  # of the answer that ended, if one did
         self._max_length = 0
         self._sampling = Sampling()
-        self._rows_sent = 0  # on this connection: the client has the rows below, as far as none was cut
+        self._rows_sent = 0  # the client has the rows below, or they are on their way
 
-    def welcome(self, resume_token: str) -> wire.ServerMessage:
-        """The Welcome of a new connection, on which no memory row was sent yet.
+    def greet(self, hello: wire.Hello, token: str) -> list[wire.ServerMessage]:
+        """What a new connection hears: the Welcome, and a verdict on what was decided since the client heard last.
 
-        No frame of an earlier connection can come any more, and the client may be a program that was restored from an
-        old snapshot and counts epochs from there: they begin anew.
+        Args:
+            token: of this conversation, for a later Hello.
         """
-        self._rows_sent = self._epoch = self._confirmed = 0
-        return wire.ServerMessage(
-            welcome=wire.Welcome(
-                protocol_version=PROTOCOL_VERSION,
-                resume_token=resume_token,
-                limits=wire.Limits(
-                    max_context=self.limits.max_context,
-                    max_draft_tokens=self.limits.max_draft_tokens,
-                    max_frame_bytes=self.limits.max_frame_bytes,
-                    idle_seconds=self.limits.idle_seconds,
-                    chains_only=not self.limits.trees,
-                ),
-                committed_length=len(self.committed),
-            )
+        resume = hello.resume
+        self.connection = max(self.connection, resume.connection)
+        agreed = max((mark.length for mark in resume.marks[-2:] if self._has(mark)), default=0)
+        self._rows_sent = min(resume.rows, agreed)
+        known = resume.marks[-1].length if resume.marks else 0
+        goes_on = resume.answering and resume.epoch == self._epoch and 0 < agreed == known
+        news = goes_on and self._answer_start is not None and self._answer_start <= known < len(self.committed)
+        welcome = wire.Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            resume_token=token,
+            limits=wire.Limits(
+                max_context=self.limits.max_context,
+                max_draft_tokens=self.limits.max_draft_tokens,
+                max_frame_bytes=self.limits.max_frame_bytes,
+                idle_seconds=self.limits.idle_seconds,
+                chains_only=not self.limits.trees,
+            ),
+            committed_length=agreed,
+            epoch=self._epoch,
+            connection=self.connection,
+            verdict_follows=news,
         )
+        said = [wire.ServerMessage(welcome=welcome)]
+        return [*said, self._known_verdict(known)] if news else said
 
     def receive(self, message: wire.ClientMessage) -> Verify | wire.ServerMessage | None:
         """Take a Prompt, Draft or Cancel.
@@ -157,7 +168,7 @@ class ServerSession:
         accepted = min(len(path), len(tokens))
         self.committed = [*work.prefix, *tokens]
         if finish != wire.FINISH_UNSPECIFIED:
-            self._finished_at = len(self.committed)
+            self._finish = finish
         verdict = wire.Verdict(
             epoch=self._epoch,
             base_len=base_len,
@@ -168,15 +179,19 @@ class ServerSession:
         )
         # A bonus token has no row yet: the target has not processed it.
         processed = base_len + accepted
-        self._rows_sent = processed
-        return Decision(verdict, range(min(work.rows_from, processed), processed))
+        rows = range(min(work.rows_from, processed), processed)
+        self._rows_sent = max(self._rows_sent, processed)
+        return Decision(verdict, rows)
 
     def _prompt(self, prompt: wire.Prompt) -> Verify | wire.ServerMessage | None:
         end = prompt.base_len + len(prompt.tokens)
-        # A Prompt of this epoch behind a later Draft is a copy that was delayed on its way.
-        if prompt.epoch < self._epoch or (prompt.epoch == self._epoch and end < self._confirmed):
+        if prompt.epoch < self._epoch:
             return None
+        if prompt.epoch == self._epoch and end == self._answer_start:
+            return self._known_verdict(end) if end < len(self.committed) else self._work(supplied=len(prompt.tokens))
         problem = self._unreached(prompt.base_len)
+        if problem is None and prompt.epoch == self._epoch:
+            problem = fault(wire.FAULT_CODE_PROTOCOL, "another Prompt of the same epoch; each begins one of its own")
         if problem is None and end >= self.limits.max_context:
             problem = fault(
                 wire.FAULT_CODE_CONTEXT_FULL,
@@ -188,20 +203,18 @@ class ServerSession:
         problem = problem or self._bad_tokens(prompt.tokens)  # last: there may be a million
         if problem is not None:
             return problem
-        self._enter(prompt.epoch)
-        self.committed = self.committed[: prompt.base_len] + list(prompt.tokens)
-        self._answer_start = self._confirmed = len(self.committed)
-        self._finished_at = None
+        self._epoch = prompt.epoch
+        self._cut(prompt.base_len)
+        self._rows_sent = max(self._rows_sent, min(prompt.rows_from, end))
+        self.committed += prompt.tokens
+        self._answer_start = end
         self._max_length = prompt.max_length
         sampling = prompt.sampling
         self._sampling = Sampling(sampling.temperature, sampling.top_p or 1.0, sampling.seed)
-        rows_from = self._rows_from(prompt.rows_from, prompt.base_len)
-        return Verify(tuple(self.committed), (), (), self._sampling, rows_from, len(prompt.tokens))
+        return self._work(supplied=len(prompt.tokens))
 
     def _draft(self, draft: wire.Draft) -> Verify | wire.ServerMessage | None:
         if draft.epoch < self._epoch:
-            return None
-        if draft.epoch == self._epoch and draft.base_len < self._confirmed:
             return None
         problem = self._unreached(draft.base_len)
         if problem is None and len(draft.tokens) > self.limits.max_draft_tokens:
@@ -212,7 +225,7 @@ class ServerSession:
         problem = problem or self._bad_tokens(draft.tokens)
         if problem is not None:
             return problem
-        if self._answer_start is None or draft.base_len < self._answer_start:
+        if self._answer_start is None or draft.base_len < self._answer_start or draft.epoch > self._epoch:
             return fault(
                 wire.FAULT_CODE_OUT_OF_SYNC,
                 f"no answer runs at position {draft.base_len}",
@@ -224,35 +237,41 @@ class ServerSession:
             return fault(wire.FAULT_CODE_PROTOCOL, str(error))
         if not self.limits.trees and parents != chain(len(parents)):
             return fault(wire.FAULT_CODE_PROTOCOL, "a draft tree; this verifier takes chains only, as its Welcome says")
-        if self._finished_at is not None and draft.base_len >= self._finished_at:
+        if draft.base_len < len(self.committed):
+            return self._known_verdict(draft.base_len, draft.tokens, parents)
+        if self._finish is not None:
             return None
-        self._enter(draft.epoch)
-        self._confirmed = draft.base_len
-        self._finished_at = None
-        self.committed = self.committed[: draft.base_len]
         room = self.limits.max_context - draft.base_len
-        kept = len(draft.tokens) if len(draft.tokens) < room else room
-        rows_from = self._rows_from(draft.rows_from, draft.base_len)
-        return Verify(
-            tuple(self.committed), tuple(draft.tokens[:kept]), tuple(parents[:kept]), self._sampling, rows_from
-        )
+        return self._work(tuple(draft.tokens[:room]), tuple(parents[:room]))
 
     def _cancel(self, cancel: wire.Cancel) -> wire.ServerMessage | None:
         if cancel.epoch < self._epoch:
             return None
-        self._enter(cancel.epoch)
-        self.committed = self.committed[: cancel.base_len]
-        self._answer_start = self._finished_at = None
+        self._epoch = cancel.epoch
+        self._cut(cancel.base_len)
         return None
 
-    def _enter(self, epoch: int) -> None:
-        if epoch > self._epoch:
-            self._epoch = epoch
-            self._confirmed = 0
+    def _cut(self, length: int) -> None:
+        """No answer runs behind what is left."""
+        del self.committed[length:]
+        self._rows_sent = min(self._rows_sent, length)
+        self._answer_start = self._finish = None
 
-    def _rows_from(self, wanted: int, base_len: int) -> int:
-        """Of the rows that a frame at ``base_len`` asks for, the first that it can lack and there can be."""
-        return min(max(wanted, min(self._rows_sent, base_len - 1)), len(self.committed))
+    def _work(self, draft: tuple[int, ...] = (), parents: tuple[int, ...] = (), *, supplied: int = 0) -> Verify:
+        return Verify(tuple(self.committed), draft, parents, self._sampling, self._rows_sent, supplied)
+
+    def _known_verdict(
+        self, base_len: int, draft: Sequence[int] = (), parents: Sequence[int] = ()
+    ) -> wire.ServerMessage:
+        """On what is decided already; without memory rows, which the next verdict of the engine brings."""
+        tokens, levels = self.committed[base_len:], [0, *depths(parents)]
+        path, _ = walk(draft, parents, lambda node: tokens[levels[node]] if levels[node] < len(tokens) else -1)
+        finish = wire.Finish.Name(wire.FINISH_UNSPECIFIED if self._finish is None else self._finish)
+        verdict = wire.Verdict(epoch=self._epoch, base_len=base_len, tokens=tokens, accepted=len(path), finish=finish)
+        return wire.ServerMessage(verdict=verdict)
+
+    def _has(self, mark: wire.Mark) -> bool:
+        return mark.length <= len(self.committed) and digest(self.committed[: mark.length]) == mark.digest
 
     def _unreached(self, base_len: int) -> wire.ServerMessage | None:
         if base_len <= len(self.committed):

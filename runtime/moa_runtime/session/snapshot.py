@@ -11,7 +11,7 @@ from moa_runtime.session.events import Origin, Policy
 from moa_runtime.session.handshake import Fingerprints, Limits
 from moa_runtime.session.server import Sampling
 
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
 
 _UINT32, _UINT64 = 2**32 - 1, 2**64 - 1
 _LARGEST_REAL = 3e38  # of the wire's floats
@@ -31,6 +31,7 @@ class Snapshot:
     limits: Limits
     resume_token: str
     epoch: int
+    connection: int
     committed: list[int]
     supplied: list[int]
     kept: int
@@ -87,6 +88,7 @@ class Snapshot:
             ),
             resume_token=top.text("resume_token"),
             epoch=top.number("epoch", _UINT64 // 2),  # room to go on counting
+            connection=top.number("connection", _UINT64 // 2),
             committed=top.tokens("committed"),
             supplied=top.tokens("supplied"),
             kept=top.number("kept", _UINT32),

@@ -77,16 +77,42 @@ class ServerMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "fingerprints", "resume_token", "row_encoding")
+    __slots__ = ("protocol_version", "newest_version", "fingerprints", "row_encoding", "resume")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_VERSION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
-    RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     ROW_ENCODING_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
+    newest_version: int
     fingerprints: Fingerprints
-    resume_token: str
     row_encoding: RowEncoding
-    def __init__(self, protocol_version: _Optional[int] = ..., fingerprints: _Optional[_Union[Fingerprints, _Mapping]] = ..., resume_token: _Optional[str] = ..., row_encoding: _Optional[_Union[RowEncoding, str]] = ...) -> None: ...
+    resume: Resume
+    def __init__(self, protocol_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., fingerprints: _Optional[_Union[Fingerprints, _Mapping]] = ..., row_encoding: _Optional[_Union[RowEncoding, str]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
+
+class Resume(_message.Message):
+    __slots__ = ("token", "connection", "epoch", "marks", "answering", "rows")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERING_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    connection: int
+    epoch: int
+    marks: _containers.RepeatedCompositeFieldContainer[Mark]
+    answering: bool
+    rows: int
+    def __init__(self, token: _Optional[str] = ..., connection: _Optional[int] = ..., epoch: _Optional[int] = ..., marks: _Optional[_Iterable[_Union[Mark, _Mapping]]] = ..., answering: bool = ..., rows: _Optional[int] = ...) -> None: ...
+
+class Mark(_message.Message):
+    __slots__ = ("length", "digest")
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    length: int
+    digest: int
+    def __init__(self, length: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class Fingerprints(_message.Message):
     __slots__ = ("target", "tokenizer", "drafter")
@@ -125,18 +151,16 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("epoch", "base_len", "tokens", "parents", "rows_from")
+    __slots__ = ("epoch", "base_len", "tokens", "parents")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FROM_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     base_len: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     parents: _containers.RepeatedScalarFieldContainer[int]
-    rows_from: int
-    def __init__(self, epoch: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., rows_from: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("epoch", "base_len")
@@ -151,16 +175,22 @@ class Bye(_message.Message):
     def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "resume_token", "limits", "committed_length")
+    __slots__ = ("protocol_version", "resume_token", "limits", "committed_length", "epoch", "connection", "verdict_follows")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     resume_token: str
     limits: Limits
     committed_length: int
-    def __init__(self, protocol_version: _Optional[int] = ..., resume_token: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., committed_length: _Optional[int] = ...) -> None: ...
+    epoch: int
+    connection: int
+    verdict_follows: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., resume_token: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., committed_length: _Optional[int] = ..., epoch: _Optional[int] = ..., connection: _Optional[int] = ..., verdict_follows: bool = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_context", "max_draft_tokens", "max_frame_bytes", "idle_seconds", "chains_only")
