@@ -7,6 +7,7 @@ under way, and the two ends notice it each in their own time.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ class _Pipe:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
+        self._under_way: deque[Any] = deque()
         self._last = 0.0
         self._dead = False
         self.last_frame: bytes | None = None
@@ -30,9 +32,11 @@ class _Pipe:
         if isinstance(item, bytes):
             self.last_frame = item
         self._last = max(self._loop.time() + delay, self._last)
-        self._loop.call_at(self._last, self._arrive, item)
+        self._under_way.append(item)
+        self._loop.call_at(self._last, self._arrive)
 
-    def _arrive(self, item: Any) -> None:
+    def _arrive(self) -> None:
+        item = self._under_way.popleft()  # calls for the same moment come in any order
         if not self._dead:
             self._queue.put_nowait(item)
 

@@ -243,11 +243,14 @@ class Chat:
         self._record.disputed = None
 
     async def send(
-        self, text: str, *, max_new_tokens: int = 512, sampling: Sampling | None = None
+        self, text: str, *, max_new_tokens: int = 512, sampling: Sampling | None = None, while_away: bool = True
     ) -> AsyncGenerator[ChatEvent, None]:
         """Ask, and follow the answer as it is written; the last event is :class:`AnswerFinished`.
 
         Leaving the iteration early stops the answer where the target has confirmed it.
+
+        Args:
+            while_away: whether the verifier may finish the answer while there is no link.
 
         Raises:
             ContextFullError: the conversation does not fit the target's context.
@@ -270,7 +273,8 @@ class Chat:
         self._updates = asyncio.Queue()
         self._record = self._new_record(question)
         most = min(max_new_tokens, self._max_context)
-        self._driver.post(lambda: self._loop.ask(question.kept, question.supplied, sampling or Sampling(), most))
+        chosen = sampling or Sampling()
+        self._driver.post(lambda: self._loop.ask(question.kept, question.supplied, chosen, most, while_away=while_away))
         async with aclosing(self._follow()) as events:
             async for event in events:
                 yield event

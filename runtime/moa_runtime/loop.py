@@ -133,14 +133,20 @@ class DraftingLoop:
 
     # -- what the user wants -----------------------------------------------------------------------
 
-    def ask(self, kept: int, tokens: Sequence[int], sampling: Sampling, max_new_tokens: int) -> None:
-        """Begin an answer: to ``tokens`` after the first ``kept`` committed ones of the whole conversation."""
+    def ask(
+        self, kept: int, tokens: Sequence[int], sampling: Sampling, max_new_tokens: int, *, while_away: bool = True
+    ) -> None:
+        """Begin an answer: to ``tokens`` after the first ``kept`` committed ones of the whole conversation.
+
+        Args:
+            while_away: whether the server may finish it while there is no link.
+        """
         self._logprobs.clear()
         self._forget_rows(kept)
         self._sent_path = 0
         self._watch.idle()
         self._session.rewind(kept)
-        self._session.prompt(tokens, sampling, max_new_tokens)
+        self._session.prompt(tokens, sampling, max_new_tokens, while_away=while_away)
         self._paused = None
 
     def cancel(self) -> None:

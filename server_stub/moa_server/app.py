@@ -21,6 +21,7 @@ from starlette.websockets import WebSocket
 
 from moa_runtime.access import host_allowed, origin_allowed
 from moa_runtime.timeline import NO_TIMELINE, Timeline
+from moa_server.away import Away
 from moa_server.bearers import Bearer, Bearers
 from moa_server.connection import Connection
 from moa_server.decoding import PlainDecodingEndpoint
@@ -54,7 +55,8 @@ class Verifier:
         self.settings, self.engine = settings, engine
         self.metrics = Metrics()
         self.worker = Worker(engine, self.metrics, settings.step_tokens)
-        self.store = SessionStore(engine, self.worker, settings)
+        self._away = Away(self.worker, self.metrics, settings)
+        self.store = SessionStore(engine, self.worker, settings, self._away)
         self.bearers = Bearers(settings.token, settings.token_file)
         self._parts = Parts(engine, self.worker, self.store, self.bearers, settings, self.metrics, timeline)
         self._plain = PlainDecodingEndpoint(engine, self.worker, self.bearers, settings, self.metrics)
@@ -176,6 +178,7 @@ class Verifier:
         watch, engine = self.metrics.watch, self.engine
         watch("moa_sessions", "Conversations held.", lambda: len(self.store))
         watch("moa_sessions_connected", "Conversations with a connection.", lambda: self.store.connected)
+        watch("moa_sessions_away", "Conversations whose answer goes on without a connection.", lambda: len(self._away))
         watch("moa_jobs", "Frames and requests that wait or are being worked on.", lambda: len(self.worker))
         watch("moa_cache_tokens", "Tokens that caches take up.", lambda: engine.cache_use[0])
         watch("moa_cache_limit_tokens", "Tokens that caches may take up.", lambda: engine.cache_use[1])
@@ -188,6 +191,7 @@ class Verifier:
             yield
         finally:
             sweeping.cancel()
+            await self._away.close()
             await self.worker.close()
 
     async def _sweep(self) -> None:

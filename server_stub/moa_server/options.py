@@ -16,7 +16,8 @@ DEFAULT_PORT = 8765
 DEFAULT_CACHE_TOKENS = 32768
 
 _OWN = Settings()
-#: Options with numbers: name, default, unit, help. None may be below 1, but for --keep-seconds.
+#: Options with numbers: name, default, unit, help. None may be below 1, but for --keep-seconds and
+#: --away-seconds.
 _LIMITS = (
     ("max-sessions", _OWN.max_sessions, "N", "conversations held at once, and requests answered at once"),
     (
@@ -28,6 +29,13 @@ _LIMITS = (
     ("max-draft-tokens", _OWN.max_draft_tokens, "N", "tokens of one draft"),
     ("max-frame-bytes", _OWN.max_frame_bytes, "N", "bytes of one message and of one request"),
     ("keep-seconds", _OWN.keep_seconds, "S", "how long a conversation outlives its connection"),
+    (
+        "away-seconds",
+        _OWN.away_seconds,
+        "S",
+        "how long an answer is written on while its client is away, in steps that nobody else wants; 0 for not at all",
+    ),
+    ("away-tokens", _OWN.away_tokens, "N", "tokens of such an answer that are written meanwhile"),
     ("idle-seconds", _OWN.idle_seconds, "S", "silence after which a connection is closed"),
     ("answer-seconds", _OWN.answer_seconds, "S", "how long a frame may wait for its verdict"),
 )
@@ -145,7 +153,14 @@ def settings_of(options: argparse.Namespace) -> Settings:
         ServeError: a number out of range.
     """
     least = {name.replace("-", "_"): 1 for name, *_ in _LIMITS}
-    least |= {"keep_seconds": 0, "drain_seconds": 0, "max_frame_bytes": 1024, "threads": 1, "step_tokens": 4}
+    least |= {
+        "keep_seconds": 0,
+        "away_seconds": 0,
+        "drain_seconds": 0,
+        "max_frame_bytes": 1024,
+        "threads": 1,
+        "step_tokens": 4,
+    }
     least |= {"max_context": 2, "cache_tokens": 1}
     for name, smallest in least.items():
         value = getattr(options, name)
@@ -159,6 +174,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
         hosts=tuple(options.allow_host),
         max_sessions=options.max_sessions,
         keep_seconds=options.keep_seconds,
+        away_seconds=options.away_seconds,
+        away_tokens=options.away_tokens,
         idle_seconds=options.idle_seconds,
         answer_seconds=options.answer_seconds,
         step_tokens=options.step_tokens,

@@ -26,10 +26,12 @@ Held = Callable[[int, Sequence[int]], int]
 
 @dataclass
 class Waiting:
-    """A job since it was added: a clock reading in seconds, and whether a step had a piece of it."""
+    """A job since it was added: a clock reading in seconds, whether it is only for steps that no other job wants, and
+    whether a step had a piece of it."""
 
     job: Job
     since: float
+    background: bool = False
     started: bool = False
 
 
@@ -115,7 +117,8 @@ class Scheduler:
         step = Step()
         self._served = {sequence: at for sequence, at in self._served.items() if now - at < ATTENTIVE_S}
         queue: list[tuple[Waiting, int]] = []
-        for waiting in self._queue:
+        wanted = [waiting for waiting in self._queue if not waiting.background]
+        for waiting in wanted or self._queue:
             try:
                 queue.append((waiting, held(waiting.job.sequence, waiting.job.prefix)))
             except Exception as error:
@@ -132,7 +135,8 @@ class Scheduler:
         """A step was run and its outcomes are taken: jobs that are done leave, the others line up behind."""
         for piece in step.pieces:
             piece.waiting.started = True
-            if piece.waiting.job.done and piece.waiting in self._queue:  # else its client left in the middle
+            heard = piece.waiting.job.done and not piece.waiting.background
+            if heard and piece.waiting in self._queue:  # else its client left in the middle
                 self._served[piece.waiting.job.sequence] = now
         ran = {id(piece.waiting) for piece in step.pieces}
         behind = [waiting for waiting in self._queue if id(waiting) in ran and not waiting.job.done]

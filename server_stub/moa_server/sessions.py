@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from moa_runtime.session.handshake import Limits
 from moa_runtime.session.server import ServerSession
+from moa_server.away import Away
 from moa_server.engine import Engine, new_sequence
 from moa_server.settings import Settings
 from moa_server.worker import Worker
@@ -47,13 +48,20 @@ class SessionStore:
     """Conversations by resume token. All methods belong to the event loop's thread.
 
     Args:
+        away: writes on the answers of conversations without a connection.
         clock: seconds, monotonic.
     """
 
     def __init__(
-        self, engine: Engine, worker: Worker, settings: Settings, clock: Callable[[], float] = time.monotonic
+        self,
+        engine: Engine,
+        worker: Worker,
+        settings: Settings,
+        away: Away,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine, self._worker, self._settings, self._clock = engine, worker, settings, clock
+        self._away = away
         self.limits: Limits = settings.limits(engine.max_context, engine.capabilities)
         self._conversations: dict[str, Conversation] = {}
         self._numbers = itertools.count(1)
@@ -93,6 +101,7 @@ class SessionStore:
             session = ServerSession(self.limits, self._engine.vocab_size, self._engine.stop_tokens)
             conversation = Conversation(next(self._numbers), token, owner, session, new_sequence())
             self._conversations[token] = conversation
+        self._away.end(conversation)
         if conversation.taken_over is not None:
             if connection < conversation.session.connection:
                 raise OlderConnectionError
@@ -104,10 +113,11 @@ class SessionStore:
         return conversation, claim
 
     def detach(self, conversation: Conversation, claim: asyncio.Event) -> None:
-        """A connection ended; the conversation stays for a while."""
+        """A connection ended; the conversation stays for a while, and perhaps its answer goes on."""
         if conversation.taken_over is claim:
             conversation.taken_over = None
             conversation.last_used = self._clock()
+            self._away.begin(conversation)
 
     def sweep(self) -> None:
         """Forget conversations that have been without a connection for too long."""
@@ -125,4 +135,5 @@ class SessionStore:
 
     def _forget(self, conversation: Conversation) -> None:
         del self._conversations[conversation.token]
+        self._away.end(conversation)
         self._worker.release(conversation.sequence)

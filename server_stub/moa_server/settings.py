@@ -21,6 +21,8 @@ class Settings:
         origins: of web pages that may send requests, such as ``http://localhost:3000``; ``*`` for all.
         max_sessions: conversations held at once, and plain decodings run at once.
         keep_seconds: how long a conversation outlives its connection.
+        away_seconds: how long an answer is written on while its client is away; 0 for not at all.
+        away_tokens: and how many tokens of it.
         idle_seconds: silence after which a connection is closed.
         hello_seconds: how long a new connection may take for its Hello.
         answer_seconds: how long a frame may wait for its verdict before it is refused.
@@ -38,6 +40,8 @@ class Settings:
     origins: tuple[str, ...] = ()
     max_sessions: int = 64
     keep_seconds: float = 3600.0
+    away_seconds: float = 600.0
+    away_tokens: int = 4096
     idle_seconds: float = 900.0
     hello_seconds: float = 10.0
     answer_seconds: float = 120.0
@@ -55,4 +59,6 @@ class Settings:
             self.max_frame_bytes,
             max(1, int(self.idle_seconds)),
             engine.trees,
+            int(self.away_seconds),
+            int(self.keep_seconds),
         )

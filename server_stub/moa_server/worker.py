@@ -72,12 +72,13 @@ class Worker:
         """Jobs that wait or are being worked on."""
         return len(self._callers)
 
-    async def run(self, job: Job, within: float, after: float = 0.0) -> None:
+    async def run(self, job: Job, within: float, after: float = 0.0, *, background: bool = False) -> None:
         """Do a job; when this is cancelled, the job is dropped before the next step.
 
         Args:
             within: seconds that it may take once it has begun, whatever the engine does meanwhile.
             after: seconds before it begins.
+            background: only in steps that no other job wants; an engine that schedules itself is not told.
 
         Raises:
             ExpiredError: it took longer.
@@ -91,7 +92,7 @@ class Worker:
         try:
             if after > 0 and (await asyncio.wait({result}, timeout=after))[0]:
                 result.result()
-            waiting = Waiting(job, self._clock())
+            waiting = Waiting(job, self._clock(), background)
             if self._engine.capabilities.schedules_itself:
                 unscheduled = asyncio.create_task(self._run_unscheduled(waiting))
             else:

@@ -253,9 +253,10 @@ def test_a_failing_engine_names_the_session(log, engine):
         for client in clients:
             client.connect()
         engine.broken.add(next(iter(verifier.parts.store._conversations.values())).sequence)
-        clients[1].session.prompt([3], Sampling(), 2)  # who wakes the worker is not whom its lines are about
+        # Who wakes the worker is not whom its lines are about.
+        clients[1].session.prompt([3], Sampling(), 2, while_away=False)
         clients[1].rounds(lambda tokens: [])
-        clients[0].session.prompt([4], Sampling(), 2)
+        clients[0].session.prompt([4], Sampling(), 2, while_away=False)
         clients[0].rounds(lambda tokens: [])
         for client in clients:
             client.socket.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from moa_runtime.session.server import Sampling
+from moa_server.away import Away
 from moa_server.engine import StepRequest
 from moa_server.metrics import Metrics
 from moa_server.sessions import Conversation, SessionStore
@@ -19,7 +20,8 @@ class Held:
     def __init__(self, **settings) -> None:
         self.now = 0.0
         self.engine = ToyEngine()
-        self.store = SessionStore(self.engine, Worker(self.engine, Metrics()), Settings(**settings), lambda: self.now)
+        chosen, worker, metrics = Settings(**settings), Worker(self.engine, Metrics()), Metrics()
+        self.store = SessionStore(self.engine, worker, chosen, Away(worker, metrics, chosen), lambda: self.now)
 
     def attach(self, token: str = "", owner: str = "") -> Conversation | None:
         attached = self.store.attach(token, owner)

@@ -57,20 +57,21 @@ class LossyLink(CheckedLink):
         max_new_tokens=st.sampled_from([0, 5, 20, 40]),
         prompt=st.lists(st.integers(1, 12), min_size=1, max_size=6),
         trees=st.booleans(),
+        while_away=st.booleans(),
     )
-    def begin(self, greeted: bool, max_new_tokens: int, prompt: list[int], trees: bool) -> None:
+    def begin(self, greeted: bool, max_new_tokens: int, prompt: list[int], trees: bool, while_away: bool) -> None:
         self.watch(Pair(self.policy, trees=trees))
         self.saved: tuple[str, Known, int] | None = None
         self.pair.connect()
         if greeted:
             self.pair.settle()
-        self._ask(prompt, max_new_tokens)
+        self._ask(prompt, max_new_tokens, while_away)
 
-    def _ask(self, prompt: list[int], max_new_tokens: int) -> None:
+    def _ask(self, prompt: list[int], max_new_tokens: int, while_away: bool = True) -> None:
         start = [*self.pair.client.committed, *prompt]
         limit = min(LIMITS.max_context, len(start) + max_new_tokens) if max_new_tokens else LIMITS.max_context
         self.known = replace(self.known, prompt_end=len(start), limit=limit, expected=tuple(decode(start, limit)))
-        self.pair.client.prompt(prompt, Sampling(), max_new_tokens)
+        self.pair.client.prompt(prompt, Sampling(), max_new_tokens, while_away=while_away)
         self.pair.flush()
 
     @rule(count=st.integers(1, 12), right=st.booleans(), online=st.booleans())
@@ -166,6 +167,11 @@ class LossyLink(CheckedLink):
     @rule()
     def cut_link(self) -> None:
         self.pair.cut()
+
+    @rule(tokens=st.integers(1, 40))
+    @precondition(lambda self: self.pair.client.link is LinkState.DOWN)
+    def server_goes_on(self, tokens: int) -> None:
+        self.pair.server.go_on(tokens)
 
     @rule()
     @precondition(lambda self: self.pair.client.link is LinkState.DOWN)

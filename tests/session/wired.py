@@ -82,6 +82,13 @@ class Server:
             return [work.SerializeToString()]
         return [self._verify(work).SerializeToString()]
 
+    def go_on(self, tokens: int) -> None:
+        """What the server writes while no connection stands."""
+        for _ in range(tokens):
+            work = self.session.go_on()
+            if work is not None and not self._greeted:
+                self._verify(work)
+
     def _greet(self, message: wire.ClientMessage, resume_token: str) -> list[wire.ServerMessage]:
         if message.WhichOneof("event") != "hello":
             return [fault(wire.FAULT_CODE_PROTOCOL, "a connection begins with Hello")]

@@ -21,6 +21,7 @@ from moa_runtime.session.events import Policy
 from moa_runtime.session.tree import DraftTree, chain
 from moa_runtime.timeline import NO_TIMELINE
 from moa_runtime.transport import Endpoint
+from moa_server.away import Away
 from moa_server.bearers import Bearer, Bearers
 from moa_server.connection import Connection, Parts
 from moa_server.engine import Capabilities
@@ -146,6 +147,7 @@ class World:
         self.up = self.link.open = False
         self.link.kill_server_side()
         await self.link.closed()
+        await self._away.close()
         await self.worker.close()
         await asyncio.sleep(down_s)
         self._start_server()
@@ -155,6 +157,7 @@ class World:
         """Everybody leaves; nothing may be left."""
         await self.chat.close()
         await self.link.closed()
+        await self._away.close()
         assert not len(self.worker), "jobs are left"
         self.loop.jump(SETTINGS.keep_seconds + 1)
         self.store.sweep()
@@ -169,7 +172,8 @@ class World:
         )
         metrics, clock, bearers = Metrics(), self.loop.time, Bearers(clock=self.loop.time)
         self.worker = Worker(self.engine, metrics, self.limits.step_tokens, clock=clock)
-        self.store = SessionStore(self.engine, self.worker, SETTINGS, clock=clock)
+        self._away = Away(self.worker, metrics, SETTINGS)
+        self.store = SessionStore(self.engine, self.worker, SETTINGS, self._away, clock)
         self.up = True
         self._parts = Parts(self.engine, self.worker, self.store, bearers, SETTINGS, metrics, NO_TIMELINE)
 

@@ -53,11 +53,14 @@ class ClientSession(Exchange):
     ) -> None:
         super().__init__(fingerprints, stop_tokens, policy, row_encoding)
 
-    def prompt(self, tokens: Sequence[int], sampling: Sampling, max_new_tokens: int = 0) -> None:
+    def prompt(
+        self, tokens: Sequence[int], sampling: Sampling, max_new_tokens: int = 0, *, while_away: bool = True
+    ) -> None:
         """Add the client's own tokens (the user's turn) and ask for an answer; works offline too.
 
         Args:
             max_new_tokens: the answer's length limit, 0 for none.
+            while_away: whether the server may finish the answer while there is no link.
 
         Raises:
             LocalProtocolError: an answer still runs, or there are no tokens.
@@ -70,6 +73,7 @@ class ClientSession(Exchange):
         self._sampling = sampling
         self._answer_start = len(self.committed) + len(tokens)
         self._max_length = self._answer_start + max_new_tokens if max_new_tokens else 0
+        self._while_away = while_away
         self._answer_supplied()
 
     def cancel(self) -> list[Event]:
@@ -132,6 +136,7 @@ class ClientSession(Exchange):
             answer_start=self._answer_start,
             sampling=self._sampling,
             max_length=self._max_length,
+            while_away=self._while_away,
         ).to_json(self.fingerprints)
 
     @classmethod
@@ -163,6 +168,7 @@ class ClientSession(Exchange):
         session._tentative, session._origins = saved.tentative, saved.origins
         session._answer_start = saved.answer_start
         session._sampling, session._max_length = saved.sampling, saved.max_length
+        session._while_away = saved.while_away
         session._resume_token = saved.resume_token
         session._outgoing = Outgoing(saved.epoch, saved.connection)
         return session

@@ -220,4 +220,5 @@ class Exchange(ConversationState):
             rows_from=self.rows,
             sampling=self._sampling,
             max_length=self._max_length,
+            while_away=self._while_away,
         )

@@ -19,13 +19,24 @@ _LONGEST_NAME = 100  # of what a client sent, in a sentence to it
 
 @dataclass(frozen=True)
 class Limits:
-    """What a verifier allows: tokens, tokens, bytes, seconds, and whether it verifies trees."""
+    """What a verifier allows.
+
+    Attributes:
+        max_context, max_draft_tokens: tokens.
+        max_frame_bytes: bytes.
+        idle_seconds: silence after which it closes a connection.
+        trees: whether it verifies trees, or chains only.
+        away_seconds: how long it writes an answer on while its client is away; 0 for not at all.
+        keep_seconds: how long it keeps a conversation without a connection.
+    """
 
     max_context: int = 8192
     max_draft_tokens: int = 1024
     max_frame_bytes: int = 1 << 20
     idle_seconds: int = 900
     trees: bool = True
+    away_seconds: int = 0
+    keep_seconds: int = 0
 
 
 def fault(code: int, text: str, *, retry_after_ms: int = 0, committed_length: int = 0) -> wire.ServerMessage:

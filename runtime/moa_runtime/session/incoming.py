@@ -60,6 +60,8 @@ def limits_of(welcome: wire.Welcome) -> Limits:
         limits.max_frame_bytes,
         limits.idle_seconds,
         trees=not limits.chains_only,
+        away_seconds=limits.away_seconds,
+        keep_seconds=limits.keep_seconds,
     )
 
 

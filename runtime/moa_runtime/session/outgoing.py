@@ -85,7 +85,14 @@ class Outgoing:
         self._add(wire.ClientMessage(hello=hello))
 
     def prompt(
-        self, base_len: int, tokens: Sequence[int], *, rows_from: int, sampling: Sampling, max_length: int
+        self,
+        base_len: int,
+        tokens: Sequence[int],
+        *,
+        rows_from: int,
+        sampling: Sampling,
+        max_length: int,
+        while_away: bool,
     ) -> None:
         prompt = wire.Prompt(
             epoch=self.epoch,
@@ -94,6 +101,7 @@ class Outgoing:
             rows_from=rows_from,
             sampling=wire.Sampling(temperature=sampling.temperature, top_p=sampling.top_p, seed=sampling.seed),
             max_length=max_length,
+            while_away=while_away,
         )
         self._launch(wire.ClientMessage(prompt=prompt), supplied=len(tokens))
 

@@ -94,6 +94,7 @@ class ServerSession:
         self._finish: int | None = None  # of the answer that ended, if one did
         self._max_length = 0
         self._sampling = Sampling()
+        self._while_away = False
         self._rows_sent = 0  # the client has the rows below, or they are on their way
 
     def greet(self, hello: wire.Hello, token: str) -> list[wire.ServerMessage]:
@@ -109,6 +110,7 @@ class ServerSession:
         known = resume.marks[-1].length if resume.marks else 0
         goes_on = resume.answering and resume.epoch == self._epoch and 0 < agreed == known
         news = goes_on and self._answer_start is not None and self._answer_start <= known < len(self.committed)
+        self._while_away = self._while_away and goes_on
         welcome = wire.Welcome(
             protocol_version=PROTOCOL_VERSION,
             resume_token=token,
@@ -118,6 +120,8 @@ class ServerSession:
                 max_frame_bytes=self.limits.max_frame_bytes,
                 idle_seconds=self.limits.idle_seconds,
                 chains_only=not self.limits.trees,
+                away_seconds=self.limits.away_seconds,
+                keep_seconds=self.limits.keep_seconds,
             ),
             committed_length=agreed,
             epoch=self._epoch,
@@ -142,6 +146,15 @@ class ServerSession:
         if event == "cancel":
             return self._cancel(message.cancel)
         return fault(wire.FAULT_CODE_PROTOCOL, f"a {event or 'empty'} event cannot follow the Hello of a connection")
+
+    @property
+    def goes_on_alone(self) -> bool:
+        """Whether an answer runs that is to be finished while the client is away."""
+        return self._while_away and self._answer_start is not None and self._finish is None
+
+    def go_on(self) -> Verify | None:
+        """While the client is away: the work for the next token, if there is any."""
+        return self._work() if self.goes_on_alone else None
 
     def decide(self, work: Verify, path: Sequence[int], token: int, compute_us: int = 0) -> Decision:
         """Commit what the target chose.
@@ -208,7 +221,7 @@ class ServerSession:
         self._rows_sent = max(self._rows_sent, min(prompt.rows_from, end))
         self.committed += prompt.tokens
         self._answer_start = end
-        self._max_length = prompt.max_length
+        self._max_length, self._while_away = prompt.max_length, prompt.while_away
         sampling = prompt.sampling
         self._sampling = Sampling(sampling.temperature, sampling.top_p or 1.0, sampling.seed)
         return self._work(supplied=len(prompt.tokens))
@@ -253,6 +266,7 @@ class ServerSession:
 
     def _cut(self, length: int) -> None:
         """No answer runs behind what is left."""
+        self._while_away = False
         del self.committed[length:]
         self._rows_sent = min(self._rows_sent, length)
         self._answer_start = self._finish = None

@@ -41,6 +41,7 @@ class Snapshot:
     answer_start: int | None
     sampling: Sampling
     max_length: int
+    while_away: bool
 
     def to_json(self, fingerprints: Fingerprints) -> dict[str, Any]:
         """Numbers, texts, lists and dicts; with the version, and for whom the tokens are."""
@@ -85,6 +86,8 @@ class Snapshot:
                 max_frame_bytes=limits.number("max_frame_bytes", _UINT32),
                 idle_seconds=limits.number("idle_seconds", _UINT32),
                 trees=limits.flag("trees"),
+                away_seconds=limits.number("away_seconds", _UINT32),
+                keep_seconds=limits.number("keep_seconds", _UINT32),
             ),
             resume_token=top.text("resume_token"),
             epoch=top.number("epoch", _UINT64 // 2),  # room to go on counting
@@ -102,6 +105,7 @@ class Snapshot:
                 seed=sampling.number("seed", _UINT64),
             ),
             max_length=top.number("max_length", _UINT64),
+            while_away=top.flag("while_away"),
         )
         snapshot._check()
         return snapshot

@@ -42,6 +42,7 @@ class ConversationState:
         self._answer_start: int | None = None  # committed length at which the last answer began
         self._sampling = Sampling()
         self._max_length = 0
+        self._while_away = True
         self._server_length = 0  # how much of the committed prefix the server has
 
     # -- what is known -------------------------------------------------------------------------

@@ -1,0 +1,119 @@
+"""A verifier of the toy target on a virtual clock, with connections in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from memory_link import ClientEnd, MemoryLink
+from moa_runtime.timeline import NO_TIMELINE
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.away import Away
+from moa_server.bearers import Bearer, Bearers
+from moa_server.connection import Connection, Parts
+from moa_server.decoding import PlainDecodingEndpoint
+from moa_server.engine import Outcome, StepRequest
+from moa_server.metrics import Metrics
+from moa_server.sessions import SessionStore
+from moa_server.settings import Settings
+from moa_server.worker import Worker
+from soak.raw import Target
+from toy_engine import ToyEngine
+from virtual_loop import run_virtually
+
+CLIENT = Target(0, ("target", "tokenizer", "drafter"), 50, 1000)
+SETTINGS = Settings(max_waiting_frames=8)
+
+
+class Timed(ToyEngine):
+    """A step takes 20 ms, and a millisecond for each token."""
+
+    async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        tokens = [len(each.prefix) - self.held(each.sequence, each.prefix) + len(each.draft) for each in requests]
+        self._delay_s = (0.02 + 0.001 * sum(tokens), 0.0)
+        return await super().step(requests)
+
+
+class Served:
+    """A verifier of the toy without a network."""
+
+    def __init__(self, settings: Settings) -> None:
+        clock, metrics = asyncio.get_running_loop().time, Metrics()
+        self.engine = Timed()
+        self.worker = Worker(self.engine, metrics, clock=clock)
+        self.away = Away(self.worker, metrics, settings)
+        self.store = SessionStore(self.engine, self.worker, settings, self.away, clock)
+        bearers = Bearers(clock=clock)
+        parts = Parts(self.engine, self.worker, self.store, bearers, settings, metrics, NO_TIMELINE)
+        self.link = MemoryLink(lambda end: Connection(end, parts, Bearer()).serve())  # type: ignore[arg-type]
+        self.plain = PlainDecodingEndpoint(self.engine, self.worker, bearers, settings, metrics)
+
+    async def session(self, token: str = "") -> tuple[ClientEnd, str]:
+        """A greeted connection, and its resume token."""
+        end = await self.link.connect("")
+        await send(end, CLIENT.hello(token))
+        return end, (await receive(end)).welcome.resume_token
+
+    def stream(self, tokens: Sequence[int], most: int) -> Stream:
+        return Stream(self.plain, {"tokens": list(tokens), "max_new_tokens": most, "stream": True})
+
+    async def steps(self, count: int) -> None:
+        """Wait until so many more steps have begun."""
+        until = len(self.engine.steps) + count
+        while len(self.engine.steps) < until:
+            await asyncio.sleep(0.001)
+
+    def lengths_since(self, step: int) -> list[list[int]]:
+        """The prefixes of later steps, by their lengths."""
+        return [sorted(len(request.prefix) for request in each) for each in self.engine.steps[step:]]
+
+    async def end(self) -> None:
+        self.link.cut()
+        await self.link.closed()
+        await self.away.close()
+        await self.worker.close()
+
+
+class Stream:
+    """A request for plain decoding, and the tokens that came."""
+
+    def __init__(self, plain: PlainDecodingEndpoint, body: dict[str, Any]) -> None:
+        self.tokens: list[int] = []
+        self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._messages.put_nowait({"type": "http.request", "body": json.dumps(body).encode(), "more_body": False})
+        self.answering = asyncio.create_task(self._answer(plain))
+
+    def leave(self) -> None:
+        self._messages.put_nowait({"type": "http.disconnect"})
+
+    async def _answer(self, plain: PlainDecodingEndpoint) -> None:
+        scope = {"type": "http", "method": "POST", "headers": []}
+        response = await plain.answer(Request(scope, self._messages.get), Bearer())
+        await response(scope, self._messages.get, self._send)  # type: ignore[arg-type]
+
+    async def _send(self, message: Any) -> None:
+        for line in message.get("body", b"").decode().split("\n\n"):
+            event = json.loads(line.removeprefix("data: ") or "{}")
+            self.tokens += [event["token"]] if "token" in event else []
+
+
+async def send(end: ClientEnd, *messages: wire.ClientMessage) -> None:
+    for message in messages:
+        await end.send(message.SerializeToString())
+
+
+async def receive(end: ClientEnd) -> wire.ServerMessage:
+    return wire.ServerMessage.FromString(await end.down.get())
+
+
+def in_served(scenario: Any, settings: Settings = SETTINGS) -> None:
+    async def run(loop: object) -> None:
+        served = Served(settings)
+        await asyncio.wait_for(scenario(served), 600)
+        await served.end()
+
+    run_virtually(run)

@@ -1,0 +1,164 @@
+"""Answers that go on while their client is away, on a toy target and a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from moa_runtime.session.handshake import digest
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.settings import Settings
+from server.in_memory import CLIENT, SETTINGS, Served, in_served, receive, send
+from soak.raw import prompt
+from toy_engine import ToyEngine, plain
+
+PROMPT = [7, 8, 9]
+
+
+def asked(most: int, *, while_away: bool = True) -> wire.ClientMessage:
+    message = prompt(1, 0, PROMPT, most=most)
+    message.prompt.while_away = while_away
+    return message
+
+
+def resumed(token: str, tokens: list[int], rows: int = 0) -> wire.ClientMessage:
+    """The Hello of a client that has so many tokens of its answer."""
+    message = CLIENT.hello()
+    mark = wire.Mark(length=len(tokens), digest=digest(tokens))
+    resume = wire.Resume(token=token, connection=2, epoch=1, marks=[mark], answering=True, rows=rows)
+    message.hello.resume.CopyFrom(resume)
+    return message
+
+
+def own(most: int) -> list[int]:
+    """What the toy writes behind the prompt, with it."""
+    return [*PROMPT, *plain(ToyEngine(), PROMPT, most)]
+
+
+async def left(served: Served, most: int, **options: bool) -> tuple[str, list[int]]:
+    """A client asks, has its first token, and is gone: its resume token, and what it has."""
+    end, token = await served.session()
+    await send(end, asked(most, **options))
+    tokens = [*PROMPT, *(await receive(end)).verdict.tokens]
+    served.link.cut()
+    await served.link.closed()
+    return token, tokens
+
+
+def test_the_whole_answer_comes_behind_the_welcome():
+    async def scenario(served: Served) -> None:
+        token, tokens = await left(served, 40)
+        while len(served.away):
+            await asyncio.sleep(0.1)
+        steps = len(served.engine.steps)
+        end = await served.link.connect("")
+        await send(end, resumed(token, tokens))
+        welcome, verdict = (await receive(end)).welcome, (await receive(end)).verdict
+        assert welcome.verdict_follows and welcome.committed_length == len(tokens)
+        assert welcome.limits.away_seconds == SETTINGS.away_seconds
+        assert [*tokens, *verdict.tokens] == own(40) and verdict.finish and verdict.base_len == len(tokens)
+        assert len(served.engine.steps) == steps
+
+    in_served(scenario)
+
+
+def test_who_comes_back_in_the_middle_goes_on_there():
+    async def scenario(served: Served) -> None:
+        token, tokens = await left(served, 40)
+        await served.steps(10)
+        end = await served.link.connect("")
+        await send(end, resumed(token, tokens))
+        assert (await receive(end)).welcome.verdict_follows
+        tokens += (await receive(end)).verdict.tokens
+        assert 10 <= len(tokens) < 20 and not len(served.away)
+        while len(tokens) < len(own(40)):
+            await send(end, wire.ClientMessage(draft=wire.Draft(epoch=1, base_len=len(tokens))))
+            tokens += (await receive(end)).verdict.tokens
+        assert tokens == own(40)
+
+    in_served(scenario)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "most"),
+    [
+        (SETTINGS, {"while_away": False}, 1),
+        (Settings(away_seconds=0), {}, 1),
+        (Settings(away_tokens=5), {}, 6),
+        (Settings(away_seconds=0.5), {}, 25),
+    ],
+    ids=["the client does not want it", "the server does not", "tokens", "seconds"],
+)
+def test_it_ends_where_client_or_server_want(settings, options, most):
+    async def scenario(served: Served) -> None:
+        token, tokens = await left(served, 200, **options)
+        await asyncio.sleep(10)
+        assert not len(served.away)
+        end = await served.link.connect("")
+        await send(end, resumed(token, tokens))
+        welcome = (await receive(end)).welcome
+        assert welcome.limits.away_seconds == int(settings.away_seconds)
+        written = len((await receive(end)).verdict.tokens) if welcome.verdict_follows else 0
+        assert written < most <= written + 15
+
+    in_served(scenario, settings)
+
+
+def test_it_takes_no_step_from_who_is_there():
+    async def scenario(served: Served) -> None:
+        await left(served, 100)
+        stream = served.stream([5, 6], 60)
+        await served.steps(5)
+        before = len(served.engine.steps)
+        await served.steps(30)
+        assert {len(step) for step in served.lengths_since(before)} == {1}
+        assert len(stream.tokens) > 30 and len(served.away) == 1
+        stream.leave()
+        await stream.answering
+        await served.steps(5)
+
+    in_served(scenario)
+
+
+def test_a_question_that_nobody_has_read_yet_is_answered():
+    async def scenario(served: Served) -> None:
+        end, token = await served.session()
+        await send(end, asked(10))
+        await served.steps(1)
+        served.link.cut()
+        await served.link.closed()
+        while len(served.away):
+            await asyncio.sleep(0.1)
+        end = await served.link.connect("")
+        await send(end, resumed(token, PROMPT))
+        assert (await receive(end)).welcome.verdict_follows
+        assert [*PROMPT, *(await receive(end)).verdict.tokens] == own(10)
+
+    in_served(scenario)
+
+
+def test_an_engine_that_fails_ends_it():
+    async def scenario(served: Served) -> None:
+        token, tokens = await left(served, 40)
+        served.engine.broken.update(each.sequence for each in served.store._conversations.values())
+        while len(served.away):
+            await asyncio.sleep(0.1)
+        served.engine.broken.clear()
+        end = await served.link.connect("")
+        await send(end, resumed(token, tokens))
+        assert (await receive(end)).welcome.committed_length == len(tokens)
+
+    in_served(scenario)
+
+
+def test_a_conversation_that_is_forgotten_is_not_written_on():
+    async def scenario(served: Served) -> None:
+        await left(served, 200)
+        assert len(served.away) == 1
+        await asyncio.sleep(0.1)
+        served.store.sweep()
+        await asyncio.sleep(0.1)
+        assert not len(served.store) and not len(served.away) and not served.engine.sequences_open
+
+    in_served(scenario, Settings(keep_seconds=0.05))
