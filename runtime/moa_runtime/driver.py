@@ -31,6 +31,7 @@ class Driver:
             frame over to taking up its verdict) and ``receive`` on the track ``link``, and a mark for each change
             of the link's status.
         on_problem: called with why a connection could not be made or kept, and whether waiting cannot mend it.
+        on_rest: called when no connection will be made until the host says so: offline by choice, or in the background.
     """
 
     def __init__(
@@ -42,13 +43,16 @@ class Driver:
         timeline: Timeline | None = None,
         *,
         on_problem: Callable[[MoaError, bool], None],
+        on_rest: Callable[[], None],
     ) -> None:
-        self._loop, self._drafter, self._on_problem = loop, drafter, on_problem
+        self._loop, self._drafter = loop, drafter
+        self._on_problem, self._on_rest = on_problem, on_rest
         loop.listen(self._hear)
         self._timeline = timeline or NO_TIMELINE
         self._inbox: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="moa-drafter")
         handlers = TransportHandlers(
+            held=lambda: self.post(lambda: self._rest("no connection is made in the background")),
             connecting=lambda: self.post(loop.connecting),
             opened=lambda: self.post(loop.opened),
             frame=lambda data: self.post(lambda: self._received(data)),
@@ -77,7 +81,7 @@ class Driver:
         wanted, self._online = self._online, False
         self._end_link()
         if wanted:
-            self.post(lambda: self._loop.lost("working offline", None, time.monotonic(), on_purpose=True))
+            self.post(lambda: self._rest("working offline", on_purpose=True))
         await self._closed_links()
 
     async def reconnect(self, why: str = "the network changed") -> None:
@@ -187,6 +191,10 @@ class Driver:
     def _closed(self, problem: ConnectError, retry_in_s: float | None) -> None:
         self._loop.lost(str(problem), retry_in_s, time.monotonic())
         self._on_problem(problem, problem.final)
+
+    def _rest(self, why: str, *, on_purpose: bool = False) -> None:
+        self._loop.lost(why, None, time.monotonic(), on_purpose=on_purpose)
+        self._on_rest()
 
     def _hear(self, event: LoopEvent) -> None:
         if isinstance(event, Faulted) and event.code in _REFUSALS and self._link_task is not None:
