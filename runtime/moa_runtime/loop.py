@@ -121,6 +121,7 @@ class DraftingLoop:
     def conditions(self, conditions: Conditions) -> None:
         self._conditions = conditions
         self._session.wants_rows = not conditions.metered
+        self._session.held = conditions.background
 
     @property
     def policy(self) -> Policy:
@@ -213,6 +214,8 @@ class DraftingLoop:
         """What to do now."""
         for alarm in self._watch.passed(now):
             self._take_alarm(alarm)
+        for event in self._session.resume():
+            self._tell(event)
         draft = self._draft_due()
         if draft is not None:
             return draft

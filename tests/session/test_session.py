@@ -184,6 +184,50 @@ def test_keep_leaves_room_for_the_answer_to_end() -> None:
     assert pair.events[-1] == Finished(FinishReason.CONTEXT)
 
 
+def held_at_a_welcome(policy: Policy = Policy.ROLLBACK, *, forgotten: bool = False) -> Pair:
+    """A pair whose link came back with two tokens written offline, while nothing is to be asked for."""
+    pair = asked(policy=policy)
+    pair.cut()
+    if forgotten:
+        pair.server.restart(LIMITS)
+    pair.write(2, right=False, origin=Origin.OFFLINE)
+    pair.client.held = True
+    pair.connect()
+    pair.settle()
+    return pair
+
+
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_what_is_held_back_is_sent_afterwards(policy: Policy, forgotten: bool) -> None:
+    pair = held_at_a_welcome(policy, forgotten=forgotten)
+    passes, written = pair.server.passes, pair.client.tokens
+    assert pair.client.link is LinkState.UP and not pair.client.awaiting_verdict
+    assert pair.client.resume() == [] and not pair.client.frames_to_send()
+    pair.client.held = False
+    owed = forgotten or policy is Policy.KEEP
+    assert pair.client.may_propose is not owed
+    pair.client.resume()
+    assert pair.client.awaiting_verdict is owed
+    pair.client.propose()
+    pair.settle()
+    pair.finish()
+    assert pair.finished and pair.server.passes > passes
+    if policy is Policy.KEEP:
+        assert pair.client.committed[: len(written)] == written
+    else:
+        assert pair.client.committed == decode(PROMPT, LIMITS.max_context)
+
+
+def test_a_new_question_takes_along_what_was_held_back() -> None:
+    pair = held_at_a_welcome(forgotten=True)
+    pair.client.cancel()
+    pair.client.prompt(PROMPT, GREEDY, 4)
+    pair.settle()
+    assert pair.client.awaiting_verdict is False and pair.client.resume() == []
+    assert pair.server.session.committed == pair.client.committed
+
+
 @pytest.mark.parametrize("online", [True, False])
 def test_after_a_rewind_the_target_writes_the_same_again(online: bool) -> None:
     pair = asked(max_new_tokens=9)

@@ -248,6 +248,52 @@ def test_nothing_is_drafted_or_sent_in_the_background(toys: Any) -> None:
     answered(hide, toys, RIGHT)
 
 
+@pytest.mark.parametrize("forgotten", [False, True], ids=["known", "forgotten"])
+def test_a_welcome_that_comes_in_the_background_resumes_nothing_before_it_is_over(toys: Any, forgotten: bool) -> None:
+    """Neither the next draft nor, where the verifier was started anew, the conversation is sent."""
+
+    async def hide(world: World, seen: Seen) -> None:
+        if forgotten:
+            await world.restart(1.0)
+        else:
+            world.link.cut()
+        swift, world.link.delay_down = world.link.delay_down, lambda: 1.0
+        while world.chat.status is not LinkStatus.RECONNECTING:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1.5)  # the Hello is sent, the Welcome on its way
+        assert world.chat.status is LinkStatus.RECONNECTING
+        before = moved(world), len(seen.budgets), len(world.chat.tokens)
+        world.chat.tell_conditions(Conditions(background=True))
+        await asyncio.sleep(50)
+        assert world.chat.status is LinkStatus.ONLINE and seen.pauses[-1] is PauseReason.BACKGROUND
+        assert (moved(world), len(seen.budgets), len(world.chat.tokens)) == before
+        world.link.delay_down = swift
+        world.chat.tell_conditions(Conditions())
+
+    answered(hide, toys, RIGHT)
+
+
+def test_a_question_asked_in_the_background_is_sent_when_the_welcome_comes(toys: Any) -> None:
+    """It brings the answer's first token; the rest comes afterwards."""
+
+    async def live(loop: VirtualLoop) -> None:
+        async with living(loop, RIGHT, toys, random.Random(1)) as world:
+            world.link.delay_down = lambda: 1.0
+            await asyncio.sleep(1.5)
+            seen, chat = Seen(), world.chat
+            chat.tell_conditions(Conditions(background=True))
+
+            async def wait(world: World, seen: Seen) -> None:
+                await asyncio.sleep(50)
+                assert committed(seen.of(AnswerUpdate)[-1]) == 1 and seen.pauses[-1] is PauseReason.BACKGROUND
+                chat.tell_conditions(Conditions())
+
+            await asyncio.wait_for(follow(world, seen, wait, 1), 3600)
+            assert len(seen.answer.tokens) == COUNT
+
+    run_virtually(live)
+
+
 def test_what_the_background_interrupts_goes_on_after_it_also_without_the_verifier(toys: Any) -> None:
     async def hide(world: World, seen: Seen) -> None:
         world.chat.tell_conditions(Conditions(background=True))

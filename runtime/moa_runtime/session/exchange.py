@@ -27,6 +27,7 @@ class Exchange(ConversationState):
 
     Attributes:
         link: its state.
+        held: nothing but a new question is asked for by itself, for now; :meth:`resume` makes up for it.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Exchange(ConversationState):
         super().__init__(stop_tokens, policy)
         self.fingerprints = fingerprints
         self.link = LinkState.DOWN
+        self.held = False
         self._row_encoding = row_encoding
         self.wants_rows = True
         self._resume_token = ""
@@ -47,7 +49,7 @@ class Exchange(ConversationState):
     @property
     def may_propose(self) -> bool:
         """Whether :meth:`propose` would send something."""
-        return self.link is LinkState.UP and self.answering and not self.awaiting_verdict and not self._supplied
+        return self.link is LinkState.UP and self.answering and not self.awaiting_verdict and not self._owes_prompt
 
     @property
     def awaiting_verdict(self) -> bool:
@@ -113,6 +115,15 @@ class Exchange(ConversationState):
         """Send what is in flight once more; both ends drop the copy that proves needless."""
         return self.link is LinkState.UP and self._outgoing.resend()
 
+    def resume(self) -> list[Event]:
+        """Give the server what a running answer lacks there, unless that is :attr:`held` back."""
+        idle = self.link is not LinkState.UP or not self.answering or self.awaiting_verdict
+        if idle or not self._owes_prompt or (self.held and len(self._supplied) == self._kept):
+            return []
+        missing = len(self.committed) - self._server_length
+        self._send_prompt()
+        return [Resumed(missing)] if missing else []
+
     # -- frames from the server ----------------------------------------------------------------
 
     def receive(self, data: bytes) -> list[Event]:
@@ -156,7 +167,7 @@ class Exchange(ConversationState):
         self._server_length = len(self.committed)
         if self._supplied:  # by the policy, in place of the target's choice
             self._outgoing.begin_epoch()
-            self._send_prompt()
+            events += self.resume()
         elif verdict.finish in FINISH:
             events += self._drop_tentative()
             self.answering = False
@@ -179,12 +190,15 @@ class Exchange(ConversationState):
             return []
         if self.policy is Policy.KEEP and Origin.OFFLINE in self._origins:
             self._keep_tentative()
-        missing = len(self.committed) - self._server_length
-        if self._supplied or missing:
-            self._send_prompt()
-            return [Resumed(missing)] if missing else []
-        self.propose()
-        return []
+        events = self.resume()
+        if not self.held:
+            self.propose()
+        return events
+
+    @property
+    def _owes_prompt(self) -> bool:
+        """Whether the server lacks tokens that only a Prompt gives it."""
+        return bool(self._supplied) or self._server_length < len(self.committed)
 
     def _send_prompt(self) -> None:
         """Give the server every token it lacks: lost committed ones and the supplied ones."""
