@@ -184,6 +184,20 @@ def test_keep_leaves_room_for_the_answer_to_end() -> None:
     assert pair.events[-1] == Finished(FinishReason.CONTEXT)
 
 
+@pytest.mark.parametrize("written", [1, 8])
+def test_what_is_kept_leaves_the_answers_last_token_to_the_target(written: int) -> None:
+    pair = asked(max_new_tokens=written + 1, policy=Policy.KEEP)
+    before = list(pair.client.committed)
+    pair.cut()
+    pair.client.extend([3] * written, Origin.OFFLINE)
+    assert pair.client.tentatively_finished
+    pair.connect()
+    pair.settle()
+    kept = [*before, *[3] * (written - 1)]
+    assert pair.client.committed == pair.server.session.committed == [*kept, choice(kept)]
+    assert isinstance(pair.events[-1], Finished)
+
+
 def held_at_a_welcome(policy: Policy = Policy.ROLLBACK, *, forgotten: bool = False) -> Pair:
     """A pair whose link came back with two tokens written offline, while nothing is to be asked for."""
     pair = asked(policy=policy)
