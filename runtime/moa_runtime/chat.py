@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, LinkStatus, Paused
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, LinkStatus, Paused, TokenOrigin
 from moa_runtime.answer_record import AnswerRecord
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend
@@ -79,6 +79,7 @@ class Chat:
         # Events with the edition of the answer that they are about, see keep_mine.
         self._updates: asyncio.Queue[tuple[int, ChatEvent | ChatError]] = asyncio.Queue()
         self._edition = self._edition_asked = 0
+        self._published: tuple[TokenOrigin, ...] = ()
         self._following = False
         self._refusal: ChatError | None = None
         self._opening: asyncio.Future[None] | None = None  # what open() waits for
@@ -278,7 +279,7 @@ class Chat:
                 f"the conversation would have {question.length} tokens, the target's context holds "
                 f"{self._max_context}; shorten the message or begin a new chat"
             )
-        self._updates = asyncio.Queue()
+        self._updates, self._published = asyncio.Queue(), ()
         self._record = self._new_record(question)
         most = min(max_new_tokens, self._max_context)
         self._driver.post(lambda: self._loop.ask(question.kept, question.supplied, sampling or Sampling(), most))
@@ -348,7 +349,7 @@ class Chat:
         edition = self._edition_asked
 
         def keep() -> None:
-            self._edition = edition
+            self._edition, self._published = edition, ()
             self._loop.keep(disputed.start, disputed.tokens)
             self._record.take_back(disputed.start)
             self._publish()
@@ -400,7 +401,9 @@ class Chat:
 
     def _publish(self) -> AnswerUpdate:
         update = self._record.update(self._loop.unconfirmed)
-        self._put(update)
+        if update.tokens != self._published:  # a draft may be empty
+            self._published = update.tokens
+            self._put(update)
         return update
 
     def _put(self, event: ChatEvent | ChatError) -> None:

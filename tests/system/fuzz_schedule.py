@@ -112,6 +112,7 @@ async def _follow(world: World, answering: AsyncGenerator[ChatEvent, None], turn
         async for event in events:
             seen += 1
             if isinstance(event, AnswerUpdate):
+                assert last is None or event.tokens != last.tokens, "the same update came twice"
                 last = event
             elif isinstance(event, Disagreement):
                 disputed = world.rng.random() < 0.5

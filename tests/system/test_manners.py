@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 from unittest import mock
 
@@ -384,6 +385,15 @@ def test_on_a_metered_network_no_rows_are_sent_and_drafts_are_copies(toys: Any) 
         assert world.drafter.rows > rows and seen.budgets[-1].levels > 0
 
     answered(spare, toys, METERED)
+
+
+def test_rounds_without_a_draft_tell_nothing_twice(toys: Any) -> None:
+    async def know_nothing(world: World, seen: Seen) -> None:
+        world.drafter.propose = lambda prefix, budget: DraftTree()  # type: ignore[method-assign]
+
+    updates = answered(know_nothing, toys).of(AnswerUpdate)
+    assert len(updates) > COUNT // 2
+    assert all(one.tokens != another.tokens for one, another in pairwise(updates))
 
 
 def test_another_network_is_used_at_once(toys: Any) -> None:
