@@ -57,7 +57,10 @@ def test_a_tree_may_be_accepted_on_another_path_than_the_tentative_one() -> None
     wrong = [token % (VOCAB - 1) + 1 for token in right]
     tree = DraftTree((wrong[0], right[0], wrong[1], right[1]), (0, 0, 1, 2), (-0.1, -0.9, -0.2, -1.0))
     pair.client.extend(path_of(tree), Origin.DRAFTED)
-    assert pair.client.propose(tree=tree) and pair.client.in_flight_drafted == 4
+    assert pair.client.propose(tree=tree)
+    pair.flush()
+    sent = last_frame(pair).draft
+    assert (tuple(sent.tokens), tuple(sent.parents)) == (tree.tokens, tree.parents)
     pair.settle()
     assert pair.client.committed == decode(PROMPT, len(PROMPT) + 4)
     rolled_back, committed = pair.events[-2:]

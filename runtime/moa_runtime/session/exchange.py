@@ -61,12 +61,6 @@ class Exchange(ConversationState):
         flight = self._outgoing.in_flight
         return flight is not None and flight.supplied > 0
 
-    @property
-    def in_flight_drafted(self) -> int:
-        """Drafted tokens in the frame that awaits its verdict."""
-        flight = self._outgoing.in_flight
-        return flight.drafted if flight else 0
-
     def frames_to_send(self) -> list[bytes]:
         """Take the frames that are to be sent, in order."""
         return self._outgoing.take()
