@@ -142,5 +142,5 @@ def check_at_least(args: argparse.Namespace, **least: int) -> None:
     """``check_at_least(args, max_new_tokens=1)``. Raises MoaError naming the option."""
     for name, smallest in least.items():
         value = getattr(args, name)
-        if value != "auto" and value < smallest:
+        if value not in ("auto", None) and value < smallest:
             raise MoaError(f"--{name.replace('_', '-')} must be at least {smallest}, not {value}")

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, LinkStatus, Paused
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, LinkStatus, Paused, TokenOrigin
 from moa_runtime.answer_record import AnswerRecord
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend
@@ -31,7 +31,7 @@ from moa_runtime.session.events import Committed, Finished, Policy, RolledBack, 
 from moa_runtime.throughput import Throughput
 from moa_runtime.timeline import Timeline
 from moa_runtime.tokenizer import ChatTokenizer
-from moa_runtime.transport import Endpoint, Timing
+from moa_runtime.transport import ConnectError, Endpoint, Timing
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 
@@ -79,13 +79,16 @@ class Chat:
         # Events with the edition of the answer that they are about, see keep_mine.
         self._updates: asyncio.Queue[tuple[int, ChatEvent | ChatError]] = asyncio.Queue()
         self._edition = self._edition_asked = 0
+        self._published: tuple[TokenOrigin, ...] = ()
         self._following = False
         self._refusal: ChatError | None = None
-        self._first_connection: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._opening: asyncio.Future[None] | None = None  # what open() waits for
         self._running: asyncio.Task[None] | None = None
         self._loop = DraftingLoop(session, drafter, controller or Throughput(), settings)
         self._loop.listen(self._hear)
-        self._driver = Driver(self._loop, drafter, endpoint, timing, timeline, on_problem=self._on_problem)
+        self._driver = Driver(
+            self._loop, drafter, endpoint, timing, timeline, on_problem=self._on_problem, on_rest=self._opened
+        )
         self._record = self._new_record(Question([], 0, []))
 
     @classmethod
@@ -153,16 +156,25 @@ class Chat:
 
         Args:
             wait: until the verifier has answered; see :meth:`connect` for what is raised when it does not.
-                Otherwise the chat begins offline, and a refusal is raised by :meth:`send`.
+                Otherwise the chat begins offline, and a refusal is raised by :meth:`send`. So it does with ``wait``
+                where no connection is made: in the background (:meth:`tell_conditions`), or when the user goes offline
+                meanwhile.
+
+        Raises:
+            ConnectError: the chat was closed meanwhile; or see :meth:`connect`.
         """
-        if not wait:
-            self._first_connection.set_result(None)
+        if wait:
+            self._opening = asyncio.get_running_loop().create_future()
         self._running = asyncio.create_task(self._driver.run())
         self._running.add_done_callback(self._on_loop_end)
         self._driver.go_online()
-        await self._first_connection
+        if self._opening is not None:
+            await self._opening
 
     async def close(self) -> None:
+        """Leave the verifier; an :meth:`open` that waits is ended with an error."""
+        if opening := self._connecting():
+            opening.set_exception(ConnectError("the chat was closed before the verifier had answered", final=True))
         await self._driver.close()
         if self._running is not None:
             self._running.cancel()
@@ -270,7 +282,7 @@ class Chat:
                 f"the conversation would have {question.length} tokens, the target's context holds "
                 f"{self._max_context}; shorten the message or begin a new chat"
             )
-        self._updates = asyncio.Queue()
+        self._updates, self._published = asyncio.Queue(), ()
         self._record = self._new_record(question)
         most = min(max_new_tokens, self._max_context)
         chosen = sampling or Sampling()
@@ -341,7 +353,7 @@ class Chat:
         edition = self._edition_asked
 
         def keep() -> None:
-            self._edition = edition
+            self._edition, self._published = edition, ()
             self._loop.keep(disputed.start, disputed.tokens)
             self._record.take_back(disputed.start)
             self._publish()
@@ -388,26 +400,33 @@ class Chat:
     def _on_link(self, change: LinkChanged) -> None:
         if self._following:
             self._put(change)
-        if change.status is LinkStatus.ONLINE and self._connecting():
-            self._first_connection.set_result(None)
+        if change.status is LinkStatus.ONLINE:
+            self._opened()
 
     def _publish(self) -> AnswerUpdate:
         update = self._record.update(self._loop.unconfirmed)
-        self._put(update)
+        if update.tokens != self._published:  # a draft may be empty
+            self._published = update.tokens
+            self._put(update)
         return update
 
     def _put(self, event: ChatEvent | ChatError) -> None:
         self._updates.put_nowait((self._edition, event))
 
     def _on_problem(self, problem: MoaError, final: bool) -> None:
-        if self._connecting():
-            self._first_connection.set_exception(problem)
+        if opening := self._connecting():
+            opening.set_exception(problem)
         elif final:
             self._refusal = problem if isinstance(problem, ChatError) else ChatError(str(problem))
             self._put(self._refusal)
 
-    def _connecting(self) -> bool:
-        return not self._first_connection.done()
+    def _opened(self) -> None:
+        if opening := self._connecting():
+            opening.set_result(None)
+
+    def _connecting(self) -> asyncio.Future[None] | None:
+        """What :meth:`open` waits for, while it does."""
+        return None if self._opening is None or self._opening.done() else self._opening
 
     def _on_loop_end(self, task: asyncio.Task[None]) -> None:
         """The loop only ends by cancellation or by a defect, which must not leave the application waiting."""

@@ -18,7 +18,7 @@ from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.transport import ConnectError, Endpoint, Timing, Transport, TransportHandlers
 
 #: Faults after which connecting again would only repeat them.
-_REFUSALS = {"VERSION_MISMATCH", "FINGERPRINT_MISMATCH", "REPLACED"}
+_REFUSALS = {"VERSION_MISMATCH", "FINGERPRINT_MISMATCH", "ROWS_MISMATCH", "REPLACED"}
 
 
 class Driver:
@@ -31,6 +31,7 @@ class Driver:
             frame over to taking up its verdict) and ``receive`` on the track ``link``, and a mark for each change
             of the link's status.
         on_problem: called with why a connection could not be made or kept, and whether waiting cannot mend it.
+        on_rest: called when no connection will be made until the host says so: offline by choice, or in the background.
     """
 
     def __init__(
@@ -42,13 +43,16 @@ class Driver:
         timeline: Timeline | None = None,
         *,
         on_problem: Callable[[MoaError, bool], None],
+        on_rest: Callable[[], None],
     ) -> None:
-        self._loop, self._drafter, self._on_problem = loop, drafter, on_problem
+        self._loop, self._drafter = loop, drafter
+        self._on_problem, self._on_rest = on_problem, on_rest
         loop.listen(self._hear)
         self._timeline = timeline or NO_TIMELINE
         self._inbox: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="moa-drafter")
         handlers = TransportHandlers(
+            held=lambda: self.post(lambda: self._rest("no connection is made in the background")),
             connecting=lambda: self.post(loop.connecting),
             opened=lambda: self.post(loop.opened),
             frame=lambda data: self.post(lambda: self._received(data)),
@@ -58,6 +62,7 @@ class Driver:
         self._link_task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()  # links that are being closed
         self._online = False  # as the user wants it
+        self._refused = False  # by the verifier that was connected to last
         self._reconnecting: asyncio.Task[None] | None = None
         self._sent_ns = self._taken_up_ns = 0  # the frame in flight was handed over, the last was taken up: wall-clock
         self._status = loop.link.status
@@ -68,22 +73,22 @@ class Driver:
 
     def go_online(self) -> None:
         """Begin to connect, and reconnect for as long as the driver runs."""
-        self._online = True
+        self._online, self._refused = True, False
         if self._link_task is None or self._link_task.done():
             self._link_task = asyncio.create_task(self._link())
 
     async def go_offline(self) -> None:
         """Close the connection and make no other until :meth:`go_online`."""
-        wanted, self._online = self._online, False
+        wanted, self._online, self._refused = self._online, False, False
         self._end_link()
         if wanted:
-            self.post(lambda: self._loop.lost("working offline", None, time.monotonic(), on_purpose=True))
+            self.post(lambda: self._rest("working offline", on_purpose=True))
         await self._closed_links()
 
     async def reconnect(self, why: str = "the network changed") -> None:
         """Drop the connection and make another at once; nothing while offline."""
         self._transport.drop()
-        if self._end_link() and self._online:
+        if (self._end_link() or self._refused) and self._online:
             self.post(lambda: self._loop.lost(why, 0.0, time.monotonic()))
             self.go_online()
         await self._closed_links()
@@ -97,7 +102,7 @@ class Driver:
     @property
     def gave_up(self) -> bool:
         """Whether the verifier refused in a way that connecting again cannot mend."""
-        return self._link_task is not None and self._link_task.done()
+        return self._refused or (self._link_task is not None and self._link_task.done())
 
     async def close(self) -> None:
         await self.go_offline()
@@ -188,9 +193,13 @@ class Driver:
         self._loop.lost(str(problem), retry_in_s, time.monotonic())
         self._on_problem(problem, problem.final)
 
+    def _rest(self, why: str, *, on_purpose: bool = False) -> None:
+        self._loop.lost(why, None, time.monotonic(), on_purpose=on_purpose)
+        self._on_rest()
+
     def _hear(self, event: LoopEvent) -> None:
-        if isinstance(event, Faulted) and event.code in _REFUSALS and self._link_task is not None:
-            self._link_task.cancel()
+        if isinstance(event, Faulted) and event.code in _REFUSALS and self._end_link():
+            self._refused = True
             self.post(lambda: self._loop.lost(event.text, None, time.monotonic()))
         elif isinstance(event, RoundEnded):
             trip_ms = round(1000 * event.waited_s, 3)

@@ -121,6 +121,7 @@ class DraftingLoop:
     def conditions(self, conditions: Conditions) -> None:
         self._conditions = conditions
         self._session.wants_rows = not conditions.metered
+        self._session.held = conditions.background
 
     @property
     def policy(self) -> Policy:
@@ -197,11 +198,11 @@ class DraftingLoop:
     def received(self, frame: bytes, now: float) -> None:
         """A frame came."""
         self._exhausted = False
-        for event in self._session.receive(frame):
-            if isinstance(event, RowsReceived):
-                if self._drafter is not None:
-                    self._drafter.add_rows(event.start, event.keys, event.values)
-            elif isinstance(event, Welcomed):
+        events = self._session.receive(frame)
+        # What the frame says besides is taken first: the session has taken it.
+        events += [fault for event in events if isinstance(event, RowsReceived) and (fault := self._add_rows(event))]
+        for event in events:
+            if isinstance(event, Welcomed):
                 self._watch.up()
                 # What is no offline text by now never will be; most of it is on its way again.
                 self._sent_path = self._sent_depth = len(self._session.tentative)
@@ -219,6 +220,8 @@ class DraftingLoop:
         """What to do now."""
         for alarm in self._watch.passed(now):
             self._take_alarm(alarm)
+        for event in self._session.resume():
+            self._tell(event)
         draft = self._draft_due()
         if draft is not None:
             return draft
@@ -377,6 +380,18 @@ class DraftingLoop:
             self._controller.observe(outcome)
         self._resumed = self._resumed and bool(self._session.tentative)
         self._tell(outcome)
+
+    def _add_rows(self, received: RowsReceived) -> Faulted | None:
+        """Give them to the drafter; a fault where it cannot read them."""
+        if self._drafter is None:
+            return None
+        try:
+            self._drafter.add_rows(received.start, received.keys, received.values)
+        except ValueError as error:
+            self._session.rows = self._drafter.rows
+            text = f"the verifier's memory rows are not those of this bundle's drafter: {error}"
+            return Faulted("ROWS_MISMATCH", text, 0)
+        return None
 
     def _faulted(self, fault: Faulted, now: float) -> None:
         if fault.code == "IDLE":

@@ -33,7 +33,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Drafted:
-    """The tentative tokens changed; the device drafted for so many seconds."""
+    """The device drafted for so many seconds, or what is offline text among the tentative tokens changed."""
 
     seconds: float
 

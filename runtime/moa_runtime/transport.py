@@ -75,9 +75,11 @@ class Timing:
 class TransportHandlers:
     """Called in the event loop's thread, in the order of what happens on the link.
 
-    ``closed`` also gets the seconds until the next attempt to connect, None when there will be none.
+    ``held``: no attempt is made for now, see :meth:`Transport.hold`. ``closed`` also gets the seconds until the next
+    attempt to connect, None when there will be none.
     """
 
+    held: Callable[[], None]
     connecting: Callable[[], None]
     opened: Callable[[], None]
     frame: Callable[[bytes], None]
@@ -124,7 +126,9 @@ class Transport:
         """Keep a connection open until cancelled. Returns only after a refusal that trying again cannot mend."""
         backoff = self._timing.first_backoff
         while True:
-            await self._wanted.wait()
+            if not self._wanted.is_set():
+                self._handlers.held()
+                await self._wanted.wait()
             self._handlers.connecting()
             try:
                 async with await self._connect() as socket:

@@ -8,6 +8,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -227,6 +228,9 @@ def test_the_command_makes_a_recording_where_there_is_none(tiny, questions, few_
     [
         (["--scenarios", "0"], "--scenarios must be at least 1"),
         (["--limit", "1"], "holds a recording already: leave out --limit"),
+        (["--max-new-tokens", "80"], "holds a recording already: leave out --max-new-tokens"),
+        (["--max-new-tokens", "1"], "--max-new-tokens must be at least 2"),
+        (["--no-ngrams"], "was recorded with an n-gram index: leave out --no-ngrams"),
         (["--recording", "no-such-folder/recording"], "there is no folder no-such-folder"),
         (["--recording", __file__], "is no recording of this version"),
         (["--plot", "plot.txt"], "must end with"),
@@ -238,7 +242,65 @@ def test_bad_input_is_refused_in_one_sentence(kept, argv, said, capsys) -> None:
     assert out == "" and err.startswith("moa-bench: error: ") and err.count("\n") == 1 and said in err
 
 
+def test_what_a_recording_was_made_with_may_be_said_again(recording, few_shapes, tmp_path, capsys) -> None:
+    for ngrams, same, other in ((True, "--ngrams", "--no-ngrams"), (False, "--no-ngrams", "--ngrams")):
+        replace(recording, ngrams=ngrams).write(tmp_path / "recording")
+        argv = ["shapes", "--recording", str(tmp_path / "recording"), "--scenarios", "1", "--json"]
+        assert main([*argv, same]) == 0
+        assert json.loads(capsys.readouterr().out)["settings"]["ngrams"] is ngrams
+        assert main([*argv, other]) == 2
+        assert f"leave out {other}" in capsys.readouterr().err
+
+
 def test_a_damaged_recording_is_refused(kept: Path) -> None:
     kept.write_bytes(kept.read_bytes()[:2000])
     with pytest.raises(MoaError, match="is no recording of this version"):
         Recording.read(kept)
+
+
+def written_anew(path: Path, header: dict[str, Any], **arrays: Any) -> None:
+    """The file with another header and other arrays; None leaves one out."""
+    with np.load(path) as file:
+        held: dict[str, Any] = dict(file)
+    whole = json.loads(held["header"].tobytes()) | header
+    held |= {"header": np.frombuffer(json.dumps(whole).encode(), np.uint8)} | arrays
+    with path.open("wb") as out:
+        np.savez(out, **{name: array for name, array in held.items() if array is not None})
+
+
+SOME = np.ones(3, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("header", "arrays", "said"),
+    [
+        ({}, {"positions-1": SOME}, "its answer 2 has lengths of shape"),
+        ({}, {"lengths-0": SOME}, "its answer 1 has lengths of shape (3,) and type int32, where the others ask for"),
+        ({}, {"tokens-1": SOME}, "has tokens of shape (3,)"),
+        ({}, {"top_logprobs-0": np.zeros((3, 4), np.float32)}, "has top_logprobs of shape (3, 4)"),
+        ({}, {"top_tokens-0": SOME}, "has top_tokens of shape (3,)"),
+        ({}, {"positions-0": SOME.astype(np.float32)}, "has positions of shape (3,) and type float32"),
+        ({}, {f"{name}-0": SOME[:0] for name in ("positions", "lengths", "tokens")}, "has top_tokens of shape"),
+        ({}, {"positions-0": np.int32(1)}, "is no recording"),
+        ({}, {"tokens-1": None}, "is no recording"),
+        ({"vocab_size": 7}, {}, "its answer 1 has tokens outside of the 7 of the target"),
+        ({"vocab_size": "many"}, {}, "is no recording"),
+        ({"texts": []}, {}, "is no recording"),
+        ({"texts": [[[], [1, 2]]]}, {}, "its answer 1 has no prompt"),
+        ({"texts": [[[1], ["a", "b"]]]}, {}, "its answer 1 has tokens outside of"),
+        ({"texts": [1]}, {}, "is no recording"),
+        ({"stop_tokens": []}, {}, "is no recording"),
+    ],
+)
+def test_a_recording_that_contradicts_itself_is_refused_in_a_sentence(kept, header, arrays, said, capsys) -> None:
+    written_anew(kept, header, **arrays)
+    assert main(["shapes", "--recording", str(kept)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("moa-bench: error: ") and err.count("\n") == 1 and said in err
+
+
+def test_probabilities_of_a_recording_are_none_above_one(kept: Path, recording: Recording) -> None:
+    for wrong in (np.nan, 0.5):
+        written_anew(kept, {}, **{"top_logprobs-1": np.full_like(recording.answers[1].top_logprobs, wrong)})
+        with pytest.raises(MoaError, match="its answer 2 has negative lengths or positions, or probabilities above 1"):
+            Recording.read(kept)

@@ -9,9 +9,10 @@ from itertools import islice
 import pytest
 
 from drafted import draft_of
-from moa_runtime.drafters.base import DraftToken
-from moa_runtime.drafters.mixture import WEIGHTS, NgramMixture
-from moa_runtime.drafters.ngram import Match, NgramDrafter, NgramIndex
+from moa_runtime.drafters.base import Budget, DraftToken, Prices
+from moa_runtime.drafters.mixture import WEIGHTS, WORTH_COPYING, NgramMixture
+from moa_runtime.drafters.ngram import Match, NgramIndex
+from moa_runtime.drafters.ngram_drafter import NgramDrafter
 
 
 def index_of(text: list[int], stop_tokens=()) -> NgramIndex:
@@ -97,6 +98,33 @@ def test_it_goes_on_from_what_it_wrote() -> None:
 def test_ends_of_turns_are_not_copied() -> None:
     assert copied([5, 8, 5, 0, 6, 5], 2, stop_tokens=[0]) == [8, 5]
     assert copied([5, 0, 6, 5], 2, stop_tokens=[0]) == []
+
+
+def test_each_token_is_as_likely_as_a_copy() -> None:
+    drafted = draft_of(NgramDrafter(), [1, 2, 5, 1, 2, 8, 1, 2], 2)
+    assert shares(drafted) == pytest.approx({8: WEIGHTS[2] / 1.7, 1: WEIGHTS[3]})
+
+
+def test_copies_take_no_step_and_need_no_level() -> None:
+    """They go on while all of them, and what stood before them, are likely enough."""
+    text = [*range(1, 60), *range(1, 20)]
+    lengths = []
+    for logprob in (0.0, math.log(0.5), math.log(WORTH_COPYING)):
+        tree = NgramDrafter().propose(text, Budget(nodes=1024, levels=0, logprob=logprob))
+        assert tree.tokens == tuple(range(20, 20 + len(tree.tokens))) and not tree.steps
+        lengths.append(len(tree.tokens))
+        following = WEIGHTS[16] ** (lengths[-1] + 1) * math.exp(logprob)
+        assert following < WORTH_COPYING <= WEIGHTS[16] ** lengths[-1] * math.exp(logprob) * (1 + 1e-9)
+    assert lengths[0] > lengths[1] > lengths[2] == 0
+    assert len(NgramDrafter().propose(text, Budget(nodes=3, levels=0)).tokens) == 3
+    assert len(NgramDrafter().propose(text, Budget(nodes=9, levels=0, depth=2)).tokens) == 2
+
+
+def test_behind_the_levels_only_likely_copies_follow_and_dear_ones_nowhere_but_first() -> None:
+    text = [1, 2, 3, 1]  # what follows matches a token, then two
+    assert len(NgramDrafter().propose(text, Budget.chain(3)).tokens) == 3
+    assert len(NgramDrafter().propose(text, Budget.chain(0)).tokens) == 1
+    assert len(NgramDrafter().propose(text, Budget(9, 3, prices=Prices(node=0.5))).tokens) == 1
 
 
 # -- mixing ----------------------------------------------------------------------------------------

@@ -60,6 +60,9 @@ def test_a_tree_may_be_accepted_on_another_path_than_the_tentative_one() -> None
     tree = DraftTree((wrong[0], right[0], wrong[1], right[1]), (0, 0, 1, 2), (-0.1, -0.9, -0.2, -1.0))
     pair.client.extend(path_of(tree), Origin.DRAFTED)
     assert pair.client.propose(tree=tree)
+    pair.flush()
+    sent = last_frame(pair).draft
+    assert (tuple(sent.tokens), tuple(sent.parents)) == (tree.tokens, tree.parents)
     pair.settle()
     assert pair.client.committed == decode(PROMPT, len(PROMPT) + 4)
     rolled_back, committed = pair.events[-2:]
@@ -184,6 +187,64 @@ def test_keep_leaves_room_for_the_answer_to_end() -> None:
     pair.settle()
     assert len(pair.client.committed) == LIMITS.max_context
     assert pair.events[-1] == Finished(FinishReason.CONTEXT)
+
+
+@pytest.mark.parametrize("written", [1, 8])
+def test_what_is_kept_leaves_the_answers_last_token_to_the_target(written: int) -> None:
+    pair = asked(max_new_tokens=written + 1, policy=Policy.KEEP)
+    before = list(pair.client.committed)
+    pair.cut()
+    pair.client.extend([3] * written, Origin.OFFLINE)
+    assert pair.client.tentatively_finished
+    pair.connect()
+    pair.settle()
+    kept = [*before, *[3] * (written - 1)]
+    assert pair.client.committed == pair.server.session.committed == [*kept, choice(kept)]
+    assert isinstance(pair.events[-1], Finished)
+
+
+def held_at_a_welcome(policy: Policy = Policy.ROLLBACK, *, forgotten: bool = False) -> Pair:
+    """A pair whose link came back with two tokens written offline, while nothing is to be asked for."""
+    pair = asked(policy=policy)
+    pair.cut()
+    if forgotten:
+        pair.server.restart(LIMITS)
+    pair.write(2, right=False, origin=Origin.OFFLINE)
+    pair.client.held = True
+    pair.connect()
+    pair.settle()
+    return pair
+
+
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_what_is_held_back_is_sent_afterwards(policy: Policy, forgotten: bool) -> None:
+    pair = held_at_a_welcome(policy, forgotten=forgotten)
+    passes, written = pair.server.passes, pair.client.tokens
+    assert pair.client.link is LinkState.UP and not pair.client.awaiting_verdict
+    assert pair.client.resume() == [] and not pair.client.frames_to_send()
+    pair.client.held = False
+    owed = forgotten or policy is Policy.KEEP
+    assert pair.client.may_propose is not owed
+    pair.client.resume()
+    assert pair.client.awaiting_verdict is owed
+    pair.client.propose()
+    pair.settle()
+    pair.finish()
+    assert pair.finished and pair.server.passes > passes
+    if policy is Policy.KEEP:
+        assert pair.client.committed[: len(written)] == written
+    else:
+        assert pair.client.committed == decode(PROMPT, LIMITS.max_context)
+
+
+def test_a_new_question_takes_along_what_was_held_back() -> None:
+    pair = held_at_a_welcome(forgotten=True)
+    pair.client.cancel()
+    pair.client.prompt(PROMPT, GREEDY, 4)
+    pair.settle()
+    assert pair.client.awaiting_verdict is False and pair.client.resume() == []
+    assert pair.server.session.committed == pair.client.committed
 
 
 @pytest.mark.parametrize("online", [True, False])

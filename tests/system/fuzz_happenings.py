@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
+from moa_runtime.loop_settings import Conditions
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine import new_sequence
@@ -73,6 +74,12 @@ async def _offline(world: World, a: float, b: float) -> None:
     await world.chat.work_offline(False)
 
 
+async def _background(world: World, a: float, b: float) -> None:
+    world.chat.tell_conditions(Conditions(background=True))
+    await asyncio.sleep(15 * a)
+    world.chat.tell_conditions(Conditions())
+
+
 async def _policy(world: World, a: float, b: float) -> None:
     world.chat.policy = [*Policy][int(3 * a)]
 
@@ -111,6 +118,7 @@ HAPPENINGS: dict[str, Callable[[World, float, float], Awaitable[None]]] = {
     "copy up": _copy_up,
     "copy down": _copy_down,
     "offline": _offline,
+    "background": _background,
     "policy": _policy,
     "sweep": _sweep,
     "neighbour": _neighbour,

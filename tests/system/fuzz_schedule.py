@@ -112,6 +112,7 @@ async def _follow(world: World, answering: AsyncGenerator[ChatEvent, None], turn
         async for event in events:
             seen += 1
             if isinstance(event, AnswerUpdate):
+                assert last is None or event.tokens != last.tokens, "the same update came twice"
                 last = event
             elif isinstance(event, Disagreement):
                 disputed = world.rng.random() < 0.5
@@ -149,9 +150,7 @@ def _check_end(world: World, event: AnswerFinished, turn: Turn) -> None:
     if event.reason is FinishReason.STOP:
         assert event.tokens[-1].token == STOP
     elif event.reason is FinishReason.LENGTH:
-        # Behind kept tokens the target always writes one, also where they fill the answer.
-        kept = any(token.origin is Origin.KEPT for token in event.tokens)
-        assert turn.count <= len(event.tokens) <= turn.count + kept, f"{len(event.tokens)} tokens, not {turn.count}"
+        assert len(event.tokens) == turn.count, f"{len(event.tokens)} tokens, not {turn.count}"
     else:
         assert length >= world.limits.max_context
     assert all(token.token != STOP for token in event.tokens[:-1])

@@ -15,10 +15,14 @@ import pytest
 from memory_link import ClientEnd
 from moa_runtime.answer import LinkStatus
 from moa_runtime.chat import Chat, ChatError
+from moa_runtime.drafters.rows import GrowingRows
+from moa_runtime.loop_settings import Conditions
 from moa_runtime.session.events import Sampling
+from moa_runtime.transport import ConnectError
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from system.fuzz_world import World, living, toy_bundle
 from system.test_manners import RIGHT, Seen, answered
+from toy_engine import plain
 from virtual_loop import VirtualLoop, run_virtually
 
 
@@ -55,6 +59,65 @@ def in_a_world(deed: Callable[[World], Awaitable[None]], toys: Any) -> None:
             await asyncio.wait_for(deed(world), 1000)
 
     run_virtually(live)
+
+
+def unopened(deed: Callable[[World], Awaitable[None]], toys: Any) -> None:
+    """Do it with a chat that has not begun to connect."""
+
+    async def live(loop: VirtualLoop) -> None:
+        world = World(loop, RIGHT, toys, random.Random(1))
+        with mock.patch("moa_runtime.transport.connect", world.link.connect):
+            await asyncio.wait_for(deed(world), 1000)
+            await world.end()
+
+    run_virtually(live)
+
+
+# -- opening ------------------------------------------------------------------------------------------
+
+
+def test_opening_in_the_background_waits_for_nothing_and_connects_after_it(toys: Any) -> None:
+    async def deed(world: World) -> None:
+        world.chat.tell_conditions(Conditions(background=True))
+        await world.chat.open()
+        assert (world.chat.status, world.chat.link.retry_in_s) == (LinkStatus.OFFLINE, None)
+        assert world.chat.link.detail == "no connection is made in the background"
+        world.chat.tell_conditions(Conditions())
+        await asked(world.chat)
+        assert world.chat.status is LinkStatus.ONLINE
+
+    unopened(deed, toys)
+
+
+def test_going_offline_ends_the_opening(toys: Any) -> None:
+    async def deed(world: World) -> None:
+        world.link.delay_up = lambda: 2.0
+        opening = asyncio.create_task(world.chat.open())
+        await asyncio.sleep(1)
+        await world.chat.work_offline(True)
+        await opening
+        assert (world.chat.status, world.chat.link.detail) == (LinkStatus.OFFLINE, "working offline")
+
+    unopened(deed, toys)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_closing_ends_the_opening(toys: Any, background: bool) -> None:
+    async def deed(world: World) -> None:
+        world.link.delay_up = lambda: 2.0
+        opening = asyncio.create_task(world.chat.open())
+        await asyncio.sleep(1)
+        assert not opening.done()
+        world.chat.tell_conditions(Conditions(background=background))
+        await world.chat.close()
+        with pytest.raises(ConnectError, match="the chat was closed before the verifier had answered") as closed:
+            await opening
+        assert closed.value.final
+
+    unopened(deed, toys)
+
+
+# -- opening and closing links ------------------------------------------------------------------------
 
 
 def test_offline_and_online_again_before_the_connection_has_closed(toys: Any, slow_close: None) -> None:
@@ -98,6 +161,33 @@ def test_after_another_device_took_over_the_chat_is_offline_and_may_come_back(to
         await asyncio.sleep(5)
         assert world.chat.status is LinkStatus.ONLINE
         await asked(world.chat)
+
+    in_a_world(deed, toys)
+
+
+def test_rows_of_another_shape_are_a_refusal_that_names_both_shapes(toys: Any) -> None:
+    """The verdict that brings them stands: its token is the target's. Where that has changed, the chat goes on."""
+
+    async def deed(world: World) -> None:
+        lying = GrowingRows((2, 4))  # what the drafter holds; the toy's rows are of one head of one number
+        add_rows, truncate_rows = world.drafter.add_rows, world.drafter.truncate_rows
+        world.drafter.add_rows, world.drafter.truncate_rows = lying.write, lying.truncate  # type: ignore[method-assign]
+        expected = (
+            "the verifier's memory rows are not those of this bundle's drafter: rows have shapes "
+            r"\((\d+), 1, 1\) and \(\1, 1, 1\), expected \(\1, 2, 4\)"
+        )
+        for _ in range(2):
+            with pytest.raises(ChatError, match=expected) as refused:
+                await asked(world.chat)
+            assert refused.value.__cause__ is None and world.chat.status is LinkStatus.OFFLINE
+            assert (world.chat.link.detail, world.chat.link.retry_in_s) == (str(refused.value), None)
+        confirmed = world.chat.tokens
+        await asyncio.sleep(100)
+        assert world.chat.status is LinkStatus.OFFLINE and len(confirmed) == world.chat.prompt_tokens + 1
+        world.drafter.add_rows, world.drafter.truncate_rows = add_rows, truncate_rows  # type: ignore[method-assign]
+        await world.chat.network_changed()
+        await asked(world.chat)
+        assert plain(world.engine, world.chat.tokens[: world.chat.prompt_tokens], 20) == world.chat.tokens[-20:]
 
     in_a_world(deed, toys)
 

@@ -103,8 +103,7 @@ def test_a_question_is_edited_and_answered_offline(verifier: Verifier, bundle: B
             reconnecting = []
 
             def watch(event: ChatEvent) -> None:
-                # The device may come to an end before.
-                enough = written_offline(event) >= 6 or isinstance(event, Paused)
+                enough = written_offline(event) >= 6 or isinstance(event, Paused)  # it may end before
                 if enough and not reconnecting:
                     reconnecting.append(asyncio.create_task(chat.work_offline(False)))
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 from unittest import mock
 
@@ -248,6 +249,52 @@ def test_nothing_is_drafted_or_sent_in_the_background(toys: Any) -> None:
     answered(hide, toys, RIGHT)
 
 
+@pytest.mark.parametrize("forgotten", [False, True], ids=["known", "forgotten"])
+def test_a_welcome_that_comes_in_the_background_resumes_nothing_before_it_is_over(toys: Any, forgotten: bool) -> None:
+    """Neither the next draft nor, where the verifier was started anew, the conversation is sent."""
+
+    async def hide(world: World, seen: Seen) -> None:
+        if forgotten:
+            await world.restart(1.0)
+        else:
+            world.link.cut()
+        swift, world.link.delay_down = world.link.delay_down, lambda: 1.0
+        while world.chat.status is not LinkStatus.RECONNECTING:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1.5)  # the Hello is sent, the Welcome on its way
+        assert world.chat.status is LinkStatus.RECONNECTING
+        before = moved(world), len(seen.budgets), len(world.chat.tokens)
+        world.chat.tell_conditions(Conditions(background=True))
+        await asyncio.sleep(50)
+        assert world.chat.status is LinkStatus.ONLINE and seen.pauses[-1] is PauseReason.BACKGROUND
+        assert (moved(world), len(seen.budgets), len(world.chat.tokens)) == before
+        world.link.delay_down = swift
+        world.chat.tell_conditions(Conditions())
+
+    answered(hide, toys, RIGHT)
+
+
+def test_a_question_asked_in_the_background_is_sent_when_the_welcome_comes(toys: Any) -> None:
+    """It brings the answer's first token; the rest comes afterwards."""
+
+    async def live(loop: VirtualLoop) -> None:
+        async with living(loop, RIGHT, toys, random.Random(1)) as world:
+            world.link.delay_down = lambda: 1.0
+            await asyncio.sleep(1.5)
+            seen, chat = Seen(), world.chat
+            chat.tell_conditions(Conditions(background=True))
+
+            async def wait(world: World, seen: Seen) -> None:
+                await asyncio.sleep(50)
+                assert committed(seen.of(AnswerUpdate)[-1]) == 1 and seen.pauses[-1] is PauseReason.BACKGROUND
+                chat.tell_conditions(Conditions())
+
+            await asyncio.wait_for(follow(world, seen, wait, 1), 3600)
+            assert len(seen.answer.tokens) == COUNT
+
+    run_virtually(live)
+
+
 def test_what_the_background_interrupts_goes_on_after_it_also_without_the_verifier(toys: Any) -> None:
     async def hide(world: World, seen: Seen) -> None:
         world.chat.tell_conditions(Conditions(background=True))
@@ -338,6 +385,15 @@ def test_on_a_metered_network_no_rows_are_sent_and_drafts_are_copies(toys: Any) 
         assert world.drafter.rows > rows and seen.budgets[-1].levels > 0
 
     answered(spare, toys, METERED)
+
+
+def test_rounds_without_a_draft_tell_nothing_twice(toys: Any) -> None:
+    async def know_nothing(world: World, seen: Seen) -> None:
+        world.drafter.propose = lambda prefix, budget: DraftTree()  # type: ignore[method-assign]
+
+    updates = answered(know_nothing, toys).of(AnswerUpdate)
+    assert len(updates) > COUNT // 2
+    assert all(one.tokens != another.tokens for one, another in pairwise(updates))
 
 
 def test_another_network_is_used_at_once(toys: Any) -> None:

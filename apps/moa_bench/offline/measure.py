@@ -16,7 +16,7 @@ from moa_bench.offline.outage import Outage
 from moa_bench.offline.tally import Tally, Text
 from moa_bench.questions import Question
 from moa_runtime.drafters.base import Budget
-from moa_runtime.drafters.ngram import NgramDrafter
+from moa_runtime.drafters.ngram_drafter import NgramDrafter
 from moa_runtime.errors import MoaError
 from moa_runtime.loop_events import RoundEnded
 from moa_runtime.session.events import Sampling

@@ -43,6 +43,8 @@ there, and made first if it is not (half a second and more for each token of the
 chosen for each scenario with what its answers bring, which no program can know before.
 """
 
+_MAX_NEW_TOKENS = 80
+
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = add_command(
@@ -63,12 +65,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--seed", type=int, default=0, help="of the scenarios (default %(default)s)")
     add_question_options(parser, required=False)
     parser.add_argument(
-        "--max-new-tokens", type=int, default=80, metavar="N", help="tokens of an answer at most (default %(default)s)"
+        "--max-new-tokens", type=int, metavar="N", help=f"tokens of an answer at most (default {_MAX_NEW_TOKENS})"
     )
     add_bundle_option(parser)
     add_backend_option(parser)
     add_target_options(parser)
     add_ngrams_option(parser)
+    parser.set_defaults(ngrams=None)  # a recording that is there says it
     add_output_options(parser)
 
 
@@ -119,10 +122,15 @@ def _recording(args: argparse.Namespace) -> Recording:
     """That of ``--recording``, which is made if it is not there. Raises MoaError."""
     path: Path = args.recording
     if path.exists():
-        for option in ("questions", "limit", "bundle", "backend", "model", "drafter"):
+        for option in ("questions", "limit", "max_new_tokens", "bundle", "backend", "model", "drafter"):
             if getattr(args, option) is not None:
-                raise MoaError(f"{path} holds a recording already: leave out --{option}, or choose another file")
-        return Recording.read(path)
+                name = option.replace("_", "-")
+                raise MoaError(f"{path} holds a recording already: leave out --{name}, or choose another file")
+        recording = Recording.read(path)
+        if args.ngrams not in (None, recording.ngrams):
+            made, option = ("with", "--no-ngrams") if recording.ngrams else ("without", "--ngrams")
+            raise MoaError(f"{path} was recorded {made} an n-gram index: leave out {option}, or choose another file")
+        return recording
     if not path.absolute().parent.is_dir():
         raise MoaError(f"--recording {path}: there is no folder {path.parent}")
     recording = _recorded(args)
@@ -141,19 +149,20 @@ def _recorded(args: argparse.Namespace) -> Recording:
             engine.target,
             questions,
             ChatTokenizer.from_bundle(bundle),
-            max_new_tokens=args.max_new_tokens,
+            max_new_tokens=_MAX_NEW_TOKENS if args.max_new_tokens is None else args.max_new_tokens,
             max_context=engine.max_context,
             on_answers=lambda written: bar.update(len(written)),
         )
     longer = {prompt: answer for prompt, answer in answers.items() if len(answer) > 1}  # the rest has no rounds
     if not longer:
         raise MoaError("the target answered nothing longer than a token: ask other --questions")
+    ngrams = args.ngrams is not False
     positions = sum(len(answer) - 1 for answer in longer.values())
     with tqdm(total=positions, desc="shapes: recording", unit="token", disable=None) as bar:
         recorded = [
-            record(manifest, backend, engine, prompt, answer, ngrams=args.ngrams, on_position=bar.update)
+            record(manifest, backend, engine, prompt, answer, ngrams=ngrams, on_position=bar.update)
             for prompt, answer in longer.items()
         ]
     return Recording(
-        manifest.target, manifest.fingerprints, manifest.vocab_size, manifest.stop_tokens, args.ngrams, recorded
+        manifest.target, manifest.fingerprints, manifest.vocab_size, manifest.stop_tokens, ngrams, recorded
     )

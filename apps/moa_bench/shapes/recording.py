@@ -50,6 +50,30 @@ class RecordedAnswer:
         paths = (tuple(tokens[end - length : end]) for end, length in zip(ends, self.lengths.tolist(), strict=True))
         return {key: at for at, key in enumerate(zip(self.positions.tolist(), paths, strict=True))}
 
+    def fault(self, vocab_size: int) -> str:
+        """What cannot be, as the rest of a sentence; empty where all is well."""
+        count, top = len(self.positions), self.top_tokens.shape[1:]
+        expected = {
+            "positions": (count,),
+            "lengths": (count,),
+            "tokens": (int(np.sum(self.lengths)),),
+            "top_tokens": (count, *top),
+            "top_logprobs": (count, *top),
+        }
+        for name, shape in expected.items():
+            found: NDArray[Any] = getattr(self, name)
+            kind = np.floating if name == "top_logprobs" else np.integer
+            if found.shape != shape or not np.issubdtype(found.dtype, kind):
+                return f"has {name} of shape {found.shape} and type {found.dtype}, where the others ask for {shape}"
+        if len(self.prompt) < 1 or len(self.answer) < 2 or not count or len(top) != 1 or not top[0]:
+            return "has no prompt, no second token, no query or no candidates"
+        every = np.concatenate((self.prompt, self.answer, self.tokens, self.top_tokens.ravel()))
+        if not np.issubdtype(every.dtype, np.integer) or every.min() < 0 or every.max() >= vocab_size:
+            return f"has tokens outside of the {vocab_size} of the target"
+        if self.lengths.min() < 0 or self.positions.min() < 1 or not (self.top_logprobs <= 0.01).all():
+            return "has negative lengths or positions, or probabilities above 1"
+        return ""
+
 
 @dataclass(frozen=True)
 class Recording:
@@ -88,7 +112,7 @@ class Recording:
 
     @classmethod
     def read(cls, path: Path) -> Recording:
-        """Raises MoaError: a file that cannot be read, or is no recording."""
+        """Raises MoaError: a file that cannot be read, is no recording, or is one that contradicts itself."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 header: dict[str, Any] = json.loads(file["header"].tobytes())
@@ -98,14 +122,11 @@ class Recording:
                     RecordedAnswer(prompt, answer, *(file[f"{name}-{at}"] for name in _ARRAYS))
                     for at, (prompt, answer) in enumerate(header["texts"])
                 ]
-                return cls(
-                    header["drafter"],
-                    Fingerprints(**header["fingerprints"]),
-                    header["vocab_size"],
-                    tuple(header["stop_tokens"]),
-                    header["ngrams"],
-                    answers,
-                )
+                vocab_size, stop_tokens = int(header["vocab_size"]), tuple(map(int, header["stop_tokens"]))
+                prints, ngrams = Fingerprints(**header["fingerprints"]), bool(header["ngrams"])
+                faults = [answer.fault(vocab_size) for answer in answers]
+                if not answers or not stop_tokens:
+                    raise ValueError
         except OSError as error:
             raise MoaError(f"cannot read the recording {path}: {error.strerror}") from error
         except (
@@ -114,12 +135,19 @@ class Recording:
             TypeError,
             EOFError,
             NotImplementedError,
+            IndexError,
+            MemoryError,
             zipfile.BadZipFile,
             zlib.error,
         ) as error:
             raise MoaError(
                 f"{path} is no recording of this version of moa-bench: choose another --recording, or remove it"
             ) from error
+        for number, fault in enumerate(faults, 1):
+            if fault:
+                damage = f"its answer {number} {fault}"
+                raise MoaError(f"{path} is damaged, {damage}: choose another --recording, or remove it")
+        return cls(header["drafter"], prints, vocab_size, stop_tokens, ngrams, answers)
 
 
 _ARRAYS = ("positions", "lengths", "tokens", "top_tokens", "top_logprobs")

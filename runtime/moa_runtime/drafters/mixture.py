@@ -9,12 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from moa_runtime.drafters.base import DraftToken
+from moa_runtime.drafters.base import Budget, DraftToken
 from moa_runtime.drafters.ngram import LONGEST_SUFFIX, NgramIndex
 
 #: The index's share of a candidate's probability, for matching suffixes of at least so many tokens. By expectation
 #: maximisation on answers of the default target (docs/log.md); they hardly depend on the depth of a draft.
 WEIGHTS = {1: 0.13, 2: 0.34, 3: 0.46, 4: 0.55, 5: 0.63, 8: 0.77, 16: 0.91}
+#: Probability from which a token is worth verifying that took no step: a longer draft costs a target little.
+WORTH_COPYING = 0.1
+_WORTH_COPYING_NATS = math.log(WORTH_COPYING)
+
+
+def worth_copying(budget: Budget, logprob: float) -> bool:
+    """Whether a token that takes no step is worth sending in a chain, by the log-probability of its path (nats)."""
+    return budget.logprob + logprob >= _WORTH_COPYING_NATS and budget.sends(logprob)
 
 
 class NgramMixture:

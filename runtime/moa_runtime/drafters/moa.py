@@ -11,7 +11,7 @@ import numpy as np
 
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.drafters.base import Budget, DraftToken, Float32
-from moa_runtime.drafters.mixture import NgramMixture
+from moa_runtime.drafters.mixture import NgramMixture, worth_copying
 from moa_runtime.drafters.ngram import LONGEST_SUFFIX
 from moa_runtime.drafters.rows import GrowingRows
 from moa_runtime.drafters.tree import GrowingTree
@@ -19,9 +19,6 @@ from moa_runtime.sequences import common_length
 from moa_runtime.session.tree import DraftTree
 
 CATCH_UP_TOKENS = 512
-#: Probability from which a token is worth verifying that took no step: a longer draft costs a target little.
-WORTH_COPYING = 0.1
-_WORTH_COPYING_NATS = math.log(WORTH_COPYING)
 _MORE_LIKELY_THAN_NOT = math.log(0.5)
 _SURE = math.log(0.9)
 
@@ -81,7 +78,7 @@ class MoaDrafter:
 
     def propose(self, prefix: Sequence[int], budget: Budget) -> DraftTree:
         """A chain takes the likeliest token each time, a tree grows level by level. Copies, where a mixture knows some,
-        go on behind both without a step: of a chain while all of it is right with :data:`WORTH_COPYING`, of a tree
+        go on behind both without a step: of a chain while all of it is likely enough (``worth_copying``), of a tree
         while they are among the likeliest nodes. See :meth:`moa_runtime.drafters.base.Drafter.propose`.
 
         Raises:
@@ -115,7 +112,7 @@ class MoaDrafter:
             logprob = sum(logprobs)
             for token in islice(self._mixture.copies(text), min(budget.depth, budget.nodes) - len(logprobs)):
                 logprob += token.logprob
-                if budget.logprob + logprob < _WORTH_COPYING_NATS or not budget.sends(logprob):
+                if not worth_copying(budget, logprob):
                     break
                 text.append(token.token)
                 logprobs.append(token.logprob)

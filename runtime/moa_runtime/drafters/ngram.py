@@ -1,4 +1,4 @@
-"""N-gram drafting, without training: a text goes on as it went on before (as in SSSD, arXiv 2411.05894)."""
+"""An index of n-grams, without training: a text goes on as it went on before (as in SSSD, arXiv 2411.05894)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from moa_runtime.drafters.base import Budget, Float32
 from moa_runtime.sequences import common_length
-from moa_runtime.session.tree import DraftTree
 
 #: A suffix that occurred before counts as at most so many tokens long.
 LONGEST_SUFFIX = 16
@@ -96,39 +94,3 @@ def _probabilities(followers: Sequence[int]) -> dict[int, float]:
         weights[token] = weights.get(token, 0.0) + _DECAY**age
     total = sum(weights.values())
     return {token: weight / total for token, weight in weights.items()}
-
-
-class NgramDrafter:
-    """A drafter without a model. Implements :class:`moa_runtime.drafters.base.Drafter`.
-
-    It knows the conversation and what it wrote itself, nothing else, so during an outage it goes stale. Memory rows are
-    of no use to it.
-
-    Args:
-        stop_tokens: see :class:`NgramIndex`.
-    """
-
-    rows = 0
-    needs_rows = False
-
-    def __init__(self, stop_tokens: Collection[int] = ()) -> None:
-        self._index = NgramIndex(stop_tokens)
-
-    def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
-        """Memory rows are not used."""
-
-    def truncate_rows(self, length: int) -> None:
-        """Memory rows are not used."""
-
-    def propose(self, prefix: Sequence[int], budget: Budget) -> DraftTree:
-        """A chain of what followed before, which ends where the last token never occurred before. It considers no
-        alternatives: each token's log-probability is 0. See :meth:`moa_runtime.drafters.base.Drafter.propose`."""
-        tokens = list(prefix)
-        while len(tokens) < len(prefix) + min(budget.nodes, budget.levels, budget.depth):
-            self._index.update(tokens)
-            match = self._index.match(tokens)
-            if match is None:
-                break
-            tokens.append(match.best)
-        drafted = tokens[len(prefix) :]
-        return DraftTree.chain(drafted, [0.0] * len(drafted))

@@ -33,6 +33,7 @@ class ClientSession(Exchange):
     ``declare_offline``         always                 tentative tokens drafted until now count as offline text
     ``propose``                 always                 Draft, if the link is UP and nothing is in flight
     ``resend``                  always                 what is in flight once more, if the link is UP
+    ``resume``                  always                 Prompt, if one was held back and need be no longer
     ``cancel``                  always                 supplied and tentative dropped; Cancel
     ``rewind``                  no answer runs         committed cut back; the next Prompt says so
     ``keep``                    an answer was begun    its end replaced by supplied tokens; Prompt as above

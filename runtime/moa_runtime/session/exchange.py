@@ -27,6 +27,7 @@ class Exchange(ConversationState):
 
     Attributes:
         link: its state.
+        held: nothing but a new question is asked for by itself, for now; :meth:`resume` makes up for it.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Exchange(ConversationState):
         super().__init__(stop_tokens, policy)
         self.fingerprints = fingerprints
         self.link = LinkState.DOWN
+        self.held = False
         self._row_encoding = row_encoding
         self.wants_rows = True
         self._resume_token = ""
@@ -45,7 +47,7 @@ class Exchange(ConversationState):
     @property
     def may_propose(self) -> bool:
         """Whether :meth:`propose` would send something."""
-        return self.link is LinkState.UP and self.answering and not self.awaiting_verdict and not self._supplied
+        return self.link is LinkState.UP and self.answering and not self.awaiting_verdict and not self._owes_prompt
 
     @property
     def awaiting_verdict(self) -> bool:
@@ -111,6 +113,15 @@ class Exchange(ConversationState):
         """Send what is in flight once more; both ends drop the copy that proves needless."""
         return self.link is LinkState.UP and self._outgoing.resend()
 
+    def resume(self) -> list[Event]:
+        """Give the server what a running answer lacks there, unless that is :attr:`held` back."""
+        idle = self.link is not LinkState.UP or not self.answering or self.awaiting_verdict
+        if idle or not self._owes_prompt or (self.held and len(self._supplied) == self._kept):
+            return []
+        missing = len(self.committed) - self._server_length
+        self._send_prompt()
+        return [Resumed(missing)] if missing else []
+
     # -- frames from the server ----------------------------------------------------------------
 
     def receive(self, data: bytes) -> list[Event]:
@@ -156,14 +167,14 @@ class Exchange(ConversationState):
         if flight is None or verdict.epoch != self._outgoing.epoch:
             return []
         rows = rows_of(verdict, self.rows)
-        known = [*self.committed, *self._supplied]
-        behind = len(known) - verdict.base_len
+        known = len(self.committed) + len(self._supplied)
+        behind = known - verdict.base_len
         if behind < 0:
-            raise BrokenFrameError(f"the server left out tokens from {len(known)} to {verdict.base_len}")
+            raise BrokenFrameError(f"the server left out tokens from {known} to {verdict.base_len}")
         new = list(verdict.tokens[behind:])
         if not new or (behind and self._supplied):
             return []  # said before
-        if list(verdict.tokens[:behind]) != known[verdict.base_len :]:
+        if behind and list(verdict.tokens[:behind]) != self.committed[verdict.base_len :]:
             raise BrokenFrameError("the server decided a position twice, and differently")
         self._outgoing.in_flight = None
         accepted = max(0, verdict.accepted - behind)
@@ -177,7 +188,7 @@ class Exchange(ConversationState):
         self._server_length = len(self.committed)
         if self._supplied:  # by the policy, in place of the target's choice
             self._outgoing.begin_epoch()
-            self._send_prompt()
+            events += self.resume()
         elif verdict.finish in FINISH:
             events += self._drop_tentative()
             self.answering = False
@@ -196,8 +207,14 @@ class Exchange(ConversationState):
         """Continue a running answer with a server that has all of what it is the answer to."""
         if self.policy is Policy.KEEP and Origin.OFFLINE in self._origins:
             return self._replay()
-        self.propose()
+        if not self.held:
+            self.propose()
         return []
+
+    @property
+    def _owes_prompt(self) -> bool:
+        """Whether the server lacks tokens that only a Prompt gives it."""
+        return bool(self._supplied) or self._server_length < len(self.committed)
 
     def _replay(self) -> list[Event]:
         """Have a running answer continued by a server that has ``_server_length`` of the committed tokens."""
@@ -207,9 +224,7 @@ class Exchange(ConversationState):
             # At least one token is replayed, so that the server has a prompt to answer.
             self._server_length = min(self._server_length, len(self.committed) - 1)
         self._outgoing.begin_epoch()
-        self._send_prompt()
-        missing = len(self.committed) - self._server_length
-        return [Resumed(missing)] if missing else []
+        return self.resume()
 
     def _send_prompt(self) -> None:
         """Give the server every token it lacks: lost committed ones and the supplied ones."""

@@ -181,6 +181,7 @@ class ConversationState:
         self._server_length = min(self._server_length, length)
 
     def _keepable(self, tokens: Sequence[int], start: int) -> list[int]:
-        """Those that can be supplied at position ``start``: the server must have room to answer."""
+        """Those that can be supplied at position ``start``: context and answer have room for what the target says."""
         without_stops = [token for token in tokens if token not in self._stop_tokens]
-        return without_stops[: max(0, self.limits.max_context - 1 - start)]
+        end = min(self.limits.max_context, self._max_length or self.limits.max_context)
+        return without_stops[: max(0, end - 1 - start)]
