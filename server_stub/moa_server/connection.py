@@ -18,12 +18,13 @@ from moa_server.inbox import End, Inbox
 from moa_server.jobs import Job
 from moa_server.logs import add_log_fields, log_unexpected
 from moa_server.parts import Parts
+from moa_server.refusals import FAILED, GOING_AWAY, NORMAL, REFUSED, TRY_AGAIN_LATER, busy, refusal_of
 from moa_server.rounds import job_of, verdict_of
 from moa_server.sessions import Conversation, OlderConnectionError
 from moa_server.worker import EngineFailedError, ExpiredError, GivenUpError
 
-# WebSocket close codes (RFC 6455 and the IANA registry).
-NORMAL, GOING_AWAY, REFUSED, FAILED, TRY_AGAIN_LATER = 1000, 1001, 1008, 1011, 1013
+#: Seconds after which the answer of a client that says nothing goes on without it: most rounds take less.
+_SILENCE_S = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -73,12 +74,12 @@ class Connection:
         try:
             if not counted:
                 text = f"this token may have {self._budgets.budget.sessions} sessions at once; close one"
-                await self._refuse(self._busy(text), TRY_AGAIN_LATER)
+                await self._refuse(busy(text, self._settings), TRY_AGAIN_LATER)
             conversation, claim = await self._greet()
             watching = asyncio.create_task(self._watch(claim))
             try:
                 while True:
-                    await self._answer(conversation, claim, await self._next_frame(self._settings.idle_seconds))
+                    await self._answer(conversation, claim, await self._next_of(conversation))
             finally:
                 watching.cancel()
                 self._parts.store.detach(conversation, claim)
@@ -154,7 +155,7 @@ class Connection:
             await self._refuse(fault(wire.FAULT_CODE_REPLACED, text), REFUSED)
         if attached is None:
             text = f"this verifier already serves {len(store)} sessions; try again later"
-            await self._refuse(self._busy(text), TRY_AGAIN_LATER)
+            await self._refuse(busy(text, self._settings), TRY_AGAIN_LATER)
         conversation, claim = attached
         self._track = f"session {conversation.number}, connection {conversation.connections}"
         add_log_fields(session=conversation.number, connection=conversation.connections)
@@ -211,7 +212,7 @@ class Connection:
             self._work.result()
         except ExpiredError:
             text = f"the verifier is too busy: no verdict within {self._settings.answer_seconds:g} seconds"
-            return self._busy(text)
+            return busy(text, self._settings)
         except EngineFailedError:
             text = "the verifier failed on this frame; sending it again may help"
             return fault(wire.FAULT_CODE_INTERNAL, text, retry_after_ms=self._settings.retry_after_ms)
@@ -242,8 +243,21 @@ class Connection:
                 self._budgets.give_back(kind, amount)
             raise
 
-    async def _next_frame(self, seconds: float) -> wire.ClientMessage | wire.ServerMessage:
+    async def _next_of(self, conversation: Conversation) -> wire.ClientMessage | wire.ServerMessage:
+        """The next frame. Who says nothing in the middle of an answer may be away without anybody knowing yet."""
+        silence = min(_SILENCE_S, self._settings.idle_seconds) if conversation.session.goes_on_alone else 0.0
+        if silence and not await self._inbox.wait(silence):
+            self._parts.store.away.begin(conversation)
+        try:
+            return await self._next_frame(self._settings.idle_seconds - silence, silence)
+        finally:
+            self._parts.store.away.end(conversation)
+
+    async def _next_frame(self, seconds: float, silent_before: float = 0.0) -> wire.ClientMessage | wire.ServerMessage:
         """What the client sends next, or the fault that answers it.
+
+        Args:
+            silent_before: seconds that it has said nothing already.
 
         Raises:
             _CloseError: the connection ends, and why.
@@ -253,25 +267,14 @@ class Connection:
             message, size = received
             self._timeline.mark("receive", self._track, bytes=size)
             return message
-        if received is End.REPLACED:
-            await self._refuse(fault(wire.FAULT_CODE_REPLACED, received.value), REFUSED)
-        if received is End.FLOODED:
-            most, size = self._settings.max_waiting_frames, 2 * self._settings.max_frame_bytes
-            text = f"more than {most} frames or {size} bytes wait: a client awaits its verdicts"
-            await self._refuse(fault(wire.FAULT_CODE_PROTOCOL, text), REFUSED)
-        if received is End.FULL:
-            await self._refuse(self._busy(received.value), TRY_AGAIN_LATER)
-        if received is End.SILENT:
-            text = f"nothing was received for {seconds:g} seconds"
-            await self._refuse(fault(wire.FAULT_CODE_IDLE, text), GOING_AWAY)
+        refusal = refusal_of(received, silent_before + seconds, self._settings)
+        if refusal is not None:
+            await self._refuse(*refusal)
         raise _CloseError(GOING_AWAY if received is End.LEAVING else None, received.value)
 
     def _note_fault(self, message: wire.ServerMessage) -> None:
         self._metrics.refused(_code(message))
         _log.info("a frame was refused: %s", message.fault.text, extra={"data": {"reason": _code(message)}})
-
-    def _busy(self, text: str) -> wire.ServerMessage:
-        return fault(wire.FAULT_CODE_BUSY, text, retry_after_ms=self._settings.retry_after_ms)
 
     async def _refuse(self, message: wire.ServerMessage, code: int) -> None:
         """Send a fault and close."""

@@ -68,6 +68,16 @@ class Inbox:
         """Whether nobody is left to answer."""
         return self._end not in (None, End.LEAVING)
 
+    async def wait(self, seconds: float) -> bool:
+        """Wait for a frame or the end; says whether :meth:`next` has something within so many seconds."""
+        while not (self._frames or self._failure or self._end):
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), seconds)
+            except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
+                return False
+        return True
+
     async def next(self, seconds: float) -> tuple[wire.ClientMessage | wire.ServerMessage, int] | End:
         """The next frame, as a message or the fault that answers it, with its size in bytes; or why there is none.
 
@@ -76,20 +86,14 @@ class Inbox:
         Args:
             seconds: silence after which the connection ends.
         """
-        while True:
-            if self._failure is not None:
-                raise self._failure
-            if self._end is not None and self.over:
-                return self._end
-            if self._frames:
-                return self._frames.popleft()
-            if self._end is not None:
-                return self._end
-            self._changed.clear()
-            try:
-                await asyncio.wait_for(self._changed.wait(), seconds)
-            except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
-                return End.SILENT
+        if not await self.wait(seconds):
+            return End.SILENT
+        if self._failure is not None:
+            raise self._failure
+        if self._frames and not self.over:
+            return self._frames.popleft()
+        assert self._end is not None
+        return self._end
 
     def end(self, why: End) -> None:
         """Take no more frames; the first reason stays, but a verifier that is leaving may be left."""

@@ -48,8 +48,10 @@ class SessionStore:
     """Conversations by resume token. All methods belong to the event loop's thread.
 
     Args:
-        away: writes on the answers of conversations without a connection.
         clock: seconds, monotonic.
+
+    Attributes:
+        away: writes on the answers of conversations without a connection.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class SessionStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine, self._worker, self._settings, self._clock = engine, worker, settings, clock
-        self._away = away
+        self.away = away
         self.limits: Limits = settings.limits(engine.max_context, engine.capabilities)
         self._conversations: dict[str, Conversation] = {}
         self._numbers = itertools.count(1)
@@ -101,7 +103,7 @@ class SessionStore:
             session = ServerSession(self.limits, self._engine.vocab_size, self._engine.stop_tokens)
             conversation = Conversation(next(self._numbers), token, owner, session, new_sequence())
             self._conversations[token] = conversation
-        self._away.end(conversation)
+        self.away.end(conversation)
         if conversation.taken_over is not None:
             if connection < conversation.session.connection:
                 raise OlderConnectionError
@@ -117,7 +119,7 @@ class SessionStore:
         if conversation.taken_over is claim:
             conversation.taken_over = None
             conversation.last_used = self._clock()
-            self._away.begin(conversation)
+            self.away.begin(conversation)
 
     def sweep(self) -> None:
         """Forget conversations that have been without a connection for too long."""
@@ -135,5 +137,5 @@ class SessionStore:
 
     def _forget(self, conversation: Conversation) -> None:
         del self._conversations[conversation.token]
-        self._away.end(conversation)
+        self.away.end(conversation)
         self._worker.release(conversation.sequence)

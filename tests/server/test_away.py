@@ -63,6 +63,24 @@ def test_the_whole_answer_comes_behind_the_welcome():
     in_served(scenario)
 
 
+def test_the_answer_of_a_client_that_says_nothing_goes_on_too():
+    """Its link may hang, and nobody knows yet. A draft at what it has is answered without a step."""
+
+    async def scenario(served: Served) -> None:
+        end, _ = await served.session()
+        await send(end, asked(40))
+        tokens = [*PROMPT, *(await receive(end)).verdict.tokens]
+        await asyncio.sleep(1)
+        assert not len(served.away)
+        await asyncio.sleep(60)
+        steps = len(served.engine.steps)
+        await send(end, wire.ClientMessage(draft=wire.Draft(epoch=1, base_len=len(tokens))))
+        verdict = (await receive(end)).verdict
+        assert [*tokens, *verdict.tokens] == own(40) and verdict.finish and len(served.engine.steps) == steps
+
+    in_served(scenario)
+
+
 def test_who_comes_back_in_the_middle_goes_on_there():
     async def scenario(served: Served) -> None:
         token, tokens = await left(served, 40)
