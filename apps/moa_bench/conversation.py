@@ -36,6 +36,8 @@ class Round:
         accepted: of them.
         committed: the bonus token included.
         draft_s: seconds that drafting took.
+        seconds: of the whole round, on the conversation's clock.
+        steps: of the model for this draft.
     """
 
     drafted: int
@@ -43,6 +45,8 @@ class Round:
     accepted: int
     committed: int
     draft_s: float = 0.0
+    seconds: float = 0.0
+    steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,17 @@ class Conversation:
             self._answer.origins.extend(event.origins)
             ended = self._ended
             if ended is not None and not ended.supplied:
-                self._on_round(Round(ended.drafted, ended.depth, ended.accepted, len(event.tokens), ended.draft_s))
+                self._on_round(
+                    Round(
+                        ended.drafted,
+                        ended.depth,
+                        ended.accepted,
+                        len(event.tokens),
+                        ended.draft_s,
+                        ended.draft_s + ended.waited_s,
+                        len(ended.steps),
+                    )
+                )
         elif isinstance(event, Faulted):
             self._refusal = event
 

@@ -57,6 +57,7 @@ class Statistics:
     Attributes:
         rounds: verdicts received.
         drafted, accepted: tokens sent to be verified, and those of them the target accepted.
+        fetched: committed tokens that the verifier wrote on while the device was away: they came with a connection.
         offline: committed tokens that were written while the verifier was away.
         kept: those of them that stayed by the user's policy, without asking the target.
         rolled_back: tentative tokens dropped.
@@ -69,6 +70,7 @@ class Statistics:
     tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    fetched: int = 0
     offline: int = 0
     kept: int = 0
     rolled_back: int = 0
@@ -85,7 +87,7 @@ class Statistics:
     @property
     def tau(self) -> float:
         """Tokens committed by verdicts per round, bonus included."""
-        return (self.tokens - self.kept + self.taken_back) / self.rounds if self.rounds else 0.0
+        return (self.tokens - self.kept - self.fetched + self.taken_back) / self.rounds if self.rounds else 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -104,6 +106,7 @@ class Statistics:
             "tau": round(self.tau, 3),
             "drafted": self.drafted,
             "accepted": self.accepted,
+            "fetched": self.fetched,
             "offline": self.offline,
             "kept": self.kept,
             "rolled_back": self.rolled_back,

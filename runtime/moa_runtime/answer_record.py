@@ -17,7 +17,7 @@ from moa_runtime.answer import (
 from moa_runtime.answer_text import AnswerText
 from moa_runtime.conversation import Question
 from moa_runtime.loop_events import Drafted, LinkLost, LoopEvent, RoundEnded
-from moa_runtime.session.events import Committed, RolledBack
+from moa_runtime.session.events import Committed, Decided, RolledBack
 from moa_runtime.tokenizer import ChatTokenizer
 
 #: Tokens written offline. A verdict that is a little late often overtakes a few, about which nobody wants to be asked.
@@ -49,6 +49,7 @@ class AnswerRecord:
         self._settled = 0  # how many of them were shown
         self._text = AnswerText(tokenizer)
         self._rolled_back: RolledBack | None = None
+        self._asked = True  # whether a frame was sent for what is committed next
         self._bytes_moved, self._bytes_before = bytes_moved, bytes_moved()
         self._asked_at = time.monotonic()
         self._ended_at = self._asked_at
@@ -56,7 +57,9 @@ class AnswerRecord:
     def hear(self, event: LoopEvent) -> None:
         """Take what the drafting loop tells."""
         statistics = self.statistics
-        if isinstance(event, Committed):
+        if isinstance(event, Decided):
+            self._asked = event.asked
+        elif isinstance(event, Committed):
             self._commit(event)
         elif isinstance(event, RolledBack):  # what the target wrote instead is committed next
             self._rolled_back = event
@@ -79,6 +82,7 @@ class AnswerRecord:
         kept = sum(origin is Origin.KEPT for origin in event.origins)
         statistics.tokens += len(event.tokens)
         statistics.kept += kept
+        statistics.fetched += 0 if self._asked else len(event.tokens) - kept
         statistics.offline += kept + sum(origin is Origin.OFFLINE for origin in event.origins)
         self._tokens += [TokenOrigin(t, o, True) for t, o in zip(event.tokens, event.origins, strict=True)]
 

@@ -10,40 +10,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from types import TracebackType
 
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, LinkStatus, Paused, TokenOrigin
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, Paused
 from moa_runtime.answer_record import AnswerRecord
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
+from moa_runtime.chat_link import ChatLink
 from moa_runtime.control import Controller
 from moa_runtime.conversation import Conversation, Question
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.for_bundle import drafter_for
-from moa_runtime.driver import Driver
-from moa_runtime.errors import MoaError
-from moa_runtime.loop import DraftingLoop
-from moa_runtime.loop_events import Drafted, LoopEvent, PauseBegan, Problem
-from moa_runtime.loop_settings import Conditions, LoopSettings
+from moa_runtime.errors import ChatError, ContextFullError
+from moa_runtime.loop_events import Drafted, LoopEvent, PauseBegan
+from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Finished, Policy, RolledBack, Sampling
-from moa_runtime.throughput import Throughput
 from moa_runtime.timeline import Timeline
 from moa_runtime.tokenizer import ChatTokenizer
-from moa_runtime.transport import ConnectError, Endpoint, Timing
+from moa_runtime.transport import Endpoint, Timing
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
-
-class ChatError(MoaError):
-    """An answer that cannot go on: the verifier refused it, or the conversation does not fit."""
+__all__ = ["Chat", "ChatError", "ContextFullError"]
 
 
-class ContextFullError(ChatError):
-    """The conversation does not fit into the target's context."""
-
-
-class Chat:
+class Chat(ChatLink):
     """One conversation. It keeps its history over turns and survives lost connections.
 
     Use :meth:`connect`; every method must be called in the event loop it was called in.
@@ -75,20 +66,9 @@ class Chat:
             # Nobody would read the memory rows, and they are most of what a verdict weighs.
             row_encoding=wire.ROW_ENCODING_INT8 if drafter else wire.ROW_ENCODING_UNSPECIFIED,
         )
+        super().__init__(session, endpoint, drafter, controller, settings, timing, timeline)
         self._max_context = manifest.max_context
-        # Events with the edition of the answer that they are about, see keep_mine.
-        self._updates: asyncio.Queue[tuple[int, ChatEvent | ChatError]] = asyncio.Queue()
-        self._edition = self._edition_asked = 0
-        self._published: tuple[TokenOrigin, ...] = ()
         self._following = False
-        self._refusal: ChatError | None = None
-        self._opening: asyncio.Future[None] | None = None  # what open() waits for
-        self._running: asyncio.Task[None] | None = None
-        self._loop = DraftingLoop(session, drafter, controller or Throughput(), settings)
-        self._loop.listen(self._hear)
-        self._driver = Driver(
-            self._loop, drafter, endpoint, timing, timeline, on_problem=self._on_problem, on_rest=self._opened
-        )
         self._record = self._new_record(Question([], 0, []))
 
     @classmethod
@@ -143,66 +123,10 @@ class Chat:
             raise
         return chat
 
-    async def __aenter__(self) -> Chat:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def open(self, *, wait: bool = True) -> None:
-        """Begin to connect.
-
-        Args:
-            wait: until the verifier has answered; see :meth:`connect` for what is raised when it does not.
-                Otherwise the chat begins offline, and a refusal is raised by :meth:`send`. So it does with ``wait``
-                where no connection is made: in the background (:meth:`tell_conditions`), or when the user goes offline
-                meanwhile.
-
-        Raises:
-            ConnectError: the chat was closed meanwhile; or see :meth:`connect`.
-        """
-        if wait:
-            self._opening = asyncio.get_running_loop().create_future()
-        self._running = asyncio.create_task(self._driver.run())
-        self._running.add_done_callback(self._on_loop_end)
-        self._driver.go_online()
-        if self._opening is not None:
-            await self._opening
-
-    async def close(self) -> None:
-        """Leave the verifier; an :meth:`open` that waits is ended with an error."""
-        if opening := self._connecting():
-            opening.set_exception(ConnectError("the chat was closed before the verifier had answered", final=True))
-        await self._driver.close()
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
-
     @property
     def messages(self) -> list[dict[str, str]]:
         """The turns so far, ``{"role": ..., "content": ...}``, finished answers included."""
         return list(self._conversation.messages)
-
-    @property
-    def link(self) -> LinkChanged:
-        """The link's last change, also one between answers."""
-        return self._loop.link
-
-    @property
-    def status(self) -> LinkStatus:
-        """The link as the user should see it."""
-        return self._loop.link.status
-
-    @property
-    def policy(self) -> Policy:
-        """What becomes of text written offline; may be set at any time."""
-        return self._loop.policy
-
-    @policy.setter
-    def policy(self, policy: Policy) -> None:
-        self._loop.policy = policy
 
     @property
     def tokens(self) -> list[int]:
@@ -213,28 +137,6 @@ class Chat:
     def prompt_tokens(self) -> int:
         """How many tokens the conversation had up to the last answer's beginning."""
         return self._record.start
-
-    async def work_offline(self, offline: bool) -> None:
-        """Drop the connection and make no other, or connect again."""
-        if offline:
-            await self._driver.go_offline()
-        else:
-            self._driver.go_online()
-
-    @property
-    def conditions(self) -> Conditions:
-        """What the host said last, see :meth:`tell_conditions`."""
-        return self._loop.conditions
-
-    def tell_conditions(self, conditions: Conditions) -> None:
-        """The app went to the background or came back, power is low, the network is metered: see
-        :class:`~moa_runtime.loop_settings.Conditions`."""
-        self._driver.tell_conditions(conditions)
-
-    async def network_changed(self) -> None:
-        """The device has another network: the connection, which may be dead, is made anew at once, not after the next
-        ping or backoff. Nothing while working offline."""
-        await self._driver.reconnect()
 
     def restore(self, messages: Sequence[Mapping[str, str]]) -> None:
         """Set the conversation to these turns, so that the next question continues them.
@@ -270,8 +172,7 @@ class Chat:
             ChatTemplateError: the target's template refuses the conversation.
         """
         self._check_idle()
-        if self._refusal is not None and (self._driver.gave_up or self._running is None or self._running.done()):
-            raise self._refusal
+        self._check_accepted()
         if sampling is not None and not 0 <= sampling.seed < 1 << 64:
             raise ChatError(f"a seed is a whole number of 64 bits, 0 or more, not {sampling.seed}")
         if max_new_tokens < 0:
@@ -282,7 +183,7 @@ class Chat:
                 f"the conversation would have {question.length} tokens, the target's context holds "
                 f"{self._max_context}; shorten the message or begin a new chat"
             )
-        self._updates, self._published = asyncio.Queue(), ()
+        self._events.clear()
         self._record = self._new_record(question)
         most = min(max_new_tokens, self._max_context)
         chosen = sampling or Sampling()
@@ -321,11 +222,7 @@ class Chat:
         self._following, finished = True, False
         try:
             while not finished:
-                edition, event = await self._updates.get()
-                if isinstance(event, ChatError):
-                    raise event
-                if edition != self._edition_asked and not isinstance(event, LinkChanged):
-                    continue  # about text that has been taken back since
+                event = await self._events.get()
                 if isinstance(event, AnswerFinished):
                     finished = True
                     self._following = False
@@ -349,11 +246,10 @@ class Chat:
                 yield event
 
     def _take_back(self, disputed: RolledBack) -> None:
-        self._edition_asked += 1
-        edition = self._edition_asked
+        edition = self._events.ask_for_edition()
 
         def keep() -> None:
-            self._edition, self._published = edition, ()
+            self._events.begin_edition(edition)
             self._loop.keep(disputed.start, disputed.tokens)
             self._record.take_back(disputed.start)
             self._publish()
@@ -385,53 +281,18 @@ class Chat:
             update = self._publish()
             disagreement = self._record.disagreement(update)
             if disagreement is not None and self.policy is Policy.ASK:
-                self._put(disagreement)
+                self._events.put(disagreement)
         elif isinstance(event, Drafted):
             self._publish()
         elif isinstance(event, Finished):
-            self._put(self._record.finish(event.reason))
+            self._events.put(self._record.finish(event.reason))
         elif isinstance(event, PauseBegan):
-            self._put(Paused(event.reason))
-        elif isinstance(event, LinkChanged):
-            self._on_link(event)
-        elif isinstance(event, Problem):
-            self._on_problem(event.error, event.final)
-
-    def _on_link(self, change: LinkChanged) -> None:
-        if self._following:
-            self._put(change)
-        if change.status is LinkStatus.ONLINE:
-            self._opened()
+            self._events.put(Paused(event.reason))
+        elif isinstance(event, LinkChanged) and self._following:
+            self._events.put(event)
+        super()._hear(event)
 
     def _publish(self) -> AnswerUpdate:
         update = self._record.update(self._loop.unconfirmed)
-        if update.tokens != self._published:  # a draft may be empty
-            self._published = update.tokens
-            self._put(update)
+        self._events.publish(update)
         return update
-
-    def _put(self, event: ChatEvent | ChatError) -> None:
-        self._updates.put_nowait((self._edition, event))
-
-    def _on_problem(self, problem: MoaError, final: bool) -> None:
-        if opening := self._connecting():
-            opening.set_exception(problem)
-        elif final:
-            self._refusal = problem if isinstance(problem, ChatError) else ChatError(str(problem))
-            self._put(self._refusal)
-
-    def _opened(self) -> None:
-        if opening := self._connecting():
-            opening.set_result(None)
-
-    def _connecting(self) -> asyncio.Future[None] | None:
-        """What :meth:`open` waits for, while it does."""
-        return None if self._opening is None or self._opening.done() else self._opening
-
-    def _on_loop_end(self, task: asyncio.Task[None]) -> None:
-        """The loop only ends by cancellation or by a defect, which must not leave the application waiting."""
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            failure = ChatError(f"the drafting loop failed: {error!r}")
-            failure.__cause__ = error
-            self._on_problem(failure, True)

@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-from moa_runtime.answer import FinishReason, LinkChanged, LinkStatus, PauseReason
-from moa_runtime.budgets import ONE, behind, within
+from moa_runtime.answer import LinkChanged, LinkStatus, PauseReason
 from moa_runtime.control import Controller
-from moa_runtime.drafters.base import Budget, Drafter
+from moa_runtime.decisions import Decisions
+from moa_runtime.drafters.base import Drafter
 from moa_runtime.errors import MoaError
 from moa_runtime.link_watch import Alarm, LinkWatch
-from moa_runtime.loop_events import (
-    Draft,
-    Drafted,
-    LinkLost,
-    LoopEvent,
-    PauseBegan,
-    Problem,
-    RoundEnded,
-    Wait,
-)
+from moa_runtime.loop_events import Draft, Drafted, LinkLost, LoopEvent, PauseBegan, Problem, Wait
 from moa_runtime.loop_settings import Conditions, LoopSettings
+from moa_runtime.rounds import Rounds
 from moa_runtime.session.client import ClientSession, LinkState
-from moa_runtime.session.events import (
-    Decided,
-    Faulted,
-    Origin,
-    Policy,
-    RowsReceived,
-    Sampling,
-    Welcomed,
-)
+from moa_runtime.session.events import Decided, Faulted, Origin, Policy, RowsReceived, Sampling, Welcomed
 from moa_runtime.session.tree import DraftTree
 
 
@@ -76,20 +58,12 @@ class DraftingLoop:
         controller: Controller,
         settings: LoopSettings | None = None,
     ) -> None:
-        self._conditions = Conditions()
         self.link = LinkChanged(LinkStatus.OFFLINE)
         self._session, self._drafter, self._controller = session, drafter, controller
-        self._settings = settings or LoopSettings()
-        self._watch = LinkWatch(self._settings)
+        settings = settings or LoopSettings()
+        self._watch, self._rounds = LinkWatch(settings), Rounds(len(session.tentative))
+        self._decisions = Decisions(session, drafter, controller, settings, self._watch, self._rounds)
         self._listeners: list[Callable[[LoopEvent], None]] = []
-        self._logprobs: dict[int, float] = {}  # of what was drafted last, by position
-        # Tentative tokens when the draft on its way was sent; all that a restored session has.
-        self._sent_path = len(session.tentative)
-        self._sent_depth = 0
-        self._steps: tuple[int, ...] = ()  # of the draft for the next round, or of the one on its way
-        self._draft_s = 0.0
-        self._resumed = False  # the tentative tokens were written before the connection: they took no round
-        self._exhausted = False  # the drafter has nothing to propose: only the target can go on
         self._paused: PauseReason | None = None
 
     def listen(self, listener: Callable[[LoopEvent], None]) -> None:
@@ -115,11 +89,11 @@ class DraftingLoop:
     @property
     def conditions(self) -> Conditions:
         """What the host says; may be set at any time. Whether rows are wanted is told with the next connection."""
-        return self._conditions
+        return self._decisions.conditions
 
     @conditions.setter
     def conditions(self, conditions: Conditions) -> None:
-        self._conditions = conditions
+        self._decisions.conditions = conditions
         self._session.wants_rows = not conditions.metered
         self._session.held = conditions.background
 
@@ -137,14 +111,9 @@ class DraftingLoop:
     def ask(
         self, kept: int, tokens: Sequence[int], sampling: Sampling, max_new_tokens: int, *, while_away: bool = True
     ) -> None:
-        """Begin an answer: to ``tokens`` after the first ``kept`` committed ones of the whole conversation.
-
-        Args:
-            while_away: whether the server may finish it while there is no link.
-        """
-        self._logprobs.clear()
+        """Begin an answer: to ``tokens`` after the first ``kept`` committed ones, see :meth:`ClientSession.prompt`."""
         self._forget_rows(kept)
-        self._sent_path = 0
+        self._rounds.begin()
         self._watch.idle()
         self._session.rewind(kept)
         self._session.prompt(tokens, sampling, max_new_tokens, while_away=while_away)
@@ -152,8 +121,7 @@ class DraftingLoop:
 
     def cancel(self) -> None:
         """End the answer where the target has confirmed it."""
-        for event in self._session.cancel():
-            self._tell(event)
+        self._tell(*self._session.cancel())
 
     def keep(self, start: int, tokens: Sequence[int]) -> None:
         """Put ``tokens`` in place of the answer's end, see :meth:`ClientSession.keep`.
@@ -162,9 +130,8 @@ class DraftingLoop:
             LocalProtocolError: see there.
         """
         self._forget_rows(start)
-        for event in self._session.keep(start, tokens):
-            self._tell(event)
-        self._sent_path = 0
+        self._tell(*self._session.keep(start, tokens))
+        self._rounds.begin()
         self._watch.idle()
         self._paused = None
 
@@ -197,16 +164,14 @@ class DraftingLoop:
 
     def received(self, frame: bytes, now: float) -> None:
         """A frame came."""
-        self._exhausted = False
+        self._decisions.exhausted = False
         events = self._session.receive(frame)
         # What the frame says besides is taken first: the session has taken it.
         events += [fault for event in events if isinstance(event, RowsReceived) and (fault := self._add_rows(event))]
         for event in events:
             if isinstance(event, Welcomed):
                 self._watch.up()
-                # What is no offline text by now never will be; most of it is on its way again.
-                self._sent_path = self._sent_depth = len(self._session.tentative)
-                self._steps, self._draft_s, self._resumed = (), 0.0, self._sent_path > 0
+                self._rounds.resume(len(self._session.tentative))
                 self._set_link(LinkStatus.ONLINE)
             elif isinstance(event, Decided):
                 self._decided(event, now)
@@ -220,12 +185,11 @@ class DraftingLoop:
         """What to do now."""
         for alarm in self._watch.passed(now):
             self._take_alarm(alarm)
-        for event in self._session.resume():
-            self._tell(event)
-        draft = self._draft_due()
+        self._tell(*self._session.resume())
+        draft = self._decisions.draft()
         if draft is not None:
             return draft
-        if self._round_due:
+        if self._decisions.round_due:
             self._send(DraftTree())
         self._note_pause()
         return Wait(self._watch.wake_at())
@@ -239,17 +203,13 @@ class DraftingLoop:
         if len(tree.tokens) > draft.budget.nodes:
             raise ValueError(f"the drafter proposed {len(tree.tokens)} tokens where {draft.budget.nodes} were allowed")
         session, start = self._session, len(draft.prefix)
-        path = tree.likeliest_path()
-        for at, index in enumerate(path):
-            parent = tree.parents[index]
-            self._logprobs[start + at] = tree.scores[index] - (tree.scores[parent - 1] if parent else 0.0)
-        extension = [tree.tokens[index] for index in path]
+        extension = self._rounds.drafted(start, tree)
         # Without levels or nodes to spend, an empty draft says nothing of the drafter.
-        self._exhausted = not tree.tokens and draft.budget.levels > 0 and draft.budget.nodes > 0
-        if self._round_due:
+        self._decisions.exhausted = not tree.tokens and draft.budget.levels > 0 and draft.budget.nodes > 0
+        if self._decisions.round_due:
             stem = session.tentative
-            self._steps, self._draft_s = tree.steps, seconds
-            whole = tree.behind(stem, self._logprobs_of(start - len(stem), start))
+            self._rounds.took(tree.steps, seconds)
+            whole = tree.behind(stem, self._rounds.logprobs(start - len(stem), start))
             session.extend(extension, draft.origin)
             self._send(whole)
         else:
@@ -271,67 +231,10 @@ class DraftingLoop:
         """Send what is in flight once more."""
         self._session.resend()
 
-    # -- decisions ---------------------------------------------------------------------------------
-
-    @property
-    def _prepared(self) -> bool:
-        """Whether there is anything to draft from."""
-        if self._drafter is None:
-            return False
-        copies_only = self._conditions.metered and self._round_due
-        rows_matter = self._drafter.needs_rows and not copies_only
-        return bool(self._session.rows if rows_matter else self._session.committed)
-
-    @property
-    def _alone(self) -> bool:
-        """Whether the device has to go on without the target."""
-        return self._session.link is not LinkState.UP or self._watch.late
-
-    @property
-    def _round_due(self) -> bool:
-        """Whether the target waits for a draft."""
-        return self._session.may_propose and not self._conditions.background
-
-    def _draft_due(self) -> Draft | None:
-        session = self._session
-        if not session.answering or session.tentatively_finished or self._conditions.background:
-            return None
-        budget = None if self._exhausted or not self._prepared else self._budget()
-        if budget is None:
-            return None
-        return Draft(session.tokens, budget, Origin.OFFLINE if self._watch.outage else Origin.DRAFTED)
-
-    def _budget(self) -> Budget | None:
-        """Of what is to be drafted now, if anything is."""
-        tentative = len(self._session.tentative)
-        if self._round_due:
-            session, logprob = self._session, self._tentative_logprob(tentative)
-            asked = within(self._controller.budget(), session.limits, session.room, self._conditions)
-            return behind(asked, tentative, logprob)
-        if self._conditions.low_power:
-            return None
-        one = replace(ONE, tentative=tentative)
-        if self._alone:
-            return one if tentative < self._settings.offline_limit else None
-        if self._session.awaiting_prefill or self._conditions.metered:
-            return None
-        probability = math.exp(self._tentative_logprob(tentative))
-        return one if self._controller.ahead(tentative - self._sent_path, probability) else None
-
     def _send(self, tree: DraftTree) -> None:
         """Have the tentative tokens verified, with what branches off them."""
-        tentative = self._session.tentative
-        self._sent_path = len(tentative)
-        self._sent_depth = max(tree.depth, len(tentative))
+        self._rounds.sent(len(self._session.tentative), tree.depth)
         self._session.propose(tree=tree if tree.tokens else None)
-
-    def _tentative_logprob(self, tentative: int) -> float:
-        """Of all tentative tokens (nats)."""
-        end = self._session.length
-        return sum(self._logprobs_of(end - tentative, end))
-
-    def _logprobs_of(self, start: int, end: int) -> list[float]:
-        return [self._logprobs.get(at, 0.0) for at in range(start, end)]
 
     # -- time --------------------------------------------------------------------------------------
 
@@ -340,46 +243,27 @@ class DraftingLoop:
             self._set_link(LinkStatus.ONLINE, "the verdict is late; the device writes on")
         elif alarm is Alarm.RESEND:
             self.resend()
-        elif self._session.declare_offline(self._sent_path):
+        elif self._session.declare_offline(self._rounds.sent_path):
             self._tell(Drafted(0.0))
 
     def _note_pause(self) -> None:
-        reason = self._pause_reason() if self._session.answering else None
+        reason = self._decisions.pause_reason() if self._session.answering else None
         if reason is not None and reason is not self._paused:
             self._tell(PauseBegan(reason))
         self._paused = reason
-
-    def _pause_reason(self) -> PauseReason | None:
-        session = self._session
-        if self._conditions.background and (self._alone or not session.awaiting_verdict):
-            return PauseReason.BACKGROUND
-        if not self._alone:
-            return None
-        if not self._prepared:
-            return PauseReason.UNPREPARED
-        if self._conditions.low_power:
-            return PauseReason.LOW_POWER
-        finish = session.tentative_finish
-        if finish is None:
-            return PauseReason.LIMIT
-        return PauseReason.END if finish is FinishReason.STOP else PauseReason.LENGTH
 
     # -- what came ---------------------------------------------------------------------------------
 
     def _decided(self, verdict: Decided, now: float) -> None:
         was_late, waited_s = self._watch.late, self._watch.answered(now)
-        steps, draft_s, depth = (self._steps, self._draft_s, self._sent_depth) if verdict.drafted else ((), 0.0, 0)
-        accepted, depth = min(verdict.accepted, verdict.drafted), min(depth, verdict.drafted)
-        outcome = RoundEnded(
-            verdict.supplied, verdict.drafted, depth, accepted, steps, draft_s, waited_s, verdict.compute_s
-        )
-        self._steps, self._draft_s, self._sent_path = (), 0.0, 0
+        outcome = self._rounds.ended(verdict, waited_s)
         if was_late:
             self._set_link(LinkStatus.ONLINE)
-        if verdict.asked and not (self._resumed and verdict.drafted):
+        if verdict.asked and not (self._rounds.resumed and verdict.drafted):
             self._controller.observe(outcome)
-        self._resumed = self._resumed and bool(self._session.tentative)
-        self._tell(outcome)
+        self._rounds.resumed = self._rounds.resumed and bool(self._session.tentative)
+        if verdict.asked:  # else nobody drafted or waited for it
+            self._tell(outcome)
 
     def _add_rows(self, received: RowsReceived) -> Faulted | None:
         """Give them to the drafter; a fault where it cannot read them."""
@@ -403,11 +287,12 @@ class DraftingLoop:
     def _forget_rows(self, length: int) -> None:
         if self._drafter is not None:
             self._drafter.truncate_rows(length)
-        self._exhausted = False
+        self._decisions.exhausted = False
 
-    def _tell(self, event: LoopEvent) -> None:
-        for listener in self._listeners:
-            listener(event)
+    def _tell(self, *events: LoopEvent) -> None:
+        for event in events:
+            for listener in self._listeners:
+                listener(event)
 
     def _set_link(self, status: LinkStatus, detail: str = "", retry_in_s: float | None = None) -> None:
         changed = LinkChanged(status, detail, retry_in_s)

@@ -9,6 +9,7 @@ import pytest
 from toy import ToyDrafter
 
 from moa_bench import inprocess
+from moa_bench.accept import present
 from moa_bench.accept.measure import AcceptSettings, Results, measure
 from moa_bench.accept.replay import ReplayEngine
 from moa_bench.accept.tally import Tally
@@ -19,6 +20,7 @@ from moa_bench.conversation import Answer, Conversation, RefusedError, Round
 from moa_bench.inprocess import Device
 from moa_bench.loopback import LoopbackVerifier
 from moa_bench.questions import Question
+from moa_bench.table import format_cell
 from moa_drafter.training import decoding
 from moa_runtime.bundle import Bundle, Fingerprints
 from moa_runtime.control import FixedShape
@@ -121,10 +123,18 @@ def test_the_tally_of_the_docstring():
 
 def test_the_shape_of_drafts_is_counted():
     tally = Tally(6)
-    for outcome in (Round(9, 3, 1, 2), Round(3, 3, 0, 1), Round(0, 0, 0, 1)):
+    for outcome in (Round(9, 3, 1, 2, steps=3), Round(3, 3, 0, 1, steps=3), Round(0, 0, 0, 1)):
         tally.add(outcome)
     found = tally.as_dict()
-    assert (found["nodes"], found["levels"], found["branched"]) == (4.0, 2.0, 0.3333)
+    assert (found["nodes"], found["levels"], found["steps"], found["branched"]) == (4.0, 2.0, 2.0, 0.3333)
+
+
+def test_the_time_of_a_token_is_that_of_all_rounds_by_their_tokens():
+    timed, untimed = Tally(6), Tally(6)
+    for outcome in (Round(3, 3, 2, 3, seconds=0.2), Round(3, 3, 0, 1, seconds=0.1)):
+        timed.add(outcome, timed=True)
+        untimed.add(outcome)
+    assert (timed.as_dict()["ms_per_token"], untimed.as_dict()["ms_per_token"]) == (75.0, None)
 
 
 def test_what_was_sent_besides_the_draft_is_counted():
@@ -271,14 +281,20 @@ def test_drafts_have_the_shape_that_pays_at_a_pace_given_by_hand(command):
     gpu, cpu = shapes["gpu"], shapes["cpu"]
     assert gpu["settings"]["draft"] == "auto" and gpu["settings"]["pace_ms"]["round_trip"] == 200
     assert gpu["nodes"] > 3 * cpu["nodes"] and gpu["levels"] > cpu["levels"] and gpu["branched"] > 0.8
-    assert gpu["draft_ms"] > 0
+    assert gpu["settings"]["draft_length"] is None and 0 < gpu["steps"] <= gpu["levels"]
+    # A round takes the draft, the round trip and a pass; what is drafted meanwhile may end a little later.
+    round_ms = gpu["ms_per_token"] * gpu["tokens"] / gpu["rounds"]
+    assert gpu["draft_ms"] > 0 and -0.1 < round_ms - (gpu["draft_ms"] + 230) < 2.1
+    assert all(task["ms_per_token"] > 0 for task in gpu["tasks"].values())
     out = command("--replay", "--draft", "auto", "--pace", "1,0.05,30,0,200")[1]
     assert "as large as pays" in out and "shape of the drafts" in out and "round trip 200" in out
+    assert "ms a token" in out and format_cell(gpu["ms_per_token"]) in out
+    assert ("milliseconds a token", gpu["ms_per_token"]) in present.headlines(gpu)
 
 
 def test_drafts_have_the_shape_that_pays_on_this_machine(command):
     status, out, _ = command("--draft", "auto")
-    assert status == 0 and "at the pace of this machine" in out
+    assert status == 0 and "ms a token" in out and "at the pace of this machine" in out
 
 
 @pytest.mark.parametrize(

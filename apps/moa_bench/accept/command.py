@@ -48,7 +48,7 @@ fraction of the time. The protocol, the memory rows and what drafts stay the rea
 answers for the next run.
 
 With --draft auto drafts have the shape that pays with what device, link and target take, as in the runtime: in
-this process, or on machines that --pace tells of.
+this process, or on machines that --pace tells of. What was chosen and the time of a token are in the result.
 
 What drafts is a bundle's graph, by default that of the shipped drafter. With --drafter or --against and without
 --bundle it is the checkpoint itself, in PyTorch and float32; it may be of any architecture that moa-train knows.
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
             "target": first.target,
             "draft": args.draft,
             "pace_ms": settings.pace.in_ms() if settings.pace else None,
-            "draft_length": settings.draft_length,
+            "draft_length": None if settings.auto else settings.draft_length,
             "nodes": settings.nodes,
             "width": settings.width if settings.nodes else None,
             "ngrams": args.ngrams,

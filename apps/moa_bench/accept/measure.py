@@ -151,7 +151,7 @@ def measure(
             def count(outcome: Round, tallies: tuple[Tally, Tally] = tallies) -> None:
                 results.draft_s += outcome.draft_s
                 for tally in tallies:
-                    tally.add(outcome)
+                    tally.add(outcome, timed=settings.auto)
 
             skipped = _converse(question, device, engine, settings, count, on_answer, timeline)
             results.skipped += [skipped] if skipped else []

@@ -10,13 +10,16 @@ from moa_bench.table import Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+#: Of drafts that are as large as pays, in the table; the rest are one column.
+_DEPTHS_SHOWN = 6
+
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """See :class:`moa_bench.output.Presentation`."""
     rows = [[name, t["questions"], t["rounds"], t["tokens"], t["tau"]] for name, t in result["tasks"].items()]
     rows.append(["mean over tasks", result["questions"], result["rounds"], result["tokens"], result["tau"]])
     settings = result["settings"]
-    drafted = settings["draft_length"]
+    drafted = settings["draft_length"] or _DEPTHS_SHOWN
     histogram, accuracy = result["accepted_length_histogram"], result["accuracy_by_depth"]
     more = [f"more, up to {len(histogram) - 1}"] if len(histogram) > drafted + 1 else []
     return [
@@ -43,6 +46,7 @@ def headlines(result: dict[str, Any]) -> list[Headline]:
     return [
         ("tokens per round (tau)", result["tau"]),
         ("share accepted of first drafted tokens", result["accuracy_by_depth"][0]),
+        *([("milliseconds a token", result["ms_per_token"])] if result.get("ms_per_token") else []),
     ]
 
 
@@ -70,10 +74,22 @@ def _shape(result: dict[str, Any]) -> Table:
     shown = {**result["tasks"], "all": result}
     pace = result["settings"]["pace_ms"]
     times = ", ".join(f"{name.replace('_', ' ')} {ms:g}" for name, ms in pace.items()) if pace else ""
+    where = f"at a pace of ({times}) ms" if pace else "at the pace of this machine, without a network"
     return Table(
-        ["shape of the drafts", "tokens", "levels", "with branches"],
-        [[name, each["nodes"], each["levels"], each["branched"]] for name, each in shown.items()],
-        note=f"at a pace of ({times}) ms" if pace else "at the pace of this machine, without a network",
+        ["shape of the drafts", "tokens", "levels", "steps", "with branches", "tau", "ms a token"],
+        [
+            [
+                name,
+                each["nodes"],
+                each["levels"],
+                each.get("steps"),
+                each["branched"],
+                each["tau"],
+                each.get("ms_per_token"),
+            ]
+            for name, each in shown.items()
+        ],
+        note=f"{where}; tau of all is the mean over tasks",
     )
 
 
@@ -93,6 +109,7 @@ def _comparison(drafters: list[dict[str, Any]]) -> Table:
             ["tau, mean over tasks", *(d["tau"] for d in drafters)],
             *([f"accuracy at depth {n + 1}", *(d["accuracy_by_depth"][n] for d in drafters)] for n in depths),
             ["ms a draft", *(d["draft_ms"] for d in drafters)],
+            *([["ms a token", *(d["ms_per_token"] for d in drafters)]] if drafters[0].get("ms_per_token") else []),
             ["passes of the target", *(d["target_passes"] for d in drafters)],
         ],
         title="Same questions, same settings, one after the other:",

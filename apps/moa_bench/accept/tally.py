@@ -39,10 +39,14 @@ class Tally:
         self.histogram = [0] * (draft_length + 1)
         self._judged = [0] * draft_length
         self._right = [0] * draft_length
-        self._nodes = self._levels = self._branched = 0
+        self._nodes = self._levels = self._branched = self._steps = 0
+        self._seconds = 0.0
 
-    def add(self, outcome: Round) -> None:
+    def add(self, outcome: Round, *, timed: bool = False) -> None:
+        """Count a round; ``timed``: also its time."""
         self.rounds += 1
+        self._steps += outcome.steps
+        self._seconds += outcome.seconds if timed else 0.0
         self.tokens += outcome.committed
         self._nodes += outcome.drafted
         self._levels += outcome.depth
@@ -70,7 +74,8 @@ class Tally:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain figures for JSON. ``nodes`` and ``levels`` are tokens of a draft and of its longest path on average,
-        ``branched`` is the share of drafts with branches."""
+        ``steps`` those of the model for it, ``branched`` is the share of drafts with branches. ``ms_per_token`` is the
+        time of all rounds by their tokens, None where rounds were not timed."""
         return {
             "tau": rounded(self.tau),
             "rounds": self.rounds,
@@ -78,7 +83,9 @@ class Tally:
             "questions": self.questions,
             "nodes": rounded(self._mean(self._nodes)),
             "levels": rounded(self._mean(self._levels)),
+            "steps": rounded(self._mean(self._steps)),
             "branched": rounded(self._mean(self._branched)),
+            "ms_per_token": rounded(1000 * self._seconds / self.tokens, 2) if self._seconds else None,
             "accuracy_by_depth": [rounded(share) for share in self.accuracy_by_depth],
             "accepted_length_histogram": self.histogram,
         }

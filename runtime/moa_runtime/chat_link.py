@@ -1,0 +1,162 @@
+"""A chat's link to its verifier: opening, closing, and what the host knows of network and device."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import TypeVar
+
+from moa_runtime.answer import LinkChanged, LinkStatus
+from moa_runtime.answer_events import AnswerEvents
+from moa_runtime.control import Controller
+from moa_runtime.drafters.base import Drafter
+from moa_runtime.driver import Driver
+from moa_runtime.errors import ChatError, MoaError
+from moa_runtime.loop import DraftingLoop
+from moa_runtime.loop_events import LoopEvent, Problem
+from moa_runtime.loop_settings import Conditions, LoopSettings
+from moa_runtime.session.client import ClientSession
+from moa_runtime.session.events import Policy
+from moa_runtime.throughput import Throughput
+from moa_runtime.timeline import Timeline
+from moa_runtime.transport import ConnectError, Endpoint, Timing
+
+Own = TypeVar("Own", bound="ChatLink")
+
+
+class ChatLink:
+    """All of a chat but its questions and answers. :class:`~moa_runtime.chat.Chat` is the class to use."""
+
+    def __init__(
+        self,
+        session: ClientSession,
+        endpoint: Endpoint,
+        drafter: Drafter | None,
+        controller: Controller | None,
+        settings: LoopSettings | None,
+        timing: Timing | None,
+        timeline: Timeline | None,
+    ) -> None:
+        self._events = AnswerEvents()
+        self._refusal: ChatError | None = None
+        self._opening: asyncio.Future[None] | None = None  # what open() waits for
+        self._running: asyncio.Task[None] | None = None
+        self._loop = DraftingLoop(session, drafter, controller or Throughput(), settings)
+        self._loop.listen(self._hear)
+        self._driver = Driver(
+            self._loop, drafter, endpoint, timing, timeline, on_problem=self._on_problem, on_rest=self._opened
+        )
+
+    async def __aenter__(self: Own) -> Own:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self, *, wait: bool = True) -> None:
+        """Begin to connect.
+
+        Args:
+            wait: until the verifier has answered. Otherwise the chat begins offline, and a refusal is raised by
+                :meth:`~moa_runtime.chat.Chat.send`. So it does with ``wait`` where no connection is made: in the
+                background (:meth:`tell_conditions`), or when the user goes offline meanwhile.
+
+        Raises:
+            ConnectError: the chat was closed meanwhile; for the rest see :meth:`moa_runtime.chat.Chat.connect`.
+        """
+        if wait:
+            self._opening = asyncio.get_running_loop().create_future()
+        self._running = asyncio.create_task(self._driver.run())
+        self._running.add_done_callback(self._on_loop_end)
+        self._driver.go_online()
+        if self._opening is not None:
+            await self._opening
+
+    async def close(self) -> None:
+        """Leave the verifier; an :meth:`open` that waits is ended with an error."""
+        if opening := self._connecting():
+            opening.set_exception(ConnectError("the chat was closed before the verifier had answered", final=True))
+        await self._driver.close()
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    @property
+    def link(self) -> LinkChanged:
+        """The link's last change, also one between answers."""
+        return self._loop.link
+
+    @property
+    def status(self) -> LinkStatus:
+        """The link as the user should see it."""
+        return self._loop.link.status
+
+    @property
+    def policy(self) -> Policy:
+        """What becomes of text written offline; may be set at any time."""
+        return self._loop.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._loop.policy = policy
+
+    async def work_offline(self, offline: bool) -> None:
+        """Drop the connection and make no other, or connect again."""
+        if offline:
+            await self._driver.go_offline()
+        else:
+            self._driver.go_online()
+
+    @property
+    def conditions(self) -> Conditions:
+        """What the host said last, see :meth:`tell_conditions`."""
+        return self._loop.conditions
+
+    def tell_conditions(self, conditions: Conditions) -> None:
+        """The app went to the background or came back, power is low, the network is metered: see
+        :class:`~moa_runtime.loop_settings.Conditions`."""
+        self._driver.tell_conditions(conditions)
+
+    async def network_changed(self) -> None:
+        """The device has another network: the connection, which may be dead, is made anew at once, not after the next
+        ping or backoff. Nothing while working offline."""
+        await self._driver.reconnect()
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _check_accepted(self) -> None:
+        """Raises ChatError: the verifier refused, or the loop has ended."""
+        if self._refusal is not None and (self._driver.gave_up or self._running is None or self._running.done()):
+            raise self._refusal
+
+    def _hear(self, event: LoopEvent) -> None:
+        """What the loop says."""
+        if isinstance(event, LinkChanged) and event.status is LinkStatus.ONLINE:
+            self._opened()
+        elif isinstance(event, Problem):
+            self._on_problem(event.error, event.final)
+
+    def _on_problem(self, problem: MoaError, final: bool) -> None:
+        if opening := self._connecting():
+            opening.set_exception(problem)
+        elif final:
+            self._refusal = problem if isinstance(problem, ChatError) else ChatError(str(problem))
+            self._events.put(self._refusal)
+
+    def _opened(self) -> None:
+        if opening := self._connecting():
+            opening.set_result(None)
+
+    def _connecting(self) -> asyncio.Future[None] | None:
+        """What :meth:`open` waits for, while it does."""
+        return None if self._opening is None or self._opening.done() else self._opening
+
+    def _on_loop_end(self, task: asyncio.Task[None]) -> None:
+        """The loop only ends by cancellation or by a defect, which must not leave the application waiting."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            failure = ChatError(f"the drafting loop failed: {error!r}")
+            failure.__cause__ = error
+            self._on_problem(failure, True)

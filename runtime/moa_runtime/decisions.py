@@ -1,0 +1,109 @@
+"""What the device drafts next, or why nothing, by what is known at that moment."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from moa_runtime.answer import FinishReason, PauseReason
+from moa_runtime.budgets import ONE, behind, within
+from moa_runtime.control import Controller
+from moa_runtime.drafters.base import Budget, Drafter
+from moa_runtime.link_watch import LinkWatch
+from moa_runtime.loop_events import Draft
+from moa_runtime.loop_settings import Conditions, LoopSettings
+from moa_runtime.rounds import Rounds
+from moa_runtime.session.client import ClientSession, LinkState
+from moa_runtime.session.events import Origin
+
+
+class Decisions:
+    """The drafting loop's. They change nothing of what they look at.
+
+    Attributes:
+        conditions: what the host says.
+        exhausted: the drafter has nothing to propose: only the target can go on.
+    """
+
+    def __init__(
+        self,
+        session: ClientSession,
+        drafter: Drafter | None,
+        controller: Controller,
+        settings: LoopSettings,
+        watch: LinkWatch,
+        rounds: Rounds,
+    ) -> None:
+        self.conditions = Conditions()
+        self.exhausted = False
+        self._session, self._drafter, self._controller = session, drafter, controller
+        self._settings, self._watch, self._rounds = settings, watch, rounds
+
+    @property
+    def round_due(self) -> bool:
+        """Whether the target waits for a draft."""
+        return self._session.may_propose and not self.conditions.background
+
+    def draft(self) -> Draft | None:
+        """What is to be drafted now, if anything is."""
+        session = self._session
+        if not session.answering or session.tentatively_finished or self.conditions.background:
+            return None
+        budget = None if self.exhausted or not self._prepared else self._budget()
+        if budget is None:
+            return None
+        return Draft(session.tokens, budget, Origin.OFFLINE if self._watch.outage else Origin.DRAFTED)
+
+    def pause_reason(self) -> PauseReason | None:
+        """Why the device does not go on with a running answer; None while it may."""
+        session = self._session
+        if self.conditions.background and (self._alone or not session.awaiting_verdict):
+            return PauseReason.BACKGROUND
+        if not self._alone:
+            return None
+        if not self._prepared:
+            return PauseReason.UNPREPARED
+        if self.conditions.low_power:
+            return PauseReason.LOW_POWER
+        finish = session.tentative_finish
+        if finish is None:
+            return PauseReason.LIMIT
+        return PauseReason.END if finish is FinishReason.STOP else PauseReason.LENGTH
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    @property
+    def _prepared(self) -> bool:
+        """Whether there is anything to draft from."""
+        if self._drafter is None:
+            return False
+        copies_only = self.conditions.metered and self.round_due
+        rows_matter = self._drafter.needs_rows and not copies_only
+        return bool(self._session.rows if rows_matter else self._session.committed)
+
+    @property
+    def _alone(self) -> bool:
+        """Whether the device has to go on without the target."""
+        return self._session.link is not LinkState.UP or self._watch.late
+
+    def _budget(self) -> Budget | None:
+        """Of that."""
+        tentative = len(self._session.tentative)
+        if self.round_due:
+            session, logprob = self._session, self._tentative_logprob(tentative)
+            asked = within(self._controller.budget(), session.limits, session.room, self.conditions)
+            return behind(asked, tentative, logprob)
+        if self.conditions.low_power:
+            return None
+        one = replace(ONE, tentative=tentative)
+        if self._alone:
+            return one if tentative < self._settings.offline_limit else None
+        if self._session.awaiting_prefill or self.conditions.metered:
+            return None
+        probability = math.exp(self._tentative_logprob(tentative))
+        return one if self._controller.ahead(tentative - self._rounds.sent_path, probability) else None
+
+    def _tentative_logprob(self, tentative: int) -> float:
+        """Of all tentative tokens (nats)."""
+        end = self._session.length
+        return sum(self._rounds.logprobs(end - tentative, end))
