@@ -194,7 +194,7 @@ def draft_once(loop: DraftingLoop, drafter: Drafter, clock: Clock, timeline: Tim
         return False
     began = clock.now()
     with timeline.measure("draft", "draft", position=len(todo.prefix), origin=todo.origin.value):
-        tree = drafter.propose(todo.prefix, todo.budget)
+        tree = drafter.propose(todo.prefix, todo.budget, todo.sampling)
     seconds = clock.drafted(tree, began)
     loop.drafted(todo, tree, seconds, clock.now())
     return True

@@ -52,7 +52,8 @@ class Decisions:
         budget = None if self.exhausted or not self._prepared else self._budget()
         if budget is None:
             return None
-        return Draft(session.tokens, budget, Origin.OFFLINE if self._watch.outage else Origin.DRAFTED)
+        origin = Origin.OFFLINE if self._watch.outage else Origin.DRAFTED
+        return Draft(session.tokens, budget, origin, session.sampling)
 
     def pause_reason(self) -> PauseReason | None:
         """Why the device does not go on with a running answer; None while it may."""

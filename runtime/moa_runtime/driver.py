@@ -131,7 +131,7 @@ class Driver:
         began = time.monotonic()
         with self._timeline.measure("draft", "draft", position=len(draft.prefix), origin=draft.origin.value):
             tree = await asyncio.get_running_loop().run_in_executor(
-                self._thread, self._drafter.propose, draft.prefix, draft.budget
+                self._thread, self._drafter.propose, draft.prefix, draft.budget, draft.sampling
             )
         now = time.monotonic()
         self._loop.drafted(draft, tree, now - began, now)

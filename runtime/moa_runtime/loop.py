@@ -30,7 +30,7 @@ class DraftingLoop:
             todo = loop.next(clock())
             if isinstance(todo, Draft):
                 began = clock()
-                tree = drafter.propose(todo.prefix, todo.budget)
+                tree = drafter.propose(todo.prefix, todo.budget, todo.sampling)
                 loop.drafted(todo, tree, clock() - began, clock())
             for frame in loop.frames_to_send(clock()):   # before any waiting
                 ...

@@ -7,21 +7,24 @@ from dataclasses import dataclass
 from moa_runtime.answer import LinkChanged, PauseReason
 from moa_runtime.drafters.base import Budget
 from moa_runtime.errors import MoaError
-from moa_runtime.session.events import Event, Origin
+from moa_runtime.session.events import Event, Origin, Sampling
 
 
 @dataclass(frozen=True)
 class Draft:
-    """To be done next: ``drafter.propose(prefix, budget)``, then :meth:`moa_runtime.loop.DraftingLoop.drafted`.
+    """To be done next: ``drafter.propose(prefix, budget, sampling)``, then
+    :meth:`moa_runtime.loop.DraftingLoop.drafted`.
 
     Attributes:
         prefix: the conversation's tokens as the device sees it, tentative ones included.
         origin: of what is drafted.
+        sampling: how the target will choose, and how the device writes alone.
     """
 
     prefix: list[int]
     budget: Budget
     origin: Origin
+    sampling: Sampling
 
 
 @dataclass(frozen=True)

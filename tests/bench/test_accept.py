@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from toy import ToyDrafter
 
 from moa_bench import inprocess
 from moa_bench.accept import present
+from moa_bench.accept.answer_file import AnswerFile
 from moa_bench.accept.measure import AcceptSettings, Results, measure
 from moa_bench.accept.replay import ReplayEngine
 from moa_bench.accept.tally import Tally
@@ -21,12 +23,12 @@ from moa_bench.inprocess import Device
 from moa_bench.loopback import LoopbackVerifier
 from moa_bench.questions import Question
 from moa_bench.table import format_cell
-from moa_drafter.training import decoding
 from moa_runtime.bundle import Bundle, Fingerprints
 from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.ngram_drafter import NgramDrafter
 from moa_runtime.errors import MoaError
 from moa_runtime.session.server import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
@@ -239,17 +241,23 @@ def command(tiny, questions, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, 0.95, 7)])
-@pytest.mark.parametrize("mixture", [None, NgramMixture()], ids=["alone", "mixed"])
-def test_answers_of_a_real_drafter_equal_plain_decoding(tiny, sampling, mixture):
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, 0.95, 7), Sampling(1.0, 1.0, 1 << 63)])
+@pytest.mark.parametrize("budget", [Budget.chain(6), Budget.tree(20, 4, 4)], ids=["chain", "tree"])
+@pytest.mark.parametrize("drafting", ["alone", "mixed", "copies", "of another seed"])
+def test_answers_of_a_real_drafter_equal_plain_decoding(tiny, sampling, budget, drafting):
+    """The same text for the same seed, whoever drafts and in whatever shape, well or badly coupled."""
     from moa_server.plain import decode
 
     *_, bundle, backend, engine = tiny
     tokenizer = ChatTokenizer.from_bundle(Bundle.open(bundle))
     question = tokenizer.encode_chat([{"role": "user", "content": "Name three primary colours."}])
-    drafter = MoaDrafter(backend, max_context=engine.max_context, mixture=mixture)
+    mixture = NgramMixture() if drafting == "mixed" else None
+    drafter = NgramDrafter() if drafting == "copies" else MoaDrafter(backend, max_context=999, mixture=mixture)
+    if drafting == "of another seed":
+        propose = drafter.propose
+        drafter.propose = lambda prefix, budget, sampling: propose(prefix, budget, replace(sampling, seed=4))
     conversation = Conversation(
-        LoopbackVerifier(engine), drafter, engine.fingerprints, engine.stop_tokens, FixedShape(Budget.chain(6))
+        LoopbackVerifier(engine), drafter, engine.fingerprints, engine.stop_tokens, FixedShape(budget)
     )
     rounds: list[Round] = []
     answer = conversation.answer(question, sampling, max_new_tokens=40, on_round=rounds.append)
@@ -325,11 +333,12 @@ def test_copying_commits_the_same_text_in_fewer_rounds(command, shape):
 
 
 @pytest.mark.parametrize("shape", [(), ("--draft", "tree", "--nodes", "20")], ids=["chain", "tree"])
-def test_a_replay_has_the_figures_of_the_real_thing(command, tiny, tmp_path, shape):
+@pytest.mark.parametrize("warmth", [(), ("--temperature", "0.8", "--top-p", "0.9")], ids=["greedy", "sampled"])
+def test_a_replay_has_the_figures_of_the_real_thing(command, tiny, tmp_path, shape, warmth):
     """Also of drafters of other architectures, whose rows are others."""
     target_folder, *_ = tiny
     rivals = [make_tiny_rival(arch, target_folder, tmp_path / arch) for arch in ("eagle", "independent")]
-    how = ("--json", "--max-new-tokens", "40", "--against", *map(str, rivals), *shape)
+    how = ("--json", "--max-new-tokens", "40", "--against", *map(str, rivals), *shape, *warmth)
     verified, replayed = (json.loads(command(*how, *more)[1]) for more in ((), ("--replay",)))
     assert (verified["settings"]["replay"], replayed["settings"]["replay"]) == (False, True)
     for one, other in zip([verified, *verified["rivals"]], [replayed, *replayed["rivals"]], strict=True):
@@ -341,9 +350,8 @@ def test_a_replay_has_the_figures_of_the_real_thing(command, tiny, tmp_path, sha
 _OF_ROUNDS = ("tau", "rounds", "tokens", "accuracy_by_depth", "accepted_length_histogram", "tasks")
 
 
-def test_a_replay_says_so_and_is_for_greedy_answers(command):
+def test_a_replay_says_so(command):
     assert "tokens, written before and replayed" in command("--limit", "1", "--replay")[1]
-    assert "--replay is for greedy answers" in refusal(command, "--replay", "--temperature", "0.5")
 
 
 def test_answers_are_kept_for_the_next_run(command, tmp_path, monkeypatch):
@@ -354,12 +362,8 @@ def test_answers_are_kept_for_the_next_run(command, tmp_path, monkeypatch):
     lines = kept.read_text().splitlines(keepends=True)
     assert len(lines) == 1 + 3
     written: list[int] = []
-    write = decoding.answer_greedily
-    monkeypatch.setattr(
-        decoding,
-        "answer_greedily",
-        lambda target, prompts, n: written.append(len(prompts)) or write(target, prompts, n),
-    )
+    add = AnswerFile.add
+    monkeypatch.setattr(AnswerFile, "add", lambda file, answers: written.append(len(answers)) or add(file, answers))
     second = json.loads(command(*how)[1])
     assert not written and kept.read_text() == "".join(lines)
     kept.write_text("".join(lines)[:-4])
@@ -376,6 +380,12 @@ def test_answers_of_something_else_are_refused(command, tmp_path):
     command("--limit", "1", "--replay", "--answers", str(kept))
     how = ("--replay", "--answers", str(kept))
     assert "have at most 12 tokens, not 13" in refusal(command, *how, "--max-new-tokens", "13")
+    assert "were sampled otherwise" in refusal(command, *how, "--temperature", "0.5")
+    warm = tmp_path / "warm.jsonl"
+    one = ("--replay", "--answers", str(warm), "--limit", "1")
+    assert command(*one, "--temperature", "0.5", "--seed", "3")[0] == 0 and '"seed":3' in warm.read_text()
+    assert "were sampled otherwise" in refusal(command, *one, "--temperature", "0.5", "--seed", "4")
+    assert "were sampled otherwise" in refusal(command, *one)
     header, *rest = kept.read_text().splitlines(keepends=True)
     others = [json.dumps(json.loads(header) | {"target": "other"}) + "\n", *rest]
     no_token = json.dumps(json.loads(rest[0]) | {"r": [10**6]}) + "\n"
@@ -392,7 +402,8 @@ def test_answers_of_something_else_are_refused(command, tmp_path):
     assert "cannot keep answers in" in refusal(command, "--replay", "--answers", str(tmp_path / "no" / "folder"))
 
 
-def test_answers_written_at_once_are_those_written_alone(tiny):
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, 0.9, 3)])
+def test_answers_written_at_once_are_those_written_alone(tiny, sampling):
     """Two turns, and a conversation that its second turn is too long for."""
     from moa_server.plain import decode
 
@@ -401,11 +412,11 @@ def test_answers_written_at_once_are_those_written_alone(tiny):
     questions = [Question(1, "qa", ("Why?", "And how?")), Question(2, "qa", ("Name three.", "word " * 300))]
     done: list[list[object]] = []
     answers = write_answers(
-        engine.target, questions, tokenizer, max_new_tokens=9, max_context=200, on_answers=done.append
+        engine, questions, tokenizer, max_new_tokens=9, sampling=sampling, max_context=200, on_answers=done.append
     )
     assert len(answers) == sum(map(len, done)) == 3
     for prompt, answer in answers.items():
-        assert answer == [step.token for step in decode(engine, prompt, Sampling(), 9)]
+        assert answer == [step.token for step in decode(engine, prompt, sampling, 9)]
     later = [p for p in answers if any(p[: len(q) + len(a)] == (*q, *a) for q, a in answers.items())]
     assert len(later) == 1 and answers[later[0]]
 
@@ -481,11 +492,11 @@ def test_the_same_seed_gives_the_same_figures(command):
 def test_an_interrupted_run_keeps_what_it_has(command, monkeypatch):
     propose, calls = MoaDrafter.propose, []
 
-    def interrupted(self, prefix, budget):
+    def interrupted(self, prefix, budget, sampling):
         calls.append(budget)
         if len(calls) == 5:
             raise KeyboardInterrupt
-        return propose(self, prefix, budget)
+        return propose(self, prefix, budget, sampling)
 
     monkeypatch.setattr(MoaDrafter, "propose", interrupted)
     status, out, _ = command("--json")
@@ -608,11 +619,11 @@ def test_a_checkpoint_drafts_as_its_bundle(command, bare, tiny):
 def test_an_interrupted_comparison_keeps_what_it_has(bare, rivals, tiny, monkeypatch):
     propose, calls = MoaDrafter.propose, []
 
-    def interrupted(self, prefix, budget):
+    def interrupted(self, prefix, budget, sampling):
         calls.append(type(self._backend).__name__)
         if calls.count("EagleBackend") == 2:
             raise KeyboardInterrupt
-        return propose(self, prefix, budget)
+        return propose(self, prefix, budget, sampling)
 
     monkeypatch.setattr(MoaDrafter, "propose", interrupted)
     status, out, _ = bare("--drafter", str(tiny[1]), "--against", str(rivals["eagle"]), str(tiny[1]), "--json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from moa_runtime.drafters.base import GREEDY
 from moa_runtime.session.tree import DraftTree
 from toy_engine import STOP, VOCAB, ToyEngine
 
@@ -27,7 +28,7 @@ class ToyDrafter:
     def truncate_rows(self, length: int) -> None:
         self.rows = min(self.rows, length)
 
-    def propose(self, prefix, budget) -> DraftTree:
+    def propose(self, prefix, budget, sampling=GREEDY) -> DraftTree:
         tokens = list(prefix)
         for _ in range(min(budget.nodes, budget.levels, budget.depth)):
             # All committed tokens but the last, the target's own, have a memory row.

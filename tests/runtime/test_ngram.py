@@ -23,12 +23,13 @@ def index_of(text: list[int], stop_tokens=()) -> NgramIndex:
 
 def test_the_example_of_the_docstring() -> None:
     match = index_of([1, 2, 3, 1, 2, 4]).match([9, 1, 2])
-    assert match is not None and match.length == 2 and match.best == 4
+    assert match is not None and match.length == 2
     assert match.probabilities == pytest.approx({4: 1 / 1.7, 3: 0.7 / 1.7})
 
 
-def test_equal_shares_are_the_latest_s() -> None:
-    assert Match(1, {8: 0.5, 3: 0.5}).best == 8
+def test_what_followed_last_comes_first() -> None:
+    match = index_of([1, 3, 1, 3, 1, 8, 1]).match([1])
+    assert match is not None and list(match.probabilities) == [8, 3]
 
 
 def test_only_the_last_eight_occurrences_count() -> None:

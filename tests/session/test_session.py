@@ -394,6 +394,9 @@ def test_calls_that_the_state_does_not_allow_say_so() -> None:
         pair.client.prompt([1], GREEDY)
     with pytest.raises(LocalProtocolError, match="while the link is up"):
         pair.client.connect()
+    for sampling in (Sampling(0.8, top_k=40), Sampling(0.8, min_p=0.1)):
+        with pytest.raises(LocalProtocolError, match="a Prompt has temperature, top_p and seed"):
+            Pair().client.prompt([1], sampling)
     with pytest.raises(LocalProtocolError, match="rewind while an answer runs"):
         pair.client.rewind(0)
     with pytest.raises(LocalProtocolError, match="keep tokens from 1 on"):

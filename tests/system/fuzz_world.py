@@ -15,9 +15,9 @@ from unittest import mock
 from memory_link import MemoryLink, ServerEnd
 from moa_runtime.chat import Chat
 from moa_runtime.control import FixedShape
-from moa_runtime.drafters.base import Budget, Float32
+from moa_runtime.drafters.base import GREEDY, Budget, Float32
 from moa_runtime.loop_settings import LoopSettings
-from moa_runtime.session.events import Policy
+from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.session.tree import DraftTree, chain
 from moa_runtime.timeline import NO_TIMELINE
 from moa_runtime.transport import Endpoint
@@ -90,7 +90,7 @@ class ToyDrafter:
     def truncate_rows(self, length: int) -> None:
         self.rows = min(self.rows, length)
 
-    def propose(self, prefix: Sequence[int], budget: Budget) -> DraftTree:
+    def propose(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> DraftTree:
         """A chain, at times longer than its levels, and branches where they are wanted."""
         tokens, length = list(prefix), min(budget.nodes, budget.depth, budget.levels + self._rng.randint(0, 2))
         while len(tokens) < len(prefix) + length and tokens[-1] != STOP:

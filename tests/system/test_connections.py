@@ -206,11 +206,19 @@ def test_a_drafter_that_raises_ends_the_chat_with_its_error(toys: Any) -> None:
     in_a_world(deed, toys)
 
 
-@pytest.mark.parametrize("seed", [-1, 1 << 64])
-def test_a_wrong_seed_harms_nobody(toys: Any, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("sampling", "said"),
+    [
+        (Sampling(0.8, 0.9, -1), "a seed is a whole number of 64 bits"),
+        (Sampling(0.8, 0.9, 1 << 64), "a seed is a whole number of 64 bits"),
+        (Sampling(0.8, top_k=40), "leave out top_k and min_p"),
+        (Sampling(0.8, min_p=0.1), "leave out top_k and min_p"),
+    ],
+)
+def test_sampling_that_cannot_be_asked_for_harms_nobody(toys: Any, sampling: Sampling, said: str) -> None:
     async def deed(world: World) -> None:
-        with pytest.raises(ChatError, match="a seed is a whole number of 64 bits"):
-            await asked(world.chat, sampling=Sampling(0.8, 0.9, seed))
+        with pytest.raises(ChatError, match=said):
+            await asked(world.chat, sampling=sampling)
         await asked(world.chat)
 
     in_a_world(deed, toys)

@@ -12,7 +12,7 @@ from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Paused, 
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.control import Controller, FixedShape
-from moa_runtime.drafters.base import Budget
+from moa_runtime.drafters.base import GREEDY, Budget
 from moa_runtime.loop_events import RoundEnded
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
@@ -32,7 +32,7 @@ class Prophet(OracleDrafter):
         self.known_besides = known_besides
         self.budgets: list[Budget] = []
 
-    def propose(self, prefix: Sequence[int], budget: Budget) -> DraftTree:
+    def propose(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> DraftTree:
         self.budgets.append(budget)
         longer = replace(budget, levels=budget.levels + self.known_besides)
         right = super().propose(prefix, longer).tokens

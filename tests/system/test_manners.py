@@ -26,7 +26,7 @@ from moa_runtime.answer import (
 )
 from moa_runtime.drafters.base import Budget
 from moa_runtime.loop_settings import Conditions
-from moa_runtime.session.events import Policy
+from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.session.tree import DraftTree
 from system.asking import committed, written_offline
 from system.fuzz_world import Limits, World, living, toy_bundle
@@ -99,9 +99,9 @@ Deed = Callable[[World, Seen], Awaitable[None]]
 def watch_drafter(world: World, seen: Seen) -> None:
     propose = world.drafter.propose
 
-    def watched(prefix: Sequence[int], budget: Budget) -> DraftTree:
+    def watched(prefix: Sequence[int], budget: Budget, sampling: Sampling) -> DraftTree:
         seen.budgets.append(budget)
-        return propose(prefix, budget)
+        return propose(prefix, budget, sampling)
 
     world.drafter.propose = watched  # type: ignore[method-assign]
 
@@ -334,7 +334,9 @@ def test_who_has_nothing_to_copy_may_still_write_alone(toys: Any) -> None:
 
     async def spare(world: World, seen: Seen) -> None:
         propose = world.drafter.propose
-        world.drafter.propose = lambda prefix, budget: propose(prefix, budget) if budget.levels else DraftTree()  # type: ignore[method-assign]
+        world.drafter.propose = lambda prefix, budget, sampling: (  # type: ignore[method-assign]
+            propose(prefix, budget, sampling) if budget.levels else DraftTree()
+        )
         world.chat.tell_conditions(Conditions(low_power=True))
         await asyncio.sleep(0.2)
         world.link.open = False

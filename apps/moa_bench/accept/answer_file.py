@@ -5,32 +5,40 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from moa_bench.accept.written import Answers
 from moa_runtime.errors import MoaError
+from moa_runtime.session.events import Sampling
 
 
 class AnswerFile:
     """JSON lines: ``{"target": fingerprint, "max_new_tokens": n}``, then ``{"p": [ids], "r": [ids]}`` for each answer.
+
+    Where answers are sampled, the first line has ``"sampling"`` too: temperature, top_p and seed.
 
     It is begun if it is not there, and read as far as its last whole line, so an interrupted benchmark goes on.
 
     Args:
         target: the target's fingerprint.
         max_new_tokens: tokens of an answer at most.
+        sampling: how the target chose.
         vocab_size: the target's.
 
     Attributes:
         answers: what the file holds.
 
     Raises:
-        MoaError: a file that cannot be read or begun, with something else in it, or of another target or length.
+        MoaError: a file that cannot be read or begun, with something else in it, or of another target, length
+            or sampling.
     """
 
-    def __init__(self, path: Path, target: str, max_new_tokens: int, *, vocab_size: int) -> None:
+    def __init__(self, path: Path, target: str, max_new_tokens: int, sampling: Sampling, *, vocab_size: int) -> None:
         self._path = path
-        header = {"target": target, "max_new_tokens": max_new_tokens}
+        header: dict[str, object] = {"target": target, "max_new_tokens": max_new_tokens}
+        if sampling.temperature:
+            header["sampling"] = asdict(sampling)
         try:
             whole = path.read_bytes() if path.exists() else b""
             kept = whole[: whole.rfind(b"\n") + 1]
@@ -41,6 +49,11 @@ class AnswerFile:
                 raise MoaError(
                     f"the answers in {path} have at most {found['max_new_tokens']} tokens, not {max_new_tokens}: "
                     "choose another --answers, or the same --max-new-tokens"
+                )
+            if found.get("sampling") != header.get("sampling"):
+                raise MoaError(
+                    f"the answers in {path} were sampled otherwise: choose another --answers, or the same "
+                    "--temperature, --top-p and --seed"
                 )
             if not whole:
                 self._append([header])

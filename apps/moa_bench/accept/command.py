@@ -163,8 +163,6 @@ def settings_of(args: argparse.Namespace) -> AcceptSettings:
         MoaError: options that contradict each other, or a number out of range.
     """
     rest = {"max_new_tokens": args.max_new_tokens, "sampling": sampling_of(args)}
-    if args.replay and args.temperature:
-        raise MoaError("--replay is for greedy answers: leave out --temperature, or --replay")
     if args.answers and not args.replay:
         raise MoaError("--answers keeps what --replay compares with: add --replay")
     pace = None if args.pace is None else Pace.parse(args.pace)
@@ -195,7 +193,7 @@ def _answers(contender: Contender, questions: list[Question], settings: AcceptSe
     kept = None
     if path:
         target = engine.fingerprints.target
-        kept = AnswerFile(path, target, settings.max_new_tokens, vocab_size=engine.vocab_size)
+        kept = AnswerFile(path, target, settings.max_new_tokens, settings.sampling, vocab_size=engine.vocab_size)
     with tqdm(total=turns, desc="accept: answers", unit="answer", disable=None) as bar:
 
         def keep(written: list[tuple[list[int], list[int]]]) -> None:
@@ -204,11 +202,11 @@ def _answers(contender: Contender, questions: list[Question], settings: AcceptSe
                 kept.add(written)
 
         return write_answers(
-            engine.target,
+            engine,
             questions,
             contender.device.tokenizer,
             max_new_tokens=settings.max_new_tokens,
-            max_context=engine.max_context,
+            sampling=settings.sampling,
             known=kept.answers if kept else {},
             on_answers=keep,
             on_known=bar.update,

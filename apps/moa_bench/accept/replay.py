@@ -1,8 +1,8 @@
 """An engine that knows what its target answers: drafts are compared with that instead of being verified.
 
-A greedy target writes the same text whatever is drafted. So where its answers are known, one forward over question and
-answer gives every memory row that a drafter will be sent, and a round costs no forward at all. A drafter that is sent
-none costs no forward of the target whatever.
+A target writes the same text whatever is drafted, for the same seed where it samples. So where its answers are known,
+one forward over question and answer gives every memory row that a drafter will be sent, and a round costs no forward at
+all. A drafter that is sent none costs no forward of the target whatever.
 """
 
 from __future__ import annotations

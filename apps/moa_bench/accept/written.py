@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from moa_bench.questions import Question
+from moa_runtime.session.events import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
-
-if TYPE_CHECKING:
-    from moa_drafter.target import Target
+from moa_server.blocking import CHUNK
+from moa_server.engine import Engine
+from moa_server.jobs import Job
+from moa_server.plain import PlainDecoding
 
 #: The answer to each text that was asked, as tokens: everything before an answer -> the answer.
 Answers = dict[tuple[int, ...], list[int]]
@@ -42,48 +44,82 @@ class _Dialogue:
 
 
 def write_answers(
-    target: Target,
+    engine: Engine,
     questions: Sequence[Question],
     tokenizer: ChatTokenizer,
     *,
     max_new_tokens: int,
-    max_context: int,
+    sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
+    max_context: int | None = None,
     known: Mapping[tuple[int, ...], list[int]] = MappingProxyType({}),
     on_answers: Callable[[list[tuple[list[int], list[int]]]], None] = lambda written: None,
     on_known: Callable[[int], None] = lambda count: None,
 ) -> Answers:
-    """The target's greedy answers to all turns, each with its stop token where it ended.
+    """The target's answers to all turns, each with its stop token where it ended.
 
-    A batch rounds otherwise than a single sequence, so where two tokens are equally likely an answer may go on
-    otherwise than one that is verified.
+    An engine that is not batch-invariant rounds otherwise in a step of many sequences, so where two tokens are equally
+    likely an answer may go on otherwise than one that is verified.
 
     Args:
-        max_context: tokens of a conversation; a turn that leaves no room for an answer ends it, unanswered.
+        max_context: tokens of a conversation, the engine's if nothing is said; a turn that leaves no room for an answer
+            ends it, unanswered.
         known: answers written before, taken where the same is asked.
-        on_answers: called with what was written at once, pairs of the text before an answer and the answer.
+        on_answers: called with what was written since, pairs of the text before an answer and the answer.
         on_known: called with the number of answers taken from ``known``.
     """
-    from moa_drafter.training.decoding import answer_greedily
-
+    context = engine.max_context if max_context is None else max_context
     answers: Answers = {}
     dialogues = [_Dialogue(question) for question in questions]
     for turn in range(max(len(question.turns) for question in questions)):
         going_on = (dialogue for dialogue in dialogues if turn < len(dialogue.question.turns))
         asked = [(dialogue, dialogue.prompt(turn, tokenizer)) for dialogue in going_on]
-        asked = [(dialogue, prompt) for dialogue, prompt in asked if len(prompt) < max_context]
+        asked = [(dialogue, prompt) for dialogue, prompt in asked if len(prompt) < context]
         answers |= {tuple(prompt): known[tuple(prompt)] for _, prompt in asked if tuple(prompt) in known}
-        # Of like length, for a batch is as long as its longest.
-        unknown = sorted((prompt for _, prompt in asked if tuple(prompt) not in known), key=len)
+        unknown = [prompt for _, prompt in asked if tuple(prompt) not in known]
         on_known(len(asked) - len(unknown))
-        for start in range(0, len(unknown), _BATCH):
-            part = unknown[start : start + _BATCH]
-            whole = answer_greedily(target, part, max_new_tokens)
-            written = [
-                (prompt, answer[: max_context - len(prompt)]) for prompt, answer in zip(part, whole, strict=True)
-            ]
-            answers |= {tuple(prompt): answer for prompt, answer in written}
-            on_answers(written)
+        begun = [
+            _Writing(prompt, PlainDecoding(engine, prompt, sampling, min(max_new_tokens, context - len(prompt))))
+            for prompt in unknown
+        ]
+        answers |= asyncio.run(_written(engine, begun, on_answers))
         for dialogue, prompt in asked:
             dialogue.take(turn, prompt, answers[tuple(prompt)], tokenizer)
         dialogues = [dialogue for dialogue, _ in asked]
     return answers
+
+
+@dataclass
+class _Writing:
+    """An answer that is being written."""
+
+    prompt: list[int]
+    plain: PlainDecoding
+    answer: list[int] = field(default_factory=list)
+    job: Job | None = None  # that decides its next token
+
+
+async def _written(
+    engine: Engine, begun: Sequence[_Writing], on_answers: Callable[[list[tuple[list[int], list[int]]]], None]
+) -> Answers:
+    """Write all answers, a batch of them at a time; where one ends, the next begins."""
+    waiting, going_on = list(begun), list[_Writing]()
+    while waiting or going_on:
+        while waiting and len(going_on) < _BATCH:
+            going_on.append(waiting.pop(0))
+        for one in going_on:
+            one.job = one.job or one.plain.next()
+        ended = [one for one in going_on if one.job is None]
+        for one in ended:
+            engine.release(one.plain.sequence)
+        if ended:
+            on_answers([(one.prompt, one.answer) for one in ended])
+        going_on = [one for one in going_on if one.job is not None]
+        jobs = [one.job for one in going_on if one.job is not None]
+        requests = [job.request(engine.held(job.sequence, job.prefix), CHUNK) for job in jobs]
+        for one, request, outcome in zip(going_on, requests, await engine.step(requests), strict=True):
+            assert one.job is not None
+            one.job.take(request, outcome)
+            if one.job.done:
+                one.answer.append(one.plain.take(one.job).token)
+                one.job = None
+    return {tuple(one.prompt): one.answer for one in begun}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moa_runtime.drafters.base import Budget, Float32
+from moa_runtime.drafters.base import GREEDY, Budget, Float32
+from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
 
 
@@ -30,7 +31,7 @@ class OracleDrafter:
     def truncate_rows(self, length: int) -> None:
         self.rows = min(self.rows, length)
 
-    def propose(self, prefix: Sequence[int], budget: Budget) -> DraftTree:
+    def propose(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> DraftTree:
         """A chain of the answer's next tokens; fewer at its end."""
         written, most = len(prefix) - self._prompt_length, min(budget.nodes, budget.levels, budget.depth)
         tokens = self._answer[written : written + most]

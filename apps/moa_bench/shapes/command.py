@@ -146,11 +146,10 @@ def _recorded(args: argparse.Namespace) -> Recording:
     backend, manifest, engine = load_backend(bundle, args.backend), bundle.manifest, engine_of(args)
     with tqdm(total=sum(len(each.turns) for each in questions), desc="shapes: answers", disable=None) as bar:
         answers = write_answers(
-            engine.target,
+            engine,
             questions,
             ChatTokenizer.from_bundle(bundle),
             max_new_tokens=_MAX_NEW_TOKENS if args.max_new_tokens is None else args.max_new_tokens,
-            max_context=engine.max_context,
             on_answers=lambda written: bar.update(len(written)),
         )
     longer = {prompt: answer for prompt, answer in answers.items() if len(answer) > 1}  # the rest has no rounds

@@ -14,7 +14,7 @@ from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.shared import SharedBackend
 from moa_runtime.bundle import Manifest
 from moa_runtime.control import FixedShape
-from moa_runtime.drafters.base import Budget, Drafter, Float32
+from moa_runtime.drafters.base import GREEDY, Budget, Drafter, Float32
 from moa_runtime.drafters.for_bundle import drafter_for
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
@@ -102,8 +102,8 @@ class _Recorder:
     def truncate_rows(self, length: int) -> None:
         self._drafter.truncate_rows(length)
 
-    def propose(self, prefix: Sequence[int], budget: Budget) -> DraftTree:
+    def propose(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> DraftTree:
         for shape in _SHAPES:
-            self._drafter.propose(prefix, shape)
+            self._drafter.propose(prefix, shape, sampling)
         self._on_position()
         return DraftTree()

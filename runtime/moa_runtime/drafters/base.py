@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
 
 Float32 = NDArray[np.float32]
@@ -17,7 +18,7 @@ Float32 = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class DraftToken:
-    """One candidate and its log-probability (nats)."""
+    """One candidate and its log-probability (nats): of being the target's choice, once :class:`Luck` has seen it."""
 
     token: int
     logprob: float
@@ -49,6 +50,7 @@ class Prices:
 
 
 FREE = Prices()
+GREEDY = Sampling()
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,11 @@ class Drafter(Protocol):
     def truncate_rows(self, length: int) -> None:
         """Forget the rows of positions ``length`` and above."""
 
-    def propose(self, prefix: Sequence[int], budget: Budget) -> DraftTree:
+    def propose(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> DraftTree:
         """What may follow ``prefix``, the conversation's tokens from position 0.
+
+        Where the target samples, who looks at ``sampling`` may guess with the target's own luck, see
+        :class:`moa_runtime.drafters.luck.Luck`; what is committed is the target's choice in any case.
 
         It is as large as pays: where ``budget.levels`` allows any, its first level is drafted in any case. A chain is
         a tree without branches. Empty where nothing is known, or the context is full.

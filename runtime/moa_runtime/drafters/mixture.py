@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from moa_runtime.drafters.base import Budget, DraftToken
+from moa_runtime.drafters.luck import NO_LUCK, Luck
 from moa_runtime.drafters.ngram import LONGEST_SUFFIX, NgramIndex
 
 #: The index's share of a candidate's probability, for matching suffixes of at least so many tokens. By expectation
@@ -69,24 +70,32 @@ class NgramMixture:
         # exp() of a hopeless candidate may be 0, which has no logarithm.
         return [DraftToken(token, math.log(probability)) for token, probability in ranked if probability > 0]
 
-    def copy(self, path: Sequence[int]) -> DraftToken | None:
+    def copy(self, path: Sequence[int], luck: Luck = NO_LUCK) -> DraftToken | None:
         """What the index alone expects after ``path``, within the reach; None where it knows nothing. It costs no step
         of the drafter, whose part in the probability is 0."""
-        return self._copy(path) if self._reaches(path) else None
+        return self._copy(path, len(path), luck) if self._reaches(path) else None
 
-    def copies(self, path: Sequence[int]) -> Iterator[DraftToken]:
+    def copies(self, path: Sequence[int], luck: Luck = NO_LUCK, before: int = 0) -> Iterator[DraftToken]:
         """The same, one token after the other until none is known, and beyond the reach: take what is worth verifying,
-        there may be no end."""
+        there may be no end.
+
+        Args:
+            before: tokens of the text before ``path``, of which the last few are enough.
+        """
+        position = before + len(path)
         text = list(path[-LONGEST_SUFFIX:])
-        while copy := self._copy(text):
+        while copy := self._copy(text, position, luck):
             text.append(copy.token)
+            position += 1
             yield copy
 
-    def _copy(self, path: Sequence[int]) -> DraftToken | None:
+    def _copy(self, path: Sequence[int], position: int, luck: Luck) -> DraftToken | None:
         match = self._index.match(path)
         if match is None:
             return None
-        return DraftToken(match.best, math.log(self._weight(match.length) * match.probabilities[match.best]))
+        weight = self._weight(match.length)
+        followers = [DraftToken(token, math.log(weight * share)) for token, share in match.probabilities.items()]
+        return luck.best(followers, position)
 
     def _reaches(self, path: Sequence[int]) -> bool:
         return len(path) < self._confirmed + self._reach

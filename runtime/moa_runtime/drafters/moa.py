@@ -10,12 +10,14 @@ from itertools import islice
 import numpy as np
 
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
-from moa_runtime.drafters.base import Budget, DraftToken, Float32
+from moa_runtime.drafters.base import GREEDY, Budget, DraftToken, Float32
+from moa_runtime.drafters.luck import NO_LUCK, Luck
 from moa_runtime.drafters.mixture import NgramMixture, worth_copying
 from moa_runtime.drafters.ngram import LONGEST_SUFFIX
 from moa_runtime.drafters.rows import GrowingRows
 from moa_runtime.drafters.tree import GrowingTree
 from moa_runtime.sequences import common_length
+from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
 
 CATCH_UP_TOKENS = 512
@@ -49,6 +51,7 @@ class MoaDrafter:
     ) -> None:
         self._backend = backend
         self._stop_tokens, self._mixture = frozenset(stop_tokens), mixture
+        self._luck = NO_LUCK
         self._max_context = max_context if backend.max_positions is None else min(max_context, backend.max_positions)
         self._cached: list[int] = []
         self._cache = GrowingRows(backend.kv_shape)
@@ -76,7 +79,7 @@ class MoaDrafter:
         self._memory.truncate(length)
         self._rows_kept = min(self._rows_kept, self.rows)
 
-    def propose(self, prefix: Sequence[int], budget: Budget) -> DraftTree:
+    def propose(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> DraftTree:
         """A chain takes the likeliest token each time, a tree grows level by level. Copies, where a mixture knows some,
         go on behind both without a step: of a chain while all of it is likely enough (``worth_copying``), of a tree
         while they are among the likeliest nodes. See :meth:`moa_runtime.drafters.base.Drafter.propose`.
@@ -91,6 +94,7 @@ class MoaDrafter:
             return DraftTree()
         if self._mixture is not None:
             self._mixture.confirm(prefix[: len(prefix) - budget.tentative])
+        self._luck = Luck(sampling)
         grow = self._tree if budget.branches and budget.levels else self._chain
         return grow(list(prefix), replace(budget, depth=depth, levels=min(budget.levels, depth)))
 
@@ -110,7 +114,8 @@ class MoaDrafter:
             ended = token.token in self._stop_tokens
         if self._mixture is not None and not ended:
             logprob = sum(logprobs)
-            for token in islice(self._mixture.copies(text), min(budget.depth, budget.nodes) - len(logprobs)):
+            room = min(budget.depth, budget.nodes) - len(logprobs)
+            for token in islice(self._mixture.copies(text, self._luck), room):
                 logprob += token.logprob
                 if not worth_copying(budget, logprob):
                     break
@@ -146,8 +151,9 @@ class MoaDrafter:
             tree.add_level(self._candidates(result, text, paths))
         self._cache.truncate(length)
         if self._mixture is not None:
-            tail, copies = text[-LONGEST_SUFFIX:], self._mixture.copies
-            tree.lengthen(lambda path: copies(tail + path), budget.depth - tree.depth)
+            tail, copies, luck = text[-LONGEST_SUFFIX:], self._mixture.copies, self._luck
+            before = length - len(tail)
+            tree.lengthen(lambda path: copies(tail + path, luck, before), budget.depth - tree.depth)
         return tree.best()
 
     def _catch_up(self, prefix: Sequence[int], memory: tuple[Float32, Float32]) -> StepResult:
@@ -187,7 +193,7 @@ class MoaDrafter:
 
     def _surely_copied(self, text: Sequence[int]) -> DraftToken | None:
         """A copy so likely that a step of the model is saved."""
-        copy = self._mixture.copy(text) if self._mixture is not None else None
+        copy = self._mixture.copy(text, self._luck) if self._mixture is not None else None
         return copy if copy is not None and copy.logprob > _SURE else None
 
     def _best(self, result: StepResult, text: list[int]) -> DraftToken:
@@ -198,16 +204,17 @@ class MoaDrafter:
     def _candidates(
         self, result: StepResult, text: list[int], paths: Sequence[Sequence[int]]
     ) -> list[list[DraftToken]]:
-        """The candidates of each query, best first, which follow ``text`` and one of the paths behind it."""
+        """The candidates of each query, best first, which follow ``text`` and one of the paths behind it, all of the
+        same length."""
         ranked = [
             [DraftToken(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True)]
             for tokens, logprobs in zip(result.top_tokens.tolist(), result.top_logprobs.tolist(), strict=True)
         ]
+        length, position, mixed = len(text), len(text) + len(paths[0]), []
         if self._mixture is None:
-            return ranked
-        length, mixed = len(text), []
+            return self._luck.ranked(ranked, position)
         for candidates, path in zip(ranked, paths, strict=True):
             text += path  # in place: the text may be long
             mixed.append(self._mixture.mix(candidates, text))
             del text[length:]
-        return mixed
+        return self._luck.ranked(mixed, position)

@@ -21,17 +21,12 @@ class Match:
 
     Attributes:
         length: of the suffix, 1 to :data:`LONGEST_SUFFIX` tokens.
-        probabilities: of the tokens that followed, adding up to 1. Of the last eight occurrences each counts 0.7
-            times the one after it.
+        probabilities: of the tokens that followed, the latest first, adding up to 1. Of the last eight occurrences
+            each counts 0.7 times the one after it.
     """
 
     length: int
     probabilities: Mapping[int, float]
-
-    @property
-    def best(self) -> int:
-        """The likeliest token, of equals the one that followed last."""
-        return max(self.probabilities, key=self.probabilities.__getitem__)
 
 
 class NgramIndex:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from moa_runtime.drafters.base import Budget, Float32
+from moa_runtime.drafters.base import GREEDY, Budget, Float32
+from moa_runtime.drafters.luck import Luck
 from moa_runtime.drafters.mixture import NgramMixture, worth_copying
+from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
 
 
@@ -32,14 +34,14 @@ class NgramDrafter:
     def truncate_rows(self, length: int) -> None:
         """Memory rows are not used."""
 
-    def propose(self, prefix: Sequence[int], budget: Budget) -> DraftTree:
+    def propose(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> DraftTree:
         """A chain of what followed before, which ends where the last token never occurred before. It is as long as the
         levels, where that pays, and longer, also without levels, while all of it is likely enough: see
         :func:`moa_runtime.drafters.mixture.worth_copying`. See :meth:`moa_runtime.drafters.base.Drafter.propose`."""
-        text, logprobs, logprob = list(prefix), list[float](), 0.0
+        text, logprobs, logprob, luck = list(prefix), list[float](), 0.0, Luck(sampling)
         while len(logprobs) < min(budget.nodes, budget.depth):
             self._mixture.confirm(text)
-            copy = self._mixture.copy(text)
+            copy = self._mixture.copy(text, luck)
             if copy is None:
                 break
             logprob += copy.logprob

@@ -64,10 +64,12 @@ class ClientSession(Exchange):
             while_away: whether the server may finish the answer while there is no link.
 
         Raises:
-            LocalProtocolError: an answer still runs, or there are no tokens.
+            LocalProtocolError: an answer still runs, there are no tokens, or frames cannot say how to sample.
         """
         if self.answering:
             raise LocalProtocolError("can't take a prompt while an answer runs; cancel it first")
+        if sampling.top_k or sampling.min_p:
+            raise LocalProtocolError("can't ask for top_k or min_p: a Prompt has temperature, top_p and seed")
         if not tokens:
             raise LocalProtocolError("a prompt needs at least one token")
         self._supplied, self._kept = list(tokens), 0

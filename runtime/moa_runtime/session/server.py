@@ -14,11 +14,16 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the target chooses: ``temperature`` 0 is greedy; ``seed`` keys the generator with the position."""
+    """How the target chooses: ``temperature`` 0 is greedy; ``seed`` and the position make the noise.
+
+    ``top_k`` and ``min_p`` (0 for none) are the engine's; the wire does not carry them yet.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+    top_k: int = 0
+    min_p: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class Snapshot:
             "policy": self.policy.value,
             "limits": asdict(self.limits),
             "origins": [origin.value for origin in self.origins],
-            "sampling": asdict(self.sampling),
+            "sampling": {name: getattr(self.sampling, name) for name in ("temperature", "top_p", "seed")},
         }
 
     @classmethod

@@ -58,6 +58,11 @@ class ConversationState:
         return [*self.committed, *self._supplied, *self._tentative]
 
     @property
+    def sampling(self) -> Sampling:
+        """How the target chooses in the last answer."""
+        return self._sampling
+
+    @property
     def length(self) -> int:
         """How many tokens that is."""
         return len(self.committed) + len(self._supplied) + len(self._tentative)
