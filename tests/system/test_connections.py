@@ -194,7 +194,7 @@ def test_rows_of_another_shape_are_a_refusal_that_names_both_shapes(toys: Any) -
 
 def test_a_drafter_that_raises_ends_the_chat_with_its_error(toys: Any) -> None:
     async def deed(world: World) -> None:
-        def broken(prefix: object, budget: object) -> None:
+        def broken(prefix: object, budget: object, sampling: object) -> None:
             raise RuntimeError("the backend broke")
 
         world.drafter.propose = broken  # type: ignore[method-assign,assignment]

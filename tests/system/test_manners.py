@@ -392,7 +392,7 @@ def test_on_a_metered_network_no_rows_are_sent_and_drafts_are_copies(toys: Any) 
 
 def test_rounds_without_a_draft_tell_nothing_twice(toys: Any) -> None:
     async def know_nothing(world: World, seen: Seen) -> None:
-        world.drafter.propose = lambda prefix, budget: DraftTree()  # type: ignore[method-assign]
+        world.drafter.propose = lambda prefix, budget, sampling: DraftTree()  # type: ignore[method-assign]
 
     updates = answered(know_nothing, toys).of(AnswerUpdate)
     assert len(updates) > COUNT // 2
