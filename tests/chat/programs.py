@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,10 +41,11 @@ def _serving(command: list[str], **options) -> Iterator[Running]:
 
 
 @contextlib.contextmanager
-def verifier(target: Path, drafter: Path, port: int = 0) -> Iterator[Running]:
+def verifier(target: Path, drafter: Path, port: int = 0, options: Sequence[str] = ()) -> Iterator[Running]:
     """``moa-serve``."""
     models = ["--model", str(target), "--drafter", str(drafter)]
-    with _serving(program("moa_server.cli", *models, "--json", "--port", str(port), "--threads", "1")) as running:
+    command = program("moa_server.cli", *models, "--json", "--port", str(port), "--threads", "1", *options)
+    with _serving(command) as running:
         yield running
 
 

@@ -37,11 +37,18 @@ def server(running: Running) -> str:
     return running.url
 
 
+@pytest.fixture(scope="module")
+def waiting(tiny_target: Path, tiny_drafter: Path) -> Iterator[Running]:
+    """It writes nothing while its client is away, so that an answer is still running when it is back."""
+    with verifier(tiny_target, tiny_drafter, options=("--away-seconds", "0")) as waiting:
+        yield waiting
+
+
 @pytest.fixture
-def hanging(running: Running) -> Iterator[Running]:
+def hanging(waiting: Running) -> Iterator[Running]:
     """A verifier to be stopped with SIGSTOP; it goes on after the test."""
-    yield running
-    running.process.send_signal(signal.SIGCONT)
+    yield waiting
+    waiting.process.send_signal(signal.SIGCONT)
 
 
 def once(onnx_bundle, url: str, *arguments: str, token: str = TOKEN) -> subprocess.CompletedProcess:

@@ -42,7 +42,7 @@ async def visit(target: Target, rng: random.Random, left: list[str]) -> None:
                 break
             nodes, parents = _tree(target, rng, rng.randint(0, 60))
             base_len = verdict.base_len + len(verdict.tokens)
-            await raw.send(draft(verdict.epoch, base_len, nodes, base_len - 1, parents))
+            await raw.send(draft(verdict.epoch, base_len, nodes, parents))
         if rng.random() < 0.5:
             await raw.send(wire.ClientMessage(bye=wire.Bye()))
 
