@@ -6,12 +6,13 @@ import time
 
 from moa_bench.pace import Pace
 from moa_runtime.session.handshake import Limits, check_hello
-from moa_runtime.session.server import ServerSession, Verify, parse_client_message
+from moa_runtime.session.server import ServerSession
+from moa_runtime.session.work import RowsWork, Verify, parse_client_message
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.blocking import BlockingEngine
 from moa_server.engine import Engine, new_sequence
-from moa_server.rounds import job_of, verdict_of
+from moa_server.rounds import job_of, take_rows, verdict_of
 
 
 class LoopbackVerifier:
@@ -33,7 +34,6 @@ class LoopbackVerifier:
         self._session = ServerSession(limits, engine.vocab_size, engine.stop_tokens)
         self._engine = BlockingEngine(engine)
         self._sequence = new_sequence()
-        self._row_encoding: int = wire.ROW_ENCODING_UNSPECIFIED
         self._timeline = timeline
 
     def receive(self, frame: bytes) -> list[bytes]:
@@ -51,19 +51,25 @@ class LoopbackVerifier:
         if isinstance(message, wire.ServerMessage):
             return [message]
         if message.WhichOneof("event") == "hello":
-            self._row_encoding = message.hello.row_encoding
             refused = check_hello(message.hello, self._fingerprints)
             return [refused] if refused is not None else self._session.greet(message.hello, "loopback")
         work = self._session.receive(message)
-        if work is None:
-            return []
-        return [self._verify(work) if isinstance(work, Verify) else work]
+        said = [work] if isinstance(work, wire.ServerMessage) else []
+        while work is not None and not isinstance(work, wire.ServerMessage):
+            said += self._do(work)
+            work = self._session.next_work()
+        while (rows := self._session.take_rows()) is not None:
+            said.append(rows)
+        return said
 
-    def _verify(self, work: Verify) -> wire.ServerMessage:
+    def _do(self, work: Verify | RowsWork) -> list[wire.ServerMessage]:
         began, began_ns = time.perf_counter(), time.time_ns()
-        job = self._engine.run(job_of(work, self._sequence, self._row_encoding))
+        job = self._engine.run(job_of(work, self._sequence))
+        if isinstance(work, RowsWork):
+            take_rows(self._session, job)
+            return []
         counts = {"drafted": len(work.draft), "accepted": len(job.path), "prefill": work.supplied}
         self._timeline.span("verify", began_ns, time.time_ns(), "verifier", **counts)
         tokens = 1 + len(work.draft) + max(0, work.supplied - 1)
         self.compute_s = time.perf_counter() - began if self._pace is None else self._pace.compute_s(tokens)
-        return verdict_of(self._session, work, job, self._row_encoding, self.compute_s)
+        return [verdict_of(self._session, work, job, self.compute_s)]

@@ -57,6 +57,8 @@ class Statistics:
     Attributes:
         rounds: verdicts received.
         drafted, accepted: tokens sent to be verified, and those of them the target accepted.
+        pushed: committed tokens that the server wrote by itself, while it was the one to draft.
+        server_drafted, server_accepted: tokens that it drafted for that, and those of them the target accepted.
         fetched: committed tokens that the verifier wrote on while the device was away: they came with a connection.
         offline: committed tokens that were written while the verifier was away.
         kept: those of them that stayed by the user's policy, without asking the target.
@@ -70,6 +72,9 @@ class Statistics:
     tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    pushed: int = 0
+    server_drafted: int = 0
+    server_accepted: int = 0
     fetched: int = 0
     offline: int = 0
     kept: int = 0
@@ -106,6 +111,9 @@ class Statistics:
             "tau": round(self.tau, 3),
             "drafted": self.drafted,
             "accepted": self.accepted,
+            "pushed": self.pushed,
+            "server_drafted": self.server_drafted,
+            "server_accepted": self.server_accepted,
             "fetched": self.fetched,
             "offline": self.offline,
             "kept": self.kept,

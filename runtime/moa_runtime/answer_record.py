@@ -16,8 +16,8 @@ from moa_runtime.answer import (
 )
 from moa_runtime.answer_text import AnswerText
 from moa_runtime.conversation import Question
-from moa_runtime.loop_events import Drafted, LinkLost, LoopEvent, RoundEnded
-from moa_runtime.session.events import Committed, Decided, RolledBack
+from moa_runtime.loop_events import Drafted, LinkLost, LoopEvent, Pushed, RoundEnded
+from moa_runtime.session.events import Cause, Committed, Decided, RolledBack
 from moa_runtime.tokenizer import ChatTokenizer
 
 #: Tokens written offline. A verdict that is a little late often overtakes a few, about which nobody wants to be asked.
@@ -49,7 +49,7 @@ class AnswerRecord:
         self._settled = 0  # how many of them were shown
         self._text = AnswerText(tokenizer)
         self._rolled_back: RolledBack | None = None
-        self._asked = True  # whether a frame was sent for what is committed next
+        self._fetched = self._pushed = False  # how what is committed next came
         self._bytes_moved, self._bytes_before = bytes_moved, bytes_moved()
         self._asked_at = time.monotonic()
         self._ended_at = self._asked_at
@@ -58,7 +58,8 @@ class AnswerRecord:
         """Take what the drafting loop tells."""
         statistics = self.statistics
         if isinstance(event, Decided):
-            self._asked = event.asked
+            self._fetched = event.cause is Cause.FETCHED
+            self._pushed = event.cause is Cause.PUSHED
         elif isinstance(event, Committed):
             self._commit(event)
         elif isinstance(event, RolledBack):  # what the target wrote instead is committed next
@@ -72,6 +73,10 @@ class AnswerRecord:
             statistics.accepted += event.accepted
             statistics.round_trips.append(event.waited_s)
             statistics.wait_seconds += event.waited_s
+        elif isinstance(event, Pushed):
+            statistics.rounds += 1
+            statistics.server_drafted += event.drafted
+            statistics.server_accepted += event.accepted
         elif isinstance(event, LinkLost):
             statistics.reconnects += 1
 
@@ -82,7 +87,8 @@ class AnswerRecord:
         kept = sum(origin is Origin.KEPT for origin in event.origins)
         statistics.tokens += len(event.tokens)
         statistics.kept += kept
-        statistics.fetched += 0 if self._asked else len(event.tokens) - kept
+        statistics.fetched += len(event.tokens) - kept if self._fetched else 0
+        statistics.pushed += len(event.tokens) - kept if self._pushed else 0
         statistics.offline += kept + sum(origin is Origin.OFFLINE for origin in event.origins)
         self._tokens += [TokenOrigin(t, o, True) for t, o in zip(event.tokens, event.origins, strict=True)]
 

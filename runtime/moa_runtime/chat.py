@@ -282,7 +282,10 @@ class Chat(ChatLink):
         if isinstance(event, Committed):
             update = self._publish()
             disagreement = self._record.disagreement(update)
-            if disagreement is not None and self.policy is Policy.ASK:
+            disputed = self._record.disputed
+            if disputed is not None and not self._loop.may_keep(disputed.start, disputed.tokens):
+                self._record.disputed = None  # where nothing can be kept, nobody is asked
+            elif disagreement is not None and self.policy is Policy.ASK:
                 self._events.put(disagreement)
         elif isinstance(event, Drafted):
             self._publish()

@@ -12,6 +12,7 @@ from moa_runtime.drafters.base import Budget, Drafter
 from moa_runtime.link_watch import LinkWatch
 from moa_runtime.loop_events import Draft
 from moa_runtime.loop_settings import Conditions, LoopSettings
+from moa_runtime.placement import Placement
 from moa_runtime.rounds import Rounds
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Origin
@@ -33,16 +34,33 @@ class Decisions:
         settings: LoopSettings,
         watch: LinkWatch,
         rounds: Rounds,
+        placement: Placement,
     ) -> None:
         self.conditions = Conditions()
         self.exhausted = False
         self._session, self._drafter, self._controller = session, drafter, controller
         self._settings, self._watch, self._rounds = settings, watch, rounds
+        self._placement = placement
 
     @property
     def round_due(self) -> bool:
         """Whether the target waits for a draft."""
         return self._session.may_propose and not self.conditions.background
+
+    @property
+    def server_due(self) -> bool:
+        """Whether the server is to go on by itself, and may be told so."""
+        return self._placement.at_server and self._session.may_lend and not self.conditions.background
+
+    @property
+    def device_due(self) -> bool:
+        """Whether the server is to stop doing so."""
+        return self._session.credit_open and (self.conditions.background or not self._placement.at_server)
+
+    def rows_due(self, now: float) -> bool:
+        """Whether the memory rows that a draft would be made with are about to come."""
+        needed = self._drafter is not None and self._drafter.needs_rows
+        return needed and self.round_due and self._session.rows_coming > 0 and self._watch.rows_may_come(now)
 
     def draft(self) -> Draft | None:
         """What is to be drafted now, if anything is."""
@@ -99,7 +117,7 @@ class Decisions:
         one = replace(ONE, tentative=tentative)
         if self._alone:
             return one if tentative < self._settings.offline_limit else None
-        if self._session.awaiting_prefill or self.conditions.metered:
+        if self._session.awaiting_prefill or self._session.server_speaks or self.conditions.metered:
             return None
         probability = math.exp(self._tentative_logprob(tentative))
         return one if self._controller.ahead(tentative - self._rounds.sent_path, probability) else None

@@ -7,6 +7,11 @@ import math
 
 from moa_runtime.loop_settings import LoopSettings
 
+#: Memory rows that follow a verdict are waited for so long, seconds, before a draft goes without.
+_ROWS_PATIENCE_S = 0.25
+#: Frames that are still to be echoed are remembered, so many of them.
+_STAMPS = 32
+
 
 class Alarm(enum.Enum):
     """What has come to pass."""
@@ -39,6 +44,30 @@ class LinkWatch:
         self._patience = math.inf
         self._down_since: float | None = None
         self._resend_at: float | None = None
+        self._rows_by: float | None = None
+        self._stamps: dict[int, float] = {}  # when the frames with these were sent
+
+    def stamped(self, newest: int, now: float) -> None:
+        """Frames with stamps up to the ``newest`` were sent."""
+        if newest not in self._stamps:
+            known = next(reversed(self._stamps), newest - 1)
+            for stamp in range(known + 1, newest + 1) if 0 < newest - known <= _STAMPS else (newest,):
+                self._stamps[stamp] = now
+            while len(self._stamps) > _STAMPS:
+                del self._stamps[next(iter(self._stamps))]
+
+    def echoed(self, stamp: int, held_s: float, now: float) -> float | None:
+        """Seconds that this frame and its answer took on the link; None where it was not sent on this one."""
+        sent = self._stamps.pop(stamp, None)
+        return None if sent is None else max(0.0, now - sent - held_s)
+
+    def await_rows(self, now: float) -> None:
+        """Memory rows follow the verdict that came."""
+        self._rows_by = now + _ROWS_PATIENCE_S
+
+    def rows_may_come(self, now: float) -> bool:
+        """Whether to wait for them still."""
+        return self._rows_by is not None and now < self._rows_by
 
     def sent(self, now: float, *, prefill: bool) -> None:
         """A frame that will be answered was sent; ``prefill``: a prompt."""
@@ -69,12 +98,16 @@ class LinkWatch:
             self._down_since = -math.inf
         elif self._down_since is None and not self.outage:
             self._down_since = now
-        self._resend_at = None
+        self._resend_at = self._rows_by = None
+        self._stamps.clear()
         self.idle()
 
-    def wake_at(self) -> float | None:
-        """When the next alarm begins."""
-        return min((at for at in self._alarms().values() if at < math.inf), default=None)
+    def wake_at(self, now: float) -> float | None:
+        """When the next alarm begins, or rows are no longer waited for."""
+        times = [at for at in self._alarms().values() if at < math.inf]
+        if self._rows_by is not None and now < self._rows_by:
+            times.append(self._rows_by)
+        return min(times, default=None)
 
     def passed(self, now: float) -> list[Alarm]:
         """Alarms that begin now."""

@@ -10,12 +10,26 @@ from moa_runtime.decisions import Decisions
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.errors import MoaError
 from moa_runtime.link_watch import Alarm, LinkWatch
-from moa_runtime.loop_events import Draft, Drafted, LinkLost, LoopEvent, PauseBegan, Problem, Wait
+from moa_runtime.loop_events import Draft, Drafted, LinkLost, LoopEvent, PauseBegan, Problem, Pushed, Wait
 from moa_runtime.loop_settings import Conditions, LoopSettings
+from moa_runtime.placement import Placement
 from moa_runtime.rounds import Rounds
 from moa_runtime.session.client import ClientSession, LinkState
-from moa_runtime.session.events import Decided, Faulted, Origin, Policy, RowsReceived, Sampling, Welcomed
+from moa_runtime.session.events import (
+    Cause,
+    Decided,
+    Echoed,
+    Faulted,
+    Origin,
+    Policy,
+    RowsReceived,
+    Sampling,
+    Welcomed,
+)
 from moa_runtime.session.tree import DraftTree
+
+#: The server may go on by itself for so many tokens; half of it before it hears that it may go on further.
+_CREDIT = 256
 
 
 class DraftingLoop:
@@ -62,7 +76,8 @@ class DraftingLoop:
         self._session, self._drafter, self._controller = session, drafter, controller
         settings = settings or LoopSettings()
         self._watch, self._rounds = LinkWatch(settings), Rounds(len(session.tentative))
-        self._decisions = Decisions(session, drafter, controller, settings, self._watch, self._rounds)
+        self._placement = Placement(settings.drafting, able=drafter is not None)
+        self._decisions = Decisions(session, drafter, controller, settings, self._watch, self._rounds, self._placement)
         self._listeners: list[Callable[[LoopEvent], None]] = []
         self._paused: PauseReason | None = None
 
@@ -123,6 +138,10 @@ class DraftingLoop:
         """End the answer where the target has confirmed it."""
         self._tell(*self._session.cancel())
 
+    def may_keep(self, start: int, tokens: Sequence[int]) -> bool:
+        """Whether :meth:`keep` could keep any of them: answer and context may be full."""
+        return bool(self._session.keepable(tokens, start))
+
     def keep(self, start: int, tokens: Sequence[int]) -> None:
         """Put ``tokens`` in place of the answer's end, see :meth:`ClientSession.keep`.
 
@@ -175,6 +194,8 @@ class DraftingLoop:
                 self._set_link(LinkStatus.ONLINE)
             elif isinstance(event, Decided):
                 self._decided(event, now)
+            elif isinstance(event, Echoed):
+                self._echoed(event, now)
             elif isinstance(event, Faulted):
                 self._faulted(event, now)
             self._tell(event)
@@ -186,13 +207,15 @@ class DraftingLoop:
         for alarm in self._watch.passed(now):
             self._take_alarm(alarm)
         self._tell(*self._session.resume())
-        draft = self._decisions.draft()
-        if draft is not None:
-            return draft
-        if self._decisions.round_due:
-            self._send(DraftTree())
+        self._place()
+        if not self._decisions.rows_due(now):
+            draft = self._decisions.draft()
+            if draft is not None:
+                return draft
+            if self._decisions.round_due:
+                self._send(DraftTree())
         self._note_pause()
-        return Wait(self._watch.wake_at())
+        return Wait(self._watch.wake_at(now))
 
     def drafted(self, draft: Draft, tree: DraftTree, seconds: float, now: float) -> None:
         """The drafter proposed ``tree`` for ``draft``, in so many seconds.
@@ -221,6 +244,7 @@ class DraftingLoop:
     def frames_to_send(self, now: float) -> list[bytes]:
         """Take the frames that are to be sent, in order."""
         frames = self._session.frames_to_send()
+        self._watch.stamped(self._session.stamp, now)
         if not self._session.awaiting_verdict:
             self._watch.idle()
         elif frames:
@@ -256,14 +280,39 @@ class DraftingLoop:
 
     def _decided(self, verdict: Decided, now: float) -> None:
         was_late, waited_s = self._watch.late, self._watch.answered(now)
-        outcome = self._rounds.ended(verdict, waited_s)
         if was_late:
             self._set_link(LinkStatus.ONLINE)
-        if verdict.asked and not (self._rounds.resumed and verdict.drafted):
+        if self._session.awaiting_verdict:
+            self._watch.sent(now, prefill=False)  # the server goes on: from here on silence is late
+        if self._session.rows_coming:
+            self._watch.await_rows(now)
+        if verdict.cause is Cause.PUSHED:
+            self._placement.pushed(verdict.accepted + 1, waited_s)
+            self._tell(Pushed(verdict.drafted, verdict.accepted))
+            return
+        outcome = self._rounds.ended(verdict, waited_s)
+        ours = verdict.cause is Cause.ASKED  # else nobody drafted or waited for it
+        if ours and not (self._rounds.resumed and verdict.drafted):
             self._controller.observe(outcome)
+            self._placement.round_ended(outcome, verdict.accepted + 1)
         self._rounds.resumed = self._rounds.resumed and bool(self._session.tentative)
-        if verdict.asked:  # else nobody drafted or waited for it
+        if ours:
             self._tell(outcome)
+
+    def _echoed(self, echo: Echoed, now: float) -> None:
+        trip_s = self._watch.echoed(echo.stamp, echo.held_s, now)
+        if trip_s is not None:
+            self._placement.trip(trip_s)
+
+    def _place(self) -> None:
+        """Have the server go on by itself, or take over."""
+        session = self._session
+        if self._decisions.device_due:
+            session.take_over()
+        elif self._decisions.server_due:
+            reached = len(session.committed) + session.supplied
+            if session.credit - reached < _CREDIT // 2:
+                session.lend(reached + _CREDIT)
 
     def _add_rows(self, received: RowsReceived) -> Faulted | None:
         """Give them to the drafter; a fault where it cannot read them."""

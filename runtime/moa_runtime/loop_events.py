@@ -67,6 +67,18 @@ class RoundEnded:
 
 
 @dataclass(frozen=True)
+class Pushed:
+    """The server went on by itself, and said so in a verdict.
+
+    Attributes:
+        drafted, accepted: tokens that it drafted, and those of them that the target took.
+    """
+
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True)
 class LinkLost:
     """A connection that stood is gone."""
 
@@ -86,4 +98,4 @@ class Problem:
     final: bool
 
 
-LoopEvent = Event | Drafted | RoundEnded | LinkChanged | LinkLost | PauseBegan | Problem
+LoopEvent = Event | Drafted | RoundEnded | Pushed | LinkChanged | LinkLost | PauseBegan | Problem

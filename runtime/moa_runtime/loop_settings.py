@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moa_runtime.errors import MoaError
+from moa_runtime.placement import DRAFTINGS, Drafting
 
 
 @dataclass(frozen=True)
@@ -17,19 +18,23 @@ class LoopSettings:
         prefill_late_after_s: the same for a prompt's verdict.
         outage_after_s: a link that is down for longer is an outage: what was written since the last frame is offline
             text.
+        drafting: who drafts while the link is up, see :class:`~moa_runtime.placement.Placement`.
 
     Raises:
-        MoaError: a negative number.
+        MoaError: a negative number, or another word for who drafts.
     """
 
     offline_limit: int = 256
     late_after_s: float = 2.0
     prefill_late_after_s: float = 6.0
     outage_after_s: float = 1.0
+    drafting: Drafting = "auto"
 
     def __post_init__(self) -> None:
+        if self.drafting not in DRAFTINGS:
+            raise MoaError(f"drafting must be one of {', '.join(DRAFTINGS)}, not {self.drafting!r}")
         for name, value in vars(self).items():
-            if not value >= 0:
+            if name != "drafting" and not value >= 0:
                 raise MoaError(f"{name} must be 0 or more, not {value}")
 
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.logs import log_unexpected
 from moa_server.metrics import Metrics
 from moa_server.rounds import job_of
@@ -60,7 +59,7 @@ class Away:
                     work = conversation.session.go_on()
                     if work is None:
                         return
-                    job = job_of(work, conversation.sequence, wire.ROW_ENCODING_UNSPECIFIED)
+                    job = job_of(work, conversation.sequence)
                     await self._worker.run(job, left, background=True)
                     assert job.token is not None
                     conversation.session.decide(work, job.path, job.token)

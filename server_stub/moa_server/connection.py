@@ -10,7 +10,7 @@ import time
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from moa_runtime.session.handshake import check_hello, fault
-from moa_runtime.session.server import Verify
+from moa_runtime.session.work import RowsWork, Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.bearers import Bearer
 from moa_server.budgets import Kind
@@ -19,12 +19,14 @@ from moa_server.jobs import Job
 from moa_server.logs import add_log_fields, log_unexpected
 from moa_server.parts import Parts
 from moa_server.refusals import FAILED, GOING_AWAY, NORMAL, REFUSED, TRY_AGAIN_LATER, busy, refusal_of
-from moa_server.rounds import job_of, verdict_of
+from moa_server.rounds import job_of, take_rows, verdict_of
 from moa_server.sessions import Conversation, OlderConnectionError
 from moa_server.worker import EngineFailedError, ExpiredError, GivenUpError
 
 #: Seconds after which the answer of a client that says nothing goes on without it: most rounds take less.
 _SILENCE_S = 2.0
+
+_MOST_US = (1 << 32) - 1
 
 _log = logging.getLogger(__name__)
 
@@ -49,9 +51,9 @@ class Connection:
         self._websocket, self._parts, self._bearer = websocket, parts, bearer
         self._budgets = parts.bearers.budgets(bearer)
         self._settings, self._metrics, self._timeline = parts.settings, parts.metrics, parts.timeline
-        self._encoding = wire.ROW_ENCODING_UNSPECIFIED
         self._work: asyncio.Future[None] | None = None  # the job under way
         self._epoch = 0  # of the frame that is being answered
+        self._stamped: tuple[int, float] | None = None  # a client's stamp that is still to be echoed, and when it came
         self._greeted = False
         self._rounds = self._committed = 0
         # A track for each connection: the last send of one that hangs may last into the next one's work.
@@ -79,7 +81,8 @@ class Connection:
             watching = asyncio.create_task(self._watch(claim))
             try:
                 while True:
-                    await self._answer(conversation, claim, await self._next_of(conversation))
+                    if self._inbox.ready or not await self._go_on(conversation, claim):
+                        await self._answer(conversation, claim, await self._next_of(conversation))
             finally:
                 watching.cancel()
                 self._parts.store.detach(conversation, claim)
@@ -159,11 +162,12 @@ class Connection:
         conversation, claim = attached
         self._track = f"session {conversation.number}, connection {conversation.connections}"
         add_log_fields(session=conversation.number, connection=conversation.connections)
-        if fingerprints.drafter:
-            self._encoding = hello.row_encoding
         try:
             async with conversation.lock:  # the connection before may still be answering
-                greeting = conversation.session.greet(hello, conversation.token)
+                rows = bool(fingerprints.drafter)
+                greeting = conversation.session.greet(
+                    hello, conversation.token, rows=rows, load=self._parts.worker.load
+                )
             for message in greeting:
                 await self._send(message)
         except BaseException:
@@ -191,19 +195,42 @@ class Connection:
         async with conversation.lock:
             if claim.is_set():
                 return  # the next receive says so
-            self._epoch = getattr(getattr(message, event), "epoch", self._epoch)
+            frame = getattr(message, event)
+            self._epoch = getattr(frame, "epoch", self._epoch)
+            self._note_stamp(getattr(frame, "stamp", 0))
             answer = conversation.session.receive(message)
             if isinstance(answer, Verify):
                 answer = None if self._needless else await self._verify(conversation, answer)
-        if answer is not None:
-            if answer.HasField("fault"):
-                self._note_fault(answer)
-            await self._send(answer)
+        await self._say(answer)
 
-    async def _verify(self, conversation: Conversation, work: Verify) -> wire.ServerMessage | None:
-        """The verdict; None where nobody waits for it any more."""
+    async def _go_on(self, conversation: Conversation, claim: asyncio.Event) -> bool:
+        """Do what no frame asked for: push a verdict, make or send memory rows. Says whether there was anything."""
+        session = conversation.session
+        owed_s = self._budgets.wait_s(Kind.ROW_BYTES, 0)
+        async with conversation.lock:
+            if claim.is_set():
+                return False  # the next receive says so
+            work = session.next_work()
+            if work is None or (owed_s and isinstance(work, RowsWork)):
+                work, said = None, None
+            else:
+                said = await self._verify(conversation, work)
+        if said is not None and said.HasField("fault"):
+            session.stop_pushing()
+        await self._say(said)
+        if owed_s and session.rows_due and work is None:
+            await self._inbox.wait(owed_s)
+            return True
+        rows = None if owed_s else session.take_rows()
+        if rows is not None:
+            self._budgets.wait_s(Kind.ROW_BYTES, len(rows.rows.data))
+            await self._send(rows)
+        return work is not None or rows is not None
+
+    async def _verify(self, conversation: Conversation, work: Verify | RowsWork) -> wire.ServerMessage | None:
+        """The verdict; None for memory rows, and where nobody waits for it any more."""
         began_ns = time.time_ns()
-        job = job_of(work, conversation.sequence, self._encoding)
+        job = job_of(work, conversation.sequence)
         self._work = asyncio.ensure_future(self._do(job, work))
         try:
             await asyncio.wait({self._work})
@@ -219,10 +246,14 @@ class Connection:
         finally:
             self._work.cancel()
             self._work = None
-        verdict = verdict_of(conversation.session, work, job, self._encoding, job.seconds)
+        if isinstance(work, RowsWork):
+            if job.rows is None:
+                conversation.session.no_rows()
+            take_rows(conversation.session, job)
+            return None
+        verdict = verdict_of(conversation.session, work, job, job.seconds)
         if verdict.verdict.finish:
             self._parts.worker.rest(conversation.sequence)
-        self._budgets.wait_s(Kind.ROW_BYTES, len(verdict.verdict.rows.data))
         counts = {"drafted": len(work.draft), "accepted": verdict.verdict.accepted, "prefill": work.supplied}
         self._timeline.span("verify", began_ns, time.time_ns(), self._track, **counts, steps=job.steps)
         committed = len(verdict.verdict.tokens)
@@ -231,11 +262,12 @@ class Connection:
         self._committed += committed
         return verdict
 
-    async def _do(self, job: Job, work: Verify) -> None:
+    async def _do(self, job: Job, work: Verify | RowsWork) -> None:
         """The job, as soon as the bearer's budget allows it."""
-        charges = [(Kind.PREFILL_TOKENS, work.supplied), (Kind.DRAFTED_TOKENS, len(work.draft))]
-        # Rows are charged when they are known; what is owed for them is waited for here.
-        owed_s = max(self._budgets.wait_s(kind, amount) for kind, amount in [*charges, (Kind.ROW_BYTES, 0)])
+        charges = []
+        if isinstance(work, Verify):
+            charges = [(Kind.PREFILL_TOKENS, work.supplied), (Kind.DRAFTED_TOKENS, len(work.draft))]
+        owed_s = max((self._budgets.wait_s(kind, amount) for kind, amount in charges), default=0.0)
         try:
             await self._parts.worker.run(job, self._settings.answer_seconds, owed_s)
         except BaseException:
@@ -271,6 +303,23 @@ class Connection:
         if refusal is not None:
             await self._refuse(*refusal)
         raise _CloseError(GOING_AWAY if received is End.LEAVING else None, received.value)
+
+    def _note_stamp(self, stamp: int) -> None:
+        if stamp:
+            self._stamped = stamp, self._inbox.taken_at
+
+    async def _say(self, message: wire.ServerMessage | None) -> None:
+        """Send an answer, if there is one, with the stamp of the newest frame that is answered."""
+        if message is None:
+            return
+        if message.HasField("fault"):
+            self._note_fault(message)
+        event = message.WhichOneof("event")
+        if self._stamped is not None and event in ("verdict", "standing", "pong"):
+            (stamp, came), self._stamped = self._stamped, None
+            held_us = min(int(1e6 * (time.monotonic() - came)), _MOST_US)
+            getattr(message, event).echo.CopyFrom(wire.Echo(stamp=stamp, held_us=held_us))
+        await self._send(message)
 
     def _note_fault(self, message: wire.ServerMessage) -> None:
         self._metrics.refused(_code(message))

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from moa_runtime.session.server import Sampling
+from moa_runtime.session.sampling import Sampling
 from moa_server.bearers import Bearer, Bearers
 from moa_server.budgets import Budgets, Kind
 from moa_server.engine import Engine

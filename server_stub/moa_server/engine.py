@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa_runtime.session.handshake import Fingerprints
-from moa_runtime.session.server import Sampling
+from moa_runtime.session.sampling import Sampling
 
 Float32 = NDArray[np.float32]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
 from starlette.websockets import WebSocket
 
 from moa_runtime.session.handshake import fault
-from moa_runtime.session.server import parse_client_message
+from moa_runtime.session.work import parse_client_message
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.places import ALL_BUSY, FULL_KEY
 
@@ -38,6 +39,9 @@ class Inbox:
         most_waiting: frames that may wait; one more ends the connection.
         max_frame_bytes: a larger frame is answered with a fault, as is a first one of more than
             :data:`MAX_HELLO_BYTES`. Twice as many bytes may wait.
+
+    Attributes:
+        taken_at: when the last frame that :meth:`next` gave had come, by ``time.monotonic``.
     """
 
     def __init__(
@@ -52,7 +56,8 @@ class Inbox:
         self._websocket, self._on_message, self._on_end = websocket, on_message, on_end
         self._most_waiting, self._max_frame_bytes = most_waiting, max_frame_bytes
         self._most_bytes = min(MAX_HELLO_BYTES, max_frame_bytes)  # of the next frame
-        self._frames: deque[tuple[wire.ClientMessage | wire.ServerMessage, int]] = deque()
+        self._frames: deque[tuple[wire.ClientMessage | wire.ServerMessage, int, float]] = deque()
+        self.taken_at = 0.0
         self._changed = asyncio.Event()
         self._end: End | None = None
         self._failure: Exception | None = None
@@ -61,7 +66,12 @@ class Inbox:
     @property
     def waiting(self) -> Iterator[wire.ClientMessage]:
         """Messages that :meth:`next` is still to give."""
-        return (message for message, _ in self._frames if isinstance(message, wire.ClientMessage))
+        return (message for message, _, _ in self._frames if isinstance(message, wire.ClientMessage))
+
+    @property
+    def ready(self) -> bool:
+        """Whether :meth:`next` has something at once."""
+        return bool(self._frames or self._failure or self._end)
 
     @property
     def over(self) -> bool:
@@ -70,7 +80,7 @@ class Inbox:
 
     async def wait(self, seconds: float) -> bool:
         """Wait for a frame or the end; says whether :meth:`next` has something within so many seconds."""
-        while not (self._frames or self._failure or self._end):
+        while not self.ready:
             self._changed.clear()
             try:
                 await asyncio.wait_for(self._changed.wait(), seconds)
@@ -91,7 +101,8 @@ class Inbox:
         if self._failure is not None:
             raise self._failure
         if self._frames and not self.over:
-            return self._frames.popleft()
+            message, size, self.taken_at = self._frames.popleft()
+            return message, size
         assert self._end is not None
         return self._end
 
@@ -126,13 +137,13 @@ class Inbox:
                 self.end(End.FULL)
                 return
             data = received.get("bytes")
-            waiting = sum(size for _, size in self._frames)
+            waiting = sum(size for _, size, _ in self._frames)
             if len(self._frames) >= self._most_waiting or waiting > 2 * self._max_frame_bytes:
                 self.end(End.FLOODED)
                 return
             message = self._parse(data)
             self._most_bytes = self._max_frame_bytes
-            self._frames.append((message, len(data or b"")))
+            self._frames.append((message, len(data or b""), time.monotonic()))
             self._changed.set()
             if isinstance(message, wire.ClientMessage):
                 self._on_message(message)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moa_runtime.session.server import Sampling
+from moa_runtime.session.sampling import Sampling
 from moa_server.engine import Outcome, Rows, StepRequest, joined
 
 #: A job that lacks more tokens of its prefix than this is prefilling; a round lacks one, its last bonus token.
@@ -23,12 +23,14 @@ class Job:
     Args:
         sequence: the engine's number of the conversation.
         prefix: all tokens before the draft, at least one.
+        sampling: how the target chooses behind the prefix; None chooses nothing: the job is done when its memory rows
+            are there.
         draft, parents: a tree as in :mod:`moa_runtime.session.tree`.
         rows_from: position of the first memory row that is wanted; None for none.
 
     Attributes:
         path: indices into the draft of what was accepted.
-        token: the target's choice behind it; None until the job is done.
+        token: the target's choice behind it; None until it has chosen.
         steps: steps that it took part in.
         seconds: that these took, whatever else was in them.
     """
@@ -37,7 +39,7 @@ class Job:
         self,
         sequence: int,
         prefix: Sequence[int],
-        sampling: Sampling,
+        sampling: Sampling | None,
         draft: Sequence[int] = (),
         parents: Sequence[int] = (),
         rows_from: int | None = None,
@@ -56,6 +58,8 @@ class Job:
 
     @property
     def done(self) -> bool:
+        if self.sampling is None:
+            return self._rows_next is None or self._rows_next >= len(self._prefix)
         return self.token is not None
 
     @property
@@ -80,6 +84,8 @@ class Job:
         """
         if self._rows_behind(held) > MOST_ROWS:  # held from an earlier connection, say: rows alone
             return self._prefill(min(held, (self._rows_next or 0) + MOST_ROWS))
+        if self.sampling is None:
+            return self._prefill(min(len(self._prefix), held + most))
         lacking = max(1, len(self._prefix) - held)  # the last token is computed again for its choice
         if lacking > most:
             return self._prefill(held + most)
@@ -123,13 +129,10 @@ class Job:
         self.path += (self._nodes[child],)
         self._descend(child)
 
-    def rows(self, positions: range) -> Rows | None:
-        """The memory rows of ``positions``; None where the engine gives none."""
-        if not self._rows or not positions:
-            return None
-        rows = joined(self._rows)
-        window = slice(positions.start - rows.start, positions.stop - rows.start)
-        return Rows(positions.start, rows.keys[window], rows.values[window])
+    @property
+    def rows(self) -> Rows | None:
+        """The memory rows that the engine gave; None where it gives none."""
+        return joined(self._rows) if self._rows else None
 
     def _prefill(self, length: int) -> StepRequest:
         wanted = self._rows_next is not None and self._rows_next < length  # not those of a cache that was lost since

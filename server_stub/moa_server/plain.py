@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from moa_runtime.session.server import Sampling
+from moa_runtime.session.sampling import Sampling
 from moa_server.blocking import BlockingEngine
 from moa_server.engine import Engine, new_sequence
 from moa_server.jobs import Job

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa_runtime.noise import MOST, gumbel
-from moa_runtime.session.server import Sampling
+from moa_runtime.session.sampling import Sampling
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]

@@ -101,6 +101,11 @@ class Scheduler:
     def __len__(self) -> int:
         return len(self._queue)
 
+    @property
+    def serving(self) -> int:
+        """Sequences that got a token lately, or wait for their first."""
+        return len(self._served.keys() | {waiting.job.sequence for waiting in self._queue if not waiting.background})
+
     def add(self, waiting: Waiting) -> None:
         self._queue.append(waiting)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from moa_runtime.errors import MoaError
-from moa_runtime.session.server import Sampling
+from moa_runtime.session.sampling import Sampling
 from moa_runtime.session.tree import chain
 from moa_server.engine import Engine, Outcome, StepRequest, new_sequence
 from moa_server.step_cost import StepCost

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine import Engine
 from moa_server.jobs import Job
+from moa_server.load import Load
 from moa_server.logs import log_unexpected
 from moa_server.metrics import Metrics
 from moa_server.scheduler import Piece, Scheduler, Step, Waiting
@@ -58,6 +60,7 @@ class Worker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cost = StepCost()
+        self._load = Load()
         self._engine, self._metrics, self._clock = engine, metrics, clock
         self._scheduler = Scheduler(self.cost, step_tokens, engine.cache_use[1])
         self._callers: dict[int, _Caller] = {}  # by the identity of the job
@@ -71,6 +74,11 @@ class Worker:
     def __len__(self) -> int:
         """Jobs that wait or are being worked on."""
         return len(self._callers)
+
+    @property
+    def load(self) -> wire.Load:
+        """How busy it is, for a Welcome."""
+        return self._load.message(self._scheduler.serving)
 
     async def run(self, job: Job, within: float, after: float = 0.0, *, background: bool = False) -> None:
         """Do a job; when this is cancelled, the job is dropped before the next step.
@@ -180,7 +188,8 @@ class Worker:
         self._under_way = asyncio.create_task(self._step(step.pieces))
         failures = await asyncio.shield(self._under_way)  # a step is never broken off
         ended = self._clock()
-        if not failures:
+        self._load.stepped(began - min(piece.waiting.since for piece in step.pieces), ended - began)
+        if not failures and step.tokens:  # memory rows alone tell nothing of the target
             self.cost.observe(step.tokens, step.products, step.contexts, max(ended - began, 1e-6))
         self._metrics.stepped(step, began, ended)
         self._scheduler.stepped(step, ended)

@@ -30,7 +30,7 @@ from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.ngram_drafter import NgramDrafter
 from moa_runtime.errors import MoaError
-from moa_runtime.session.server import Sampling
+from moa_runtime.session.sampling import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_server.engine import Outcome, StepRequest, new_sequence
 from tiny import make_tiny_drafter, make_tiny_rival
@@ -457,7 +457,13 @@ def test_the_command_prints_one_object(command):
     assert sum(found["accepted_length_histogram"]) == found["rounds"]
     assert sum(task["rounds"] for task in found["tasks"].values()) == found["rounds"]
     assert found["settings"]["questions"] == "questions.jsonl"
-    assert found["settings"]["sampling"] == {"temperature": 0.0, "top_p": 1.0, "seed": 0}
+    assert found["settings"]["sampling"] == {
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "seed": 0,
+        "top_k": 0,
+        "min_p": 0.0,
+    }
     assert (found["partial"], found["skipped"]) == (False, [])
 
 

@@ -24,7 +24,7 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
-from moa_runtime.session.server import Sampling
+from moa_runtime.session.sampling import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_server.scoring import log_probabilities
 from toy_engine import PRINTS, STOP, ToyEngine, plain

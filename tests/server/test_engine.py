@@ -13,7 +13,7 @@ from stepping import Numbers, fresh_choices, plain, random_tree, step
 from moa_drafter.states import layer_keys_values, target_states
 from moa_runtime.bundle import tokenizer_fingerprint
 from moa_runtime.errors import MoaError
-from moa_runtime.session.server import Sampling
+from moa_runtime.session.sampling import Sampling
 from moa_runtime.session.tree import chain
 from moa_server import transformers_engine
 from moa_server.engine import StepRequest

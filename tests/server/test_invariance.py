@@ -13,7 +13,7 @@ from stepping import Numbers, plain, random_tree, step
 
 from moa_drafter.target import load_target
 from moa_drafter.target_source import DEFAULT_TARGET
-from moa_runtime.session.server import Sampling
+from moa_runtime.session.sampling import Sampling
 from moa_server import attention, fused_llama, invariance, passes, transformers_engine
 from moa_server.engine import StepRequest
 from moa_server.fused_llama import FusedLlama, padded

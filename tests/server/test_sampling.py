@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moa_runtime.noise import gumbel
-from moa_runtime.session.server import Sampling
+from moa_runtime.session.sampling import Sampling
 from moa_server.sampling import choose, largest, nucleus
 
 P = np.array([0.05, 0.4, 0.1, 0.3, 0.15])

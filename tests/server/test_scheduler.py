@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from moa_runtime.session.server import Sampling
+from moa_runtime.session.sampling import Sampling
 from moa_server.jobs import Job
 from moa_server.scheduler import ATTENTIVE_S, MOST_SEQUENCES, STRETCH, Scheduler, Waiting, _shares
 from moa_server.step_cost import StepCost

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from moa_runtime.session.server import Sampling
+from moa_runtime.session.sampling import Sampling
 from moa_server import scoring
 from moa_server.plain import decode
 from moa_server.scoring import log_probabilities

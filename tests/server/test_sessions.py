@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from moa_runtime.session.server import Sampling
+from moa_runtime.session.sampling import Sampling
 from moa_server.away import Away
 from moa_server.engine import StepRequest
 from moa_server.metrics import Metrics

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from moa_runtime.session.server import Sampling
+from moa_runtime.session.sampling import Sampling
 from moa_server.engine import Capabilities, new_sequence
 from moa_server.jobs import Job
 from moa_server.metrics import Metrics

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from moa_runtime.session.events import Committed, Decided, Event, Origin, RolledBack
+from moa_runtime.session.events import Cause, Committed, Decided, Event, Origin, RolledBack
 from session.wired import Pair, rows_of
 
 
@@ -71,7 +71,8 @@ class CheckedLink(RuleBasedStateMachine):
 
     def check_origins(self, before: tuple[tuple[int, Origin], ...], events: list[Event]) -> None:
         """A token of the suffix has its origin there; another was drafted on a branch, or is the target's."""
-        accepted = [event.accepted for event in events if isinstance(event, Decided)]
+        decisions = [event for event in events if isinstance(event, Decided)]
+        accepted = [0 if event.cause is Cause.PUSHED else event.accepted for event in decisions]
         commits = [event for event in events if isinstance(event, Committed)]
         if not accepted:
             # A Welcome may say that the server has what the user kept.

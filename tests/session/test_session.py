@@ -12,8 +12,8 @@ from moa_runtime.session.client import LinkState, LocalProtocolError
 from moa_runtime.session.events import Committed, Faulted, Finished, FinishReason, Origin, Policy, RolledBack, Sampling
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Fingerprints, Limits, check_hello, digest
 from moa_runtime.session.rows import RowsError, decode_rows, encode_rows
-from moa_runtime.session.server import Verify
 from moa_runtime.session.tree import DraftTree, TreeError, accepted_path, check_parents, depths
+from moa_runtime.session.work import Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from session.wired import LIMITS, STOP, VOCAB, Pair, choice, decode, rows_of, wrong
 
@@ -47,7 +47,7 @@ def test_a_right_draft_is_committed_with_a_bonus_token() -> None:
     pair.client.propose()
     pair.settle()
     assert pair.client.committed == decode(PROMPT, len(PROMPT) + 5)
-    committed = pair.events[-1]
+    committed = pair.told[-1]
     assert isinstance(committed, Committed)
     assert committed.origins == (Origin.DRAFTED,) * 3 + (Origin.CORRECTED,)
     assert pair.client.rows == len(PROMPT) + 4  # all but the bonus token's
@@ -65,7 +65,7 @@ def test_a_tree_may_be_accepted_on_another_path_than_the_tentative_one() -> None
     assert (tuple(sent.tokens), tuple(sent.parents)) == (tree.tokens, tree.parents)
     pair.settle()
     assert pair.client.committed == decode(PROMPT, len(PROMPT) + 4)
-    rolled_back, committed = pair.events[-2:]
+    rolled_back, committed = pair.told[-2:]
     assert isinstance(rolled_back, RolledBack) and rolled_back.tokens == (wrong[0], wrong[1])
     assert isinstance(committed, Committed)
     assert committed.origins == (Origin.DRAFTED, Origin.DRAFTED, Origin.CORRECTED)
@@ -87,7 +87,7 @@ def test_a_wrong_token_is_rolled_back_and_corrected() -> None:
     wrong = pair.client.tentative[-1]
     pair.client.propose()
     pair.settle()
-    rolled_back, committed = pair.events[-2:]
+    rolled_back, committed = pair.told[-2:]
     assert rolled_back == RolledBack(len(PROMPT) + 3, (wrong,), (Origin.DRAFTED,))
     assert isinstance(committed, Committed) and committed.origins[-1] is Origin.CORRECTED
     assert pair.client.tentative == ()
@@ -112,7 +112,7 @@ def test_offline_writing_is_verified_in_one_pass() -> None:
     pair.settle()
     assert pair.server.passes == passes + 1
     assert pair.client.committed == decode(PROMPT, len(PROMPT) + 11)
-    assert pair.events[-1].origins.count(Origin.OFFLINE) == 9  # type: ignore[union-attr]
+    assert pair.told[-1].origins.count(Origin.OFFLINE) == 9  # type: ignore[union-attr]
 
 
 def test_keep_commits_offline_tokens_the_target_would_not_have_written() -> None:
@@ -163,6 +163,7 @@ def test_rows_of_a_branch_that_is_overruled_are_not_taken() -> None:
     pair.flush()
     pair.deliver_up()
     pair.deliver_down()
+    pair.deliver_down()  # the rows behind the verdict
     assert pair.client.committed == written[: start + 2] and pair.client.rows == len(pair.rows) == start + 2
     pair.settle()
     assert pair.client.committed[: start + 3] == written
@@ -186,7 +187,7 @@ def test_keep_leaves_room_for_the_answer_to_end() -> None:
     pair.connect()
     pair.settle()
     assert len(pair.client.committed) == LIMITS.max_context
-    assert pair.events[-1] == Finished(FinishReason.CONTEXT)
+    assert pair.told[-1] == Finished(FinishReason.CONTEXT)
 
 
 @pytest.mark.parametrize("written", [1, 8])
@@ -200,7 +201,7 @@ def test_what_is_kept_leaves_the_answers_last_token_to_the_target(written: int) 
     pair.settle()
     kept = [*before, *[3] * (written - 1)]
     assert pair.client.committed == pair.server.session.committed == [*kept, choice(kept)]
-    assert isinstance(pair.events[-1], Finished)
+    assert isinstance(pair.told[-1], Finished)
 
 
 def held_at_a_welcome(policy: Policy = Policy.ROLLBACK, *, forgotten: bool = False) -> Pair:
@@ -337,11 +338,11 @@ def test_an_answer_ends_at_its_length_or_its_stop_token() -> None:
     pair = asked(max_new_tokens=3)
     pair.finish()
     assert pair.client.committed == decode(PROMPT, len(PROMPT) + 3)
-    assert pair.events[-1] == Finished(FinishReason.LENGTH)
+    assert pair.told[-1] == Finished(FinishReason.LENGTH)
     pair = asked()
     pair.finish()
     reason = FinishReason.STOP if pair.client.committed[-1] == STOP else FinishReason.CONTEXT
-    assert pair.events[-1] == Finished(reason)
+    assert pair.told[-1] == Finished(reason)
 
 
 def test_a_cancelled_answer_stays_as_far_as_confirmed() -> None:
@@ -363,7 +364,7 @@ def test_a_prompt_beyond_the_context_is_a_fault_that_names_both_lengths() -> Non
     pair.settle()
     pair.client.prompt([1] * 200, GREEDY)
     pair.settle()
-    fault = pair.events[-1]
+    fault = pair.told[-1]
     assert isinstance(fault, Faulted) and fault.code == "CONTEXT_FULL"
     assert "200" in fault.text and "96" in fault.text
 
@@ -394,9 +395,6 @@ def test_calls_that_the_state_does_not_allow_say_so() -> None:
         pair.client.prompt([1], GREEDY)
     with pytest.raises(LocalProtocolError, match="while the link is up"):
         pair.client.connect()
-    for sampling in (Sampling(0.8, top_k=40), Sampling(0.8, min_p=0.1)):
-        with pytest.raises(LocalProtocolError, match="a Prompt has temperature, top_p and seed"):
-            Pair().client.prompt([1], sampling)
     with pytest.raises(LocalProtocolError, match="rewind while an answer runs"):
         pair.client.rewind(0)
     with pytest.raises(LocalProtocolError, match="keep tokens from 1 on"):
@@ -478,11 +476,16 @@ def test_rows_whose_sizes_disagree_are_refused() -> None:
         decode_rows(rows)
 
 
-def draft_at(pair: Pair, base_len: int, tokens: tuple[int, ...] = (1,)) -> wire.Verdict:
-    """The verdict on a draft that another program sends in this one's name."""
+def answers_at(pair: Pair, base_len: int, tokens: tuple[int, ...] = (1,)) -> list[wire.ServerMessage]:
+    """What answers a draft that another program sends in this one's name."""
     draft = wire.Draft(epoch=pair.server.session._epoch, base_len=base_len, tokens=tokens)
-    [answer] = pair.server.receive(wire.ClientMessage(draft=draft).SerializeToString(), "resume")
-    return wire.ServerMessage.FromString(answer).verdict
+    answers = pair.server.receive(wire.ClientMessage(draft=draft).SerializeToString(), "resume")
+    return [wire.ServerMessage.FromString(answer) for answer in answers]
+
+
+def draft_at(pair: Pair, base_len: int, tokens: tuple[int, ...] = (1,)) -> wire.Verdict:
+    """The verdict on it."""
+    return answers_at(pair, base_len, tokens)[0].verdict
 
 
 def test_rows_are_sent_once_on_a_connection() -> None:
@@ -490,12 +493,14 @@ def test_rows_are_sent_once_on_a_connection() -> None:
     for _ in range(4):
         reached = len(pair.server.session.committed)
         passes = pair.server.passes
-        assert not draft_at(pair, 3).rows.count and pair.server.passes == passes
-        assert draft_at(pair, reached).rows.start == reached - 1
+        assert len(answers_at(pair, reached - 1)) == 1 and pair.server.passes == passes
+        verdict, rows = answers_at(pair, reached)
+        assert rows.rows.start == reached - 1 and verdict.verdict.rows_until == len(pair.server.session.committed) - 1
     reached = len(pair.server.session.committed)
     token = wire.Mark(length=reached, digest=digest(pair.server.session.committed))
     for held, start in ((2, 2), (0, 0), (10**9, reached)):  # a new connection says what its client holds
-        pair.server.session.greet(wire.Hello(resume=wire.Resume(marks=[token], rows=held)), "resume")
+        hello = wire.Hello(resume=wire.Resume(marks=[token], rows=held), row_encoding=wire.ROW_ENCODING_INT8)
+        pair.server.session.greet(hello, "resume")
         work = pair.server.session.receive(
             wire.ClientMessage(draft=wire.Draft(epoch=pair.server.session._epoch, base_len=reached))
         )
@@ -507,7 +512,9 @@ def test_rows_of_positions_that_nobody_reached_are_no_work(rows_from: int) -> No
     session = asked().server.session
     prompt = wire.Prompt(epoch=8, base_len=0, tokens=[1, 2, 3], rows_from=rows_from)
     work = session.receive(wire.ClientMessage(prompt=prompt))
-    assert isinstance(work, Verify) and work.rows_from == 3
+    assert isinstance(work, Verify) and work.rows_from is None
+    session.decide(work, [], 5)
+    assert session.next_work() is None and not session.rows_due
 
 
 def test_the_documented_digest() -> None:

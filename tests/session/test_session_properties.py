@@ -20,6 +20,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Committed, Faulted, Origin, Policy, RolledBack, Sampling
+from moa_runtime.session.handshake import fault
 from moa_runtime.session.tree import accepted_path, chain
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from session.checked import CheckedLink, Known
@@ -129,6 +130,32 @@ class LossyLink(CheckedLink):
     def resend(self) -> None:
         self.pair.client.resend()
         self.pair.flush()
+
+    @rule(ahead=st.integers(1, 20))
+    @precondition(lambda self: self.pair.client.may_lend)
+    def lend(self, ahead: int) -> None:
+        """The server may go on by itself."""
+        client = self.pair.client
+        client.lend(len(client.committed) + client.supplied + ahead)
+        self.pair.flush()
+
+    @rule()
+    def take_over(self) -> None:
+        self.pair.client.take_over()
+        self.pair.flush()
+
+    @rule(drafted=st.integers(0, 6))
+    def server_goes_on_within_the_credit(self, drafted: int) -> None:
+        before = len(self.pair.server.session.committed)
+        pushes = self.pair.server.session.pushes
+        self.pair.push(drafted)
+        assert pushes or len(self.pair.server.session.committed) == before
+
+    @rule()
+    def the_engine_fails(self) -> None:
+        if self.pair.server.session.pushes:
+            self.pair.server.session.stop_pushing()
+            self.pair.down.append(fault(wire.FAULT_CODE_INTERNAL, "it failed", retry_after_ms=1).SerializeToString())
 
     @rule(place=PLACE, upward=st.booleans())
     def deliver(self, place: int, upward: bool) -> None:
@@ -265,7 +292,7 @@ class LossyLink(CheckedLink):
         if hasattr(self, "pair"):
             self.complete()
             faults = {e.code for e in self.pair.events if isinstance(e, Faulted)}
-            assert faults <= {"PROTOCOL"}, faults
+            assert faults <= {"PROTOCOL", "INTERNAL"}, faults
 
 
 class KeepingLink(LossyLink):

@@ -10,9 +10,9 @@ import numpy as np
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Committed, Event, Finished, Origin, Policy, RowsReceived
 from moa_runtime.session.handshake import Fingerprints, Limits, check_hello, fault
-from moa_runtime.session.rows import encode_rows
-from moa_runtime.session.server import ServerSession, Verify, parse_client_message
+from moa_runtime.session.server import ServerSession
 from moa_runtime.session.tree import DraftTree, accepted_path, chain, depths
+from moa_runtime.session.work import RowsWork, Verify, parse_client_message
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 VOCAB, STOP = 13, 0
@@ -69,18 +69,33 @@ class Server:
         """The next Hello is another connection's."""
         self._greeted = False
 
-    def receive(self, data: bytes, resume_token: str) -> list[bytes]:
+    def receive(self, data: bytes, resume_token: str, *, more: bool = False) -> list[bytes]:
+        """What answers a frame, and what is due behind it where no more frames wait."""
         message = parse_client_message(data)
         if isinstance(message, wire.ServerMessage):
             return [message.SerializeToString()]
         if not self._greeted:
             return [answer.SerializeToString() for answer in self._greet(message, resume_token)]
-        work = self.session.receive(message)
-        if work is None:
+        answer = self.session.receive(message)
+        said = [] if answer is None else [self._verify(answer) if isinstance(answer, Verify) else answer]
+        return [each.SerializeToString() for each in [*said, *([] if more else self._rows())]]
+
+    def push(self, drafted: int = 0) -> list[bytes]:
+        """What is due unasked, one thing: a verdict within the credit, or rows.
+
+        Args:
+            drafted: tokens that the server drafts for it, all right.
+        """
+        if not self._greeted:
             return []
-        if isinstance(work, wire.ServerMessage):
-            return [work.SerializeToString()]
-        return [self._verify(work).SerializeToString()]
+        said, work = [], self.session.next_work()
+        if isinstance(work, Verify):
+            draft = decode(work.prefix, len(work.prefix) + drafted)[len(work.prefix) :]
+            said = [self._verify(replace(work, draft=tuple(draft), parents=tuple(chain(len(draft)))))]
+        elif work is not None:
+            self._add_rows(work.start)
+        rows = self.session.take_rows()
+        return [each.SerializeToString() for each in [*said, *([] if rows is None else [rows])]]
 
     def go_on(self, tokens: int) -> None:
         """What the server writes while no connection stands."""
@@ -96,6 +111,23 @@ class Server:
         self._greeted = refused is None
         return self.session.greet(message.hello, resume_token) if refused is None else [refused]
 
+    def _rows(self) -> list[wire.ServerMessage]:
+        """Memory rows that are due; behind a pushed verdict only a few."""
+        said = []
+        work = self.session.next_work()
+        while isinstance(work, RowsWork):
+            self._add_rows(work.start)
+            work = self.session.next_work()
+        while (rows := self.session.take_rows()) is not None:
+            said.append(rows)
+            if self.session.pushes:
+                break
+        return said
+
+    def _add_rows(self, start: int) -> None:
+        keys = np.array(rows_of(self.session.committed)[start:], np.float32).reshape(-1, 1, 1)
+        self.session.add_rows(start, keys, -keys)
+
     def _verify(self, work: Verify) -> wire.ServerMessage:
         self.passes += 1
         paths: list[list[int]] = [list(work.prefix)]
@@ -103,11 +135,10 @@ class Server:
             paths.append([*paths[parent], token])
         choices = [choice(path) for path in paths]
         accepted = accepted_path(work.draft, work.parents, choices)
-        decision = self.session.decide(work, accepted, choices[accepted[-1] + 1 if accepted else 0])
-        rows = rows_of(self.session.committed)[decision.rows.start : decision.rows.stop]
-        keys = np.array(rows, np.float32).reshape(-1, 1, 1)
-        decision.verdict.rows.CopyFrom(encode_rows(decision.rows.start, keys, -keys, wire.ROW_ENCODING_FLOAT16))
-        return wire.ServerMessage(verdict=decision.verdict)
+        verdict = self.session.decide(work, accepted, choices[accepted[-1] + 1 if accepted else 0])
+        if work.rows_from is not None:
+            self._add_rows(work.rows_from)
+        return verdict
 
 
 class Pair:
@@ -153,7 +184,8 @@ class Pair:
         self.up += self.client.frames_to_send()
 
     def deliver_up(self, index: int = 0) -> None:
-        self.down += self.server.receive(self.up.pop(index), "resume")
+        frame = self.up.pop(index)
+        self.down += self.server.receive(frame, "resume", more=bool(self.up))
 
     def deliver_down(self, index: int = 0) -> None:
         before = self.client.unconfirmed
@@ -166,13 +198,19 @@ class Pair:
         self.events += events
         self.flush()
 
+    def push(self, drafted: int = 0) -> bool:
+        """The server does something that nobody asked for now, if there is anything."""
+        said = self.server.push(drafted)
+        self.down += said
+        return bool(said)
+
     def settle(self) -> None:
         """Deliver everything in order until nothing is under way."""
         self.flush()
-        while self.up or self.down:
+        while self.up or self.down or self.push():
             if self.up:
                 self.deliver_up()
-            else:
+            elif self.down:
                 self.deliver_down()
 
     def finish(self, most: int = 4) -> None:
@@ -184,9 +222,14 @@ class Pair:
         for _ in range(400):
             if not self.client.answering:
                 return
+            before = len(self.client.committed)
             if not self.client.propose(most):
                 self.client.resend()
             self.settle()
+            if len(self.client.committed) == before and self.client.credit_open:  # a pushed verdict was lost
+                self.cut()
+                self.connect()
+                self.settle()
         raise AssertionError("the answer did not end")
 
     def write(self, count: int, right: bool, origin: Origin = Origin.DRAFTED) -> None:
@@ -226,6 +269,11 @@ class Pair:
 
     def committed_by_events(self) -> list[int]:
         return [t for e in self.events if isinstance(e, Committed) for t in e.tokens]
+
+    @property
+    def told(self) -> list[Event]:
+        """Events but those of memory rows."""
+        return [event for event in self.events if not isinstance(event, RowsReceived)]
 
     @property
     def finished(self) -> bool:

@@ -32,6 +32,8 @@ class ClientSession(Exchange):
     ``extend``                  an answer runs         tentative grows
     ``declare_offline``         always                 tentative tokens drafted until now count as offline text
     ``propose``                 always                 Draft, if the link is UP and nothing is in flight
+    ``lend``                    ``may_lend``           Credit: the server goes on by itself, up to a position
+    ``take_over``               always                 Credit of 0; ``propose`` once the server stands
     ``resend``                  always                 what is in flight once more, if the link is UP
     ``resume``                  always                 Prompt, if one was held back and need be no longer
     ``cancel``                  always                 supplied and tentative dropped; Cancel
@@ -64,12 +66,10 @@ class ClientSession(Exchange):
             while_away: whether the server may finish the answer while there is no link.
 
         Raises:
-            LocalProtocolError: an answer still runs, there are no tokens, or frames cannot say how to sample.
+            LocalProtocolError: an answer still runs, or there are no tokens.
         """
         if self.answering:
             raise LocalProtocolError("can't take a prompt while an answer runs; cancel it first")
-        if sampling.top_k or sampling.min_p:
-            raise LocalProtocolError("can't ask for top_k or min_p: a Prompt has temperature, top_p and seed")
         if not tokens:
             raise LocalProtocolError("a prompt needs at least one token")
         self._supplied, self._kept = list(tokens), 0
@@ -85,7 +85,7 @@ class ClientSession(Exchange):
         events = self._drop_tentative()
         self._supplied, self._kept = [], 0
         self.answering = False
-        self._outgoing.begin_epoch()
+        self._outgoing.begin_epoch(len(self.committed))
         if self.link is LinkState.UP:
             self._outgoing.cancel(len(self.committed))
             self._server_length = min(self._server_length, len(self.committed))
@@ -99,7 +99,7 @@ class ClientSession(Exchange):
         Raises:
             LocalProtocolError: ``start`` lies outside the answer, or there are no tokens to keep.
         """
-        kept = self._keepable(tokens, start)
+        kept = self.keepable(tokens, start)
         if self._answer_start is None or not self._answer_start <= start <= len(self.committed):
             raise LocalProtocolError(f"can't keep tokens from {start} on: no answer of the target has that position")
         if not kept:
@@ -113,7 +113,7 @@ class ClientSession(Exchange):
     def _answer_supplied(self) -> None:
         """Ask for an answer behind the supplied tokens, now or once the link is up."""
         self.answering = True
-        self._outgoing.begin_epoch()
+        self._outgoing.begin_epoch(len(self.committed))
         if self.link is LinkState.UP:
             self._send_prompt()
 

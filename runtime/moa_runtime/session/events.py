@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from moa_runtime.session.server import Sampling
+from moa_runtime.session.sampling import Sampling
 
 __all__ = [
+    "Cause",
     "Committed",
     "Decided",
+    "Echoed",
     "Event",
     "Faulted",
     "FinishReason",
@@ -32,7 +34,7 @@ class Origin(enum.Enum):
 
     DRAFTED = "drafted"  # written by the device while online, confirmed by the target
     OFFLINE = "offline"  # written by the device without the target
-    CORRECTED = "corrected"  # chosen by the target itself: a correction or a bonus token
+    CORRECTED = "corrected"  # chosen by the target itself: a correction, a bonus token, or pushed
     KEPT = "kept"  # written offline, and kept by the user's policy without asking the target
 
 
@@ -52,11 +54,33 @@ class FinishReason(enum.Enum):
     CONTEXT = "context"
 
 
+class Cause(enum.Enum):
+    """Why a verdict came."""
+
+    ASKED = "asked"  # a Prompt or Draft was sent for it on this connection
+    PUSHED = "pushed"  # the server went on by itself, within the credit
+    FETCHED = "fetched"  # it followed the Welcome: decided before this connection
+
+
 @dataclass(frozen=True)
 class Welcomed:
-    """The link is up; ``resumed`` when the server still knew the conversation."""
+    """The link is up.
+
+    Attributes:
+        resumed: whether the server still knew the conversation.
+        drafts: whether the server drafts too, while it goes on by itself.
+    """
 
     resumed: bool
+    drafts: bool = False
+
+
+@dataclass(frozen=True)
+class Echoed:
+    """The server has taken the frame with this stamp, and held it for so many seconds before it answered."""
+
+    stamp: int
+    held_s: float
 
 
 @dataclass(frozen=True)
@@ -73,14 +97,13 @@ class Decided:
     """A verdict was taken up; what it changed follows.
 
     Attributes:
-        asked: whether a Prompt or Draft was sent for it on this connection; else it came with the Welcome.
         supplied: tokens of the Prompt that it answers, 0 for a Draft.
-        drafted: tokens of the Draft that it answers.
+        drafted: tokens of the Draft that it answers; of a pushed one, those that the server drafted.
         accepted: of them.
         compute_s: seconds that the target took.
     """
 
-    asked: bool
+    cause: Cause
     supplied: int
     drafted: int
     accepted: int
@@ -134,4 +157,4 @@ class Resumed:
     replayed: int
 
 
-Event = Welcomed | RowsReceived | Decided | Committed | RolledBack | Finished | Faulted | Resumed
+Event = Welcomed | Echoed | RowsReceived | Decided | Committed | RolledBack | Finished | Faulted | Resumed

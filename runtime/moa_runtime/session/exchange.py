@@ -5,9 +5,17 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-from moa_runtime.session.events import Decided, Event, Finished, Origin, Policy, Resumed, RowsReceived, Welcomed
+from moa_runtime.session.events import Cause, Decided, Echoed, Event, Finished, Origin, Policy, Resumed, Welcomed
 from moa_runtime.session.handshake import Fingerprints, digest
-from moa_runtime.session.incoming import FINISH, BrokenFrameError, fault_of, limits_of, parse_server_message, rows_of
+from moa_runtime.session.incoming import (
+    FINISH,
+    BrokenFrameError,
+    check_verdict,
+    fault_of,
+    limits_of,
+    parse_server_message,
+    rows_of,
+)
 from moa_runtime.session.outgoing import Outgoing
 from moa_runtime.session.state import ConversationState, LocalProtocolError
 from moa_runtime.session.tree import DraftTree
@@ -39,6 +47,7 @@ class Exchange(ConversationState):
         self.held = False
         self._row_encoding = row_encoding
         self.wants_rows = True
+        self._rows_until = 0  # rows up to here are under way
         self._resume_token = ""
         self._outgoing = Outgoing()
 
@@ -51,7 +60,40 @@ class Exchange(ConversationState):
 
     @property
     def awaiting_verdict(self) -> bool:
-        return self._outgoing.in_flight is not None
+        """Whether the server is to speak next: to answer a frame, within the credit, or once it is withdrawn."""
+        return self._outgoing.in_flight is not None or self.server_speaks
+
+    @property
+    def credit_open(self) -> bool:
+        """Whether the server goes on by itself, or will once it has the prompt."""
+        known = len(self.committed) + len(self._supplied)
+        return self.link is LinkState.UP and self.answering and self._outgoing.credit > known
+
+    @property
+    def credit(self) -> int:
+        """The position up to which it may; 0 for none."""
+        return self._outgoing.credit
+
+    @property
+    def server_speaks(self) -> bool:
+        """Whether it goes on by itself, or has not heard yet that it may no longer."""
+        return self.credit_open or self._outgoing.awaits_standing
+
+    @property
+    def may_lend(self) -> bool:
+        """Whether :meth:`lend` is allowed."""
+        asked = not self._owes_prompt or self.awaiting_prefill
+        return self.link is LinkState.UP and self.answering and asked and not self._outgoing.awaits_standing
+
+    @property
+    def rows_coming(self) -> int:
+        """Memory rows that are on their way, with nothing that the server waits for between."""
+        return max(0, self._rows_until - self.rows) if self.link is LinkState.UP else 0
+
+    @property
+    def stamp(self) -> int:
+        """Of the newest frame that has one."""
+        return self._outgoing.stamp
 
     @property
     def awaiting_prefill(self) -> bool:
@@ -109,6 +151,24 @@ class Exchange(ConversationState):
         self._outgoing.draft(len(self.committed), tokens, parents)
         return True
 
+    def lend(self, position: int) -> None:
+        """Let the server go on by itself until ``position`` tokens are committed; its verdicts come unasked.
+
+        Raises:
+            LocalProtocolError: not :attr:`may_lend`, or that much is committed.
+        """
+        known = len(self.committed) + len(self._supplied)
+        if not self.may_lend or position <= known:
+            raise LocalProtocolError(
+                f"can't lend a credit up to {position}: the link is {self.link.value}, {known} known"
+            )
+        self._outgoing.lend(position)
+
+    def take_over(self) -> None:
+        """Withdraw the credit; once the server stands, :meth:`propose` is allowed. Nothing where there is none."""
+        if self.link is LinkState.UP and self.credit_open:
+            self._outgoing.withdraw()
+
     def resend(self) -> bool:
         """Send what is in flight once more; both ends drop the copy that proves needless."""
         return self.link is LinkState.UP and self._outgoing.resend()
@@ -132,7 +192,13 @@ class Exchange(ConversationState):
             if event == "welcome":
                 return self._welcomed(message.welcome)
             if event == "verdict":
-                return self._verdict(message.verdict)
+                return [*_echoed(message.verdict.echo), *self._verdict(message.verdict)]
+            if event == "rows":
+                return self._rows(message.rows)
+            if event == "standing":
+                return [*_echoed(message.standing.echo), *self._standing(message.standing)]
+            if event == "pong":
+                return _echoed(message.pong.echo)
             return self._faulted(message.fault)
         except BrokenFrameError as error:
             return [error.event]
@@ -147,7 +213,8 @@ class Exchange(ConversationState):
         agreed, same_epoch = welcome.committed_length, welcome.epoch == self._outgoing.epoch
         self._server_length = min(agreed, len(self.committed))
         self._outgoing.catch_up(welcome.epoch, welcome.connection)
-        events: list[Event] = [Welcomed(resumed)]
+        self._rows_until = 0
+        events: list[Event] = [Welcomed(resumed, wire.CAPABILITY_DRAFTS in welcome.capabilities)]
         if not self.answering:
             if welcome.epoch and not same_epoch:  # an answer that was stopped meanwhile may run there
                 self._outgoing.begin_epoch()
@@ -164,9 +231,9 @@ class Exchange(ConversationState):
 
     def _verdict(self, verdict: wire.Verdict) -> list[Event]:
         flight = self._outgoing.in_flight
-        if flight is None or verdict.epoch != self._outgoing.epoch:
+        if not self.awaiting_verdict or verdict.epoch != self._outgoing.epoch:
             return []
-        rows = rows_of(verdict, self.rows)
+        check_verdict(verdict)
         known = len(self.committed) + len(self._supplied)
         behind = known - verdict.base_len
         if behind < 0:
@@ -178,25 +245,41 @@ class Exchange(ConversationState):
             raise BrokenFrameError("the server decided a position twice, and differently")
         self._outgoing.in_flight = None
         accepted = max(0, verdict.accepted - behind)
-        decided = Decided(flight.asked, flight.supplied, flight.drafted, accepted, verdict.compute_us / 1e6)
-        events: list[Event] = [decided, *self._commit_supplied(), *self._commit(new, accepted)]
-        if rows is not None:
-            # The policy may have overruled accepted tokens of a branch: their rows are of no use.
-            count = len(self.committed) - rows.start
-            self.rows = rows.start + len(rows.keys[:count])
-            events.insert(0, RowsReceived(rows.start, rows.keys[:count], rows.values[:count]))
+        if verdict.pushed or flight is None:
+            decided = Decided(Cause.PUSHED, 0, verdict.drafted, accepted, verdict.compute_us / 1e6)
+            ours = 0  # the server's own drafts are the target's text here
+        else:
+            cause = Cause.ASKED if flight.asked else Cause.FETCHED
+            decided = Decided(cause, flight.supplied, flight.drafted, accepted, verdict.compute_us / 1e6)
+            ours = accepted
+        events: list[Event] = [decided, *self._commit_supplied(), *self._commit(new, ours)]
+        self._rows_until = min(verdict.rows_until, len(self.committed))
         self._server_length = len(self.committed)
         if self._supplied:  # by the policy, in place of the target's choice
-            self._outgoing.begin_epoch()
+            self._outgoing.begin_epoch(len(self.committed))
             events += self.resume()
         elif verdict.finish in FINISH:
             events += self._drop_tentative()
             self.answering = False
+            self._outgoing.end_credit()
             events.append(Finished(FINISH[verdict.finish]))
         return events
 
+    def _rows(self, message: wire.MemoryRows) -> list[Event]:
+        end = self._outgoing.rows_hold_until(message.epoch, message.start + message.count)
+        rows = rows_of(message, self.rows, min(end, len(self.committed)))
+        if rows is None:
+            return []
+        self.rows = rows.start + len(rows.keys)
+        return [rows]
+
+    def _standing(self, standing: wire.Standing) -> list[Event]:
+        if standing.epoch == self._outgoing.epoch and standing.serial == self._outgoing.serial:
+            self._outgoing.awaits_standing = False
+        return []
+
     def _faulted(self, fault: wire.Fault) -> list[Event]:
-        if fault.code == wire.FAULT_CODE_OUT_OF_SYNC and self.awaiting_verdict and self.committed:
+        if fault.code == wire.FAULT_CODE_OUT_OF_SYNC and self.awaiting_verdict and (self.committed or self._supplied):
             self._server_length = min(fault.committed_length, len(self.committed))
             return self._replay()
         return [fault_of(fault)]
@@ -236,4 +319,9 @@ class Exchange(ConversationState):
             sampling=self._sampling,
             max_length=self._max_length,
             while_away=self._while_away,
+            answer_from=self._answer_start or 0,
         )
+
+
+def _echoed(echo: wire.Echo) -> list[Event]:
+    return [Echoed(echo.stamp, echo.held_us / 1e6)] if echo.stamp else []

@@ -65,26 +65,30 @@ def limits_of(welcome: wire.Welcome) -> Limits:
     )
 
 
-def rows_of(verdict: wire.Verdict, held: int) -> RowsReceived | None:
-    """The memory rows of a verdict, if it has some that are of use; its tokens are looked at first.
+def check_verdict(verdict: wire.Verdict) -> None:
+    """Raises BrokenFrameError: it has no tokens, or fewer than were accepted."""
+    if not verdict.tokens or verdict.accepted > len(verdict.tokens):
+        raise BrokenFrameError("the server sent a verdict without tokens")
+
+
+def rows_of(rows: wire.MemoryRows, held: int, end: int) -> RowsReceived | None:
+    """The memory rows of a frame, if it has some that are of use.
 
     Args:
         held: rows that the device holds, of the first so many positions. Behind a gap rows are of no use.
+        end: neither are those from this position on.
 
     Raises:
         BrokenFrameError: sizes that do not fit together.
     """
-    if not verdict.tokens or verdict.accepted > len(verdict.tokens):
-        raise BrokenFrameError("the server sent a verdict without tokens")
-    if not verdict.rows.count:
-        return None
     try:
-        keys, values = decode_rows(verdict.rows)
+        keys, values = decode_rows(rows)
     except RowsError as error:
         raise BrokenFrameError(f"the server sent broken memory rows: {error}") from None
-    if verdict.rows.start > held:
+    count = end - rows.start
+    if rows.start > held or count < 1 or not len(keys):
         return None
-    return RowsReceived(verdict.rows.start, keys, values)
+    return RowsReceived(rows.start, keys[:count], values[:count])
 
 
 def fault_of(fault: wire.Fault) -> Faulted:

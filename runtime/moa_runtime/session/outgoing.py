@@ -1,4 +1,4 @@
-"""Frames from the device to the server: their epochs, and the one that awaits a verdict."""
+"""Frames from the device to the server: their epochs, the one that awaits a verdict, and the credit."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Fingerprints
-from moa_runtime.session.server import Sampling
+from moa_runtime.session.sampling import Sampling, message_of
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
+
+_LARGEST_STAMP = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,18 @@ class Outgoing:
         epoch: of the frames made from now on; each prompt and cancellation begins one.
         connection: how many connections there were.
         in_flight: what awaits its verdict; None for nothing.
+        credit: the position up to which the server goes on by itself.
+        awaits_standing: the credit was withdrawn, and the server may not have heard yet.
+        serial: of this connection's newest Credit.
+        stamp: of the newest frame that has one.
     """
 
     def __init__(self, epoch: int = 0, connection: int = 0) -> None:
         self.epoch, self.connection = epoch, connection
         self.in_flight: InFlight | None = None
+        self.credit = self.serial = self.stamp = 0
+        self.awaits_standing = False
+        self._cuts: list[tuple[int, int]] = []  # epochs of this connection that cut, and where
         self._frames: list[bytes] = []
 
     def take(self) -> list[bytes]:
@@ -46,31 +55,48 @@ class Outgoing:
     def clear(self) -> None:
         """The connection is gone, and with it what was under way."""
         self.in_flight = None
+        self.awaits_standing, self.serial = False, 0
+        self._cuts.clear()
         self._frames.clear()
 
-    def begin_epoch(self) -> None:
-        """Verdicts on earlier frames do not count any more."""
+    def begin_epoch(self, cut: int | None = None) -> None:
+        """Verdicts on earlier frames do not count any more, nor does the credit.
+
+        Args:
+            cut: the conversation's tokens from here on are gone; None where all stay.
+        """
         self.epoch += 1
         self.in_flight = None
+        self.end_credit()
+        if cut is not None:
+            self._cuts.append((self.epoch, cut))
+
+    def rows_hold_until(self, epoch: int, end: int) -> int:
+        """Up to which position rows that were sent at ``epoch`` are those of the conversation's tokens; ``end`` if all
+        before it are."""
+        return min((cut for begun, cut in self._cuts if begun > epoch), default=end)
 
     def catch_up(self, epoch: int, connection: int) -> None:
         """The server has heard of these."""
         self.epoch, self.connection = max(self.epoch, epoch), max(self.connection, connection)
 
     def resend(self) -> bool:
-        """Once more what is in flight; says whether anything is."""
-        if self.in_flight is None:
-            return False
-        self._frames.append(self.in_flight.frame)
-        return True
+        """Once more what is in flight, and the credit; says whether there is anything."""
+        before = len(self._frames)
+        if self.in_flight is not None:
+            self._frames.append(self.in_flight.frame)
+        if self.credit or self.awaits_standing:
+            self._credit()
+        return len(self._frames) > before
 
-    def hello(self, fingerprints: Fingerprints, row_encoding: int, resume: wire.Resume | None) -> None:
+    def hello(self, fingerprints: Fingerprints, row_encoding: int, resume: wire.Resume) -> None:
         """The Hello of the next connection.
 
         Args:
-            resume: the conversation that goes on; its count and epoch are filled in here.
+            resume: the conversation that goes on; its count, epoch and credit are filled in here.
         """
         self.connection += 1
+        resume.connection, resume.epoch, resume.credit = self.connection, self.epoch, self.credit
         hello = wire.Hello(
             protocol_version=PROTOCOL_VERSION,
             newest_version=PROTOCOL_VERSION,
@@ -78,10 +104,8 @@ class Outgoing:
                 target=fingerprints.target, tokenizer=fingerprints.tokenizer, drafter=fingerprints.drafter
             ),
             row_encoding=wire.RowEncoding.Name(row_encoding),
+            resume=resume,
         )
-        if resume is not None:
-            resume.connection, resume.epoch = self.connection, self.epoch
-            hello.resume.CopyFrom(resume)
         self._add(wire.ClientMessage(hello=hello))
 
     def prompt(
@@ -93,22 +117,41 @@ class Outgoing:
         sampling: Sampling,
         max_length: int,
         while_away: bool,
+        answer_from: int,
     ) -> None:
         prompt = wire.Prompt(
             epoch=self.epoch,
             base_len=base_len,
             tokens=tokens,
             rows_from=rows_from,
-            sampling=wire.Sampling(temperature=sampling.temperature, top_p=sampling.top_p, seed=sampling.seed),
+            sampling=message_of(sampling),
             max_length=max_length,
             while_away=while_away,
+            answer_from=answer_from,
+            stamp=self._next_stamp(),
         )
         self._launch(wire.ClientMessage(prompt=prompt), supplied=len(tokens))
 
     def draft(self, base_len: int, tokens: Sequence[int], parents: Sequence[int]) -> None:
         """A Draft; without ``parents`` the tokens are a chain."""
-        draft = wire.Draft(epoch=self.epoch, base_len=base_len, tokens=tokens, parents=parents)
+        draft = wire.Draft(
+            epoch=self.epoch, base_len=base_len, tokens=tokens, parents=parents, stamp=self._next_stamp()
+        )
         self._launch(wire.ClientMessage(draft=draft), drafted=len(tokens))
+
+    def lend(self, position: int) -> None:
+        """The server may go on by itself up to ``position``."""
+        self.credit, self.awaits_standing = position, False
+        self._new_credit()
+
+    def withdraw(self) -> None:
+        """It may no longer."""
+        self.credit, self.awaits_standing = 0, True
+        self._new_credit()
+
+    def end_credit(self) -> None:
+        """The answer is over, and with it its credit."""
+        self.credit, self.awaits_standing = 0, False
 
     def expect(self, base_len: int) -> None:
         """A verdict on what follows ``base_len`` tokens comes without being asked for; :meth:`resend` asks for it."""
@@ -121,6 +164,18 @@ class Outgoing:
     def _launch(self, message: wire.ClientMessage, *, drafted: int = 0, supplied: int = 0) -> None:
         self.in_flight = InFlight(message.SerializeToString(), drafted, supplied)
         self._frames.append(self.in_flight.frame)
+
+    def _new_credit(self) -> None:
+        self.serial += 1
+        self._credit()
+
+    def _credit(self) -> None:
+        credit = wire.Credit(epoch=self.epoch, position=self.credit, serial=self.serial, stamp=self._next_stamp())
+        self._add(wire.ClientMessage(credit=credit))
+
+    def _next_stamp(self) -> int:
+        self.stamp = self.stamp % _LARGEST_STAMP + 1
+        return self.stamp
 
     def _add(self, message: wire.ClientMessage) -> None:
         self._frames.append(message.SerializeToString())

@@ -67,3 +67,23 @@ def decode_rows(rows: wire.MemoryRows) -> tuple[Float32, Float32]:
     else:
         raise RowsError(f"unknown row encoding {rows.encoding}")
     return both[0], both[1]
+
+
+def part_of(rows: wire.MemoryRows, first: int, last: int) -> wire.MemoryRows:
+    """The rows from the ``first`` to before the ``last``, counted from the message's own start; ``0 <= first < last <=
+    count``."""
+    size = 2 if rows.encoding == wire.ROW_ENCODING_FLOAT16 else 1
+
+    def part(data: bytes, width: int) -> bytes:
+        return np.frombuffer(data, np.uint8).reshape(2, rows.count, width)[:, first:last].tobytes()
+
+    return wire.MemoryRows(
+        start=rows.start + first,
+        count=last - first,
+        kv_heads=rows.kv_heads,
+        head_dim=rows.head_dim,
+        encoding=rows.encoding,
+        data=part(rows.data, size * rows.kv_heads * rows.head_dim),
+        scales=part(rows.scales, 2 * rows.kv_heads) if rows.scales else b"",
+        epoch=rows.epoch,
+    )

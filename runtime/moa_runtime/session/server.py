@@ -3,65 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError
-
-from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits, digest, fault
-from moa_runtime.session.tree import TreeError, chain, check_parents, depths, walk
+from moa_runtime.session.checks import draft_problem, no_answer, prompt_problem, unreached
+from moa_runtime.session.greeting import goes_on, marks_known, welcome_of
+from moa_runtime.session.handshake import Limits, fault
+from moa_runtime.session.rows import Float32
+from moa_runtime.session.rows_behind import RowsBehind
+from moa_runtime.session.sampling import Sampling, sampling_of
+from moa_runtime.session.tree import check_parents, depths, walk
+from moa_runtime.session.work import RowsWork, Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the target chooses: ``temperature`` 0 is greedy; ``seed`` and the position make the noise.
-
-    ``top_k`` and ``min_p`` (0 for none) are the engine's; the wire does not carry them yet.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-    top_k: int = 0
-    min_p: float = 0.0
-
-
-@dataclass(frozen=True)
-class Verify:
-    """Work for the engine: run the target over ``draft``, a tree of ``parents`` after ``prefix``.
-
-    ``prefix`` is the whole committed conversation, the last ``supplied`` tokens of it from this frame;
-    ``rows_from`` the first memory row that goes to the client.
-    """
-
-    prefix: tuple[int, ...]
-    draft: tuple[int, ...]
-    parents: tuple[int, ...]
-    sampling: Sampling
-    rows_from: int
-    supplied: int = 0
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What :meth:`ServerSession.decide` made of the target's choices.
-
-    ``rows`` is the range of positions whose memory rows belong into the verdict.
-    """
-
-    verdict: wire.Verdict
-    rows: range
-
-
-def parse_client_message(data: bytes) -> wire.ClientMessage | wire.ServerMessage:
-    """A frame from a client, or the fault that answers one that is no message."""
-    try:
-        message = wire.ClientMessage.FromString(data)
-    except DecodeError:
-        return fault(wire.FAULT_CODE_PROTOCOL, "the frame is no ClientMessage")
-    if message.WhichOneof("event") is None:
-        return fault(wire.FAULT_CODE_PROTOCOL, "the ClientMessage holds no event this version knows")
-    return message
+#: While verdicts are pushed, rows are made for so many tokens at a time ...
+_ROWS_TOGETHER = 16
+#: ... of at most so many at once ...
+_MOST_ROWS = 64
+#: ... and so many follow a verdict, so that text need not wait for them.
+_ROWS_BEHIND_PUSHED = 4
 
 
 class ServerSession:
@@ -76,11 +34,17 @@ class ServerSession:
     Prompt         epoch newer, base_len <= committed         cut, append, Verify
     Prompt         of this epoch: sent again                  a verdict if there is one, else Verify
     Draft          of this epoch, an answer runs there        at the end Verify, before it a verdict
+    Credit         of this epoch                              Standing if it is used up; see next_work
     Cancel         epoch not older                            cut, end the answer
+    Ping           always                                     Pong
     =============  =========================================  ==========================================
 
     Frames of an older epoch are dropped; a position that was never reached is the fault OUT_OF_SYNC, and so is a Draft
-    of an epoch whose Prompt did not come.
+    or Credit of an epoch whose Prompt did not come.
+
+    Whoever runs a session takes a frame as soon as there is one (:meth:`receive`), else what :meth:`next_work` says,
+    else :meth:`take_rows`; each piece of work is decided before anything else is done. :mod:`moa_server.connection` and
+    ``docs/protocol.md`` have the same order.
 
     Memory rows go to a connection once: from those that its Hello says the client holds, or its Prompt, in order.
 
@@ -100,47 +64,52 @@ class ServerSession:
         self._max_length = 0
         self._sampling = Sampling()
         self._while_away = False
-        self._rows_sent = 0  # the client has the rows below, or they are on their way
+        self._credit = 0  # up to here verdicts are pushed
+        self._rows = RowsBehind()
+        self._rows_turn = False  # rows may be made before the next verdict is pushed
+        self._asked = False  # an answer goes on, or began, on this connection
 
-    def greet(self, hello: wire.Hello, token: str) -> list[wire.ServerMessage]:
+    # -- frames --------------------------------------------------------------------------------
+
+    def greet(
+        self,
+        hello: wire.Hello,
+        token: str,
+        *,
+        rows: bool = True,
+        capabilities: Sequence[int] = (),
+        load: wire.Load | None = None,
+    ) -> list[wire.ServerMessage]:
         """What a new connection hears: the Welcome, and a verdict on what was decided since the client heard last.
 
         Args:
             token: of this conversation, for a later Hello.
+            rows: whether the verifier makes memory rows.
+            capabilities: ``Capability`` values of the wire.
         """
         resume = hello.resume
         self.connection = max(self.connection, resume.connection)
-        agreed = max((mark.length for mark in resume.marks[-2:] if self._has(mark)), default=0)
-        self._rows_sent = min(resume.rows, agreed)
-        known = resume.marks[-1].length if resume.marks else 0
-        goes_on = resume.answering and resume.epoch == self._epoch and 0 < agreed == known
-        news = goes_on and self._answer_start is not None and self._answer_start <= known < len(self.committed)
-        self._while_away = self._while_away and goes_on
-        welcome = wire.Welcome(
-            protocol_version=PROTOCOL_VERSION,
-            resume_token=token,
-            limits=wire.Limits(
-                max_context=self.limits.max_context,
-                max_draft_tokens=self.limits.max_draft_tokens,
-                max_frame_bytes=self.limits.max_frame_bytes,
-                idle_seconds=self.limits.idle_seconds,
-                chains_only=not self.limits.trees,
-                away_seconds=self.limits.away_seconds,
-                keep_seconds=self.limits.keep_seconds,
-            ),
-            committed_length=agreed,
-            epoch=self._epoch,
-            connection=self.connection,
-            verdict_follows=news,
-        )
+        agreed = marks_known(resume, self.committed)
+        encoding = hello.row_encoding if rows else wire.ROW_ENCODING_UNSPECIFIED
+        self._rows = RowsBehind(encoding, min(resume.rows, agreed))
+        same = goes_on(resume, self._epoch, agreed)
+        news = same and self._answer_start is not None and self._answer_start <= agreed < len(self.committed)
+        self._while_away = self._while_away and same
+        self._credit, self._asked = resume.credit if same else 0, same
+        welcome = welcome_of(self.limits, capabilities)
+        welcome.resume_token = token
+        welcome.committed_length, welcome.epoch, welcome.connection = agreed, self._epoch, self.connection
+        welcome.verdict_follows = news
+        if load is not None:
+            welcome.load.CopyFrom(load)
         said = [wire.ServerMessage(welcome=welcome)]
-        return [*said, self._known_verdict(known)] if news else said
+        return [*said, self._known_verdict(agreed)] if news else said
 
     def receive(self, message: wire.ClientMessage) -> Verify | wire.ServerMessage | None:
-        """Take a Prompt, Draft or Cancel.
+        """Take a frame behind the Hello.
 
         Returns:
-            work for the engine (answer it with :meth:`decide` before the next frame), a fault to send,
+            work for the engine (answer it with :meth:`decide` before the next frame), a message to send,
             or None where nothing is to be done.
         """
         event = message.WhichOneof("event")
@@ -148,24 +117,61 @@ class ServerSession:
             return self._prompt(message.prompt)
         if event == "draft":
             return self._draft(message.draft)
+        if event == "credit":
+            return self._take_credit(message.credit)
         if event == "cancel":
             return self._cancel(message.cancel)
+        if event == "ping":
+            return wire.ServerMessage(pong=wire.Pong())
         return fault(wire.FAULT_CODE_PROTOCOL, f"a {event or 'empty'} event cannot follow the Hello of a connection")
+
+    # -- what is done unasked ------------------------------------------------------------------
+
+    @property
+    def pushes(self) -> bool:
+        """Whether verdicts are to be sent unasked."""
+        return self._runs and len(self.committed) < self._credit
 
     @property
     def goes_on_alone(self) -> bool:
         """Whether an answer runs that is to be finished while the client is away."""
-        return self._while_away and self._answer_start is not None and self._finish is None
+        return self._while_away and self._runs
+
+    def next_work(self) -> Verify | RowsWork | None:
+        """What the engine is to do for a client that waits: the next tokens within its credit, or memory rows."""
+        lacking = len(self.committed) - 1 - self._rows.next if self._makes_rows else 0
+        if self.pushes and not (self._rows_turn and lacking >= _ROWS_TOGETHER):
+            return self._work(pushed=True)
+        self._rows_turn = False
+        if lacking < 1:
+            return None
+        end = min(len(self.committed) - 1, self._rows.next + _MOST_ROWS)
+        return RowsWork(tuple(self.committed[:end]), self._rows.next)
 
     def go_on(self) -> Verify | None:
         """While the client is away: the work for the next token, if there is any."""
-        return self._work() if self.goes_on_alone else None
+        return self._work(pushed=True) if self.goes_on_alone else None
 
-    def decide(self, work: Verify, path: Sequence[int], token: int, compute_us: int = 0) -> Decision:
-        """Commit what the target chose.
+    def stop_pushing(self) -> None:
+        """The engine failed: the client hears a fault and lends its credit once more."""
+        self._credit = 0
+
+    @property
+    def rows_due(self) -> bool:
+        """Whether there are memory rows to be made or sent."""
+        return self._makes_rows and self._rows.sent < len(self.committed) - 1
+
+    def take_rows(self) -> wire.ServerMessage | None:
+        """Memory rows to be sent now, if there are any; behind a pushed verdict only a few."""
+        return self._rows.take(_ROWS_BEHIND_PUSHED if self.pushes else _MOST_ROWS, self._epoch)
+
+    # -- what the engine did -------------------------------------------------------------------
+
+    def decide(self, work: Verify, path: Sequence[int], token: int, compute_us: int = 0) -> wire.ServerMessage:
+        """Commit what the target chose; the verdict says it.
 
         Args:
-            work: what :meth:`receive` asked for.
+            work: what was asked for.
             path: indices into the draft of the tokens that the target accepts.
             token: its own choice behind them.
             compute_us: time the target took, microseconds; for the verdict.
@@ -183,23 +189,43 @@ class ServerSession:
             if finish != wire.FINISH_UNSPECIFIED:
                 tokens = tokens[:count]
                 break
-        accepted = min(len(path), len(tokens))
         self.committed = [*work.prefix, *tokens]
+        self._rows_turn = True
         if finish != wire.FINISH_UNSPECIFIED:
             self._finish = finish
         verdict = wire.Verdict(
             epoch=self._epoch,
             base_len=base_len,
             tokens=tokens,
-            accepted=accepted,
+            accepted=min(len(path), len(tokens)),
             finish=wire.Finish.Name(finish),
             compute_us=compute_us,
+            pushed=work.pushed,
+            drafted=len(work.draft) if work.pushed else 0,
         )
-        # A bonus token has no row yet: the target has not processed it.
-        processed = base_len + accepted
-        rows = range(min(work.rows_from, processed), processed)
-        self._rows_sent = max(self._rows_sent, processed)
-        return Decision(verdict, rows)
+        if self._makes_rows and not self.pushes:
+            verdict.rows_until = len(self.committed) - 1
+        return wire.ServerMessage(verdict=verdict)
+
+    def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
+        """Memory rows that the engine made, float32 ``[n, kv_heads, head_dim]`` from position ``start`` on."""
+        # The last token has none: the target has not processed it.
+        self._rows.add(start, keys, values, len(self.committed) - 1)
+
+    def no_rows(self) -> None:
+        """The engine makes none."""
+        self._rows.none_come()
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    @property
+    def _runs(self) -> bool:
+        return self._answer_start is not None and self._finish is None
+
+    @property
+    def _makes_rows(self) -> bool:
+        """Not for who only connects: a cache that was lost would be computed again, perhaps for nobody."""
+        return self._rows.wanted and self._asked
 
     def _prompt(self, prompt: wire.Prompt) -> Verify | wire.ServerMessage | None:
         end = prompt.base_len + len(prompt.tokens)
@@ -207,60 +233,49 @@ class ServerSession:
             return None
         if prompt.epoch == self._epoch and end == self._answer_start:
             return self._known_verdict(end) if end < len(self.committed) else self._work(supplied=len(prompt.tokens))
-        problem = self._unreached(prompt.base_len)
+        problem = unreached(prompt.base_len, len(self.committed))
         if problem is None and prompt.epoch == self._epoch:
             problem = fault(wire.FAULT_CODE_PROTOCOL, "another Prompt of the same epoch; each begins one of its own")
-        if problem is None and end >= self.limits.max_context:
-            problem = fault(
-                wire.FAULT_CODE_CONTEXT_FULL,
-                f"the conversation would have {end} tokens, "
-                f"the target's context holds {self.limits.max_context}; shorten it or begin a new chat",
-            )
-        if problem is None and not prompt.tokens:
-            problem = fault(wire.FAULT_CODE_PROTOCOL, "a Prompt without tokens")
-        problem = problem or self._bad_tokens(prompt.tokens)  # last: there may be a million
+        problem = problem or prompt_problem(prompt, self.limits, self._vocab_size)
         if problem is not None:
             return problem
-        self._epoch = prompt.epoch
+        self._epoch, self._asked = prompt.epoch, True
         self._cut(prompt.base_len)
-        self._rows_sent = max(self._rows_sent, min(prompt.rows_from, end))
+        self._rows.held_by_client(min(prompt.rows_from, end))
         self.committed += prompt.tokens
         self._answer_start = end
         self._max_length, self._while_away = prompt.max_length, prompt.while_away
-        sampling = prompt.sampling
-        self._sampling = Sampling(sampling.temperature, sampling.top_p or 1.0, sampling.seed)
+        self._sampling = sampling_of(prompt.sampling)
         return self._work(supplied=len(prompt.tokens))
 
     def _draft(self, draft: wire.Draft) -> Verify | wire.ServerMessage | None:
         if draft.epoch < self._epoch:
             return None
-        problem = self._unreached(draft.base_len)
-        if problem is None and len(draft.tokens) > self.limits.max_draft_tokens:
-            problem = fault(
-                wire.FAULT_CODE_TOO_LARGE,
-                f"a draft of {len(draft.tokens)} tokens; this verifier takes {self.limits.max_draft_tokens}",
-            )
-        problem = problem or self._bad_tokens(draft.tokens)
+        problem = unreached(draft.base_len, len(self.committed))
+        behind = self._answer_start is not None and draft.base_len >= self._answer_start
+        if problem is None and (not behind or draft.epoch > self._epoch):
+            problem = no_answer(draft.base_len, len(self.committed))
+        problem = problem or draft_problem(draft, self.limits, self._vocab_size)
         if problem is not None:
             return problem
-        if self._answer_start is None or draft.base_len < self._answer_start or draft.epoch > self._epoch:
-            return fault(
-                wire.FAULT_CODE_OUT_OF_SYNC,
-                f"no answer runs at position {draft.base_len}",
-                committed_length=min(len(self.committed), draft.base_len),
-            )
-        try:
-            parents = check_parents(draft.parents, len(draft.tokens))
-        except TreeError as error:
-            return fault(wire.FAULT_CODE_PROTOCOL, str(error))
-        if not self.limits.trees and parents != chain(len(parents)):
-            return fault(wire.FAULT_CODE_PROTOCOL, "a draft tree; this verifier takes chains only, as its Welcome says")
+        parents = check_parents(draft.parents, len(draft.tokens))
         if draft.base_len < len(self.committed):
             return self._known_verdict(draft.base_len, draft.tokens, parents)
         if self._finish is not None:
             return None
         room = self.limits.max_context - draft.base_len
-        return self._work(tuple(draft.tokens[:room]), tuple(parents[:room]))
+        rows_from = self._rows.next if self._rows.wanted else None
+        return self._work(tuple(draft.tokens[:room]), tuple(parents[:room]), rows_from=rows_from)
+
+    def _take_credit(self, credit: wire.Credit) -> wire.ServerMessage | None:
+        if credit.epoch < self._epoch:
+            return None
+        if credit.epoch > self._epoch:
+            return no_answer(len(self.committed), len(self.committed))
+        self._credit = credit.position
+        if credit.position > len(self.committed):
+            return None
+        return wire.ServerMessage(standing=wire.Standing(epoch=self._epoch, serial=credit.serial))
 
     def _cancel(self, cancel: wire.Cancel) -> wire.ServerMessage | None:
         if cancel.epoch < self._epoch:
@@ -271,38 +286,28 @@ class ServerSession:
 
     def _cut(self, length: int) -> None:
         """No answer runs behind what is left."""
-        self._while_away = False
+        self._while_away, self._credit = False, 0
         del self.committed[length:]
-        self._rows_sent = min(self._rows_sent, length)
+        self._rows.cut(length)
         self._answer_start = self._finish = None
 
-    def _work(self, draft: tuple[int, ...] = (), parents: tuple[int, ...] = (), *, supplied: int = 0) -> Verify:
-        return Verify(tuple(self.committed), draft, parents, self._sampling, self._rows_sent, supplied)
+    def _work(
+        self,
+        draft: tuple[int, ...] = (),
+        parents: tuple[int, ...] = (),
+        *,
+        rows_from: int | None = None,
+        supplied: int = 0,
+        pushed: bool = False,
+    ) -> Verify:
+        return Verify(tuple(self.committed), draft, parents, self._sampling, rows_from, supplied, pushed)
 
     def _known_verdict(
         self, base_len: int, draft: Sequence[int] = (), parents: Sequence[int] = ()
     ) -> wire.ServerMessage:
-        """On what is decided already; without memory rows, which the next verdict of the engine brings."""
+        """On what is decided already."""
         tokens, levels = self.committed[base_len:], [0, *depths(parents)]
         path, _ = walk(draft, parents, lambda node: tokens[levels[node]] if levels[node] < len(tokens) else -1)
         finish = wire.Finish.Name(wire.FINISH_UNSPECIFIED if self._finish is None else self._finish)
         verdict = wire.Verdict(epoch=self._epoch, base_len=base_len, tokens=tokens, accepted=len(path), finish=finish)
         return wire.ServerMessage(verdict=verdict)
-
-    def _has(self, mark: wire.Mark) -> bool:
-        return mark.length <= len(self.committed) and digest(self.committed[: mark.length]) == mark.digest
-
-    def _unreached(self, base_len: int) -> wire.ServerMessage | None:
-        if base_len <= len(self.committed):
-            return None
-        return fault(
-            wire.FAULT_CODE_OUT_OF_SYNC,
-            f"position {base_len} was named, this conversation has {len(self.committed)} tokens",
-            committed_length=len(self.committed),
-        )
-
-    def _bad_tokens(self, tokens: Sequence[int]) -> wire.ServerMessage | None:
-        worst = max(tokens, default=0)
-        if worst < self._vocab_size:
-            return None
-        return fault(wire.FAULT_CODE_PROTOCOL, f"token {worst} is outside the vocabulary of {self._vocab_size}")

@@ -9,9 +9,9 @@ from typing import Any, TypeGuard, TypeVar
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Origin, Policy
 from moa_runtime.session.handshake import Fingerprints, Limits
-from moa_runtime.session.server import Sampling
+from moa_runtime.session.sampling import Sampling
 
-SNAPSHOT_VERSION = 2
+SNAPSHOT_VERSION = 3
 
 _UINT32, _UINT64 = 2**32 - 1, 2**64 - 1
 _LARGEST_REAL = 3e38  # of the wire's floats
@@ -52,7 +52,7 @@ class Snapshot:
             "policy": self.policy.value,
             "limits": asdict(self.limits),
             "origins": [origin.value for origin in self.origins],
-            "sampling": {name: getattr(self.sampling, name) for name in ("temperature", "top_p", "seed")},
+            "sampling": asdict(self.sampling),
         }
 
     @classmethod
@@ -103,6 +103,8 @@ class Snapshot:
                 temperature=sampling.real("temperature"),
                 top_p=sampling.real("top_p"),
                 seed=sampling.number("seed", _UINT64),
+                top_k=sampling.number("top_k", _UINT32),
+                min_p=sampling.real("min_p"),
             ),
             max_length=top.number("max_length", _UINT64),
             while_away=top.flag("while_away"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from moa_runtime.sequences import common_length
 from moa_runtime.session.events import Committed, Event, FinishReason, Origin, Policy, RolledBack
 from moa_runtime.session.handshake import Limits
-from moa_runtime.session.server import Sampling
+from moa_runtime.session.sampling import Sampling
 
 
 class LocalProtocolError(Exception):
@@ -66,6 +66,11 @@ class ConversationState:
     def length(self) -> int:
         """How many tokens that is."""
         return len(self.committed) + len(self._supplied) + len(self._tentative)
+
+    @property
+    def supplied(self) -> int:
+        """Tokens of a prompt under way."""
+        return len(self._supplied)
 
     @property
     def unconfirmed(self) -> tuple[tuple[int, Origin], ...]:
@@ -149,7 +154,7 @@ class ConversationState:
         disagrees = bool(rest) and agreed < len(tokens)
         offline = self.policy is Policy.KEEP and Origin.OFFLINE in rest_origins
         # Such a verdict was so late that the device has written on meanwhile.
-        keeps = disagrees and offline and bool(self._keepable(rest, start + agreed))
+        keeps = disagrees and offline and bool(self.keepable(rest, start + agreed))
         if keeps:
             tokens = tokens[:agreed]
         origins = [
@@ -168,7 +173,7 @@ class ConversationState:
 
     def _keep_tentative(self) -> None:
         """Turn the tentative suffix into supplied tokens."""
-        kept = self._keepable(self._tentative, len(self.committed) + len(self._supplied))
+        kept = self.keepable(self._tentative, len(self.committed) + len(self._supplied))
         self._supplied += kept
         self._kept += len(kept)
         self._tentative, self._origins = [], []
@@ -185,7 +190,7 @@ class ConversationState:
         self.rows = min(self.rows, length)
         self._server_length = min(self._server_length, length)
 
-    def _keepable(self, tokens: Sequence[int], start: int) -> list[int]:
+    def keepable(self, tokens: Sequence[int], start: int) -> list[int]:
         """Those that can be supplied at position ``start``: context and answer have room for what the target says."""
         without_stops = [token for token in tokens if token not in self._stop_tokens]
         end = min(self.limits.max_context, self._max_length or self.limits.max_context)

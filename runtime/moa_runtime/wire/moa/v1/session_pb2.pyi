@@ -7,6 +7,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Capability(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CAPABILITY_UNSPECIFIED: _ClassVar[Capability]
+    CAPABILITY_DRAFTS: _ClassVar[Capability]
+    CAPABILITY_PENALTIES: _ClassVar[Capability]
+    CAPABILITY_GRAMMAR: _ClassVar[Capability]
+
 class Finish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_UNSPECIFIED: _ClassVar[Finish]
@@ -33,6 +40,10 @@ class FaultCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAULT_CODE_INTERNAL: _ClassVar[FaultCode]
     FAULT_CODE_REPLACED: _ClassVar[FaultCode]
     FAULT_CODE_IDLE: _ClassVar[FaultCode]
+CAPABILITY_UNSPECIFIED: Capability
+CAPABILITY_DRAFTS: Capability
+CAPABILITY_PENALTIES: Capability
+CAPABILITY_GRAMMAR: Capability
 FINISH_UNSPECIFIED: Finish
 FINISH_STOP: Finish
 FINISH_LENGTH: Finish
@@ -53,28 +64,38 @@ FAULT_CODE_REPLACED: FaultCode
 FAULT_CODE_IDLE: FaultCode
 
 class ClientMessage(_message.Message):
-    __slots__ = ("hello", "prompt", "draft", "cancel", "bye")
+    __slots__ = ("hello", "prompt", "draft", "cancel", "bye", "credit", "ping")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     BYE_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     prompt: Prompt
     draft: Draft
     cancel: Cancel
     bye: Bye
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ...) -> None: ...
+    credit: Credit
+    ping: Ping
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("welcome", "verdict", "fault")
+    __slots__ = ("welcome", "verdict", "fault", "standing", "rows", "pong")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     verdict: Verdict
     fault: Fault
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ...) -> None: ...
+    standing: Standing
+    rows: MemoryRows
+    pong: Pong
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., rows: _Optional[_Union[MemoryRows, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "newest_version", "fingerprints", "row_encoding", "resume")
@@ -91,20 +112,22 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., fingerprints: _Optional[_Union[Fingerprints, _Mapping]] = ..., row_encoding: _Optional[_Union[RowEncoding, str]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("token", "connection", "epoch", "marks", "answering", "rows")
+    __slots__ = ("token", "connection", "epoch", "marks", "answering", "rows", "credit")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MARKS_FIELD_NUMBER: _ClassVar[int]
     ANSWERING_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
     token: str
     connection: int
     epoch: int
     marks: _containers.RepeatedCompositeFieldContainer[Mark]
     answering: bool
     rows: int
-    def __init__(self, token: _Optional[str] = ..., connection: _Optional[int] = ..., epoch: _Optional[int] = ..., marks: _Optional[_Iterable[_Union[Mark, _Mapping]]] = ..., answering: bool = ..., rows: _Optional[int] = ...) -> None: ...
+    credit: int
+    def __init__(self, token: _Optional[str] = ..., connection: _Optional[int] = ..., epoch: _Optional[int] = ..., marks: _Optional[_Iterable[_Union[Mark, _Mapping]]] = ..., answering: bool = ..., rows: _Optional[int] = ..., credit: _Optional[int] = ...) -> None: ...
 
 class Mark(_message.Message):
     __slots__ = ("length", "digest")
@@ -125,7 +148,7 @@ class Fingerprints(_message.Message):
     def __init__(self, target: _Optional[str] = ..., tokenizer: _Optional[str] = ..., drafter: _Optional[str] = ...) -> None: ...
 
 class Prompt(_message.Message):
-    __slots__ = ("epoch", "base_len", "tokens", "rows_from", "sampling", "max_length", "while_away")
+    __slots__ = ("epoch", "base_len", "tokens", "rows_from", "sampling", "max_length", "while_away", "answer_from", "stamp")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +156,8 @@ class Prompt(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
     WHILE_AWAY_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FROM_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     base_len: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -140,29 +165,57 @@ class Prompt(_message.Message):
     sampling: Sampling
     max_length: int
     while_away: bool
-    def __init__(self, epoch: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., rows_from: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_length: _Optional[int] = ..., while_away: bool = ...) -> None: ...
+    answer_from: int
+    stamp: int
+    def __init__(self, epoch: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., rows_from: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_length: _Optional[int] = ..., while_away: bool = ..., answer_from: _Optional[int] = ..., stamp: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_p", "seed")
+    __slots__ = ("temperature", "top_p", "seed", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "grammar")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     seed: int
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    grammar: str
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("epoch", "base_len", "tokens", "parents")
+    __slots__ = ("epoch", "base_len", "tokens", "parents", "stamp")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     base_len: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     parents: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
+    stamp: int
+    def __init__(self, epoch: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., stamp: _Optional[int] = ...) -> None: ...
+
+class Credit(_message.Message):
+    __slots__ = ("epoch", "position", "serial", "stamp")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    position: int
+    serial: int
+    stamp: int
+    def __init__(self, epoch: _Optional[int] = ..., position: _Optional[int] = ..., serial: _Optional[int] = ..., stamp: _Optional[int] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("epoch", "base_len")
@@ -176,8 +229,14 @@ class Bye(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Ping(_message.Message):
+    __slots__ = ("stamp",)
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    stamp: int
+    def __init__(self, stamp: _Optional[int] = ...) -> None: ...
+
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "resume_token", "limits", "committed_length", "epoch", "connection", "verdict_follows")
+    __slots__ = ("protocol_version", "resume_token", "limits", "committed_length", "epoch", "connection", "verdict_follows", "capabilities", "load")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +244,8 @@ class Welcome(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CONNECTION_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FOLLOWS_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     resume_token: str
     limits: Limits
@@ -192,7 +253,27 @@ class Welcome(_message.Message):
     epoch: int
     connection: int
     verdict_follows: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., resume_token: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., committed_length: _Optional[int] = ..., epoch: _Optional[int] = ..., connection: _Optional[int] = ..., verdict_follows: bool = ...) -> None: ...
+    capabilities: _containers.RepeatedScalarFieldContainer[Capability]
+    load: Load
+    def __init__(self, protocol_version: _Optional[int] = ..., resume_token: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., committed_length: _Optional[int] = ..., epoch: _Optional[int] = ..., connection: _Optional[int] = ..., verdict_follows: bool = ..., capabilities: _Optional[_Iterable[_Union[Capability, str]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("answers", "queue_us", "step_us")
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    STEP_US_FIELD_NUMBER: _ClassVar[int]
+    answers: int
+    queue_us: int
+    step_us: int
+    def __init__(self, answers: _Optional[int] = ..., queue_us: _Optional[int] = ..., step_us: _Optional[int] = ...) -> None: ...
+
+class Echo(_message.Message):
+    __slots__ = ("stamp", "held_us")
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    HELD_US_FIELD_NUMBER: _ClassVar[int]
+    stamp: int
+    held_us: int
+    def __init__(self, stamp: _Optional[int] = ..., held_us: _Optional[int] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_context", "max_draft_tokens", "max_frame_bytes", "idle_seconds", "chains_only", "away_seconds", "keep_seconds")
@@ -213,25 +294,47 @@ class Limits(_message.Message):
     def __init__(self, max_context: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., idle_seconds: _Optional[int] = ..., chains_only: bool = ..., away_seconds: _Optional[int] = ..., keep_seconds: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("epoch", "base_len", "tokens", "accepted", "finish", "rows", "compute_us")
+    __slots__ = ("epoch", "base_len", "tokens", "accepted", "finish", "compute_us", "pushed", "drafted", "rows_until", "echo")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
+    PUSHED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    ROWS_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     base_len: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     accepted: int
     finish: Finish
-    rows: MemoryRows
     compute_us: int
-    def __init__(self, epoch: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., rows: _Optional[_Union[MemoryRows, _Mapping]] = ..., compute_us: _Optional[int] = ...) -> None: ...
+    pushed: bool
+    drafted: int
+    rows_until: int
+    echo: Echo
+    def __init__(self, epoch: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., compute_us: _Optional[int] = ..., pushed: bool = ..., drafted: _Optional[int] = ..., rows_until: _Optional[int] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ...) -> None: ...
+
+class Standing(_message.Message):
+    __slots__ = ("epoch", "serial", "echo")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    serial: int
+    echo: Echo
+    def __init__(self, epoch: _Optional[int] = ..., serial: _Optional[int] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ...) -> None: ...
+
+class Pong(_message.Message):
+    __slots__ = ("echo",)
+    ECHO_FIELD_NUMBER: _ClassVar[int]
+    echo: Echo
+    def __init__(self, echo: _Optional[_Union[Echo, _Mapping]] = ...) -> None: ...
 
 class MemoryRows(_message.Message):
-    __slots__ = ("start", "count", "kv_heads", "head_dim", "encoding", "data", "scales")
+    __slots__ = ("start", "count", "kv_heads", "head_dim", "encoding", "data", "scales", "epoch")
     START_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     KV_HEADS_FIELD_NUMBER: _ClassVar[int]
@@ -239,6 +342,7 @@ class MemoryRows(_message.Message):
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     SCALES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     start: int
     count: int
     kv_heads: int
@@ -246,7 +350,8 @@ class MemoryRows(_message.Message):
     encoding: RowEncoding
     data: bytes
     scales: bytes
-    def __init__(self, start: _Optional[int] = ..., count: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., encoding: _Optional[_Union[RowEncoding, str]] = ..., data: _Optional[bytes] = ..., scales: _Optional[bytes] = ...) -> None: ...
+    epoch: int
+    def __init__(self, start: _Optional[int] = ..., count: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., encoding: _Optional[_Union[RowEncoding, str]] = ..., data: _Optional[bytes] = ..., scales: _Optional[bytes] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Fault(_message.Message):
     __slots__ = ("code", "text", "retry_after_ms", "committed_length")

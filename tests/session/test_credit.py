@@ -1,0 +1,315 @@
+"""Credit: the server goes on by itself, up to a position; and how the device takes over."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from moa_runtime.session.client import LinkState, LocalProtocolError
+from moa_runtime.session.events import Cause, Committed, Decided, Faulted, Finished, Origin, RowsReceived, Sampling
+from moa_runtime.session.server import ServerSession
+from moa_runtime.session.work import RowsWork, Verify
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from session.wired import LIMITS, VOCAB, Pair, choice, decode, rows_of, wrong
+
+PROMPT = [5, 6, 7]
+
+
+def connected() -> Pair:
+    pair = Pair()
+    pair.connect()
+    pair.settle()
+    return pair
+
+
+def asked(limit: int = 40) -> Pair:
+    """A prompt is on its way, nothing of it has arrived."""
+    pair = connected()
+    pair.client.prompt(PROMPT, Sampling(), limit)
+    return pair
+
+
+def frames(pair: Pair) -> list[wire.ServerMessage]:
+    return [wire.ServerMessage.FromString(frame) for frame in pair.down]
+
+
+def test_a_credit_behind_the_prompt_costs_no_round_trip() -> None:
+    pair = asked(8)
+    pair.client.lend(100)
+    assert pair.client.credit_open and pair.client.awaiting_prefill and not pair.client.may_propose
+    pair.settle()
+    assert pair.client.committed == decode(PROMPT, len(PROMPT) + 8)
+    assert not pair.client.answering and pair.client.credit == 0
+    causes = [event.cause for event in pair.events if isinstance(event, Decided)]
+    assert causes == [Cause.ASKED] + [Cause.PUSHED] * 7
+    # A prompt and a credit went up, nothing else.
+    assert pair.server.passes == 8
+
+
+def test_the_server_stops_at_the_position_and_the_device_goes_on() -> None:
+    pair = asked()
+    pair.client.lend(len(PROMPT) + 5)
+    pair.settle()
+    assert len(pair.client.committed) == len(PROMPT) + 5 == len(pair.server.session.committed)
+    assert pair.client.may_propose and not pair.client.awaiting_verdict
+    pair.write(3, right=True)
+    assert pair.client.propose()
+    pair.settle()
+    assert pair.client.committed == decode(PROMPT, len(PROMPT) + 9)
+
+
+def test_verdicts_under_way_when_the_device_takes_over_are_not_wasted() -> None:
+    pair = asked()
+    pair.client.lend(100)
+    pair.flush()
+    pair.deliver_up()
+    pair.deliver_up()
+    pair.push()
+    pair.push()
+    pair.client.take_over()
+    pair.flush()
+    assert not pair.client.may_propose and pair.client.awaiting_verdict  # until the server stands
+    pair.deliver_down()
+    assert len(pair.client.committed) == len(PROMPT) + 1 and not pair.client.may_propose
+    passes = pair.server.passes
+    pair.settle()
+    assert pair.client.may_propose and pair.server.passes == passes
+    assert pair.client.committed == pair.server.session.committed == decode(PROMPT, len(PROMPT) + 3)
+
+
+def test_an_older_standing_says_nothing() -> None:
+    pair = asked()
+    pair.client.lend(100)
+    pair.client.take_over()
+    pair.flush()
+    for _ in range(3):
+        pair.deliver_up()
+    standing = next(frame for frame in pair.down if wire.ServerMessage.FromString(frame).HasField("standing"))
+    pair.down.remove(standing)
+    pair.client.take_over()  # no credit is open: nothing
+    assert not pair.client.may_lend  # the server may not have heard
+    while pair.down:
+        pair.deliver_down()
+    assert not pair.client.may_propose
+    pair.client.resend()
+    pair.settle()
+    assert pair.client.may_propose
+    pair.client.lend(50)
+    pair.client.take_over()
+    pair.client.receive(standing)  # of the first credit
+    assert not pair.client.may_propose
+
+
+def test_what_the_device_wrote_meanwhile_stays_as_far_as_it_agrees() -> None:
+    pair = asked()
+    pair.client.lend(100)
+    pair.flush()
+    pair.deliver_up()
+    pair.deliver_up()
+    pair.deliver_down()
+    pair.write(4, right=False)  # the verdicts are late
+    for _ in range(3):
+        pair.push()
+    while pair.down:
+        pair.deliver_down()
+    assert len(pair.client.tentative) == 1
+    pair.push()
+    while pair.down:
+        pair.deliver_down()
+    assert pair.client.tentative == ()
+    origins = [origin for event in pair.told if isinstance(event, Committed) for origin in event.origins]
+    assert origins == [Origin.CORRECTED, *[Origin.DRAFTED] * 3, Origin.CORRECTED]
+
+
+def test_a_tree_that_the_server_drafted_is_committed_at_once() -> None:
+    pair = asked()
+    pair.client.lend(100)
+    pair.flush()
+    pair.deliver_up()
+    pair.deliver_up()
+    assert pair.push(drafted=5)
+    while pair.down:
+        pair.deliver_down()
+    assert pair.client.committed == decode(PROMPT, len(PROMPT) + 7)
+    decided = [event for event in pair.events if isinstance(event, Decided)][-1]
+    assert (decided.cause, decided.drafted, decided.accepted) == (Cause.PUSHED, 5, 5)
+
+
+def test_the_credit_survives_the_link() -> None:
+    pair = asked()
+    pair.client.lend(30)
+    pair.flush()
+    pair.deliver_up()
+    pair.deliver_up()
+    pair.push()
+    pair.cut()
+    assert not pair.client.credit_open and pair.client.credit == 30
+    pair.connect()
+    pair.settle()
+    assert len(pair.client.committed) == 30
+
+
+def test_a_new_epoch_ends_it() -> None:
+    for stop in (lambda pair: pair.client.cancel(), lambda pair: pair.client.keep(len(PROMPT), [3, 4])):
+        pair = asked()
+        pair.client.lend(30)
+        pair.flush()
+        pair.deliver_up()
+        pair.deliver_up()
+        pair.push()
+        while pair.down:
+            pair.deliver_down()
+        stop(pair)
+        assert pair.client.credit == 0 and not pair.client.credit_open
+        pair.settle()
+        assert not pair.server.session.pushes
+
+
+def test_a_server_that_failed_is_lent_its_credit_again() -> None:
+    pair = asked()
+    pair.client.lend(20)
+    pair.flush()
+    pair.deliver_up()
+    pair.deliver_up()
+    pair.server.session.stop_pushing()
+    pair.settle()
+    assert len(pair.client.committed) == len(PROMPT) + 1 and pair.client.credit_open
+    assert pair.client.resend()
+    pair.settle()
+    assert len(pair.client.committed) == 20
+
+
+def test_calls_that_make_no_sense_say_so() -> None:
+    pair = connected()
+    with pytest.raises(LocalProtocolError, match="can't lend a credit up to 9: the link is up, 0 known"):
+        pair.client.lend(9)
+    pair.client.prompt(PROMPT, Sampling())
+    with pytest.raises(LocalProtocolError, match="can't lend a credit up to 3: the link is up, 3 known"):
+        pair.client.lend(3)
+    pair.cut()
+    assert pair.client.link is LinkState.DOWN and not pair.client.may_lend
+
+
+@pytest.mark.parametrize(
+    ("epoch", "position", "answer"),
+    [(0, 50, None), (1, 50, "credit"), (1, 2, "standing"), (1, 2**64 - 1, "credit"), (7, 50, "fault")],
+)
+def test_the_server_takes_a_credit_of_its_own_epoch(epoch: int, position: int, answer: str | None) -> None:
+    session = ServerSession(LIMITS, VOCAB, [0])
+    work = session.receive(wire.ClientMessage(prompt=wire.Prompt(epoch=1, tokens=PROMPT)))
+    assert isinstance(work, Verify)
+    session.decide(work, [], 4)
+    said = session.receive(wire.ClientMessage(credit=wire.Credit(epoch=epoch, position=position, serial=3)))
+    if answer in ("standing", "fault"):
+        assert isinstance(said, wire.ServerMessage) and said.WhichOneof("event") == answer
+    else:
+        assert said is None
+    assert session.pushes == (answer == "credit")
+
+
+def test_rows_come_behind_pushed_text_a_few_at_a_time() -> None:
+    """Of a long prompt: text is never behind more rows than four."""
+    pair = connected()
+    prompt = [1 + at % 12 for at in range(40)]
+    pair.client.prompt(prompt, Sampling(), 40)
+    pair.client.lend(100)
+    pair.settle()
+    assert pair.client.committed == decode(prompt, 80)[: len(pair.client.committed)]
+    sizes = [len(event.keys) for event in pair.events if isinstance(event, RowsReceived)]
+    verdicts = [at for at, event in enumerate(pair.events) if isinstance(event, Decided)]
+    for before, after in itertools.pairwise(verdicts):
+        between = pair.events[before:after]
+        assert sum(len(event.keys) for event in between if isinstance(event, RowsReceived)) <= 4
+    assert sum(sizes) == pair.client.rows == len(pair.client.committed) - 1
+    assert pair.rows == rows_of(pair.client.committed[:-1])
+
+
+def test_rows_of_an_older_epoch_hold_up_to_its_end() -> None:
+    pair = asked()
+    pair.settle()
+    pair.write(4, right=True)
+    pair.client.propose()
+    pair.flush()
+    pair.deliver_up()
+    verdict, rows = pair.down
+    pair.down = [verdict]
+    pair.deliver_down()
+    pair.client.keep(len(PROMPT) + 2, [9])
+    pair.forget_rows(len(PROMPT) + 2)
+    pair.down = [rows]
+    pair.deliver_down()
+    assert pair.client.rows == len(PROMPT) + 2
+    pair.settle()
+    assert pair.rows == rows_of(pair.client.committed[: pair.client.rows])
+
+
+def test_rows_that_the_engine_does_not_make_are_not_waited_for() -> None:
+    session = ServerSession(LIMITS, VOCAB, [0])
+    session.greet(wire.Hello(row_encoding=wire.ROW_ENCODING_INT8), "resume")
+    work = session.receive(wire.ClientMessage(prompt=wire.Prompt(epoch=1, tokens=PROMPT)))
+    assert isinstance(work, Verify)
+    assert session.decide(work, [], 4).verdict.rows_until == 3
+    assert isinstance(session.next_work(), RowsWork)
+    session.no_rows()
+    assert session.next_work() is None and not session.rows_due
+
+
+def test_a_ping_is_answered_at_any_time() -> None:
+    session = ServerSession(LIMITS, VOCAB, [0])
+    said = session.receive(wire.ClientMessage(ping=wire.Ping(stamp=4)))
+    assert isinstance(said, wire.ServerMessage) and said.HasField("pong")
+
+
+@pytest.mark.parametrize(
+    ("sampling", "what"),
+    [
+        (wire.Sampling(grammar="root ::= x"), "grammars"),
+        (wire.Sampling(presence_penalty=0.5), "penalties"),
+        (wire.Sampling(repetition_penalty=1.2), "penalties"),
+    ],
+)
+def test_what_the_verifier_cannot_do_is_refused(sampling: wire.Sampling, what: str) -> None:
+    session = ServerSession(LIMITS, VOCAB, [0])
+    said = session.receive(wire.ClientMessage(prompt=wire.Prompt(epoch=1, tokens=PROMPT, sampling=sampling)))
+    assert (
+        isinstance(said, wire.ServerMessage) and said.fault.text == f"this verifier has no {what}, as its Welcome says"
+    )
+
+
+def test_masks_travel() -> None:
+    pair = connected()
+    sampling = Sampling(0.5, 0.75, 7, top_k=40, min_p=0.125)
+    pair.client.prompt(PROMPT, sampling)
+    pair.flush()
+    pair.deliver_up()
+    assert pair.server.session.go_on() is not None and pair.server.session.go_on().sampling == sampling
+
+
+def test_a_late_draft_is_answered_from_what_was_pushed() -> None:
+    pair = asked()
+    pair.settle()
+    base = len(pair.client.committed)
+    pair.write(1, right=True)
+    pair.client.propose()
+    pair.client.lend(60)
+    pair.settle()
+    assert pair.client.committed == decode(PROMPT, len(PROMPT) + 40)[: len(pair.client.committed)]
+    assert not any(isinstance(event, Faulted) for event in pair.events) and base < len(pair.client.committed)
+
+
+def test_a_pushed_verdict_that_nobody_asked_for_is_dropped() -> None:
+    pair = asked()
+    pair.settle()
+    before = list(pair.client.committed)
+    verdict = wire.Verdict(epoch=1, base_len=len(before), tokens=[wrong(choice(before))], pushed=True)
+    assert pair.client.receive(wire.ServerMessage(verdict=verdict).SerializeToString()) == []
+    assert pair.client.committed == before
+
+
+def test_the_answer_ends_within_the_credit() -> None:
+    pair = asked(5)
+    pair.client.lend(1000)
+    pair.settle()
+    assert isinstance(pair.told[-1], Finished) and not pair.server.session.pushes
+    assert pair.server.session.next_work() is None
