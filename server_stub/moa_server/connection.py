@@ -15,13 +15,12 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.bearers import Bearer
 from moa_server.budgets import Kind
 from moa_server.inbox import End, Inbox
-from moa_server.jobs import Job
 from moa_server.logs import add_log_fields, log_unexpected
 from moa_server.parts import Parts
 from moa_server.refusals import FAILED, GOING_AWAY, NORMAL, REFUSED, TRY_AGAIN_LATER, busy, refusal_of
-from moa_server.rounds import job_of, take_rows, verdict_of
+from moa_server.session_work import SessionWork
 from moa_server.sessions import Conversation, OlderConnectionError
-from moa_server.worker import EngineFailedError, ExpiredError, GivenUpError
+from moa_server.worker import GivenUpError
 
 #: Seconds after which the answer of a client that says nothing goes on without it: most rounds take less.
 _SILENCE_S = 2.0
@@ -41,7 +40,7 @@ class _CloseError(Exception):
 class Connection:
     """Serves one accepted WebSocket until it ends. Whatever the client sends, at worst it gets a fault.
 
-    The timeline gets a mark ``receive`` and the spans ``verify`` (queueing included) and ``send`` of each frame.
+    The timeline gets a mark ``receive`` and the span ``send`` of each frame, and what :class:`SessionWork` adds.
 
     Args:
         bearer: who opened it. Beyond its budget it waits.
@@ -51,17 +50,16 @@ class Connection:
         self._websocket, self._parts, self._bearer = websocket, parts, bearer
         self._budgets = parts.bearers.budgets(bearer)
         self._settings, self._metrics, self._timeline = parts.settings, parts.metrics, parts.timeline
-        self._work: asyncio.Future[None] | None = None  # the job under way
+        self._work = SessionWork(parts, self._budgets)
         self._epoch = 0  # of the frame that is being answered
         self._stamped: tuple[int, float] | None = None  # a client's stamp that is still to be echoed, and when it came
         self._greeted = False
-        self._rounds = self._committed = 0
         # A track for each connection: the last send of one that hangs may last into the next one's work.
-        self._track = "no session"
+        self._track = self._work.track = "no session"
         self._inbox = Inbox(
             websocket,
             on_message=self._note,
-            on_end=self._abandon,
+            on_end=self._work.abandon,
             most_waiting=self._settings.max_waiting_frames,
             max_frame_bytes=self._settings.max_frame_bytes,
         )
@@ -114,7 +112,7 @@ class Connection:
     def _note(self, message: wire.ClientMessage) -> None:
         """A frame arrived."""
         if self._overrules(message):
-            self._abandon()
+            self._work.abandon()
 
     def _overrules(self, message: wire.ClientMessage) -> bool:
         """Whether a frame ends the answer, or begins another: the work for the present one is then needless."""
@@ -125,10 +123,6 @@ class Connection:
     def _needless(self) -> bool:
         """Whether nobody waits for the verdict on the present frame even before work on it begins."""
         return self._inbox.over or any(map(self._overrules, self._inbox.waiting))
-
-    def _abandon(self) -> None:
-        if self._work is not None:
-            self._work.cancel()
 
     async def _watch(self, claim: asyncio.Event) -> None:
         await claim.wait()
@@ -160,13 +154,16 @@ class Connection:
             text = f"this verifier already serves {len(store)} sessions; try again later"
             await self._refuse(busy(text, self._settings), TRY_AGAIN_LATER)
         conversation, claim = attached
-        self._track = f"session {conversation.number}, connection {conversation.connections}"
+        self._track = self._work.track = f"session {conversation.number}, connection {conversation.connections}"
         add_log_fields(session=conversation.number, connection=conversation.connections)
         try:
             async with conversation.lock:  # the connection before may still be answering
-                rows = bool(fingerprints.drafter)
                 greeting = conversation.session.greet(
-                    hello, conversation.token, rows=rows, load=self._parts.worker.load
+                    hello,
+                    conversation.token,
+                    rows=bool(fingerprints.drafter),
+                    capabilities=[] if self._parts.drafts is None else [wire.CAPABILITY_DRAFTS],
+                    load=self._parts.worker.load,
                 )
             for message in greeting:
                 await self._send(message)
@@ -200,7 +197,7 @@ class Connection:
             self._note_stamp(getattr(frame, "stamp", 0))
             answer = conversation.session.receive(message)
             if isinstance(answer, Verify):
-                answer = None if self._needless else await self._verify(conversation, answer)
+                answer = None if self._needless else await self._work.do(conversation, answer)
         await self._say(answer)
 
     async def _go_on(self, conversation: Conversation, claim: asyncio.Event) -> bool:
@@ -214,7 +211,7 @@ class Connection:
             if work is None or (owed_s and isinstance(work, RowsWork)):
                 work, said = None, None
             else:
-                said = await self._verify(conversation, work)
+                said = await self._work.do(conversation, work)
         if said is not None and said.HasField("fault"):
             session.stop_pushing()
         await self._say(said)
@@ -226,54 +223,6 @@ class Connection:
             self._budgets.wait_s(Kind.ROW_BYTES, len(rows.rows.data))
             await self._send(rows)
         return work is not None or rows is not None
-
-    async def _verify(self, conversation: Conversation, work: Verify | RowsWork) -> wire.ServerMessage | None:
-        """The verdict; None for memory rows, and where nobody waits for it any more."""
-        began_ns = time.time_ns()
-        job = job_of(work, conversation.sequence)
-        self._work = asyncio.ensure_future(self._do(job, work))
-        try:
-            await asyncio.wait({self._work})
-            if self._work.cancelled():
-                return None
-            self._work.result()
-        except ExpiredError:
-            text = f"the verifier is too busy: no verdict within {self._settings.answer_seconds:g} seconds"
-            return busy(text, self._settings)
-        except EngineFailedError:
-            text = "the verifier failed on this frame; sending it again may help"
-            return fault(wire.FAULT_CODE_INTERNAL, text, retry_after_ms=self._settings.retry_after_ms)
-        finally:
-            self._work.cancel()
-            self._work = None
-        if isinstance(work, RowsWork):
-            if job.rows is None:
-                conversation.session.no_rows()
-            take_rows(conversation.session, job)
-            return None
-        verdict = verdict_of(conversation.session, work, job, job.seconds)
-        if verdict.verdict.finish:
-            self._parts.worker.rest(conversation.sequence)
-        counts = {"drafted": len(work.draft), "accepted": verdict.verdict.accepted, "prefill": work.supplied}
-        self._timeline.span("verify", began_ns, time.time_ns(), self._track, **counts, steps=job.steps)
-        committed = len(verdict.verdict.tokens)
-        self._metrics.decided(drafted=len(work.draft), accepted=verdict.verdict.accepted, committed=committed)
-        self._rounds += 1
-        self._committed += committed
-        return verdict
-
-    async def _do(self, job: Job, work: Verify | RowsWork) -> None:
-        """The job, as soon as the bearer's budget allows it."""
-        charges = []
-        if isinstance(work, Verify):
-            charges = [(Kind.PREFILL_TOKENS, work.supplied), (Kind.DRAFTED_TOKENS, len(work.draft))]
-        owed_s = max((self._budgets.wait_s(kind, amount) for kind, amount in charges), default=0.0)
-        try:
-            await self._parts.worker.run(job, self._settings.answer_seconds, owed_s)
-        except BaseException:
-            for kind, amount in charges:
-                self._budgets.give_back(kind, amount)
-            raise
 
     async def _next_of(self, conversation: Conversation) -> wire.ClientMessage | wire.ServerMessage:
         """The next frame. Who says nothing in the middle of an answer may be away without anybody knowing yet."""
@@ -339,9 +288,9 @@ class Connection:
         if not self._greeted:
             _log.info("a session was refused: %s", why)
             return
-        data = {"why": why, "tokens": self._committed, "rounds": self._rounds}
-        text = "session ended: %s; %d tokens in %d verdicts"
-        _log.info(text, why, self._committed, self._rounds, extra={"data": data})
+        tokens, verdicts = self._work.committed, self._work.verdicts
+        data = {"why": why, "tokens": tokens, "rounds": verdicts}
+        _log.info("session ended: %s; %d tokens in %d verdicts", why, tokens, verdicts, extra={"data": data})
 
     async def _send(self, message: wire.ServerMessage) -> None:
         data = message.SerializeToString()

@@ -8,6 +8,7 @@ from moa_runtime.timeline import Timeline
 from moa_server.bearers import Bearers
 from moa_server.engine import Engine
 from moa_server.metrics import Metrics
+from moa_server.server_drafts import ServerDrafts
 from moa_server.sessions import SessionStore
 from moa_server.settings import Settings
 from moa_server.worker import Worker
@@ -19,6 +20,7 @@ class Parts:
 
     engine: Engine
     worker: Worker
+    drafts: ServerDrafts | None
     store: SessionStore
     bearers: Bearers
     settings: Settings

@@ -14,6 +14,8 @@ from moa_runtime.answer import AnswerFinished, AnswerUpdate
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.drafters.base import Drafter
+from moa_runtime.loop_settings import LoopSettings
+from moa_runtime.placement import Drafting
 from moa_runtime.throughput import controller_for
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.transport import Endpoint
@@ -26,12 +28,14 @@ class ChatMode:
     Args:
         new_drafter: what drafts the answer to a turn. With None the device proposes nothing and each round
             asks the target for one token.
+        drafting: see :class:`moa_runtime.loop_settings.LoopSettings`.
         timeline: see :meth:`moa_runtime.chat.Chat.connect`.
     """
 
     bundle: Bundle
     new_drafter: Callable[[Turn], Drafter | None]
     settings: NetworkSettings
+    drafting: Drafting
     timeline: Timeline = NO_TIMELINE
     in_rounds: ClassVar[bool] = True
 
@@ -40,7 +44,10 @@ class ChatMode:
         """See :meth:`moa_bench.network.answer.Mode.connect`."""
         settings = self.settings
         controller, drafter = controller_for(settings.draft_length), self.new_drafter(turn)
-        chat = Chat(self.bundle, endpoint, drafter=drafter, controller=controller, timeline=self.timeline)
+        loop = LoopSettings(drafting=self.drafting)
+        chat = Chat(
+            self.bundle, endpoint, drafter=drafter, controller=controller, settings=loop, timeline=self.timeline
+        )
         async with chat:
             await chat.open()
 

@@ -38,14 +38,16 @@ from moa_runtime.transport import Endpoint
 if TYPE_CHECKING:
     from moa_bench.network.answer import Answer, Turn
 
-MODES = ("stream", "per-call", "draft", "oracle")
+MODES = ("stream", "per-call", "device", "server", "auto", "oracle")
 _DESCRIPTION = f"""\
 Measure what an answer costs over a network, for each way of serving the same target on the same engine:
 
   stream    the server decodes alone and streams its tokens, as chat APIs do
   per-call  one request for each token; the server keeps its cache
-  draft     the device drafts with its bundle, the server verifies
-  oracle    as draft, but what is drafted is always right and takes no time: the limit
+  device    the device drafts with its bundle, the server verifies
+  server    the server goes on by itself within a credit, and drafts for itself where it has a drafter
+  auto      whoever is faster, as the runtime finds out: what a chat does by default
+  oracle    as device, but what is drafted is always right and takes no time: the limit
 
 Every question is asked over every link in all modes, which take turns in coming first. Only first turns are asked,
 each in a new conversation on a new connection, through a new link, so that outages and recorded links begin anew
@@ -54,7 +56,7 @@ with each answer. Connecting is not timed.
 ttft_ms              from sending the question to the first token; mean over the answers
 ms_per_token         k tokens that arrive t ms after those before them took t / k ms each; without first tokens
 longest_gap_ms       the longest silence within an answer; mean over the answers
-tokens_per_round     committed by one draft's verdict; null when streaming
+tokens_per_round     committed by one verdict; null when streaming
 passes_per_token     forward passes of the target, prompts included, by tokens; all sessions of a verifier count,
                      so one of your own (--server) should have nothing else to do
 bytes_up_per_token   what the link carried, TCP payload; over {DIRECT!r} the messages alone, without HTTP's and
@@ -168,7 +170,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def mode_names(chosen: str) -> list[str]:
-    """``"draft, stream"`` is ``["draft", "stream"]``. Raises MoaError: an unknown mode, or none."""
+    """``"auto, stream"`` is ``["auto", "stream"]``. Raises MoaError: an unknown mode, or none."""
     names = list(dict.fromkeys(name.strip() for name in chosen.split(",")))
     for name in names:
         if name not in MODES:

@@ -13,6 +13,7 @@ from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.for_bundle import drafter_for
+from moa_runtime.placement import Drafting
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 
 
@@ -28,8 +29,8 @@ def make_modes(
         MoaError: the bundle's graph cannot be loaded.
     """
 
-    def chat(new_drafter: Callable[[Turn], Drafter | None]) -> Mode:
-        return ChatMode(bundle, new_drafter, settings, timeline)
+    def chat(new_drafter: Callable[[Turn], Drafter | None], drafting: Drafting = "device") -> Mode:
+        return ChatMode(bundle, new_drafter, settings, drafting, timeline)
 
     def ours() -> Callable[[Turn], Drafter]:
         backend = load_backend(bundle, threads=settings.threads)
@@ -39,7 +40,9 @@ def make_modes(
     makers: dict[str, Callable[[], Mode]] = {
         "stream": lambda: StreamMode(settings),
         "per-call": lambda: chat(lambda turn: None),
-        "draft": lambda: chat(ours()),
+        "device": lambda: chat(ours()),
+        "server": lambda: chat(ours(), "server"),
+        "auto": lambda: chat(ours(), "auto"),
         "oracle": lambda: chat(lambda turn: OracleDrafter(len(turn.prompt), turn.reference)),
     }
     return {name: makers[name]() for name in names}

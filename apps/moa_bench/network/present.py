@@ -47,7 +47,7 @@ def headlines(result: dict[str, Any]) -> list[Headline]:
     return [
         (f"ms per token over {profile}, {mode}", modes[mode]["ms_per_token"]["mean"])
         for profile, modes in result["profiles"].items()
-        for mode in ("stream", "draft")
+        for mode in ("stream", "auto")
         if mode in modes
     ]
 

@@ -1,4 +1,4 @@
 """What many sessions at once cost the verifier."""
 
 #: How a client has its questions answered, see :mod:`moa_bench.server.modes`.
-MODES = ("draft", "stream")
+MODES = ("auto", "device", "server", "stream")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from moa_bench.server.modes import Workload, draft, stream
+from moa_bench.server.modes import Workload, chat, stream
 from moa_bench.server.record import ClientRecord, Recorder
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
@@ -47,7 +47,10 @@ def run_client(connection: Connection, bundle_folder: Path, work: Workload) -> N
         while True:
             window: Window = connection.recv()
             recorder = Recorder(window.seconds)
-            answering = stream(work, recorder) if window.mode == "stream" else draft(bundle, backend, work, recorder)
+            if window.mode == "stream":
+                answering = stream(work, recorder)
+            else:
+                answering = chat(bundle, backend, work, window.mode, recorder)
             connection.send(asyncio.run(_until_over(answering, window.seconds, recorder)))
     except (EOFError, BrokenPipeError):
         return

@@ -34,11 +34,12 @@ from moa_server.settings import Settings
 _MOST_SESSIONS = Settings().max_sessions
 
 _DESCRIPTION = """\
-Measure what N sessions at once get from one verifier: all in draft mode, then all streaming plain decoding.
+Measure what N sessions at once get from one verifier, for each way in which they are served: chats that draft on
+the device, are drafted for by the server, or by whoever is faster (auto), and plain decoding that is streamed.
 
 Each session is a client in a process of its own. In a window all clients begin together and ask one question
 after the other, each in a new conversation, until the window is over; the answers under way are then given up.
-Only committed tokens that arrived within the window count. In both modes a client asks the same questions in
+Only committed tokens that arrived within the window count. In all modes a client asks the same questions in
 the same order. Verifier and clients have processors of their own where the machine has two or more.
 
 tokens_per_s      of all sessions together
@@ -47,7 +48,7 @@ ms_per_token      as one session sees it: k tokens that arrive t ms after those 
 ttft_ms           from sending a question to its first token, of answers that began within the window
 passes_per_token  forward passes of the target, prompts included, by tokens; passes whose tokens arrive just
                   outside the window blur it
-tokens_per_round  committed by one draft's verdict; null when streaming
+tokens_per_round  committed by one verdict; null when streaming
 peak_memory_mb    the verifier's largest resident set, in 10^6 bytes; null with --server
 client_cpu_share  processor time of all clients by that of the processors they share; near 1 it is the clients,
                   not the verifier, that limit the figures: real devices would not share processors
@@ -55,7 +56,7 @@ client_cpu_share  processor time of all clients by that of the processors they s
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = add_command(commands, "server", "many sessions at once: draft mode against streaming", _DESCRIPTION, run)
+    parser = add_command(commands, "server", "many sessions at once: drafting against streaming", _DESCRIPTION, run)
     parser.add_argument(
         "--sessions",
         default="1,4,8",

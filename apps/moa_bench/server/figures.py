@@ -7,14 +7,13 @@ from typing import Any
 
 from moa_bench.latency import mean_ms, percentile_ms, token_latencies
 from moa_bench.result import rounded
-from moa_bench.server import MODES
 from moa_bench.server.measure import Load, WindowResult
 
 
 def figures_of(
     windows: Mapping[Load, Sequence[WindowResult]], seconds: float, client_cpus: int
 ) -> dict[str, dict[str, Any]]:
-    """``sessions.<N>.<mode>``, and ``speedup.<N>``: tokens per second in draft mode over those streamed.
+    """``sessions.<N>.<mode>``, and ``speedup.<N>``: tokens per second of each other mode over those streamed.
 
     Args:
         seconds: of each window.
@@ -50,7 +49,7 @@ def _load_figures(load: Load, windows: Sequence[WindowResult], seconds: float, c
         },
         "ttft_ms": {"mean": mean_ms(first_tokens), "p95": percentile_ms(first_tokens, 95)},
         "passes_per_token": rounded(sum(window.passes for window in windows) / tokens) if tokens else None,
-        "tokens_per_round": rounded(len(latencies) / verdicts) if load.mode == "draft" and verdicts else None,
+        "tokens_per_round": rounded(len(latencies) / verdicts) if load.mode != "stream" and verdicts else None,
         "peak_memory_mb": round(max(memories) / 1e6, 1) if memories else None,
         "client_cpu_share": rounded(sum(client.cpu_s for client in clients) / (time_measured * client_cpus)),
     }
@@ -60,8 +59,8 @@ def _tokens(window: WindowResult) -> int:
     return sum(burst.tokens for client in window.clients for answer in client.answers for burst in answer.bursts)
 
 
-def _speedup(modes: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """None while a mode is missing or wrote nothing."""
-    if not all(modes.get(mode, {}).get("tokens_per_s") for mode in MODES):
-        return None
-    return rounded(modes["draft"]["tokens_per_s"] / modes["stream"]["tokens_per_s"])
+def _speedup(modes: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Of each other mode against streaming; without those that wrote nothing."""
+    speeds = {mode: figures["tokens_per_s"] for mode, figures in modes.items() if figures.get("tokens_per_s")}
+    base = speeds.pop("stream", None)
+    return {} if base is None else {mode: round(speed / base, 4) for mode, speed in speeds.items()}

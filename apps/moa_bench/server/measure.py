@@ -1,4 +1,4 @@
-"""The server benchmark: many clients at once, in draft mode and streaming, in windows of equal length."""
+"""The server benchmark: many clients at once, in windows of equal length."""
 
 from __future__ import annotations
 

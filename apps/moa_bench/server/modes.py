@@ -1,4 +1,4 @@
-"""The two ways in which a client has its questions answered, one question after the other without end."""
+"""The ways in which a client has its questions answered, one question after the other without end."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from moa_runtime.chat import Chat
 from moa_runtime.draft_length import DraftLength
 from moa_runtime.drafters.for_bundle import drafter_for
 from moa_runtime.loop_settings import LoopSettings
+from moa_runtime.placement import Drafting
 from moa_runtime.session.events import Sampling
 from moa_runtime.throughput import controller_for
 from moa_runtime.transport import Endpoint
@@ -45,8 +46,8 @@ class Workload:
     sampling: Sampling
 
 
-async def draft(bundle: Bundle, backend: Backend, work: Workload, recorder: Recorder) -> None:
-    """Ask in draft mode, each question in a conversation and on a connection of its own.
+async def chat(bundle: Bundle, backend: Backend, work: Workload, drafting: Drafting, recorder: Recorder) -> None:
+    """Ask with the runtime's chat, each question in a conversation and on a connection of its own.
 
     A client waits for its verdicts, however late. On its own device it would write on meanwhile; here that
     would only take processor time from the other clients.
@@ -55,24 +56,24 @@ async def draft(bundle: Bundle, backend: Backend, work: Workload, recorder: Reco
         MoaError: the verifier refuses, or is not there.
     """
     for prompt in itertools.cycle(work.prompts):
-        chat = Chat(
+        conversation = Chat(
             bundle,
             work.endpoint,
             drafter=drafter_for(bundle.manifest, backend),
             controller=controller_for(work.draft_length),
-            settings=LoopSettings(late_after_s=_PATIENCE_S, prefill_late_after_s=_PATIENCE_S),
+            settings=LoopSettings(late_after_s=_PATIENCE_S, prefill_late_after_s=_PATIENCE_S, drafting=drafting),
         )
         try:
-            await chat.open()
-            await _follow(chat, prompt, work, recorder)
+            await conversation.open()
+            await _follow(conversation, prompt, work, recorder)
         finally:
-            await chat.close()
+            await conversation.close()
 
 
-async def _follow(chat: Chat, prompt: Prompt, work: Workload, recorder: Recorder) -> None:
+async def _follow(conversation: Chat, prompt: Prompt, work: Workload, recorder: Recorder) -> None:
     committed = 0
     recorder.asked()
-    sending = chat.send(prompt.text, max_new_tokens=work.max_new_tokens, sampling=work.sampling)
+    sending = conversation.send(prompt.text, max_new_tokens=work.max_new_tokens, sampling=work.sampling)
     async with aclosing(sending) as events:
         async for event in events:
             if not isinstance(event, AnswerUpdate | AnswerFinished):

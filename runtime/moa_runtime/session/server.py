@@ -133,6 +133,11 @@ class ServerSession:
         return self._runs and len(self.committed) < self._credit
 
     @property
+    def room(self) -> int | None:
+        """Tokens that the answer may still have; None without a limit."""
+        return max(0, self._max_length - len(self.committed)) if self._max_length else None
+
+    @property
     def goes_on_alone(self) -> bool:
         """Whether an answer runs that is to be finished while the client is away."""
         return self._while_away and self._runs
