@@ -52,9 +52,9 @@ class _Conversation:
         under_way: the draft that is being made, also when nobody waits for it any more.
     """
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, controller: Throughput) -> None:
         self.drafter: Drafter | None = drafter
-        self.controller = Throughput()
+        self.controller = controller
         self.text: list[int] = []
         self.pending: list[Callable[[Drafter], None]] = []
         self.under_way: asyncio.Future[DraftTree] | None = None
@@ -104,6 +104,7 @@ class ServerDrafts:
     ) -> None:
         self._backend, self._limits, self._stop_tokens = backend, limits, tuple(stop_tokens)
         self._most, self._clock = most, clock
+        self._known = Throughput()  # of the verdict that came last
         self._conversations: dict[int, _Conversation] = {}  # the least recently used first
         self._threads = ThreadPoolExecutor(min(_THREADS, most), "drafts")
 
@@ -195,7 +196,7 @@ class ServerDrafts:
         conversation = self._conversations.get(sequence)
         if conversation is None:
             return
-        tree = proposal.tree
+        tree, self._known = proposal.tree, conversation.controller
         conversation.controller.observe(
             RoundEnded(
                 supplied,
@@ -226,7 +227,7 @@ class ServerDrafts:
         if conversation is None:
             if len(self._conversations) >= self._most and not self._make_room():
                 return None
-            conversation = _Conversation(self._new_drafter())
+            conversation = _Conversation(self._new_drafter(), self._known.sibling())
         conversation.last_used = self._clock()
         self._conversations[sequence] = conversation
         return conversation
