@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from moa_runtime.control import Controller, FixedShape
 from moa_runtime.draft_length import DraftLength
 from moa_runtime.drafters.base import Budget, Prices
@@ -101,6 +103,15 @@ class Throughput:
             self._judged = _MEMORY * self._judged + min(outcome.accepted + 1, outcome.depth)
             self._first_right = _MEMORY * self._first_right + (outcome.accepted > 0)
             self._firsts = _MEMORY * self._firsts + 1
+
+    def sibling(self) -> Throughput:
+        """For another conversation with the same model and target: what they take is known, the rest is learnt."""
+        other = Throughput(self._nodes, self._levels, self._width)
+        other._step, other._timed = copy.copy(self._step), self._timed
+        if self._pass is not None:
+            other._pass = copy.copy(self._pass)
+            other._tokens, other._seconds = self._tokens / max(1.0, self._rounds), self._seconds / max(1.0, self._rounds)
+        return other
 
     def _asked(self, supplied: int, target_s: float, link_s: float) -> None:
         """A prompt's verdict: the first that is known of target and link."""

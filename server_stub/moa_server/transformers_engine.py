@@ -289,6 +289,8 @@ def _piece(state: SequenceState, part: list[int], draft: list[int], parents: Seq
     assert state.room is not None
     if not parents or list(parents) == chain(len(draft)):
         return Piece(state.room, len(state.tokens), part + draft)
+    if len(part) == 1 and state.tokens:  # the tree's root: one tile of attention in the place of two
+        return Piece(state.room, len(state.tokens), (), part + draft, [0, *(1 + parent for parent in parents)])
     return Piece(state.room, len(state.tokens), part, draft, parents if draft else ())
 
 
