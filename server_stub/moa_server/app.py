@@ -30,6 +30,7 @@ from moa_server.guard import Guard
 from moa_server.logs import add_log_fields
 from moa_server.metrics import Metrics
 from moa_server.parts import Parts
+from moa_server.server_drafts import ServerDrafts
 from moa_server.sessions import SessionStore
 from moa_server.settings import Settings
 from moa_server.worker import Worker
@@ -51,14 +52,17 @@ class Verifier:
         worker: what does the work.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, timeline: Timeline) -> None:
+    def __init__(
+        self, engine: Engine, settings: Settings, timeline: Timeline, drafts: ServerDrafts | None = None
+    ) -> None:
         self.settings, self.engine = settings, engine
         self.metrics = Metrics()
         self.worker = Worker(engine, self.metrics, settings.step_tokens)
         self._away = Away(self.worker, self.metrics, settings)
-        self.store = SessionStore(engine, self.worker, settings, self._away)
+        self._drafts = drafts
+        self.store = SessionStore(engine, self.worker, settings, self._away, drafts=drafts)
         self.bearers = Bearers(settings.token, settings.token_file)
-        self._parts = Parts(engine, self.worker, self.store, self.bearers, settings, self.metrics, timeline)
+        self._parts = Parts(engine, self.worker, drafts, self.store, self.bearers, settings, self.metrics, timeline)
         self._plain = PlainDecodingEndpoint(engine, self.worker, self.bearers, settings, self.metrics)
         self._began = time.monotonic()
         self._connections: set[Connection] = set()
@@ -193,6 +197,8 @@ class Verifier:
             sweeping.cancel()
             await self._away.close()
             await self.worker.close()
+            if self._drafts is not None:
+                self._drafts.close()
 
     async def _sweep(self) -> None:
         while True:
@@ -200,13 +206,16 @@ class Verifier:
             self.store.sweep()
 
 
-def create_app(engine: Engine, settings: Settings, timeline: Timeline = NO_TIMELINE) -> Starlette:
+def create_app(
+    engine: Engine, settings: Settings, timeline: Timeline = NO_TIMELINE, drafts: ServerDrafts | None = None
+) -> Starlette:
     """The app for a loaded engine, which nobody else may use from now on. ``app.state.verifier`` is its Verifier.
 
     Args:
+        drafts: what drafts where a client lets the verifier go on by itself; None for nobody. Closed with the app.
         timeline: gets what every session does and when, see :class:`moa_server.connection.Connection`.
     """
-    verifier = Verifier(engine, settings, timeline)
+    verifier = Verifier(engine, settings, timeline, drafts)
     verifier.app.state.verifier = verifier
     return verifier.app
 

@@ -146,6 +146,13 @@ def _run(
 ) -> None:
     from moa_server.app import SESSION_PATH
     from moa_server.serve import VerifierServer
+    from moa_server.server_drafts import ServerDrafts
+    from moa_server.torch_backend import backend_of
+
+    drafts = None
+    if not options.no_drafts:
+        limits = settings.limits(engine.max_context, engine.capabilities)
+        drafts = ServerDrafts(backend_of(engine), limits, engine.stop_tokens, most=settings.max_sessions)
 
     host, port = listening.getsockname()[:2]
     url = url_of("wss" if tls else "ws", listening, SESSION_PATH)
@@ -157,6 +164,7 @@ def _run(
         on_ready=lambda: print(ready_line(url, host, port, engine, as_json=options.json), flush=True),
         tls=tls,
         timeline=timeline,
+        drafts=drafts,
         warm=True,
     )
     for number in (signal.SIGINT, signal.SIGTERM):  # what uvicorn puts back when it ends: one more signal is too late

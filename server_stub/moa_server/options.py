@@ -106,6 +106,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="most tokens of a step while others are served (default: as many as their next tokens can wait for)",
     )
+    engine.add_argument(
+        "--no-drafts",
+        action="store_true",
+        help="do not draft for clients that let the verifier go on by itself: one token a pass",
+    )
     engine.add_argument("--threads", type=int, metavar="N", help="CPU threads of the target (default: torch's choice)")
 
     limits = p.add_argument_group("limits")

@@ -21,6 +21,7 @@ from moa_server.edge import EdgeServer
 from moa_server.engine import Engine
 from moa_server.logs import handle_loop_error
 from moa_server.places import EdgeLimits
+from moa_server.server_drafts import ServerDrafts
 from moa_server.settings import Settings
 from moa_server.warm_up import warm_up
 
@@ -40,6 +41,7 @@ class VerifierServer(EdgeServer):
         drain_seconds: how long frames under way may take after the signal.
         on_ready: called when clients may connect.
         tls: certificate and key files.
+        drafts: see :func:`moa_server.app.create_app`.
         warm: run some steps before clients may connect, see :func:`moa_server.warm_up.warm_up`.
     """
 
@@ -53,9 +55,10 @@ class VerifierServer(EdgeServer):
         on_ready: Callable[[], None] = lambda: None,
         tls: tuple[Path, Path] | None = None,
         timeline: Timeline = NO_TIMELINE,
+        drafts: ServerDrafts | None = None,
         warm: bool = False,
     ) -> None:
-        self.app = create_app(engine, settings, timeline)
+        self.app = create_app(engine, settings, timeline, drafts)
         secure: dict[str, Any] = {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]} if tls else {}
         config = uvicorn.Config(
             self.app,

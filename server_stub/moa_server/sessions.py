@@ -13,6 +13,7 @@ from moa_runtime.session.handshake import Limits
 from moa_runtime.session.server import ServerSession
 from moa_server.away import Away
 from moa_server.engine import Engine, new_sequence
+from moa_server.server_drafts import ServerDrafts
 from moa_server.settings import Settings
 from moa_server.worker import Worker
 
@@ -61,9 +62,10 @@ class SessionStore:
         settings: Settings,
         away: Away,
         clock: Callable[[], float] = time.monotonic,
+        drafts: ServerDrafts | None = None,
     ) -> None:
         self._engine, self._worker, self._settings, self._clock = engine, worker, settings, clock
-        self.away = away
+        self.away, self._drafts = away, drafts
         self.limits: Limits = settings.limits(engine.max_context, engine.capabilities)
         self._conversations: dict[str, Conversation] = {}
         self._numbers = itertools.count(1)
@@ -139,3 +141,5 @@ class SessionStore:
         del self._conversations[conversation.token]
         self.away.end(conversation)
         self._worker.release(conversation.sequence)
+        if self._drafts is not None:
+            self._drafts.release(conversation.sequence)

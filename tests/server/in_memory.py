@@ -48,7 +48,7 @@ class Served:
         self.away = Away(self.worker, metrics, settings)
         self.store = SessionStore(self.engine, self.worker, settings, self.away, clock)
         bearers = Bearers(clock=clock)
-        parts = Parts(self.engine, self.worker, self.store, bearers, settings, metrics, NO_TIMELINE)
+        parts = Parts(self.engine, self.worker, None, self.store, bearers, settings, metrics, NO_TIMELINE)
         self.link = MemoryLink(lambda end: Connection(end, parts, Bearer()).serve())  # type: ignore[arg-type]
         self.plain = PlainDecodingEndpoint(self.engine, self.worker, bearers, settings, metrics)
 

@@ -84,7 +84,7 @@ async def decode(worker: Worker, drafts: ServerDrafts, prompt: Sequence[int], sa
         drafts.observe(sequence, proposal, len(job.path), waited_s=STEP_S, compute_s=STEP_S, supplied=supplied)
         text += [proposal.tree.tokens[index] for index in job.path]
         if start is not None:
-            drafts.add_rows(sequence, text, job.rows(range(start, len(text))))
+            drafts.add_rows(sequence, text, job.rows)
         text.append(job.token)
         accepted, supplied = accepted + len(job.path), 0
     worker.release(sequence)

@@ -175,7 +175,7 @@ class World:
         self._away = Away(self.worker, metrics, SETTINGS)
         self.store = SessionStore(self.engine, self.worker, SETTINGS, self._away, clock)
         self.up = True
-        self._parts = Parts(self.engine, self.worker, self.store, bearers, SETTINGS, metrics, NO_TIMELINE)
+        self._parts = Parts(self.engine, self.worker, None, self.store, bearers, SETTINGS, metrics, NO_TIMELINE)
 
     async def _serve(self, end: ServerEnd) -> None:
         await Connection(end, self._parts, Bearer()).serve()  # type: ignore[arg-type]
