@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from moa_runtime.draft_length import draft_length_of
+from moa_runtime.drafting import DRAFTINGS
 from moa_runtime.errors import MoaError
 
 DEFAULT_SERVER = "ws://127.0.0.1:8765"
@@ -72,6 +73,13 @@ def build_parser() -> argparse.ArgumentParser:
     answer.add_argument("--seed", type=int, help="of the sampling (default: a new one for each answer)")
 
     drafting = parser.add_argument_group("drafting")
+    drafting.add_argument(
+        "--drafting",
+        choices=DRAFTINGS,
+        default="auto",
+        help="who drafts while the link is up: this device, the server, which then streams, or whoever is faster "
+        "(default: %(default)s)",
+    )
     drafting.add_argument(
         "--draft-length",
         type=draft_length_of,

@@ -12,6 +12,7 @@ from pathlib import Path
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.draft_length import DraftLength
+from moa_runtime.drafting import Drafting
 from moa_runtime.errors import MoaError
 from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.paths import default_bundle
@@ -32,6 +33,7 @@ class Setup:
     draft_length: DraftLength = "auto"
     ngrams: bool = True
     offline_limit: int = 256
+    drafting: Drafting = "auto"
     policy: Policy = Policy.ROLLBACK
     max_new_tokens: int = 512
     temperature: float = 0.0
@@ -56,7 +58,7 @@ class Setup:
             ngrams=self.ngrams,
             controller=controller_for(self.draft_length),
             policy=self.policy,
-            settings=LoopSettings(offline_limit=self.offline_limit),
+            settings=LoopSettings(offline_limit=self.offline_limit, drafting=self.drafting),
             system=self.system,
             wait=wait,
         )
@@ -79,6 +81,7 @@ def setup_for(options: argparse.Namespace, bundle: Bundle, endpoint: Endpoint) -
         draft_length=options.draft_length,
         ngrams=options.ngrams,
         offline_limit=options.offline_limit,
+        drafting=options.drafting,
         policy=Policy(options.policy or ("ask" if options.terminal and sys.stdin.isatty() else "rollback")),
         max_new_tokens=options.max_new_tokens,
         temperature=options.temperature,

@@ -59,12 +59,14 @@ class Statistics:
         drafted, accepted: tokens sent to be verified, and those of them the target accepted.
         pushed: committed tokens that the server wrote by itself, while it was the one to draft.
         server_drafted, server_accepted: tokens that it drafted for that, and those of them the target accepted.
+        server_drafts: whether the last verdict came from a server that went on by itself.
         fetched: committed tokens that the verifier wrote on while the device was away: they came with a connection.
         offline: committed tokens that were written while the verifier was away.
         kept: those of them that stayed by the user's policy, without asking the target.
         rolled_back: tentative tokens dropped.
         taken_back: tokens of verdicts that the user replaced by what the device had written.
-        draft_seconds, wait_seconds: time spent drafting, and from sending to the verdict.
+        draft_seconds, wait_seconds: time spent drafting, and waiting for verdicts.
+        round_trips: seconds from sending to each verdict; to one that was pushed, from the verdict before.
         first_token_seconds: from the question to the first committed token.
     """
 
@@ -75,6 +77,7 @@ class Statistics:
     pushed: int = 0
     server_drafted: int = 0
     server_accepted: int = 0
+    server_drafts: bool = False
     fetched: int = 0
     offline: int = 0
     kept: int = 0

@@ -288,7 +288,7 @@ class DraftingLoop:
             self._watch.await_rows(now)
         if verdict.cause is Cause.PUSHED:
             self._placement.pushed(verdict.accepted + 1, waited_s)
-            self._tell(Pushed(verdict.drafted, verdict.accepted))
+            self._tell(Pushed(verdict.drafted, verdict.accepted, waited_s))
             return
         outcome = self._rounds.ended(verdict, waited_s)
         ours = verdict.cause is Cause.ASKED  # else nobody drafted or waited for it

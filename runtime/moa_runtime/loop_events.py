@@ -72,10 +72,12 @@ class Pushed:
 
     Attributes:
         drafted, accepted: tokens that it drafted, and those of them that the target took.
+        waited_s: seconds since the verdict before.
     """
 
     drafted: int
     accepted: int
+    waited_s: float
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moa_runtime.drafting import DRAFTINGS, Drafting
 from moa_runtime.errors import MoaError
-from moa_runtime.placement import DRAFTINGS, Drafting
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
+from moa_runtime.drafting import Drafting
 from moa_runtime.loop_events import RoundEnded
-
-#: ``auto`` is whoever is expected to bring more tokens a second.
-Drafting = Literal["auto", "device", "server"]
-DRAFTINGS: tuple[Drafting, ...] = ("auto", "device", "server")
 
 _MEMORY = 0.9  # a verdict counts so many times the one after it
 _BETTER = 1.1  # who drafts now is left where the other is so many times as fast

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from stepping import plain, step
 
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits
@@ -20,7 +21,6 @@ from moa_server.metrics import Metrics
 from moa_server.server_drafts import Proposal, ServerDrafts
 from moa_server.torch_backend import PackedDeviceHalf
 from moa_server.worker import Worker
-from stepping import plain, step
 
 PROMPT = [(37 * index + 11) % 509 + 3 for index in range(40)]
 GREEDY = Sampling()

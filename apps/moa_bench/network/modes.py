@@ -13,7 +13,7 @@ from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.for_bundle import drafter_for
-from moa_runtime.placement import Drafting
+from moa_runtime.drafting import Drafting
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 
 

@@ -18,8 +18,8 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.draft_length import DraftLength
 from moa_runtime.drafters.for_bundle import drafter_for
+from moa_runtime.drafting import Drafting
 from moa_runtime.loop_settings import LoopSettings
-from moa_runtime.placement import Drafting
 from moa_runtime.session.events import Sampling
 from moa_runtime.throughput import controller_for
 from moa_runtime.transport import Endpoint

@@ -56,6 +56,7 @@ def _pool(setup: Setup) -> ChatPool:
     backend = SharedBackend(load_backend(setup.bundle, setup.backend, threads=setup.threads))
     settings = LoopSettings(
         offline_limit=setup.offline_limit,
+        drafting=setup.drafting,
         late_after_s=_PATIENCE_S,
         prefill_late_after_s=_PATIENCE_S,
         outage_after_s=_OUTAGE_AFTER_S,
