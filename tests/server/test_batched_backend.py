@@ -93,9 +93,8 @@ def test_who_raises_holds_nobody_up(backend):
     done = []
 
     def fail() -> None:
-        with pytest.raises(ValueError):
-            with backend.drafting():
-                raise ValueError("a drafter's mistake")
+        with pytest.raises(ValueError), backend.drafting():
+            raise ValueError("a drafter's mistake")
         done.append("failed")
 
     def draft() -> None:
