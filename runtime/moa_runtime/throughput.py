@@ -110,10 +110,8 @@ class Throughput:
         other._step, other._timed = copy.copy(self._step), self._timed
         if self._pass is not None:
             other._pass = copy.copy(self._pass)
-            other._tokens, other._seconds = (
-                self._tokens / max(1.0, self._rounds),
-                self._seconds / max(1.0, self._rounds),
-            )
+            rounds = max(1.0, self._rounds)
+            other._tokens, other._seconds = self._tokens / rounds, self._seconds / rounds
         return other
 
     def _asked(self, supplied: int, target_s: float, link_s: float) -> None:

@@ -28,8 +28,8 @@ from moa_server.logs import log_unexpected
 
 #: Drafts that are made at once, and steps that can be one.
 _THREADS = 32
-#: Who did not draft for so many seconds makes room for others. Sooner, and conversations that all go on would take turns
-#: in having their memory rows computed anew.
+#: Who did not draft for so many seconds makes room for others. Sooner, and conversations that all go on would take
+#: turns in having their memory rows computed anew.
 _IDLE_S = 2.0
 
 _log = logging.getLogger(__name__)
@@ -39,8 +39,12 @@ _log = logging.getLogger(__name__)
 class Proposal:
     """A draft, and the seconds that it took."""
 
-    tree: DraftTree = DraftTree()
+    tree: DraftTree
     seconds: float = 0.0
+
+
+#: Where nothing is drafted.
+NOTHING = Proposal(DraftTree())
 
 
 class _Conversation:
@@ -153,12 +157,12 @@ class ServerDrafts:
         while conversation is not None and conversation.under_way is not None:  # one that nobody waits for
             await asyncio.wait({conversation.under_way})
         if conversation is None or conversation.drafter is None:
-            return Proposal()
+            return NOTHING
         # The target's own choice stands behind every draft.
         left = self._limits.max_context - len(prefix)
         room = (left if room is None else min(room, left)) - 1
         if room < 1:
-            return Proposal()
+            return NOTHING
         rows = conversation.cut(prefix)
         budget = within(conversation.controller.budget(), self._limits, room, Conditions())
         if conversation.drafter.needs_rows and not rows:
@@ -171,8 +175,8 @@ class ServerDrafts:
         conversation.under_way = drafting
         drafting.add_done_callback(lambda _: self._ended(conversation, drafting))
         await asyncio.wait({drafting})  # which cancels nothing
-        if drafting.exception() is not None:
-            return Proposal()
+        if drafting.cancelled() or drafting.exception() is not None:
+            return NOTHING
         return Proposal(drafting.result(), self._clock() - began)
 
     def observe(

@@ -1,8 +1,8 @@
 """The drafter's device half beside the target: steps of several conversations as one forward.
 
-New tokens of all steps share the products with the matrices, where nearly all of the time goes; each step attends to its
-own caches. So nothing is padded, and a step costs little more beside others than what its own tokens take. Products are
-computed in a type of one's own choice: what is drafted decides no text. The rest is float32.
+New tokens of all steps share the products with the matrices, where nearly all of the time goes; each step attends to
+its own caches. So nothing is padded, and a step costs little more beside others than what its own tokens take. Products
+are computed in a type of one's own choice: what is drafted decides no text. The rest is float32.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from moa_drafter.llama import DecoderLayer, KeysValues, rotate
+from moa_drafter.llama import KeysValues, rotate
 from moa_drafter.model import MoADrafter
 from moa_drafter.precision import fastest_dtype
 from moa_drafter.target import Target
 from moa_runtime.backends.base import StepInputs, StepResult
 from moa_server.batched_backend import BatchedBackend
 from moa_server.engine import Engine
-from moa_server.fused_llama import padded
-from moa_server.packed_linear import Product, product
+from moa_server.packed_layer import PackedLayer, attended, joined, multiplied
+from moa_server.packed_linear import product
 from moa_server.transformers_engine import TransformersEngine
 
 #: Candidates for each node of a tree, as bundles have them.
@@ -62,8 +62,11 @@ class PackedDeviceHalf:
         self.kv_shape = (config.kv_heads, config.decoder.head_dim)
         self._dtype, self._device = dtype, target.device
         self._embedding, self._angles, self._norm = target.embedding.detach(), drafter.angles, drafter.norm
-        self._self, self._cross = _Layer(drafter.self_attention, dtype), _Layer(drafter.cross_attention, dtype)
-        self._keys_values = _joined(dtype, drafter.self_attention.self_attn, "k_proj", "v_proj")
+        self._self, self._cross = (
+            PackedLayer(drafter.self_attention, dtype),
+            PackedLayer(drafter.cross_attention, dtype),
+        )
+        self._keys_values = joined(dtype, drafter.self_attention.self_attn, "k_proj", "v_proj")
         self._tokens = drafter.draft_to_target.to(target.device)
         self._head = product(target.head.detach()[self._tokens].to(dtype))
         self._sharpness = config.sharpness
@@ -87,21 +90,21 @@ class PackedDeviceHalf:
             for each, k, v in zip(inputs, keys, values, strict=True)
         ]
         masks = [self._moved(each.self_mask[each.queries]) for each in inputs]
-        x = self._self(x, at_queries, asked, own, masks)
+        x = self._self(x, at_queries, _Seen(asked, own, masks))
         memory = [(self._moved(each.memory_keys), self._moved(each.memory_values)) for each in inputs]
-        x = self._cross(x, at_queries, asked, memory, [None] * len(inputs))
+        x = self._cross(x, at_queries, _Seen(asked, memory, [None] * len(inputs)))
         ids, logprobs = self._candidates(self._norm(x))
         parts = zip(ids.split(asked), logprobs.split(asked), keys, values, strict=True)
         return [StepResult(*(part.cpu().numpy() for part in result)) for result in parts]
 
     def _own(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> KeysValues:
         """Keys and values of new tokens, ``[T, kv_heads, head_dim]`` each."""
-        both = _multiplied(self._keys_values, self._self.before_attention(x), self._dtype)
+        both = multiplied(self._keys_values, self._self.before_attention(x), self._dtype)
         keys, values = both.unflatten(-1, (2, *self.kv_shape)).unbind(1)
         return rotate(keys, *angles), values
 
     def _candidates(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        logits = _multiplied(self._head, hidden, self._dtype) * self._sharpness
+        logits = multiplied(self._head, hidden, self._dtype) * self._sharpness
         top, index = logits.topk(self.top_k, dim=-1)
         return self._tokens[index], top - logits.logsumexp(dim=-1, keepdim=True)
 
@@ -112,60 +115,20 @@ class PackedDeviceHalf:
         return torch.from_numpy(array).to(self._device)
 
 
-class _Layer:
-    """A decoder layer over the queries of several steps."""
+class _Seen:
+    """Attention of several steps, each to caches of its own.
 
-    def __init__(self, layer: DecoderLayer, dtype: torch.dtype) -> None:
-        self._dims, self._dtype = layer.self_attn.dims, dtype
-        self._queries = _joined(dtype, layer.self_attn, "q_proj")
-        self._out = _joined(dtype, layer.self_attn, "o_proj")
-        self._gate_up = _joined(dtype, layer.mlp, "gate_proj", "up_proj")
-        self._down = _joined(dtype, layer.mlp, "down_proj")
-        self.before_attention, self._before_mlp = layer.input_layernorm, layer.post_attention_layernorm
+    Args:
+        asked: queries of each step.
+        seen: keys and values that each step's queries attend to, ``[S, kv_heads, head_dim]``.
+        masks: boolean ``[queries of the step, S]``, or None for all.
+    """
 
-    def __call__(
-        self,
-        x: Tensor,
-        angles: tuple[Tensor, Tensor],
-        asked: Sequence[int],
-        seen: Sequence[KeysValues],
-        masks: Sequence[Tensor | None],
-    ) -> Tensor:
-        """``x [Q, hidden]`` -> ``[Q, hidden]``.
+    def __init__(self, asked: list[int], seen: Sequence[KeysValues], masks: Sequence[Tensor | None]) -> None:
+        self._asked, self._seen, self._masks = asked, seen, masks
 
-        Args:
-            angles: of the queries.
-            asked: queries of each step.
-            seen: the keys and values that each step's queries attend to, ``[S, kv_heads, head_dim]``.
-            masks: boolean ``[queries of the step, S]``, or None for all.
-        """
-        dims = self._dims
-        q = _multiplied(self._queries, self.before_attention(x), self._dtype)
-        q = rotate(q.unflatten(-1, (dims.num_heads, dims.head_dim)), *angles)
-        steps = zip(q.split(asked), seen, masks, strict=True)
-        mixed = torch.cat([_attended(own, *keys_values, mask) for own, keys_values, mask in steps])
-        x = x + _multiplied(self._out, mixed, self._dtype)
-        gate, up = _multiplied(self._gate_up, self._before_mlp(x), self._dtype).chunk(2, -1)
-        return x + _multiplied(self._down, functional.silu(gate) * up, self._dtype)
-
-
-def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """``q [Q, heads, head_dim]`` attending to ``k, v [S, kv_heads, head_dim]`` -> ``[Q, heads * head_dim]``."""
-    count, kv_heads = len(q), k.shape[1]
-    # Heads of one group become further queries, so keys and values are never repeated.
-    grouped = q.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3).flatten(1, 2)
-    wide = None if mask is None else mask.repeat(q.shape[1] // kv_heads, 1)
-    mixed = functional.scaled_dot_product_attention(
-        grouped[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None], attn_mask=wide
-    )
-    return mixed[0].unflatten(1, (-1, count)).permute(2, 0, 1, 3).flatten(1)
-
-
-def _joined(dtype: torch.dtype, module: nn.Module, *names: str) -> Product:
-    return product(torch.cat([module.get_submodule(name).weight.detach().to(dtype) for name in names]))
-
-
-def _multiplied(matrix: Product, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """In float32. The number of rows is padded, see :func:`moa_server.fused_llama.padded`."""
-    padding = padded(len(rows)) - len(rows)
-    return matrix(functional.pad(rows, (0, 0, 0, padding)).to(dtype))[: len(rows)].float()
+    def __call__(self, q: Tensor) -> Tensor:
+        """``[Q, heads, head_dim]`` -> ``[Q, heads * head_dim]``."""
+        steps = zip(q.split(self._asked), self._seen, self._masks, strict=True)
+        parts = [attended(own[None], keys[None], values[None], mask)[0] for own, (keys, values), mask in steps]
+        return torch.cat(parts)

@@ -21,7 +21,7 @@ from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
 from moa_runtime.session.handshake import Fingerprints
 from moa_runtime.session.tree import chain, depths, walk
 from moa_server.engine import Capabilities, Outcome, StepRequest
-from moa_server.memory_rows import memory_rows
+from moa_server.memory_rows import memory_rows, server_half
 from moa_server.passes import target_pass
 from moa_server.rooms import rounded_up
 from moa_server.sampling import choose
@@ -99,12 +99,12 @@ class TransformersEngine:
         self.stop_tokens = target.stop_tokens
         self.max_context = context_of(target, max_context)
         self.forwards = 0
+        products = dtype_of(dtype, target.device)
+        self._server_half = None if drafter is None else server_half(drafter, products)
         self.row_reads = Reads() if drafter is None else drafter.row_reads
         if drafter is not None and (note := check_fit(drafter.config, target)):
             _log.warning(note)
-        self.target_pass, self.batch_invariant = target_pass(
-            target, dtype_of(dtype, target.device), keep_last=self.row_reads.last
-        )
+        self.target_pass, self.batch_invariant = target_pass(target, products, keep_last=self.row_reads.last)
         if release_weights and self.target_pass.has_own_weights:
             for parameter in (each for layer in target.layers for each in layer.parameters()):
                 parameter.data = parameter.data.new_empty(0)
@@ -209,7 +209,7 @@ class TransformersEngine:
         for each in work:
             path, token = chosen.get(each.request.sequence, ((), None))
             end = len(each.state.tokens) if each.choosing else len(each.request.prefix)
-            rows = memory_rows(self.drafter, each.state.room, each.request.rows_from, end)
+            rows = memory_rows(self.drafter, self._server_half, each.state.room, each.request.rows_from, end)
             outcomes.append(Outcome(path, token, rows))
         return outcomes
 

@@ -95,6 +95,18 @@ def test_the_first_prompt_s_verdict_gives_first_prices() -> None:
     assert controllers[0].prices == plain
 
 
+def test_another_conversation_begins_with_what_model_and_target_take_and_learns_alone() -> None:
+    known = Throughput()
+    assert known.sibling().prices == Throughput().prices
+    hold(known, PLAIN, GOOD)
+    other = known.sibling()
+    before, theirs = known.prices, other.prices
+    assert (theirs.step, theirs.query, theirs.node) == pytest.approx((before.step, before.query, before.node))
+    assert theirs.follows == Throughput().prices.follows != before.follows
+    hold(other, FEELING, GOOD)
+    assert known.prices == before and other.prices.node > before.node
+
+
 def test_a_target_that_does_not_say_what_it_took_is_taken_for_as_slow_as_the_verdict() -> None:
     told, untold = Throughput(), Throughput()
     for controller, compute_s in ((told, 0.1), (untold, 0.0)):

@@ -18,7 +18,7 @@ from moa_server.batched_backend import BatchedBackend
 from moa_server.engine import Rows, StepRequest, new_sequence
 from moa_server.jobs import Job
 from moa_server.metrics import Metrics
-from moa_server.server_drafts import Proposal, ServerDrafts
+from moa_server.server_drafts import NOTHING, Proposal, ServerDrafts
 from moa_server.torch_backend import PackedDeviceHalf
 from moa_server.worker import Worker
 
@@ -170,7 +170,7 @@ def test_drafts_keep_to_the_limits(engine, new_drafts):
     chained = drafted(new_drafts(Limits(512, 3, trees=False)))
     assert list(chained.parents) == chain(3)
     assert drafted(new_drafts(), room=3).depth == 2
-    assert drafted(new_drafts(), room=1) == drafted(new_drafts(Limits(len(PROMPT) + 1))) == Proposal().tree
+    assert drafted(new_drafts(), room=1) == drafted(new_drafts(Limits(len(PROMPT) + 1))) == NOTHING.tree
     assert drafted(new_drafts(Limits(len(PROMPT) + 3))).depth == 2
 
 
@@ -212,11 +212,11 @@ def test_who_rests_makes_room_and_comes_back(engine, new_drafts):
         drafts.rows_from(number, PROMPT)
         drafts.add_rows(number, PROMPT, rows)
     assert drafts.rows_from(3, PROMPT) is None  # both draft now
-    assert asyncio.run(drafts.propose(3, PROMPT, GREEDY)) == Proposal()
+    assert asyncio.run(drafts.propose(3, PROMPT, GREEDY)) == NOTHING
     clock.now = 60.0
     assert drafts.rows_from(1, PROMPT) == len(PROMPT)  # it goes on, so 2 is the one that rests
     assert drafts.rows_from(3, PROMPT) == 0 and len(drafts) == 2
-    drafts.observe(2, Proposal(), 0, waited_s=0.1)
+    drafts.observe(2, NOTHING, 0, waited_s=0.1)
     clock.now = 120.0
     assert drafts.rows_from(2, PROMPT) == 0 and len(drafts) == 2
     drafts.release(2)
