@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from moa_runtime.session.events import Event, Policy, Sampling
-from moa_runtime.session.exchange import Exchange, LinkState
+from moa_runtime.session.exchange import Exchange
 from moa_runtime.session.handshake import Fingerprints
+from moa_runtime.session.link import LinkState
 from moa_runtime.session.outgoing import Outgoing
 from moa_runtime.session.snapshot import Snapshot
 from moa_runtime.session.state import LocalProtocolError
@@ -42,8 +43,8 @@ class ClientSession(Exchange):
     ``snapshot``                always                 none; ``restore`` makes such a session of it, link DOWN
     ==========================  =====================  ====================================================
 
-    What it knows of the conversation, and the calls that concern it alone: :mod:`~moa_runtime.session.state`. The link
-    and its frames: :mod:`~moa_runtime.session.exchange`.
+    What it knows of the conversation, and the calls that concern it alone: :mod:`~moa_runtime.session.state`. Whose
+    turn it is: :mod:`~moa_runtime.session.link`. The frames: :mod:`~moa_runtime.session.exchange`.
     """
 
     def __init__(

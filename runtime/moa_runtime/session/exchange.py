@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 
 from moa_runtime.session.events import Cause, Decided, Echoed, Event, Finished, Origin, Policy, Resumed, Welcomed
@@ -16,96 +15,27 @@ from moa_runtime.session.incoming import (
     parse_server_message,
     rows_of,
 )
-from moa_runtime.session.outgoing import Outgoing
-from moa_runtime.session.state import ConversationState, LocalProtocolError
+from moa_runtime.session.link import Link, LinkState
+from moa_runtime.session.state import LocalProtocolError
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 
-class LinkState(enum.Enum):
-    DOWN = "down"
-    GREETING = "greeting"  # Hello sent, no Welcome yet
-    UP = "up"
-
-
-class Exchange(ConversationState):
+class Exchange(Link):
     """A conversation and its frames: drafts go out, verdicts come in, and what a link lost is made good.
 
     :class:`~moa_runtime.session.client.ClientSession` is the class to use.
 
     Attributes:
-        link: its state.
         held: nothing but a new question is asked for by itself, for now; :meth:`resume` makes up for it.
     """
 
     def __init__(
         self, fingerprints: Fingerprints, stop_tokens: Sequence[int], policy: Policy, row_encoding: int
     ) -> None:
-        super().__init__(stop_tokens, policy)
-        self.fingerprints = fingerprints
-        self.link = LinkState.DOWN
+        super().__init__(fingerprints, stop_tokens, policy, row_encoding)
         self.held = False
-        self._row_encoding = row_encoding
-        self.wants_rows = True
-        self._rows_until = 0  # rows up to here are under way
         self._resume_token = ""
-        self._outgoing = Outgoing()
-
-    # -- what is known -------------------------------------------------------------------------
-
-    @property
-    def may_propose(self) -> bool:
-        """Whether :meth:`propose` would send something."""
-        return self.link is LinkState.UP and self.answering and not self.awaiting_verdict and not self._owes_prompt
-
-    @property
-    def awaiting_verdict(self) -> bool:
-        """Whether the server is to speak next: to answer a frame, within the credit, or once it is withdrawn."""
-        return self._outgoing.in_flight is not None or self.server_speaks
-
-    @property
-    def credit_open(self) -> bool:
-        """Whether the server goes on by itself, or will once it has the prompt."""
-        known = len(self.committed) + len(self._supplied)
-        return self.link is LinkState.UP and self.answering and self._outgoing.credit > known
-
-    @property
-    def credit(self) -> int:
-        """The position up to which it may; 0 for none."""
-        return self._outgoing.credit
-
-    @property
-    def server_speaks(self) -> bool:
-        """Whether it goes on by itself, or has not heard yet that it may no longer."""
-        return self.credit_open or self._outgoing.awaits_standing
-
-    @property
-    def may_lend(self) -> bool:
-        """Whether :meth:`lend` is allowed."""
-        asked = not self._owes_prompt or self.awaiting_prefill
-        return self.link is LinkState.UP and self.answering and asked and not self._outgoing.awaits_standing
-
-    @property
-    def rows_coming(self) -> int:
-        """Memory rows that are on their way, with nothing that the server waits for between."""
-        return max(0, self._rows_until - self.rows) if self.link is LinkState.UP else 0
-
-    @property
-    def stamp(self) -> int:
-        """Of the newest frame that has one."""
-        return self._outgoing.stamp
-
-    @property
-    def awaiting_prefill(self) -> bool:
-        """Whether the verdict awaited is a Prompt's, which takes the target longer."""
-        flight = self._outgoing.in_flight
-        return flight is not None and flight.supplied > 0
-
-    def frames_to_send(self) -> list[bytes]:
-        """Take the frames that are to be sent, in order."""
-        return self._outgoing.take()
-
-    # -- calls ---------------------------------------------------------------------------------
 
     def connect(self) -> None:
         """A new connection is open: greet the server. Whoever keeps snapshots makes one before the Hello is sent.
@@ -150,28 +80,6 @@ class Exchange(ConversationState):
             tokens, parents = tuple(self._tentative[:allowed]), ()
         self._outgoing.draft(len(self.committed), tokens, parents)
         return True
-
-    def lend(self, position: int) -> None:
-        """Let the server go on by itself until ``position`` tokens are committed; its verdicts come unasked.
-
-        Raises:
-            LocalProtocolError: not :attr:`may_lend`, or that much is committed.
-        """
-        known = len(self.committed) + len(self._supplied)
-        if not self.may_lend or position <= known:
-            raise LocalProtocolError(
-                f"can't lend a credit up to {position}: the link is {self.link.value}, {known} known"
-            )
-        self._outgoing.lend(position)
-
-    def take_over(self) -> None:
-        """Withdraw the credit; once the server stands, :meth:`propose` is allowed. Nothing where there is none."""
-        if self.link is LinkState.UP and self.credit_open:
-            self._outgoing.withdraw()
-
-    def resend(self) -> bool:
-        """Send what is in flight once more; both ends drop the copy that proves needless."""
-        return self.link is LinkState.UP and self._outgoing.resend()
 
     def resume(self) -> list[Event]:
         """Give the server what a running answer lacks there, unless that is :attr:`held` back."""
@@ -293,11 +201,6 @@ class Exchange(ConversationState):
         if not self.held:
             self.propose()
         return []
-
-    @property
-    def _owes_prompt(self) -> bool:
-        """Whether the server lacks tokens that only a Prompt gives it."""
-        return bool(self._supplied) or self._server_length < len(self.committed)
 
     def _replay(self) -> list[Event]:
         """Have a running answer continued by a server that has ``_server_length`` of the committed tokens."""

@@ -11,7 +11,7 @@ from moa_runtime.session.rows import Float32
 from moa_runtime.session.rows_behind import RowsBehind
 from moa_runtime.session.sampling import Sampling, sampling_of
 from moa_runtime.session.tree import check_parents, depths, walk
-from moa_runtime.session.work import RowsWork, Verify
+from moa_runtime.session.work import RowsWork, Verify, until_end
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 #: While verdicts are pushed, rows are made for so many tokens at a time ...
@@ -43,8 +43,7 @@ class ServerSession:
     or Credit of an epoch whose Prompt did not come.
 
     Whoever runs a session takes a frame as soon as there is one (:meth:`receive`), else what :meth:`next_work` says,
-    else :meth:`take_rows`; each piece of work is decided before anything else is done. :mod:`moa_server.connection` and
-    ``docs/protocol.md`` have the same order.
+    else :meth:`take_rows`; each piece of work is decided before anything else is done.
 
     Memory rows go to a connection once: from those that its Hello says the client holds, or its Prompt, in order.
 
@@ -128,6 +127,10 @@ class ServerSession:
     # -- what is done unasked ------------------------------------------------------------------
 
     @property
+    def _runs(self) -> bool:
+        return self._answer_start is not None and self._finish is None
+
+    @property
     def pushes(self) -> bool:
         """Whether verdicts are to be sent unasked."""
         return self._runs and len(self.committed) < self._credit
@@ -182,18 +185,9 @@ class ServerSession:
             compute_us: time the target took, microseconds; for the verdict.
         """
         base_len = len(work.prefix)
-        tokens = [work.draft[i] for i in path] + [token]
-        finish = wire.FINISH_UNSPECIFIED
-        for count, chosen in enumerate(tokens, 1):
-            if chosen in self._stop_tokens:
-                finish = wire.FINISH_STOP
-            elif self._max_length and base_len + count >= self._max_length:
-                finish = wire.FINISH_LENGTH
-            elif base_len + count >= self.limits.max_context:
-                finish = wire.FINISH_CONTEXT
-            if finish != wire.FINISH_UNSPECIFIED:
-                tokens = tokens[:count]
-                break
+        chosen = [*(work.draft[index] for index in path), token]
+        most = self.limits.max_context
+        tokens, finish = until_end(chosen, base_len, self._stop_tokens, self._max_length, most)
         self.committed = [*work.prefix, *tokens]
         self._rows_turn = True
         if finish != wire.FINISH_UNSPECIFIED:
@@ -222,10 +216,6 @@ class ServerSession:
         self._rows.none_come()
 
     # -- helpers -------------------------------------------------------------------------------
-
-    @property
-    def _runs(self) -> bool:
-        return self._answer_start is not None and self._finish is None
 
     @property
     def _makes_rows(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
@@ -39,6 +40,21 @@ class RowsWork:
 
     prefix: tuple[int, ...]
     start: int
+
+
+def until_end(
+    tokens: list[int], base_len: int, stop_tokens: Collection[int], max_length: int, max_context: int
+) -> tuple[list[int], int]:
+    """Those of the tokens behind ``base_len`` others that belong to the answer, and the ``Finish`` that ends it there;
+    a ``max_length`` of 0 is none."""
+    for count, token in enumerate(tokens, 1):
+        if token in stop_tokens:
+            return tokens[:count], wire.FINISH_STOP
+        if max_length and base_len + count >= max_length:
+            return tokens[:count], wire.FINISH_LENGTH
+        if base_len + count >= max_context:
+            return tokens[:count], wire.FINISH_CONTEXT
+    return tokens, wire.FINISH_UNSPECIFIED
 
 
 def parse_client_message(data: bytes) -> wire.ClientMessage | wire.ServerMessage:

@@ -1,0 +1,116 @@
+"""The device's link to the server as the session sees it, and whose turn it is to speak."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from moa_runtime.session.events import Policy
+from moa_runtime.session.handshake import Fingerprints
+from moa_runtime.session.outgoing import Outgoing
+from moa_runtime.session.state import ConversationState, LocalProtocolError
+
+
+class LinkState(enum.Enum):
+    DOWN = "down"
+    GREETING = "greeting"  # Hello sent, no Welcome yet
+    UP = "up"
+
+
+class Link(ConversationState):
+    """A conversation with frames that are to be sent, and what is awaited.
+
+    Attributes:
+        link: its state.
+        wants_rows: whether the next connection asks for memory rows.
+    """
+
+    def __init__(
+        self, fingerprints: Fingerprints, stop_tokens: Sequence[int], policy: Policy, row_encoding: int
+    ) -> None:
+        super().__init__(stop_tokens, policy)
+        self.fingerprints = fingerprints
+        self.link = LinkState.DOWN
+        self.wants_rows = True
+        self._row_encoding = row_encoding
+        self._rows_until = 0  # rows up to here are under way
+        self._outgoing = Outgoing()
+
+    @property
+    def may_propose(self) -> bool:
+        """Whether :meth:`propose` would send something."""
+        return self.link is LinkState.UP and self.answering and not self.awaiting_verdict and not self._owes_prompt
+
+    @property
+    def awaiting_verdict(self) -> bool:
+        """Whether the server is to speak next: to answer a frame, within the credit, or once it is withdrawn."""
+        return self._outgoing.in_flight is not None or self.server_speaks
+
+    @property
+    def credit_open(self) -> bool:
+        """Whether the server goes on by itself, or will once it has the prompt."""
+        known = len(self.committed) + len(self._supplied)
+        return self.link is LinkState.UP and self.answering and self._outgoing.credit > known
+
+    @property
+    def credit(self) -> int:
+        """The position up to which it may; 0 for none."""
+        return self._outgoing.credit
+
+    @property
+    def server_speaks(self) -> bool:
+        """Whether it goes on by itself, or has not heard yet that it may no longer."""
+        return self.credit_open or self._outgoing.awaits_standing
+
+    @property
+    def may_lend(self) -> bool:
+        """Whether :meth:`lend` is allowed."""
+        asked = not self._owes_prompt or self.awaiting_prefill
+        return self.link is LinkState.UP and self.answering and asked and not self._outgoing.awaits_standing
+
+    @property
+    def rows_coming(self) -> int:
+        """Memory rows that are on their way, with nothing that the server waits for between."""
+        return max(0, self._rows_until - self.rows) if self.link is LinkState.UP else 0
+
+    @property
+    def stamp(self) -> int:
+        """Of the newest frame that has one."""
+        return self._outgoing.stamp
+
+    @property
+    def awaiting_prefill(self) -> bool:
+        """Whether the verdict awaited is a Prompt's, which takes the target longer."""
+        flight = self._outgoing.in_flight
+        return flight is not None and flight.supplied > 0
+
+    def frames_to_send(self) -> list[bytes]:
+        """Take the frames that are to be sent, in order."""
+        return self._outgoing.take()
+
+    def lend(self, position: int) -> None:
+        """Let the server go on by itself until ``position`` tokens are committed; its verdicts come unasked.
+
+        Raises:
+            LocalProtocolError: not :attr:`may_lend`, or that much is committed.
+        """
+        known = len(self.committed) + len(self._supplied)
+        if not self.may_lend or position <= known:
+            raise LocalProtocolError(
+                f"can't lend a credit up to {position}: the link is {self.link.value}, {known} known"
+            )
+        self._outgoing.lend(position)
+
+    def take_over(self) -> None:
+        """Withdraw the credit; once the server stands, :meth:`propose` is allowed. Nothing where there is none."""
+        if self.link is LinkState.UP and self.credit_open:
+            self._outgoing.withdraw()
+
+    def resend(self) -> bool:
+        """Send what is in flight once more; both ends drop the copy that proves needless."""
+        return self.link is LinkState.UP and self._outgoing.resend()
+
+    @property
+    def _owes_prompt(self) -> bool:
+        """Whether the server lacks tokens that only a Prompt gives it."""
+        return bool(self._supplied) or self._server_length < len(self.committed)
