@@ -52,6 +52,20 @@ class SyncChat:
         """See :meth:`moa_runtime.chat.Chat.send`. Leaving the loop early stops the answer."""
         return self._follow(self.chat.send(text, max_new_tokens=max_new_tokens, sampling=sampling))
 
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return self.chat.messages
+
+    @property
+    def question(self) -> str:
+        """See :attr:`moa_runtime.chat.Chat.question`."""
+        return self.chat.question
+
+    def pending(self) -> Iterator[ChatEvent] | None:
+        """See :meth:`moa_runtime.chat.Chat.pending`. Leaving the loop early stops the answer."""
+        events = self._run(_call(self.chat.pending))
+        return None if events is None else self._follow(events)
+
     def keep_mine(self) -> Iterator[ChatEvent] | None:
         """See :meth:`moa_runtime.chat.Chat.keep_mine`."""
         events = self._run(_call(self.chat.keep_mine))

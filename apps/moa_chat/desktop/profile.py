@@ -10,9 +10,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from PySide6.QtCore import QStandardPaths
-
 from moa_runtime.errors import MoaError
+from moa_runtime.paths import data_dir
 
 _SETTINGS_FILE = "settings.json"
 _HISTORY_FILE = "history.sqlite"
@@ -71,11 +70,7 @@ class Profile:
     @classmethod
     def default(cls) -> Profile:
         """``MOA_EDGE_PROFILE``, or the platform's place for a user's data."""
-        override = os.environ.get("MOA_EDGE_PROFILE")
-        if override:
-            return cls(Path(override).expanduser())
-        data = QStandardPaths.writableLocation(QStandardPaths.StandardLocation.GenericDataLocation)
-        return cls(Path(data) / "moa-edge")
+        return cls(data_dir())
 
     @property
     def history_path(self) -> Path:

@@ -6,13 +6,13 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from moa_chat.history.message import ChatSummary, Message, spans_from_json, spans_to_json
 from moa_chat.history.schema import prepare
 from moa_runtime.errors import MoaError
+from moa_runtime.paths import free_name
 
 _BUSY_SECONDS = 2.0
 
@@ -154,13 +154,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 def _set_aside(path: Path) -> Path:
     """Rename a damaged file, its log included, to a name that is free."""
-    stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    aside = path.with_name(f"{path.stem}-damaged-{stamp}{path.suffix}")
-    number = 1
-    while aside.exists():
-        number += 1
-        aside = path.with_name(f"{path.stem}-damaged-{stamp}-{number}{path.suffix}")
-    path.rename(aside)
+    aside = path.rename(free_name(path, "damaged"))
     for ending in ("-wal", "-shm"):
         log = path.with_name(path.name + ending)
         if log.exists():
