@@ -40,9 +40,9 @@ class AnswerEvents:
         """Have the reader hear of it, or, of an error, raise it."""
         self._queue.put_nowait((self._edition, event))
 
-    def publish(self, update: AnswerUpdate) -> None:
+    def publish(self, update: AnswerUpdate, *, even_without_tokens: bool = False) -> None:
         """Put it, unless the last one had the same tokens: a draft may be empty."""
-        if update.tokens != self._published:
+        if update.tokens != self._published or (even_without_tokens and not update.tokens):
             self._published = update.tokens
             self.put(update)
 

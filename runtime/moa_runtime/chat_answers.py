@@ -233,7 +233,7 @@ class ChatAnswers(ChatLink):
                 self._conversation.answered(question, record.confirmed_text(), committed)
             return
         self._unheard = self._pending = True
-        self._publish()
+        self._events.publish(record.update(self._loop.unconfirmed), even_without_tokens=True)
         if answer.ended is not None:
             self._events.put(record.finish(answer.ended))
         else:
