@@ -15,6 +15,7 @@ from moa_runtime.paths import data_dir
 
 _SETTINGS_FILE = "settings.json"
 _HISTORY_FILE = "history.sqlite"
+_ANSWER_FILE = "answer.json"
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,11 @@ class Profile:
     @property
     def history_path(self) -> Path:
         return self.folder / _HISTORY_FILE
+
+    @property
+    def answer_path(self) -> Path:
+        """Of the answer under way."""
+        return self.folder / _ANSWER_FILE
 
     def load(self) -> Settings:
         """The stored settings; the defaults where one is missing or is of another type."""

@@ -83,6 +83,15 @@ class History:
 
     # -- messages ------------------------------------------------------------------------------
 
+    def unfinished(self) -> list[tuple[int, int]]:
+        """Chats and positions of answers that were being written when a program ended; latest first."""
+        rows = self._rows(
+            "SELECT chat, position FROM message JOIN chat ON chat.id = chat WHERE NOT deleted AND NOT finished "
+            "AND role = 'assistant' ORDER BY updated DESC, chat DESC",
+            (),
+        )
+        return [(int(chat), int(position)) for chat, position in rows]
+
     def messages(self, chat: int) -> list[Message]:
         rows = self._rows(
             "SELECT role, content, spans, finished, figures FROM message WHERE chat = ? ORDER BY position", (chat,)
