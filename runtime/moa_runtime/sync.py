@@ -73,13 +73,14 @@ class SyncChat:
 
     def _follow(self, events: AsyncGenerator[ChatEvent, None]) -> Iterator[ChatEvent]:
         try:
-            while True:
+            while not self._loop.is_closed():
                 event = self._run(_next(events))
                 if event is None:
                     return
                 yield event
         finally:
-            self._run(events.aclose())
+            if not self._loop.is_closed():
+                self._run(events.aclose())
 
     def restore(self, messages: Sequence[Mapping[str, str]]) -> None:
         """See :meth:`moa_runtime.chat.Chat.restore`."""
@@ -98,7 +99,9 @@ class SyncChat:
         self._run(self.chat.network_changed())
 
     def close(self) -> None:
-        """Close the chat and end its thread."""
+        """Close the chat and end its thread; also in the middle of an answer."""
+        if self._loop.is_closed():
+            return
         self._run(self.chat.close())
         self._stop_loop()
 

@@ -229,3 +229,23 @@ def test_a_verifier_that_dies_while_it_is_greeted_is_asked_again(bundle: Bundle,
         assert caught.value.final is final, caught.value
 
     asyncio.run(run())
+
+
+def test_an_answer_under_way_goes_on_without_asyncio(verifier: Verifier, bundle: Bundle, tmp_path: Path) -> None:
+    where, options = endpoint(verifier), {"threads": 1, "store": tmp_path / "chat.json"}
+    with SyncChat(bundle, where, **options) as chat:
+        assert chat.pending() is None and chat.question == ""
+        seen = []
+        for event in chat.send(QUESTION, max_new_tokens=120):
+            seen.append(event)
+            if isinstance(event, AnswerUpdate) and event.committed:
+                chat.close()
+        assert not isinstance(seen[-1], AnswerFinished)
+    with SyncChat(bundle, where, **options) as chat:
+        assert chat.question == QUESTION and chat.messages == []
+        pending = chat.pending()
+        assert pending is not None
+        answer = [*pending][-1]
+        assert isinstance(answer, AnswerFinished)
+        assert chat.messages[-1] == {"role": "assistant", "content": answer.text}
+        assert [token.token for token in answer.tokens] == own_decoding(verifier, chat.chat, answer, 120, Sampling())

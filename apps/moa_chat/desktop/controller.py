@@ -104,8 +104,7 @@ class ChatController(QObject):
     def open_chat(self, chat: int) -> None:
         running = self._answering
         self.current = chat
-        stored: list[Message] = self._try(lambda: self.history.messages(chat), [])
-        self.messages = [message.settled for message in stored]
+        self.messages = [message.settled for message in self._try(lambda: self.history.messages(chat), [])]
         if running is not None and running.chat == chat:
             self.messages[running.position :] = [running.message]
         elif self.messages and self.messages[-1].role == "user":
@@ -136,14 +135,12 @@ class ChatController(QObject):
 
     def send(self, text: str) -> None:
         """Ask in the open chat."""
-        if self.busy or self._engine.chat is None:
+        ready = not self.busy and self._engine.chat is not None
+        if ready and self.current is None:
+            self.current = self._try(lambda: self.history.create(title_of(text)), None)
+        if not ready or self.current is None:
             self.returned.emit(text)
             return
-        if self.current is None:
-            self.current = self._try(lambda: self.history.create(title_of(text)), None)
-            if self.current is None:
-                self.returned.emit(text)
-                return
         settings = self._settings()
         turns = [{"role": "system", "content": settings.system}] if settings.system else []
         turns += [message.turn for message in self.messages]
