@@ -294,6 +294,42 @@ def test_a_hello_waits_for_its_file_and_drafting_does_not(kept: Any, monkeypatch
     kept(deed)
 
 
+def test_nothing_of_an_answer_is_told_before_its_question_is_stored(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def deed(world: World) -> None:
+        hangs, save = asyncio.get_running_loop().create_future(), world.chat._keeper.save
+        monkeypatch.setattr(world.chat._keeper, "save", lambda: hangs)
+        first = asyncio.create_task(anext(answering := world.chat.send(QUESTION, max_new_tokens=COUNT)))
+        await asyncio.sleep(2)
+        assert world.chat._loop.committed and not first.done()
+        monkeypatch.setattr(world.chat._keeper, "save", save)
+        hangs.set_result(None)
+        assert committed(await first) > 0
+        await answering.aclose()
+
+    kept(deed)
+
+
+def test_a_connection_and_an_end_are_stored_at_once(kept: Any) -> None:
+    async def deed(world: World) -> None:
+        world.link.cut()
+        await asyncio.sleep(0.1)
+        world.stored.unlink()  # type: ignore[union-attr]
+        await online(world)
+        await asyncio.sleep(0.01)
+        assert stored(world)["session"]["resume_token"]
+        answering = world.chat.send(QUESTION, max_new_tokens=COUNT)
+        await anext(answering)
+        while world.chat._loop.answering:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
+        assert stored(world)["answer"]["ended"] == "length"
+        assert isinstance([event async for event in answering][-1], AnswerFinished)
+        await asyncio.sleep(0.01)
+        assert stored(world)["answer"] is None and len(stored(world)["messages"]) == 2
+
+    kept(deed)
+
+
 @pytest.mark.parametrize("sent", [False, True])
 def test_a_program_killed_around_its_hello_is_no_older_connection(kept: Any, sent: bool) -> None:
     """The server notices the end of the connection before long after the next program has come."""
