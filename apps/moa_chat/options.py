@@ -51,6 +51,16 @@ def build_parser() -> argparse.ArgumentParser:
     where.add_argument("--tls-ca", type=Path, metavar="FILE", help="trust this certificate authority (PEM) for wss")
     where.add_argument("--bundle", type=Path, metavar="DIR", help="written by moa-export (default: its default)")
 
+    keeping = parser.add_argument_group("with --terminal")
+    keeping.add_argument(
+        "--chat",
+        type=Path,
+        metavar="FILE",
+        help="keep the conversation in FILE, and go on with the one that is there (default: terminal/ in the profile "
+        "folder $MOA_EDGE_PROFILE, where the input is a terminal)",
+    )
+    keeping.add_argument("--no-save", action="store_true", help="keep the conversation nowhere")
+
     gateway = parser.add_argument_group("with --serve")
     gateway.add_argument(
         "--gateway-token",
@@ -129,6 +139,10 @@ def check_options(options: argparse.Namespace) -> None:
         raise UsageError(f"--serve cannot take back what it has sent: leave out --policy {options.policy}")
     if options.once is not None and options.policy == "ask":
         raise UsageError("--once asks nothing: choose --policy rollback or keep")
+    if (options.chat is not None or options.no_save) and not options.terminal:
+        raise UsageError("--chat and --no-save belong to --terminal; the window keeps its chats in its profile")
+    if options.chat is not None and options.no_save:
+        raise UsageError("--no-save keeps nothing: leave out --chat")
     if options.local and options.server:
         raise UsageError("--local starts its own verifier: leave out --server")
     if options.local and (options.token or options.tls_ca):

@@ -15,7 +15,7 @@ from moa_runtime.draft_length import DraftLength
 from moa_runtime.drafting import Drafting
 from moa_runtime.errors import MoaError
 from moa_runtime.loop_settings import LoopSettings
-from moa_runtime.paths import default_bundle
+from moa_runtime.paths import data_dir, default_bundle
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.throughput import controller_for
 from moa_runtime.transport import Endpoint
@@ -23,7 +23,12 @@ from moa_runtime.transport import Endpoint
 
 @dataclass(frozen=True)
 class Setup:
-    """A chat's ingredients. ``seed`` None draws a new one for each answer."""
+    """A chat's ingredients. ``seed`` None draws a new one for each answer.
+
+    Attributes:
+        store: the file that the conversation is kept in, if it is.
+        must_store: whether the user named it: the chat is not to go on without.
+    """
 
     bundle: Bundle
     endpoint: Endpoint
@@ -39,6 +44,8 @@ class Setup:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
+    store: Path | None = None
+    must_store: bool = False
 
     @property
     def server(self) -> str:
@@ -60,6 +67,7 @@ class Setup:
             policy=self.policy,
             settings=LoopSettings(offline_limit=self.offline_limit, drafting=self.drafting),
             system=self.system,
+            store=self.store,
             wait=wait,
         )
 
@@ -87,7 +95,16 @@ def setup_for(options: argparse.Namespace, bundle: Bundle, endpoint: Endpoint) -
         temperature=options.temperature,
         top_p=options.top_p,
         seed=options.seed,
+        store=options.chat or _default_store(options, bundle),
+        must_store=options.chat is not None,
     )
+
+
+def _default_store(options: argparse.Namespace, bundle: Bundle) -> Path | None:
+    """A person's conversation in a terminal is kept, by target: tokens of one are nothing to another."""
+    if not options.terminal or options.no_save or not sys.stdin.isatty():
+        return None
+    return data_dir() / "terminal" / f"{bundle.manifest.fingerprints.target[:16]}.json"
 
 
 def open_bundle(folder: Path | None) -> Bundle:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Callable
 
@@ -15,7 +16,10 @@ from moa_chat.status import Palette, summary
 from moa_chat.text import Span, clean
 from moa_chat.worker import ChatLike, RunningAnswer, Worker
 from moa_runtime.answer import Disagreement, LinkStatus, Statistics
+from moa_runtime.chat import Chat
+from moa_runtime.chat_store import StoreError
 from moa_runtime.errors import MoaError
+from moa_runtime.transport import ConnectError
 
 _EXCERPT_LENGTH = 70
 _HELP = """\
@@ -23,6 +27,7 @@ _HELP = """\
 /offline    work without the verifier, or with it again
 /stats      figures of the last answer
 /regen      answer the last question again: another answer with --temperature, the same without
+/new        begin another conversation
 /save FILE  write the conversation as Markdown (.md) or JSON (.json)
 /quit       leave (also Ctrl-D, or Ctrl-C twice)
 While an answer is written: Ctrl-C stops it, Tab switches between offline and online."""
@@ -37,7 +42,9 @@ def run_terminal(setup: Setup) -> int:
     # So the chat's event loop gets the other thread, which also keeps the link alive between questions.
     worker = Worker()
     try:
-        chat = worker.run(setup.connect())
+        chat, note = _connect(setup, worker)
+        if note:
+            print(f"moa-chat: {note}", file=sys.stderr)
         try:
             Terminal(setup, worker, chat, view_for(sys.stdout), input).loop()
         finally:
@@ -45,6 +52,25 @@ def run_terminal(setup: Setup) -> int:
     finally:
         worker.close()
     return 0
+
+
+def _connect(setup: Setup, worker: Worker) -> tuple[Chat, str]:
+    """The chat, and a note for the user. One that was kept is there without its verifier too; one that another program
+    has open is left to that, unless the user named it."""
+    try:
+        return worker.run(setup.connect()), ""
+    except StoreError as error:
+        if setup.must_store:
+            raise
+        return worker.run(dataclasses.replace(setup, store=None).connect()), f"{error}; this one is kept nowhere"
+    except ConnectError as error:
+        if error.final or setup.store is None:
+            raise
+        chat = worker.run(setup.connect(wait=False))
+        if chat.messages or chat.question:
+            return chat, str(error)
+        worker.run(chat.close())
+        raise
 
 
 class Terminal:
@@ -67,11 +93,13 @@ class Terminal:
             "/offline": self._toggle_offline,
             "/stats": self._show_statistics,
             "/regen": self._regenerate,
+            "/new": self._begin_anew,
         }
 
     def loop(self) -> None:
         """Until ``/quit``, the end of the input, or Ctrl-C twice."""
         self._say(f"{self._setup.target} at {self._setup.server}; /help lists the commands, Ctrl-C stops an answer")
+        self._go_on()
         interrupted = False
         while True:
             try:
@@ -130,6 +158,11 @@ class Terminal:
         self._worker.call(self._chat.restore, messages[:-2])
         self._ask(messages[-2]["content"])
 
+    def _begin_anew(self) -> None:
+        system = self._setup.system
+        self._worker.call(self._chat.restore, [{"role": "system", "content": system}] if system else [])
+        self._say("a new conversation")
+
     def _save(self, name: str) -> None:
         try:
             saved = save_conversation(
@@ -151,9 +184,30 @@ class Terminal:
 
     # -- an answer -----------------------------------------------------------------------------
 
+    def _go_on(self) -> None:
+        """Show the conversation that was kept, and finish its answer."""
+        if self._chat.store_problem:
+            self._complain(self._chat.store_problem)
+        turns = [message["content"] for message in self._chat.messages if message["role"] != "system"]
+        pending = self._worker.call(self._chat.pending)
+        if not turns and pending is None:
+            return
+        self._say("the conversation goes on; /new begins another")
+        shown = [] if pending is not None else turns[-2:]
+        if len(turns) > len(shown):
+            self._say(f"({len(turns) - len(shown)} earlier messages; /save FILE writes all)")
+        for prompt, text in zip(("you> ", ""), shown, strict=False):
+            self._view.write(Span(clean(prompt + text)))
+        if pending is not None:
+            self._view.write(Span(clean(f"you> {self._chat.question}")))
+            self._settle(self._show(lambda: self._worker.follow(pending)))
+
     def _ask(self, question: str) -> None:
         setup = self._setup
-        shown = self._show(lambda: self._worker.ask(self._chat, question, setup.max_new_tokens, setup.sampling()))
+        self._settle(self._show(lambda: self._worker.ask(self._chat, question, setup.max_new_tokens, setup.sampling())))
+
+    def _settle(self, shown: Shown) -> None:
+        """Ask whose version counts where the target disagreed."""
         if shown.disagreement is not None and self._wants_own(shown.disagreement, shown.confirmed):
             again = self._worker.call(self._chat.keep_mine)
             if again is not None:
@@ -199,8 +253,10 @@ class Terminal:
                     running = self._keep(running, shown)
                 status = shown.status(self._palette, wanted_offline=self._offline, hint=self._hint(shown, keyboard))
                 self._view.draw(shown.confirmed, shown.tentative(self._palette), status)
-        finally:
-            running.stop()
+        except BaseException as error:
+            if not isinstance(error, SystemExit):  # then the program is closed, a cut, and the next one goes on
+                running.stop()
+            raise
 
     def _keep(self, running: RunningAnswer, shown: Shown) -> RunningAnswer:
         """Have the answer go on from the device's text; it is drawn anew, as confirmed rows are never touched again."""

@@ -16,16 +16,19 @@ class AnswerEvents:
     """
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[tuple[int, ChatEvent | ChatError]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[int, ChatEvent | ChatError | None]] = asyncio.Queue()
         self._edition = self._edition_asked = 0
         self._published: tuple[TokenOrigin, ...] = ()
+        self._ended = False
 
     def clear(self) -> None:
-        """Another answer begins."""
+        """Another answer is asked for."""
         self._queue, self._published = asyncio.Queue(), ()
+        if self._ended:
+            self.end()
 
     def ask_for_edition(self) -> int:
-        """The reader takes back a part; returns the edition without it."""
+        """The reader takes back a part, or all; returns the edition without it."""
         self._edition_asked += 1
         return self._edition_asked
 
@@ -37,14 +40,19 @@ class AnswerEvents:
         """Have the reader hear of it, or, of an error, raise it."""
         self._queue.put_nowait((self._edition, event))
 
-    def publish(self, update: AnswerUpdate) -> None:
+    def publish(self, update: AnswerUpdate, *, even_without_tokens: bool = False) -> None:
         """Put it, unless the last one had the same tokens: a draft may be empty."""
-        if update.tokens != self._published:
+        if update.tokens != self._published or (even_without_tokens and not update.tokens):
             self._published = update.tokens
             self.put(update)
 
-    async def get(self) -> ChatEvent:
-        """The next event of the edition.
+    def end(self) -> None:
+        """There will be no more: the chat is closed."""
+        self._ended = True
+        self._queue.put_nowait((self._edition, None))
+
+    async def get(self) -> ChatEvent | None:
+        """The next event of the edition; None at the end.
 
         Raises:
             ChatError: one that was put.
@@ -53,5 +61,5 @@ class AnswerEvents:
             edition, event = await self._queue.get()
             if isinstance(event, ChatError):
                 raise event
-            if edition == self._edition_asked or isinstance(event, LinkChanged):
+            if event is None or edition == self._edition_asked or isinstance(event, LinkChanged):
                 return event

@@ -35,6 +35,7 @@ class AnswerRecord:
         start: absolute position of the answer's first token.
         statistics: its figures.
         disputed: what was rolled back in the last :class:`~moa_runtime.answer.Disagreement`.
+        ended: how it ended, None while it runs.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class AnswerRecord:
         self.start = question.length
         self.statistics = Statistics()
         self.disputed: RolledBack | None = None
+        self.ended: FinishReason | None = None
         self._stop_tokens = tokenizer.stop_tokens
         self._tokens: list[TokenOrigin] = []
         self._settled = 0  # how many of them were shown
@@ -53,6 +55,27 @@ class AnswerRecord:
         self._bytes_moved, self._bytes_before = bytes_moved, bytes_moved()
         self._asked_at = time.monotonic()
         self._ended_at = self._asked_at
+
+    def resume(self, tokens: Sequence[int], origins: Sequence[Origin], statistics: Statistics) -> None:
+        """Go on with the answer of another program: its confirmed tokens, where these came from, and its figures. The
+        time between the programs does not count."""
+        self._tokens = [TokenOrigin(t, o, True) for t, o in zip(tokens, origins, strict=True)]
+        self.statistics = statistics
+        up, down = self._bytes_before
+        self._bytes_before = up - statistics.bytes_up, down - statistics.bytes_down
+        self._asked_at -= statistics.seconds
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """Of the confirmed tokens."""
+        return tuple(token.origin for token in self._tokens)
+
+    def figures(self) -> Statistics:
+        """The answer's figures as they are now."""
+        up, down = self._bytes_moved()
+        self.statistics.bytes_up, self.statistics.bytes_down = up - self._bytes_before[0], down - self._bytes_before[1]
+        self.statistics.seconds = time.monotonic() - self._asked_at
+        return self.statistics.snapshot()
 
     def hear(self, event: LoopEvent) -> None:
         """Take what the drafting loop tells."""
@@ -106,7 +129,7 @@ class AnswerRecord:
             committed="".join(span.text for span in spans if span.committed),
             tentative="".join(span.text for span in spans if not span.committed),
             tokens=tokens,
-            statistics=self._figures(),
+            statistics=self.figures(),
             spans=spans,
             dropped=dropped,
         )
@@ -133,12 +156,13 @@ class AnswerRecord:
         self.statistics.tokens -= len(taken_back)
         self.statistics.kept -= kept_before
         self.statistics.taken_back += len(taken_back) - kept_before
-        self._rolled_back = None
+        self._rolled_back, self.ended = None, None
 
     def finish(self, reason: FinishReason) -> AnswerFinished:
         """The whole answer."""
+        self.ended = reason
         text = self.confirmed_text()
-        return AnswerFinished(text, tuple(self._tokens), reason, self._figures(), self._text.spans(complete=True))
+        return AnswerFinished(text, tuple(self._tokens), reason, self.figures(), self._text.spans(complete=True))
 
     def confirmed_text(self) -> str:
         """The text up to here, nothing tentative."""
@@ -152,9 +176,3 @@ class AnswerRecord:
     def resume_clock(self) -> None:
         """The answer is being written again; the time between does not count."""
         self._asked_at += time.monotonic() - self._ended_at
-
-    def _figures(self) -> Statistics:
-        up, down = self._bytes_moved()
-        self.statistics.bytes_up, self.statistics.bytes_down = up - self._bytes_before[0], down - self._bytes_before[1]
-        self.statistics.seconds = time.monotonic() - self._asked_at
-        return self.statistics.snapshot()

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from moa_runtime.answer import LinkChanged, LinkStatus
 from moa_runtime.answer_events import AnswerEvents
+from moa_runtime.chat_keeper import ChatKeeper
 from moa_runtime.control import Controller
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.driver import Driver
@@ -36,15 +37,25 @@ class ChatLink:
         settings: LoopSettings | None,
         timing: Timing | None,
         timeline: Timeline | None,
+        keeper: ChatKeeper,
     ) -> None:
         self._events = AnswerEvents()
+        self._keeper = keeper
         self._refusal: ChatError | None = None
         self._opening: asyncio.Future[None] | None = None  # what open() waits for
         self._running: asyncio.Task[None] | None = None
+        self._closed = False
         self._loop = DraftingLoop(session, drafter, controller or Throughput(), settings)
         self._loop.listen(self._hear)
         self._driver = Driver(
-            self._loop, drafter, endpoint, timing, timeline, on_problem=self._on_problem, on_rest=self._opened
+            self._loop,
+            drafter,
+            endpoint,
+            timing,
+            timeline,
+            on_problem=self._on_problem,
+            on_rest=self._opened,
+            store=lambda: keeper.save() if keeper.keeps else None,
         )
 
     async def __aenter__(self: Own) -> Own:
@@ -75,13 +86,20 @@ class ChatLink:
             await self._opening
 
     async def close(self) -> None:
-        """Leave the verifier; an :meth:`open` that waits is ended with an error."""
+        """Leave the verifier. An :meth:`open` that waits is ended with an error; the events of an answer under way
+        end, and where the chat is stored, the answer goes on with the next program."""
+        self._closed = True
+        self._keeper.save()
+        self._events.end()
         if opening := self._connecting():
             opening.set_exception(ConnectError("the chat was closed before the verifier had answered", final=True))
-        await self._driver.close()
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+        try:
+            await self._driver.close()
+            if self._running is not None:
+                self._running.cancel()
+                await asyncio.gather(self._running, return_exceptions=True)
+        finally:
+            await self._keeper.close()
 
     @property
     def link(self) -> LinkChanged:
@@ -92,6 +110,12 @@ class ChatLink:
     def status(self) -> LinkStatus:
         """The link as the user should see it."""
         return self._loop.link.status
+
+    @property
+    def store_problem(self) -> str:
+        """Why the stored chat did not go on, or why this one is not stored now, in a sentence; empty where all is
+        well."""
+        return self._keeper.problem
 
     @property
     def policy(self) -> Policy:

@@ -47,13 +47,23 @@ class Conversation:
         """Committed tokens that belong to the turns."""
         return self._ends[-1][1]
 
+    @property
+    def ends(self) -> list[tuple[int, int]]:
+        """How many committed tokens so many turns take."""
+        return list(self._ends)
+
+    def resume(self, messages: Sequence[Mapping[str, str]], ends: Sequence[tuple[int, int]], committed: int) -> None:
+        """Go on with the turns of another program, of whose tokens ``committed`` are left."""
+        self.messages = [checked_turn(message) for message in messages]
+        self._ends = [(0, 0), *(end for end in ends if 0 < end[1] <= committed)]
+
     def restore(self, messages: Sequence[Mapping[str, str]]) -> None:
         """Replace the turns.
 
         Raises:
             MoaError: a message that is not ``{"role": text, "content": text}``.
         """
-        turns = [_checked(message) for message in messages]
+        turns = [checked_turn(message) for message in messages]
         common = common_length(self.messages, turns)
         self._ends = [end for end in self._ends if end[0] <= common]
         self.messages = turns
@@ -84,7 +94,12 @@ class Conversation:
         self._ends.append((len(self.messages), length))
 
 
-def _checked(message: Mapping[str, str]) -> dict[str, str]:
+def checked_turn(message: Mapping[str, str]) -> dict[str, str]:
+    """A turn as a conversation has it.
+
+    Raises:
+        MoaError: it is not ``{"role": text, "content": text}``.
+    """
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not isinstance(content, str):
         raise MoaError(f'a message must be {{"role": text, "content": text}}, not {dict(message)!r}')

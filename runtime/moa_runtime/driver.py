@@ -32,6 +32,7 @@ class Driver:
             of the link's status.
         on_problem: called with why a connection could not be made or kept, and whether waiting cannot mend it.
         on_rest: called when no connection will be made until the host says so: offline by choice, or in the background.
+        store: called with each Hello, which is sent when the future that it returns is done; None for at once.
     """
 
     def __init__(
@@ -44,9 +45,10 @@ class Driver:
         *,
         on_problem: Callable[[MoaError, bool], None],
         on_rest: Callable[[], None],
+        store: Callable[[], asyncio.Future[None] | None] = lambda: None,
     ) -> None:
         self._loop, self._drafter = loop, drafter
-        self._on_problem, self._on_rest = on_problem, on_rest
+        self._on_problem, self._on_rest, self._store = on_problem, on_rest, store
         loop.listen(self._hear)
         self._timeline = timeline or NO_TIMELINE
         self._inbox: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
@@ -54,7 +56,7 @@ class Driver:
         handlers = TransportHandlers(
             held=lambda: self.post(lambda: self._rest("no connection is made in the background")),
             connecting=lambda: self.post(loop.connecting),
-            opened=lambda: self.post(loop.opened),
+            opened=lambda: self.post(self._opened),
             frame=lambda data: self.post(lambda: self._received(data)),
             closed=lambda problem, retry_in_s: self.post(lambda: self._closed(problem, retry_in_s)),
         )
@@ -64,6 +66,7 @@ class Driver:
         self._online = False  # as the user wants it
         self._refused = False  # by the verifier that was connected to last
         self._reconnecting: asyncio.Task[None] | None = None
+        self._greeting: asyncio.Future[None] | None = None  # done when the Hello of this connection may be sent
         self._sent_ns = self._taken_up_ns = 0  # the frame in flight was handed over, the last was taken up: wall-clock
         self._status = loop.link.status
 
@@ -137,9 +140,10 @@ class Driver:
         self._loop.drafted(draft, tree, now - began, now)
 
     def _send_frames(self) -> None:
-        for frame in self._loop.frames_to_send(time.monotonic()):
-            self._sent_ns = time.time_ns()
-            self._transport.send(frame)
+        if self._greeting is None:
+            for frame in self._loop.frames_to_send(time.monotonic()):
+                self._sent_ns = time.time_ns()
+                self._transport.send(frame)
 
     async def _wait(self, until: float | None) -> None:
         timeout = None if until is None else max(until - time.monotonic(), 0.0) + 0.01
@@ -183,6 +187,18 @@ class Driver:
             )
 
     # -- what transport and loop say ---------------------------------------------------------------
+
+    def _opened(self) -> None:
+        """Greet; where the chat is stored, once the disk has what the Hello says. The loop goes on meanwhile, and sends
+        nothing before the Welcome."""
+        self._loop.opened()
+        stored = self._greeting = self._store()
+        if stored is not None:
+            stored.add_done_callback(lambda _: self.post(lambda: self._greet(stored)))
+
+    def _greet(self, stored: asyncio.Future[None]) -> None:
+        if stored is self._greeting:  # else another connection has come
+            self._greeting = None
 
     def _received(self, data: bytes) -> None:
         self._taken_up_ns = time.time_ns()

@@ -1,9 +1,10 @@
-"""Where moa-edge keeps what it can make again (cache)."""
+"""Where moa-edge keeps what it can make again (cache) and what it cannot (data)."""
 
 from __future__ import annotations
 
 import os
 import sys
+from datetime import datetime
 from pathlib import Path
 
 
@@ -15,12 +16,40 @@ def cache_dir() -> Path:
     if sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        base = _local_app_data()
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "moa-edge"
+
+
+def data_dir() -> Path:
+    """The user's data folder for moa-edge; ``MOA_EDGE_PROFILE`` overrides the platform's convention."""
+    override = os.environ.get("MOA_EDGE_PROFILE")
+    if override:
+        return Path(override).expanduser()
+    if sys.platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    elif sys.platform == "win32":
+        base = _local_app_data()
+    else:
+        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     return base / "moa-edge"
 
 
 def default_bundle() -> Path:
     """The bundle used when none is named: where ``moa-export`` writes and ``moa-chat`` looks."""
     return Path(os.environ.get("MOA_EDGE_BUNDLE") or cache_dir() / "bundles" / "default").expanduser()
+
+
+def free_name(path: Path, word: str) -> Path:
+    """A name beside ``path`` that no file has: ``chat.json`` becomes ``chat-WORD-2026-01-31-120000.json``."""
+    stem = f"{path.stem}-{word}-{datetime.now():%Y-%m-%d-%H%M%S}"
+    free, number = path.with_name(f"{stem}{path.suffix}"), 1
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{stem}-{number}{path.suffix}")
+    return free
+
+
+def _local_app_data() -> Path:
+    return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")

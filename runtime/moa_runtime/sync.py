@@ -52,6 +52,20 @@ class SyncChat:
         """See :meth:`moa_runtime.chat.Chat.send`. Leaving the loop early stops the answer."""
         return self._follow(self.chat.send(text, max_new_tokens=max_new_tokens, sampling=sampling))
 
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return self.chat.messages
+
+    @property
+    def question(self) -> str:
+        """See :attr:`moa_runtime.chat.Chat.question`."""
+        return self.chat.question
+
+    def pending(self) -> Iterator[ChatEvent] | None:
+        """See :meth:`moa_runtime.chat.Chat.pending`. Leaving the loop early stops the answer."""
+        events = self._run(_call(self.chat.pending))
+        return None if events is None else self._follow(events)
+
     def keep_mine(self) -> Iterator[ChatEvent] | None:
         """See :meth:`moa_runtime.chat.Chat.keep_mine`."""
         events = self._run(_call(self.chat.keep_mine))
@@ -59,13 +73,14 @@ class SyncChat:
 
     def _follow(self, events: AsyncGenerator[ChatEvent, None]) -> Iterator[ChatEvent]:
         try:
-            while True:
+            while not self._loop.is_closed():
                 event = self._run(_next(events))
                 if event is None:
                     return
                 yield event
         finally:
-            self._run(events.aclose())
+            if not self._loop.is_closed():
+                self._run(events.aclose())
 
     def restore(self, messages: Sequence[Mapping[str, str]]) -> None:
         """See :meth:`moa_runtime.chat.Chat.restore`."""
@@ -84,7 +99,9 @@ class SyncChat:
         self._run(self.chat.network_changed())
 
     def close(self) -> None:
-        """Close the chat and end its thread."""
+        """Close the chat and end its thread; also in the middle of an answer."""
+        if self._loop.is_closed():
+            return
         self._run(self.chat.close())
         self._stop_loop()
 

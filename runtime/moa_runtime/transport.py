@@ -172,6 +172,10 @@ class Transport:
             text = f"the certificate of {address} is not trusted ({error.verify_message})"
             raise ConnectError(f"{text}; pass its certificate authority with --tls-ca", final=True) from error
         except InvalidHandshake as error:
+            if isinstance(
+                error.__cause__, EOFError
+            ):  # as of a verifier that is killed, or still starting behind a proxy
+                raise ConnectError(f"{address} closed the connection without an answer", final=False) from error
             raise ConnectError(f"{address} does not speak WebSocket: is it a moa-edge verifier?", final=True) from error
         except TimeoutError as error:
             raise ConnectError(

@@ -56,6 +56,7 @@ class FakeChat:
         asked: the questions.
         stopped: how many answers were left early.
         offline: what ``work_offline`` was told.
+        pending_script: of the answer that was under way when the program before ended.
         kept: how often the device's text was to be kept.
     """
 
@@ -69,6 +70,8 @@ class FakeChat:
         self.status = LinkStatus.ONLINE
         self.messages: list[dict[str, str]] = []
         self.kept = 0
+        self.question = self.store_problem = ""
+        self.pending_script = None
 
     @property
     def link(self) -> LinkChanged:
@@ -76,6 +79,11 @@ class FakeChat:
 
     def restore(self, messages) -> None:
         self.messages = list(messages)
+
+    def pending(self):
+        """The script of an answer of the program before."""
+        script, self.pending_script = self.pending_script, None
+        return None if script is None else self._play(script)
 
     def keep_mine(self):
         """As after an answer: the next script is what is written now."""
@@ -120,9 +128,10 @@ class FakeChat:
 class FakeSetup(Setup):
     """A setup that connects to a fake chat."""
 
-    def __init__(self, chat: FakeChat, **options) -> None:
-        bundle = SimpleNamespace(manifest=SimpleNamespace(target="tiny-target"))
-        super().__init__(bundle, Endpoint("ws://127.0.0.1:8765"), **options)
+    def __init__(self, chat: FakeChat | None = None, **options) -> None:
+        options.setdefault("bundle", SimpleNamespace(manifest=SimpleNamespace(target="tiny-target")))
+        options.setdefault("endpoint", Endpoint("ws://127.0.0.1:8765"))
+        super().__init__(**options)
         object.__setattr__(self, "chat", chat)
 
     async def connect(self) -> FakeChat:

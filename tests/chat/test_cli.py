@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +14,7 @@ from moa_chat.cli import main
 from moa_chat.options import build_parser
 from moa_chat.setup import endpoint_for, setup_for
 from moa_runtime import extras
+from moa_runtime.bundle import Fingerprints
 from moa_runtime.errors import MoaError
 
 
@@ -45,6 +48,9 @@ def refusal(capsys, *argv: str) -> str:
         (["--once", "x", "--allow-origin", "http://a"], "belong to --serve"),
         (["--terminal", "--gateway-token", "t"], "belong to --serve"),
         (["--serve", "--policy", "rollback"], "cannot take back what it has sent"),
+        (["--once", "x", "--no-save"], "--chat and --no-save belong to --terminal"),
+        (["--chat", "file"], "the window keeps its chats in its profile"),
+        (["--terminal", "--chat", "file", "--no-save"], "--no-save keeps nothing: leave out --chat"),
         (["--serve", "11435"], "expected HOST:PORT"),
         (["--serve", "localhost:99999"], "expected HOST:PORT"),
         (["--serve", "0.0.0.0:11435"], "set a token with --gateway-token or MOA_GATEWAY_TOKEN"),
@@ -161,3 +167,22 @@ def test_help_needs_no_runtime():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "--offline-limit" in done.stdout
+
+
+class Manifest:
+    fingerprints = Fingerprints("0123456789abcdef" * 4, "tokenizer", "drafter")
+
+
+def kept_in(*argv: str) -> tuple[Path | None, bool]:
+    setup = setup_for(build_parser().parse_args(argv), SimpleNamespace(manifest=Manifest), None)
+    return setup.store, setup.must_store
+
+
+def test_a_conversation_is_kept_where_a_person_types_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("MOA_EDGE_PROFILE", str(tmp_path))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    assert kept_in("--terminal") == (tmp_path / "terminal" / "0123456789abcdef.json", False)
+    assert kept_in("--terminal", "--chat", "mine.json") == (Path("mine.json"), True)
+    assert kept_in("--terminal", "--no-save") == kept_in("--once", "x") == kept_in() == (None, False)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
+    assert kept_in("--terminal") == (None, False)

@@ -51,6 +51,12 @@ def hanging(waiting: Running) -> Iterator[Running]:
     waiting.process.send_signal(signal.SIGCONT)
 
 
+@pytest.fixture(autouse=True)
+def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversations are kept here, not in the home of whoever runs the tests."""
+    monkeypatch.setenv("MOA_EDGE_PROFILE", str(tmp_path / "profile"))
+
+
 def once(onnx_bundle, url: str, *arguments: str, token: str = TOKEN) -> subprocess.CompletedProcess:
     command = chat(onnx_bundle, url, "--once", QUESTION, *arguments)
     environment = {**os.environ, "MOA_TOKEN": token}
@@ -144,3 +150,25 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(onnx_bundle, hanging):
         terminal.press("/quit\n")
         assert terminal.process.wait(30) == 0
         assert "Traceback" not in terminal.text()
+
+
+def test_a_killed_program_goes_on_when_it_is_started_again(onnx_bundle, server, waiting):
+    """SIGKILL in the middle of an answer, which is still unfinished when the program is back."""
+    command = chat(onnx_bundle, waiting.url, "--terminal", "--max-new-tokens", "200")
+    whole = once(onnx_bundle, server, "--max-new-tokens", "200").stdout
+    with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as terminal:
+        terminal.wait("you>")
+        terminal.press(QUESTION + "\n")
+        terminal.wait(r"online \| tau")
+        terminal.process.kill()
+    with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as terminal:
+        text = terminal.wait(r"200 tokens in .* rounds")
+        shown = text.split(QUESTION)[1].split("cut off")[0]
+        assert "".join(shown.split()) == "".join(clean(whole).split())
+        with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as second:
+            second.wait("is open in another program")
+            assert QUESTION not in second.wait("you>")
+        terminal.press(CTRL_D)
+        assert terminal.process.wait(30) == 0
+    with in_terminal([*command, "--no-save"], columns=200, MOA_TOKEN=TOKEN) as terminal:
+        assert QUESTION not in terminal.wait("you>")

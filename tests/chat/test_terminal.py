@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import signal
+import sys
+from unittest import mock
 
 import pytest
 from ansi_screen import AnsiScreen
@@ -13,11 +15,13 @@ from fake_chat import HANG, FakeChat, FakeSetup, finished, update
 from moa_chat.screen import LiveView, PlainView
 from moa_chat.shown import Shown
 from moa_chat.status import Palette, status_line, summary, tentative_spans
-from moa_chat.terminal import Terminal
+from moa_chat.terminal import Terminal, run_terminal
 from moa_chat.text import Span
-from moa_chat.worker import Worker
+from moa_chat.worker import RunningAnswer, Worker
 from moa_runtime.answer import Disagreement, FinishReason, LinkChanged, LinkStatus, Paused, PauseReason
 from moa_runtime.chat import ChatError
+from moa_runtime.chat_store import StoreError
+from moa_runtime.transport import ConnectError
 
 
 class Lines:
@@ -206,3 +210,87 @@ def test_no_color(monkeypatch):
 )
 def test_a_summary_says_why_an_answer_is_incomplete(reason, said):
     assert said in summary(reason, finished("a").statistics)
+
+
+# -- conversations that were kept --------------------------------------------------------------------------
+
+
+def turns(*texts):
+    return [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(texts)]
+
+
+def test_a_kept_conversation_is_shown_and_its_answer_finished():
+    chat = FakeChat([finished("Rome.")])
+    chat.messages, chat.question = turns("Hello?", "Hi."), "France?"
+    chat.pending_script = [update("Par", "is"), finished("Paris.")]
+    out = talk(chat, Lines("Italy?"))
+    before, rest = out.split("the conversation goes on; /new begins another\n")
+    assert "Hi." not in out and "(2 earlier messages; /save FILE writes all)\nyou> France?\nParis.\n6 tokens" in rest
+    assert chat.asked == ["Italy?"] and "Rome." in rest and "tiny-target at" in before
+
+
+def test_a_kept_conversation_without_a_running_answer_is_shown():
+    chat = FakeChat()
+    chat.messages = [{"role": "system", "content": "Be brief."}, *turns("A?", "a.", "B?", "b\x1b[2J.")]
+    chat.store_problem = "the old file is elsewhere"
+    out = talk(chat, Lines("/new"))
+    assert "error: the old file is elsewhere\n" in out
+    assert "(2 earlier messages; /save FILE writes all)\nyou> B?\nb␛[2J.\n" in out and "Be brief" not in out
+    assert "a new conversation\n" in out and chat.messages == []
+
+
+def test_a_stop_of_the_program_stops_no_answer():
+    def terminated():
+        signal.raise_signal(signal.SIGTERM)
+
+    chat = FakeChat([update("Once"), terminated, HANG])
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    stopped = []
+    worker = Worker()
+    stop = RunningAnswer.stop
+    try:
+        with mock.patch.object(RunningAnswer, "stop", lambda self: (stopped.append(self), stop(self))):
+            with pytest.raises(SystemExit):
+                Terminal(FakeSetup(chat), worker, chat, PlainView(io.StringIO()), Lines("story?")).loop()
+            assert not stopped
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        worker.close()
+
+
+def test_a_kept_chat_opens_without_its_verifier_and_a_new_one_does_not(tmp_path, monkeypatch):
+    away = ConnectError("no verifier answers", final=False)
+    chat, opened = FakeChat(), []
+
+    async def connect(self, *, wait=True):
+        opened.append((wait, self.store))
+        if wait:
+            raise away
+        return chat
+
+    monkeypatch.setattr(FakeSetup, "connect", connect)
+    monkeypatch.setattr("moa_chat.terminal.input", lambda _: "/quit", raising=False)
+    with pytest.raises(ConnectError):
+        run_terminal(FakeSetup(chat))
+    assert opened == [(True, None)]
+    with pytest.raises(ConnectError):
+        run_terminal(FakeSetup(chat, store=tmp_path))
+    assert chat.closed and opened[1:] == [(True, tmp_path), (False, tmp_path)]
+    chat.messages = turns("A?", "a.")
+    assert run_terminal(FakeSetup(chat, store=tmp_path)) == 0
+
+
+def test_a_chat_that_another_program_has_is_left_to_it(tmp_path, monkeypatch, capsys):
+    chat = FakeChat()
+
+    async def connect(self, *, wait=True):
+        if self.store is not None:
+            raise StoreError("the chat is open in another program")
+        return chat
+
+    monkeypatch.setattr(FakeSetup, "connect", connect)
+    monkeypatch.setattr("moa_chat.terminal.input", lambda _: "/quit", raising=False)
+    with pytest.raises(StoreError):
+        run_terminal(FakeSetup(chat, store=tmp_path, must_store=True))
+    assert run_terminal(FakeSetup(chat, store=tmp_path)) == 0
+    assert "the chat is open in another program; this one is kept nowhere" in capsys.readouterr().err

@@ -106,6 +106,16 @@ async def _neighbour(world: World, a: float, b: float) -> None:
     world.others.append(asyncio.create_task(prompts()))
 
 
+async def _kill(world: World, a: float, b: float) -> None:
+    """The program is killed, and started again."""
+    if world.stored is None:
+        return
+    await world.kill_program()
+    await asyncio.sleep(30 * a * a)
+    world.start_program()
+    await world.chat.open(wait=False)
+
+
 HAPPENINGS: dict[str, Callable[[World, float, float], Awaitable[None]]] = {
     "cut": _cut,
     "outage": _outage,
@@ -122,6 +132,7 @@ HAPPENINGS: dict[str, Callable[[World, float, float], Awaitable[None]]] = {
     "policy": _policy,
     "sweep": _sweep,
     "neighbour": _neighbour,
+    "kill": _kill,
 }
 
 

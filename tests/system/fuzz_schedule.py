@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import logging
 import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Disagreement, FinishReason, Origin, TokenOrigin
-from moa_runtime.chat import ContextFullError
+from moa_runtime.chat import Chat, ContextFullError
 from moa_runtime.session.events import Policy, Sampling
 from system.fuzz_happenings import HAPPENINGS
 from system.fuzz_world import MANNERS, Limits, World, living
@@ -53,6 +56,7 @@ class Schedule:
     limits: Limits
     turns: tuple[Turn, ...]
     happenings: tuple[Happening, ...]
+    stored: bool
 
 
 def schedule(seed: int) -> Schedule:
@@ -79,7 +83,7 @@ def schedule(seed: int) -> Schedule:
         Happening(rng.expovariate(rng.choice([20.0, 5.0, 1.0])), rng.choice(names), rng.random(), rng.random())
         for _ in range(rng.randint(0, 12))
     ]
-    return Schedule(seed, limits, tuple(turns), tuple(happenings))
+    return Schedule(seed, limits, tuple(turns), tuple(happenings), rng.random() < 0.5)
 
 
 async def _happen(world: World, happenings: Sequence[Happening]) -> None:
@@ -91,23 +95,54 @@ async def _happen(world: World, happenings: Sequence[Happening]) -> None:
 
 
 async def _live(loop: VirtualLoop, plan: Schedule, happenings: Sequence[Happening], bundle: Any) -> None:
-    async with living(loop, plan.limits, bundle, random.Random(f"{plan.seed}.world")) as world:
+    async with contextlib.AsyncExitStack() as stack:
+        store = Path(stack.enter_context(TemporaryDirectory())) / "chat.json" if plan.stored else None
+        rng = random.Random(f"{plan.seed}.world")
+        world = await stack.enter_async_context(living(loop, plan.limits, bundle, rng, store))
         fate = asyncio.create_task(_happen(world, happenings))
         for turn in plan.turns:
+            await world.program_up.wait()
             messages = world.chat.messages
             world.chat.restore(messages[: max(0, len(messages) - 2 * turn.rewinds)])
             world.seed = turn.sampling.seed if turn.sampling.temperature else 0
             with contextlib.suppress(ContextFullError):
-                answering = world.chat.send(turn.text, max_new_tokens=turn.count, sampling=turn.sampling)
-                disputed = await asyncio.wait_for(_follow(world, answering, turn), STUCK_S)
-                if disputed and (again := world.chat.keep_mine()) is not None:
-                    await asyncio.wait_for(_follow(world, again, turn), STUCK_S)
+                await asyncio.wait_for(_turn(world, turn), STUCK_S)
         await fate
 
 
-async def _follow(world: World, answering: AsyncGenerator[ChatEvent, None], turn: Turn) -> bool:
-    """Follow an answer to its end, or leave. Says whether the user may still want a dispute his own way."""
-    disputed, seen, last = False, 0, None
+async def _turn(world: World, turn: Turn) -> None:
+    """Ask, and follow the answer to its end, from program to program."""
+    before = len(world.chat.messages)
+    ending, answering = Ending.UNHEARD, None
+    while ending in (Ending.UNHEARD, Ending.KILLED):
+        await world.program_up.wait()
+        answering = world.chat.pending()
+        if answering is None:
+            assert ending is Ending.UNHEARD and len(world.chat.messages) == before, "what was shown is lost"
+            answering = world.chat.send(turn.text, max_new_tokens=turn.count, sampling=turn.sampling)
+        else:
+            assert world.chat.question == turn.text and len(world.chat.messages) == before
+        ending = await _follow(world, answering, turn)
+    again = world.chat.keep_mine() if ending is Ending.DISPUTED else None
+    while again is not None:
+        await _follow(world, again, turn)
+        await world.program_up.wait()
+        again = world.chat.pending()
+
+
+class Ending(enum.Enum):
+    """How following an answer ended."""
+
+    WHOLE = "it was whole"
+    DISPUTED = "the same, and the user may want a dispute his own way"
+    LEFT = "the user left"
+    UNHEARD = "the program was killed before anything came"
+    KILLED = "the program was killed"
+
+
+async def _follow(world: World, answering: AsyncGenerator[ChatEvent, None], turn: Turn) -> Ending:
+    """Follow an answer to its end, or leave."""
+    chat, disputed, seen, last = world.chat, False, 0, None
     async with aclosing(answering) as events:
         async for event in events:
             seen += 1
@@ -117,21 +152,24 @@ async def _follow(world: World, answering: AsyncGenerator[ChatEvent, None], turn
             elif isinstance(event, Disagreement):
                 disputed = world.rng.random() < 0.5
                 if not disputed and world.rng.random() < 0.5:
-                    world.chat.keep_mine()
+                    chat.keep_mine()
             elif isinstance(event, AnswerFinished):
-                _check(world, event.tokens)
-                _check_end(world, event, turn)
-                return disputed
+                _check(world, chat, event.tokens)
+                _check_end(world, chat, event, turn)
+                return Ending.DISPUTED if disputed else Ending.WHOLE
             if seen == turn.leaves_after:
                 break
+        else:
+            assert not world.program_up.is_set() or world.chat is not chat, "the events ended before the answer"
+            return Ending.KILLED if seen else Ending.UNHEARD
     if last is not None:
-        _check(world, last.tokens)
-    return False
+        _check(world, chat, last.tokens)
+    return Ending.LEFT
 
 
-def _check(world: World, tokens: Sequence[TokenOrigin]) -> None:
+def _check(world: World, chat: Chat, tokens: Sequence[TokenOrigin]) -> None:
     """What is committed is what the target writes behind what stands before it, but for what was kept."""
-    start, known = world.chat.prompt_tokens, world.chat.tokens
+    start, known = chat.prompt_tokens, chat.tokens
     answer = [token for token in tokens if token.committed]
     if len(known) < start:  # left before the target had the question
         return
@@ -143,10 +181,11 @@ def _check(world: World, tokens: Sequence[TokenOrigin]) -> None:
         prefix.append(token.token)
 
 
-def _check_end(world: World, event: AnswerFinished, turn: Turn) -> None:
+def _check_end(world: World, chat: Chat, event: AnswerFinished, turn: Turn) -> None:
     """It ended where it should."""
     assert all(token.committed for token in event.tokens)
-    length = world.chat.prompt_tokens + len(event.tokens)
+    assert event.statistics.tokens == len(event.tokens)
+    length = chat.prompt_tokens + len(event.tokens)
     if event.reason is FinishReason.STOP:
         assert event.tokens[-1].token == STOP
     elif event.reason is FinishReason.LENGTH:

@@ -114,12 +114,16 @@ class World:
 
     Attributes:
         seed: of the answer that is being written, 0 for greedy ones.
+        program_up: set while there is a chat; one that is killed leaves its store to the next.
         delay: longest seconds that a frame is under way.
         up: whether the verifier's process lives.
     """
 
-    def __init__(self, loop: VirtualLoop, limits: Limits, bundle: Any, rng: random.Random) -> None:
+    def __init__(
+        self, loop: VirtualLoop, limits: Limits, bundle: Any, rng: random.Random, store: Path | None = None
+    ) -> None:
         self.loop, self.limits, self.rng = loop, limits, rng
+        self.bundle, self.stored = bundle, store
         self.seed = 0
         self.delay = limits.delay_s
         self.others: list[asyncio.Task[None]] = []
@@ -127,17 +131,37 @@ class World:
         self.worker: Worker
         self.store: SessionStore
         self.link = MemoryLink(self._serve, self._under_way, self._under_way)
-        self.drafter = ToyDrafter(self, rng, limits.skill)
         self._start_server()
         bundle.manifest.max_context = limits.max_context
+        self.program_up = asyncio.Event()
+        self.start_program()
+
+    def start_program(self) -> None:
+        """Make the chat; :meth:`Chat.open` it next."""
+        limits = self.limits
+        self.drafter = ToyDrafter(self, self.rng, limits.skill)
         self.chat = Chat(
-            bundle,
+            self.bundle,
             Endpoint("ws://verifier"),
             drafter=self.drafter,
             controller=FixedShape(Budget(32, limits.draft_length, branches=limits.trees), limits.ahead),
             policy=limits.policy,
             settings=PATIENCE,
+            store=self.stored,
         )
+        self.program_up.set()
+
+    async def kill_program(self) -> None:
+        """What the disk does not have by now is lost."""
+        self.program_up.clear()
+        keeper = self.chat._keeper
+        store, keeper._store, keeper._wanted = keeper._store, None, None
+        if keeper._writing is not None:
+            keeper._writing.cancel()
+        if store is not None:
+            store.close()
+        self.link.cut()
+        await self.chat.close()
 
     def choice(self, prefix: Sequence[int]) -> int:
         return self.engine.choice(prefix, self.seed)
@@ -185,9 +209,11 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def living(loop: VirtualLoop, limits: Limits, bundle: Any, rng: random.Random) -> AsyncIterator[World]:
+async def living(
+    loop: VirtualLoop, limits: Limits, bundle: Any, rng: random.Random, store: Path | None = None
+) -> AsyncIterator[World]:
     """A world whose chat has begun to connect."""
-    world = World(loop, limits, bundle, rng)
+    world = World(loop, limits, bundle, rng, store)
     with mock.patch("moa_runtime.transport.connect", world.link.connect):
         await world.chat.open(wait=False)
         yield world

@@ -211,3 +211,41 @@ def test_the_blocking_wrapper(verifier: Verifier, bundle: Bundle) -> None:
         assert isinstance(list(chat.send("Go on.", max_new_tokens=5))[-1], AnswerFinished)
     with pytest.raises(ConnectError):
         SyncChat(bundle, Endpoint("ftp://nowhere"))
+
+
+@pytest.mark.parametrize(("answer", "final"), [(b"", False), (b"HTTP/1.1 101", False), (b"220 mail\r\n\r\n", True)])
+def test_a_verifier_that_dies_while_it_is_greeted_is_asked_again(bundle: Bundle, answer: bytes, final: bool) -> None:
+    async def run() -> None:
+        async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            writer.close()
+
+        async with await asyncio.start_server(die, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            with pytest.raises(ConnectError) as caught:
+                async with chatting(bundle, Endpoint(f"ws://127.0.0.1:{port}")):
+                    pass
+        assert caught.value.final is final, caught.value
+
+    asyncio.run(run())
+
+
+def test_an_answer_under_way_goes_on_without_asyncio(verifier: Verifier, bundle: Bundle, tmp_path: Path) -> None:
+    where, options = endpoint(verifier), {"threads": 1, "store": tmp_path / "chat.json"}
+    with SyncChat(bundle, where, **options) as chat:
+        assert chat.pending() is None and chat.question == ""
+        seen = []
+        for event in chat.send(QUESTION, max_new_tokens=120):
+            seen.append(event)
+            if isinstance(event, AnswerUpdate) and event.committed:
+                chat.close()
+        assert not isinstance(seen[-1], AnswerFinished)
+    with SyncChat(bundle, where, **options) as chat:
+        assert chat.question == QUESTION and chat.messages == []
+        pending = chat.pending()
+        assert pending is not None
+        answer = [*pending][-1]
+        assert isinstance(answer, AnswerFinished)
+        assert chat.messages[-1] == {"role": "assistant", "content": answer.text}
+        assert [token.token for token in answer.tokens] == own_decoding(verifier, chat.chat, answer, 120, Sampling())

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 from moa_chat.desktop.figures import Round, new_round, summary
 from moa_chat.history.message import Dropped, Message
+from moa_chat.history.store import History
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, Statistics
 from moa_runtime.sequences import common_length
+
+
+def answering_again(history: History, turns: Sequence[Mapping[str, str]], question: str) -> Answering | None:
+    """The stored answer that was being written to ``question`` after ``turns``, which may begin with a system message.
+
+    Raises:
+        MoaError: the history cannot be read.
+    """
+    known = [*(turn for turn in turns if turn["role"] != "system"), {"role": "user", "content": question}]
+    for chat, position in history.unfinished():
+        if [message.turn for message in history.messages(chat)][:position] == known:
+            return Answering(chat, position, question)
+    return None
 
 
 class Answering:

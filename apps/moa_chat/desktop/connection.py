@@ -59,17 +59,20 @@ async def _load_bundle(folder: str) -> Bundle:
         raise ConnectionFailedError(as_sentence(str(error)), Trouble.BUNDLE) from error
 
 
-async def connect(settings: Settings, endpoint: Endpoint, options: argparse.Namespace) -> Chat:
+async def connect(
+    settings: Settings, endpoint: Endpoint, options: argparse.Namespace, store: Path | None = None
+) -> Chat:
     """Open a chat, also where the verifier is away: it connects when it can.
 
     Args:
         options: of the command line; they say how to draft.
+        store: see :meth:`moa_runtime.chat.Chat.connect`.
 
     Raises:
         ConnectionFailedError: why a chat with these settings does not work.
     """
     bundle = await _load_bundle(settings.bundle)
-    setup = dataclasses.replace(setup_for(options, bundle, endpoint), policy=Policy.ASK, system=None)
+    setup = dataclasses.replace(setup_for(options, bundle, endpoint), policy=Policy.ASK, system=None, store=store)
     try:
         return await setup.connect()
     except MoaError as error:

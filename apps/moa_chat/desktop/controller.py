@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import secrets
 from collections.abc import Callable
 from typing import TypeVar
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from moa_chat.desktop.answering import Answering
+from moa_chat.desktop.answering import Answering, answering_again
 from moa_chat.desktop.engine import Engine
 from moa_chat.desktop.figures import figures, round_trip
 from moa_chat.desktop.profile import Settings
@@ -82,6 +81,7 @@ class ChatController(QObject):
         engine.events.connect(self._take)
         engine.ended.connect(self._ended)
         engine.reopened.connect(self._reopened)
+        engine.pending.connect(self._go_on)
 
     @property
     def busy(self) -> bool:
@@ -104,8 +104,7 @@ class ChatController(QObject):
     def open_chat(self, chat: int) -> None:
         running = self._answering
         self.current = chat
-        stored: list[Message] = self._try(lambda: self.history.messages(chat), [])
-        self.messages = [_settled(message) for message in stored]
+        self.messages = [message.settled for message in self._try(lambda: self.history.messages(chat), [])]
         if running is not None and running.chat == chat:
             self.messages[running.position :] = [running.message]
         elif self.messages and self.messages[-1].role == "user":
@@ -136,14 +135,12 @@ class ChatController(QObject):
 
     def send(self, text: str) -> None:
         """Ask in the open chat."""
-        if self.busy or self._engine.chat is None:
+        ready = not self.busy and self._engine.chat is not None
+        if ready and self.current is None:
+            self.current = self._try(lambda: self.history.create(title_of(text)), None)
+        if not ready or self.current is None:
             self.returned.emit(text)
             return
-        if self.current is None:
-            self.current = self._try(lambda: self.history.create(title_of(text)), None)
-            if self.current is None:
-                self.returned.emit(text)
-                return
         settings = self._settings()
         turns = [{"role": "system", "content": settings.system}] if settings.system else []
         turns += [message.turn for message in self.messages]
@@ -245,6 +242,16 @@ class ChatController(QObject):
         self._answering = self._last
         self.busy_changed.emit(True)
 
+    def _go_on(self, turns: list[dict[str, str]], question: str) -> None:
+        """The answer that was being written when the window was closed, unless its chat is gone."""
+        answering = self._try(lambda: answering_again(self.history, turns, question), None)
+        if answering is not None and not self.busy:
+            self._answering = answering
+            if self.current in (None, answering.chat):
+                self.open_chat(answering.chat)
+            self._engine.go_on()
+            self.busy_changed.emit(True)
+
     def _take_back(self, answering: Answering) -> None:
         """Nothing came: the question goes back to where it was written."""
         if answering.chat == self.current:
@@ -291,8 +298,3 @@ class ChatController(QObject):
         except MoaError as error:
             self.told.emit(as_sentence(str(error)), "", None)
             return otherwise
-
-
-def _settled(message: Message) -> Message:
-    """A message as it is when nobody writes it any more."""
-    return message if message.finished else dataclasses.replace(message, finished=True, figures="interrupted")

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # another class before Python 3.11
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -37,20 +38,27 @@ class Engine(QObject):
 
     The window's thread never waits for the runtime's: a timer takes what has come.
 
+    Args:
+        store: the file in which an answer under way outlives the program.
+
     Signals:
         events: of the running answer since the last tick, oldest first.
         ended: the answer has no more events; with what went wrong, or None.
         reopened: the last answer, which had ended, goes on after all.
+        pending: an answer was under way when the program before ended: the turns before its question, and that;
+            :meth:`go_on` follows it.
         link: the link's state changed.
     """
 
     events = Signal(list)
     ended = Signal(object)
     reopened = Signal()
+    pending = Signal(list, str)
     link = Signal(object)
 
-    def __init__(self, parent: QObject | None = None) -> None:
+    def __init__(self, store: Path | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
+        self._store = store
         self.chat: Chat | None = None
         self._worker = Worker()
         self._answer: RunningAnswer | None = None
@@ -88,10 +96,13 @@ class Engine(QObject):
             self._far = not is_loopback(urlsplit(endpoint.address).hostname or "")
             self.tell_conditions(self._conditions)
             if before is not None:
-                self.run(before.close())
+                self.run(_replace(before, chat, self._store))
             done()
+            if chat.pending() is not None:
+                self.pending.emit(chat.messages, chat.question)
 
-        self.run(_connect(settings, endpoint, options), take, failed)
+        store = self._store if self.chat is None else None  # the chat before has it until it is closed
+        self.run(_connect(settings, endpoint, options, store), take, failed)
 
     def try_connection(
         self,
@@ -108,6 +119,12 @@ class Engine(QObject):
         assert self.chat is not None and self._answer is None
         self._answer = self._worker.follow(_answer(self.chat, list(turns), question, max_new_tokens, sampling))
         self._timer.setInterval(_BUSY_MS)
+
+    def go_on(self) -> None:
+        """Follow the answer of the program before."""
+        if self.chat is not None and self._answer is None and (events := self.chat.pending()) is not None:
+            self._answer = self._worker.follow(events)
+            self._timer.setInterval(_BUSY_MS)
 
     def stop(self) -> None:
         """End the answer where it is confirmed; :attr:`ended` follows."""
@@ -148,9 +165,9 @@ class Engine(QObject):
         self._timer.setInterval(_BUSY_MS)
 
     def close(self) -> None:
-        """End the thread; waits a moment for the connection to close in order."""
+        """End the thread; waits a moment for the connection to close in order. An answer under way goes on with the
+        next program."""
         self._timer.stop()
-        self.stop()
         if self.chat is not None:
             with contextlib.suppress(FutureTimeoutError, CancelledError, MoaError):
                 self._worker.submit(self.chat.close()).result(_CLOSE_SECONDS)
@@ -199,11 +216,18 @@ class Engine(QObject):
                 failed(error if isinstance(error, MoaError) else MoaError(f"the program failed: {error!r}"))
 
 
-async def _connect(settings: Settings, endpoint: Endpoint, options: argparse.Namespace) -> Chat:
+async def _connect(settings: Settings, endpoint: Endpoint, options: argparse.Namespace, store: Path | None) -> Chat:
     # Imported here, in the runtime's thread: the window is there first.
     from moa_chat.desktop.connection import connect
 
-    return await connect(settings, endpoint, options)
+    return await connect(settings, endpoint, options, store)
+
+
+async def _replace(before: Chat, chat: Chat, store: Path | None) -> None:
+    """Close the chat before, and let the new one have its file."""
+    await before.close()
+    if store is not None:
+        await chat.keep_in(store)
 
 
 async def _try(settings: Settings, options: argparse.Namespace) -> str:
@@ -215,7 +239,7 @@ async def _try(settings: Settings, options: argparse.Namespace) -> str:
 async def _answer(
     chat: Chat, turns: list[dict[str, str]], question: str, max_new_tokens: int, sampling: Sampling
 ) -> AsyncGenerator[ChatEvent, None]:
-    if chat.messages != turns:
+    if chat.messages != turns or chat.pending() is not None:
         chat.restore(turns)
     async with contextlib.aclosing(chat.send(question, max_new_tokens=max_new_tokens, sampling=sampling)) as events:
         async for event in events:

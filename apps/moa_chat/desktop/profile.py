@@ -10,12 +10,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from PySide6.QtCore import QStandardPaths
-
 from moa_runtime.errors import MoaError
+from moa_runtime.paths import data_dir
 
 _SETTINGS_FILE = "settings.json"
 _HISTORY_FILE = "history.sqlite"
+_ANSWER_FILE = "answer.json"
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,16 @@ class Profile:
     @classmethod
     def default(cls) -> Profile:
         """``MOA_EDGE_PROFILE``, or the platform's place for a user's data."""
-        override = os.environ.get("MOA_EDGE_PROFILE")
-        if override:
-            return cls(Path(override).expanduser())
-        data = QStandardPaths.writableLocation(QStandardPaths.StandardLocation.GenericDataLocation)
-        return cls(Path(data) / "moa-edge")
+        return cls(data_dir())
 
     @property
     def history_path(self) -> Path:
         return self.folder / _HISTORY_FILE
+
+    @property
+    def answer_path(self) -> Path:
+        """Of the answer under way."""
+        return self.folder / _ANSWER_FILE
 
     def load(self) -> Settings:
         """The stored settings; the defaults where one is missing or is of another type."""

@@ -48,7 +48,7 @@ class Window(QWidget):
         self.setWindowTitle("moa-chat")
         self._profile, self.settings, self.look = profile, settings, look
         self._stored = profile.load()
-        self.engine = Engine(self)
+        self.engine = Engine(profile.answer_path, self)
         self.connector = Connector(self.engine, options, self)
         self.chats = ChatController(self.engine, history, lambda: self.settings, options, self)
         self.list = ChatList(look)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moa_runtime.answer import Origin, TextSpan
 
@@ -36,6 +36,11 @@ class Message:
     dropped: tuple[Dropped, ...] = ()
     finished: bool = True
     figures: str = ""
+
+    @property
+    def settled(self) -> Message:
+        """The message as it is when nobody writes it any more."""
+        return self if self.finished else replace(self, finished=True, figures="interrupted")
 
     @property
     def turn(self) -> dict[str, str]:

@@ -6,13 +6,13 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from moa_chat.history.message import ChatSummary, Message, spans_from_json, spans_to_json
 from moa_chat.history.schema import prepare
 from moa_runtime.errors import MoaError
+from moa_runtime.paths import free_name
 
 _BUSY_SECONDS = 2.0
 
@@ -82,6 +82,15 @@ class History:
         self._change("UPDATE chat SET deleted = 0 WHERE id = ?", (chat,))
 
     # -- messages ------------------------------------------------------------------------------
+
+    def unfinished(self) -> list[tuple[int, int]]:
+        """Chats and positions of answers that were being written when a program ended; latest first."""
+        rows = self._rows(
+            "SELECT chat, position FROM message JOIN chat ON chat.id = chat WHERE NOT deleted AND NOT finished "
+            "AND role = 'assistant' ORDER BY updated DESC, chat DESC",
+            (),
+        )
+        return [(int(chat), int(position)) for chat, position in rows]
 
     def messages(self, chat: int) -> list[Message]:
         rows = self._rows(
@@ -154,13 +163,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 def _set_aside(path: Path) -> Path:
     """Rename a damaged file, its log included, to a name that is free."""
-    stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    aside = path.with_name(f"{path.stem}-damaged-{stamp}{path.suffix}")
-    number = 1
-    while aside.exists():
-        number += 1
-        aside = path.with_name(f"{path.stem}-damaged-{stamp}-{number}{path.suffix}")
-    path.rename(aside)
+    aside = path.rename(free_name(path, "damaged"))
     for ending in ("-wal", "-shm"):
         log = path.with_name(path.name + ending)
         if log.exists():

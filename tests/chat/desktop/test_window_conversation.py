@@ -149,10 +149,58 @@ def test_what_a_crash_left_is_shown_and_can_be_asked_again(open_window, profile,
     history.save(interrupted, 1, Message("assistant", "Red and", finished=False))
     history.close()
     window = open_window(server="ws://127.0.0.1:9")
+    assert window.chats.history.unfinished() == [(interrupted, 1)]
     window.chats.open_chat(interrupted)
     assert window.chats.messages[-1].figures == "interrupted"
     window.chats.open_chat(unanswered)
     assert window.page.composer.text == QUESTION and window.chats.messages == []
+
+
+def test_an_answer_under_way_goes_on_in_the_next_window(open_window, verifier, qtbot):
+    """Closed in the middle; what the next window shows in the end is what one window would have."""
+    where = {"server": f"ws://127.0.0.1:{verifier.port}", "token": TOKEN, "max_new_tokens": 300}
+    first = open_window(**where)
+    qtbot.waitUntil(lambda: first.engine.chat is not None, timeout=WAIT)
+    ask(qtbot, first)
+    whole = wait_for_answer(qtbot, first)
+    ask(qtbot, first, "And why?")
+    qtbot.waitUntil(lambda: bool(first.chats.messages[3:] and first.chats.messages[3].content), timeout=WAIT)
+    assert first.chats.busy
+    first.close()
+    again = open_window(**where)
+    assert again.chats.messages == []
+    qtbot.waitUntil(lambda: len(again.chats.messages) == 4, timeout=WAIT)
+    answer = wait_for_answer(qtbot, again)
+    assert [message.content for message in again.chats.messages] == [QUESTION, whole, "And why?", answer]
+    assert again.chats.messages[-1].finished and again.chats.messages[-1].figures != "interrupted"
+    assert again.engine.chat.messages[-1]["content"] == answer
+    again.chats.again()
+    assert wait_for_answer(qtbot, again) == answer
+
+
+def test_an_answer_whose_chat_is_gone_is_dropped(open_window, verifier, profile, qtbot):
+    where = {"server": f"ws://127.0.0.1:{verifier.port}", "token": TOKEN, "max_new_tokens": 300}
+    first = open_window(**where)
+    qtbot.waitUntil(lambda: first.engine.chat is not None, timeout=WAIT)
+    ask(qtbot, first)
+    qtbot.waitUntil(lambda: bool(first.chats.messages[1:] and first.chats.messages[1].content), timeout=WAIT)
+    first.close()
+    profile.history_path.unlink()
+    again = open_window(**where)
+    qtbot.waitUntil(lambda: again.engine.chat is not None, timeout=WAIT)
+    assert again.engine.chat.pending() is not None and not again.chats.busy
+    ask(qtbot, again, "And now?")
+    assert wait_for_answer(qtbot, again) and len(again.chats.messages) == 2
+
+
+def test_another_verifier_gets_the_store_of_the_first(connected, profile, verifier, qtbot):
+    before = connected.engine.chat
+    connected.connector.connect_as(connected.settings)
+    qtbot.waitUntil(lambda: connected.engine.chat is not before, timeout=WAIT)
+    qtbot.waitUntil(lambda: connected.engine.chat._keeper.keeps, timeout=WAIT)
+    ask(qtbot, connected)
+    wait_for_answer(qtbot, connected)
+    qtbot.waitUntil(lambda: QUESTION in profile.answer_path.read_text(), timeout=WAIT)
 
 
 def test_the_answer_goes_on_while_another_chat_is_read(connected, qtbot):

@@ -1,0 +1,135 @@
+"""A chat's file: written whole or not at all, private to its user, and of one program at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from moa_runtime.errors import MoaError
+from moa_runtime.paths import free_name
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+
+class StoreError(MoaError):
+    """A chat's file that another program has, or that cannot be read or written."""
+
+
+class ChatStore:
+    """One JSON file. Beside it lies ``NAME.lock``, which the system unlocks when its program ends, however it ends.
+
+    Only :meth:`write` may be called in another thread.
+
+    Args:
+        path: the file. Its folder is made, for its user alone, where there is none.
+
+    Raises:
+        StoreError: another program has the file, it is a folder, or nothing can be written beside it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        if self.path.is_dir():
+            raise StoreError(f"a chat is kept in a file, and {self.path} is a folder: name a file in it")
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = _private(self.path.with_name(f"{self.path.name}.lock"))
+        except OSError as error:
+            raise StoreError(f"the chat cannot be kept in {self.path}: {error.strerror}") from error
+        try:
+            _take(self._lock)
+        except OSError as error:
+            self._lock.close()
+            raise StoreError(
+                f"the chat in {self.path} is open in another program: close it there, or keep this one in another file"
+            ) from error
+
+    def read(self) -> Any:
+        """What was written last; None where nothing was.
+
+        Raises:
+            StoreError: the file cannot be read, or is broken.
+        """
+        try:
+            return json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"the chat in {self.path} cannot be read: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            raise StoreError(f"the file {self.path} is broken: it is no JSON") from error
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Put ``content`` in the place of what was there; it has reached the disk when this returns.
+
+        Raises:
+            StoreError: it cannot be written; what was there stays.
+        """
+        # One name, so that programs that were killed leave one such file at most.
+        unfinished = self.path.with_name(f"{self.path.name}.new")
+        try:
+            with _private(unfinished) as file:
+                file.truncate()
+                file.write(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(self.path)
+            _sync_folder(self.path.parent)
+        except OSError as error:
+            raise StoreError(f"the chat cannot be written to {self.path}: {error.strerror}") from error
+
+    def set_aside(self) -> Path:
+        """Rename the file, which is of no use here, and return its new name.
+
+        Raises:
+            StoreError: it cannot be renamed.
+        """
+        aside = free_name(self.path, "set-aside")
+        try:
+            return self.path.rename(aside)
+        except OSError as error:
+            raise StoreError(f"the file {self.path} cannot be renamed to {aside.name}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Let other programs have the file."""
+        self._lock.close()
+
+
+def _private(path: Path) -> IO[bytes]:
+    """Open for writing a file that only its user can read, without truncating it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    try:
+        if hasattr(os, "fchmod"):
+            os.fchmod(descriptor, 0o600)  # of one that was there already
+        return os.fdopen(descriptor, "r+b")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _take(lock: IO[bytes]) -> None:
+    """Raises OSError where somebody else has it."""
+    if sys.platform == "win32":
+        msvcrt.locking(lock.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _sync_folder(folder: Path) -> None:
+    """The new name reaches the disk too, where the system can promise that."""
+    if sys.platform == "win32":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems cannot
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,93 @@
+"""Verifier and client are killed at random moments, and started again: nothing is lost, and the text is the target's.
+
+``MOA_KILLS_TARGET=default`` runs the slow test on the default target, whose bundle must be where ``moa-export`` writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moa_runtime.bundle import Bundle
+from moa_runtime.conversation import Conversation
+from moa_runtime.paths import default_bundle
+from moa_runtime.tokenizer import ChatTokenizer, TextStream
+from system.killed import QUESTIONS, Programs, Setting
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="forks and signals")
+
+_TIMEOUT_S = 300.0
+
+
+def kill_both(setting: Setting, kills: int, pause_s: float, seed: int) -> int:
+    """Kill each so many times, up to ``pause_s`` seconds after one another, and check what came of it; returns the
+    number of conversations."""
+    rng = random.Random(seed)
+    fates = ["client"] * kills + ["verifier"] * kills
+    rng.shuffle(fates)
+    programs = Programs(setting)
+    try:
+        for who in fates:
+            time.sleep(pause_s * rng.random())
+            programs.kill(who)
+        programs.finish(_TIMEOUT_S)
+        conversations = sum(1 for _ in setting.folder.glob("done-*"))
+        for conversation in range(conversations):
+            check(programs, conversation)
+    finally:
+        programs.close()
+    assert "Traceback" not in programs.log and "moa-serve: error" not in programs.log, programs.log
+    return conversations
+
+
+def check(programs: Programs, conversation: int) -> None:
+    """Every question has its whole answer, which begins with all that was ever shown as confirmed."""
+    setting = programs.setting
+    done = json.loads(setting.file("done", conversation).read_text(encoding="utf-8"))
+    tokenizer = ChatTokenizer.from_bundle(Bundle.open(setting.bundle))
+    expected, tokens = Conversation(tokenizer), []
+    for answer, text in enumerate(QUESTIONS):
+        question = expected.ask(tokens, text)
+        prompt = tokens[: question.kept] + question.supplied
+        written = programs.decode(prompt, setting.length, setting.sampling(conversation, answer))
+        tokens = prompt + written
+        stream = TextStream(tokenizer)
+        expected.answered(question, "".join(map(stream.push, written)) + stream.finish(), len(tokens))
+    assert done["messages"] == expected.messages, f"conversation {conversation}"
+    assert done["tokens"] == tokens
+    for line in setting.file("seen", conversation).read_text(encoding="utf-8").splitlines():
+        answer, shown = json.loads(line)
+        assert expected.messages[2 * answer + 1]["content"].startswith(shown)
+
+
+@pytest.fixture
+def tiny(tiny_target: Path, tiny_drafter: Path, onnx_bundle: Path, tmp_path: Path, unused_port: int) -> Setting:
+    options = ("--model", str(tiny_target), "--drafter", str(tiny_drafter))
+    return Setting(tmp_path, onnx_bundle, unused_port, options, 0.0, 120)
+
+
+def with_seed(setting: Setting, kills: int, pause_s: float, seed: int) -> None:
+    try:
+        conversations = kill_both(setting, kills, pause_s, seed)
+    except Exception as error:
+        raise AssertionError(f"seed {seed}: {error}") from error
+    print(f"{kills} + {kills} kills, {conversations} conversations")
+
+
+def test_killed_a_few_times(tiny: Setting) -> None:
+    with_seed(tiny, 2, 1.5, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_killed_a_hundred_times(tiny: Setting, temperature: float) -> None:
+    setting, kills, pause_s = replace(tiny, temperature=temperature), 100, 2.0
+    if os.environ.get("MOA_KILLS_TARGET") == "default":
+        setting, kills, pause_s = replace(setting, bundle=default_bundle(), options=(), length=96), 10, 12.0
+    with_seed(setting, kills, pause_s, random.randrange(2**32))
