@@ -153,6 +153,10 @@ def _figure(name: str, data: Any) -> Any:
         return [_seconds(each) for each in value]
     if kind is int:
         return _count(value)
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"{value!r} is neither true nor false")
+        return value
     return None if value is None and kind is not float else _seconds(value)
 
 
