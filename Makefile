@@ -47,7 +47,7 @@ soak: $(STAMP) ## strain a verifier for half an hour (or SECONDS=...) and watch 
 
 test-slow: LIBRARIES += prometheus
 test-slow: $(STAMP) libraries ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow --timeout 0
 
 lint: $(STAMP) ## style and types
 	$(BIN)/ruff check .

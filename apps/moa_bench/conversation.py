@@ -12,6 +12,7 @@ from moa_runtime.drafters.base import Drafter
 from moa_runtime.errors import MoaError
 from moa_runtime.loop import DraftingLoop
 from moa_runtime.loop_events import Draft, LoopEvent, RoundEnded
+from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Faulted, Origin, Sampling
 from moa_runtime.session.handshake import Fingerprints
@@ -58,8 +59,8 @@ class Answer:
 
 
 class Conversation:
-    """The runtime's drafting loop and a verifier that answers at once, so that nothing is written ahead; with a pace
-    answers take time.
+    """The runtime's drafting loop, where the device drafts, and a verifier that answers at once, so that nothing is
+    written ahead; with a pace answers take time.
 
     Args:
         fingerprints: the bundle's.
@@ -85,7 +86,7 @@ class Conversation:
         self._verifier, self._drafter, self._timeline = verifier, drafter, timeline
         self._clock = clock or Clock()
         self._session = ClientSession(fingerprints, stop_tokens=stop_tokens)
-        self._loop = DraftingLoop(self._session, drafter, controller)
+        self._loop = DraftingLoop(self._session, drafter, controller, LoopSettings(drafting="device"))
         self._loop.listen(self._hear)
         self._answer = Answer([], [])
         self._on_round: Callable[[Round], None] = lambda outcome: None

@@ -147,6 +147,10 @@ class _Acceptor:
 
         timeout = self._places.limits.header_seconds if config.ssl else None
         try:
+            if connected.family in (socket.AF_INET, socket.AF_INET6):
+                # asyncio does so only where the listening socket was made with the number of the protocol. A small
+                # frame must not wait for the client's acknowledgement of the one before.
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             loop = asyncio.get_running_loop()
             await loop.connect_accepted_socket(protocol, connected, ssl=config.ssl, ssl_handshake_timeout=timeout)
         except OSError as error:  # no TLS, or the client has left

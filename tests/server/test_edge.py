@@ -311,3 +311,14 @@ def test_random_bytes_are_refused_without_a_word_in_the_log():
         eventually(lambda: len(running.places) == 0)
         assert status_of(running.ask()) == 200
         assert not running.complaints()
+
+
+# -- latency ---------------------------------------------------------------------------------------
+
+
+def test_small_frames_do_not_wait_for_acknowledgements(clients):
+    with edge(PATIENT) as running:
+        clients(running.open())
+        protocol = eventually(lambda: next(iter(running.server.server_state.connections), None))
+        accepted = protocol.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

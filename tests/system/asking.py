@@ -15,7 +15,7 @@ from moa_runtime.transport import Endpoint, Timing
 from server.running import Verifier
 
 QUESTION = "Name three primary colours."
-QUICK = LoopSettings(offline_limit=40, late_after_s=0.3, outage_after_s=0.0)
+QUICK = LoopSettings(offline_limit=40, late_after_s=0.3, outage_after_s=0.0, drafting="device")
 IMPATIENT = Timing(ping_interval=0.5, ping_timeout=0.5, first_backoff=0.05)
 TIMEOUT_S = 60
 

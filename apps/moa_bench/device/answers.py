@@ -22,8 +22,9 @@ from moa_runtime.session.events import Sampling
 from moa_runtime.throughput import controller_for
 from moa_runtime.transport import Endpoint
 
-# On a busy machine a late verdict must not make the device write on alone: that would count as drafting.
-_PATIENT = LoopSettings(late_after_s=120.0, prefill_late_after_s=120.0)
+# The device's drafting is what is measured; on a busy machine a late verdict must not make it write on alone, which
+# would count as drafting too.
+_PATIENT = LoopSettings(late_after_s=120.0, prefill_late_after_s=120.0, drafting="device")
 
 
 def measure_answers(

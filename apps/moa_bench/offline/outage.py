@@ -38,7 +38,7 @@ class Outage:
     def write(self, writer: Drafter, most: int) -> list[int]:
         """What ``writer`` writes alone: ``most`` tokens, fewer where it ends the turn or knows nothing more."""
         session, clock = copy.deepcopy(self._session), Clock()
-        loop = DraftingLoop(session, writer, FixedShape(), LoopSettings(offline_limit=most))
+        loop = DraftingLoop(session, writer, FixedShape(), LoopSettings(offline_limit=most, drafting="device"))
         while draft_once(loop, writer, clock):
             pass
         return list(session.tentative)
@@ -51,7 +51,7 @@ class Outage:
         """
         session = copy.deepcopy(self._session)
         session.extend(text, Origin.OFFLINE)
-        loop, heard = DraftingLoop(session, None, FixedShape()), list[Event]()
+        loop, heard = DraftingLoop(session, None, FixedShape(), LoopSettings(drafting="device")), list[Event]()
         loop.listen(heard.append)  # type: ignore[arg-type]
         loop.opened()
         exchange(loop, self._verifier)  # the greeting
