@@ -15,6 +15,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.paths import default_bundle
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint
+from moa_server.options import DTYPES
 
 
 def add_command(
@@ -79,17 +80,18 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """A verifier of the user's own, instead of one started for the benchmark."""
+    """A verifier of the user's own, or the numbers of the one started for the benchmark."""
     parser.add_argument("--server", metavar="URL", help="measure this verifier instead of starting one")
+    parser.add_argument("--dtype", choices=DTYPES, help=f"numbers of the target (default {DTYPES[0]}, see moa-serve)")
     parser.add_argument("--token", help="its bearer token; safer in the variable MOA_TOKEN")
 
 
 def endpoint_of(args: argparse.Namespace) -> Endpoint | None:
-    """Raises MoaError: no verifier's address, or --model and --drafter beside it."""
+    """Raises MoaError: no verifier's address, or options beside it that are for one started here."""
     if args.server is None:
         return None
-    if args.model is not None or args.drafter is not None:
-        raise MoaError("--model and --drafter belong to a verifier that is started here: leave out --server")
+    if any(option is not None for option in (args.model, args.drafter, args.dtype)):
+        raise MoaError("--model, --drafter and --dtype belong to a verifier that is started here: leave out --server")
     endpoint = Endpoint(args.server, os.environ.get("MOA_TOKEN", "") if args.token is None else args.token)
     _ = endpoint.address  # raises on what is no address
     return endpoint

@@ -102,6 +102,7 @@ def open_verifier(
     *,
     model: str | None = None,
     drafter: Path | None = None,
+    dtype: str | None = None,
     options: Sequence[str] = (),
 ) -> Iterator[Verifier]:
     """The verifier at ``endpoint``, or, without one, a new process on processors of its own.
@@ -119,7 +120,8 @@ def open_verifier(
         verifier.status()
         yield verifier
         return
-    chosen = [*(["--model", model] if model else []), *(["--drafter", str(drafter)] if drafter else [])]
+    given = {"--model": model, "--drafter": drafter, "--dtype": dtype}
+    chosen = [word for name, value in given.items() if value for word in (name, str(value))]
     cpus = split_cpus()
     threads = ["--threads", str(len(cpus[1]))] if cpus else []
     with contextlib.ExitStack() as stack:

@@ -14,6 +14,7 @@ from moa_server.settings import Settings
 
 DEFAULT_PORT = 8765
 DEFAULT_CACHE_TOKENS = 32768
+DTYPES = ("auto", "float32", "bfloat16")
 
 _OWN = Settings()
 #: Options with numbers: name, default, unit, help. None may be below 1, but for --keep-seconds and
@@ -88,8 +89,8 @@ def parser() -> argparse.ArgumentParser:
     engine.add_argument("--max-context", type=int, metavar="TOKENS", help="default: what the target can hold")
     engine.add_argument(
         "--dtype",
-        choices=("auto", "float32", "bfloat16"),
-        default="auto",
+        choices=DTYPES,
+        default=DTYPES[0],
         help="numbers of the target; auto is float32 on a CPU, bfloat16 elsewhere (default: %(default)s)",
     )
     engine.add_argument(

@@ -23,6 +23,7 @@ from moa_bench.network.ask import Outcome, _watched, ask
 from moa_bench.network.measure import Results, measure
 from moa_bench.network.modes import make_modes
 from moa_bench.network.oracle import OracleDrafter
+from moa_bench.network.paired import of_auto
 from moa_bench.network.settings import NetworkSettings
 from moa_bench.network.tally import Tally
 from moa_bench.prompts import prompts_of
@@ -87,6 +88,22 @@ def test_the_oracle_knows_what_follows():
     assert [drafted.token for drafted in draft_of(oracle, [1, 2, 3, 7, 8], 2)] == [9]
 
 
+def test_auto_against_the_best_question_by_question():
+    answers = {"stream": [0.2, 0.4, None], "auto": [0.1, 0.2, 0.1], "server": [0.11, 0.19, 0.1], "oracle": [0.0] * 3}
+    found = of_auto(answers)
+    assert found == {
+        "stream": {"ratio": 0.5, "low": 0.5, "high": 0.5},
+        "best": {"mode": "server", "ratio": 1.0, "low": 0.9091, "high": 1.0526},
+    }
+
+
+@pytest.mark.parametrize(
+    "answers", [{"stream": [0.1, 0.1]}, {"auto": [0.1, 0.1], "oracle": [0.1, 0.1]}, {"auto": [0.1], "stream": [0.1]}]
+)
+def test_nothing_to_pair(answers):
+    assert of_auto(answers) is None
+
+
 # -- a tiny target over real sockets ---------------------------------------------------------------
 
 
@@ -139,7 +156,7 @@ def test_every_mode_gives_the_targets_own_answers(verifier, make, prompts, sampl
 
     measure(prompts, verifier, links, modes, settings, results, on_answer)
     assert sys.getswitchinterval() == interval
-    first, second = ("stream", "per-call", "draft", "oracle"), ("per-call", "draft", "oracle", "stream")
+    first, second = network_command.MODES, (*network_command.MODES[1:], network_command.MODES[0])
     assert order == [
         (text, link, mode)
         for text, turns in (("Name", first), ("What", second))
@@ -152,7 +169,7 @@ def test_every_mode_gives_the_targets_own_answers(verifier, make, prompts, sampl
         assert len({mode["tokens"] for mode in found.values()}) == 1
         assert found["stream"]["tokens_per_round"] is None and found["per-call"]["tokens_per_round"] == 1.0
         assert found["stream"]["passes_per_token"] == found["per-call"]["passes_per_token"] == 1.0
-        assert found["oracle"]["passes_per_token"] < found["draft"]["passes_per_token"] <= 1.0
+        assert found["oracle"]["passes_per_token"] < found["device"]["passes_per_token"] <= 1.0
         # Without a drafter no memory rows are sent.
         assert found["per-call"]["bytes_down_per_token"] < found["oracle"]["bytes_down_per_token"] / 5
     for mode in modes:
@@ -240,10 +257,15 @@ def test_the_command_prints_one_object(command, verifier):
     assert all(mode["identical"] for modes in found["profiles"].values() for mode in modes.values())
     assert (found["benchmark"], found["partial"], found["skipped"]) == ("network", False, [])
     assert found["settings"]["own_verifier"] is False
+    assert list(found["auto"]) == ["lan", "direct"]
+    for ratios in found["auto"].values():
+        assert ratios["best"]["ratio"] >= ratios["stream"]["ratio"] > 0
+    *_, ratios = present.tables(found)
+    assert [row[0] for row in ratios.rows] == ["lan", "direct"]
     figure = Figure()
     present.draw(found, figure)
     latency, first = figure.axes
-    assert len(latency.patches) == len(first.patches) == 8
+    assert len(latency.patches) == len(first.patches) == 2 * len(network_command.MODES)
     assert [text.get_text() for text in latency.get_legend().get_texts()] == list(network_command.MODES)
 
 
@@ -254,16 +276,17 @@ def test_the_command_prints_tables_and_answers(command, verifier):
     lines = out.splitlines()
     assert lines[0] == "direct" and [line.split()[0] for line in lines[1:4]] == ["mode", "oracle", "stream"]
     assert "answers of at most 14 tokens" in lines[-1]
+    assert "auto, ms/token" not in out
     assert "> [direct, oracle] Name three primary colours." in err and "⟨d:" in err
 
 
 def test_the_command_draws_what_the_device_did(command, verifier, tmp_path):
-    options = ["--profiles", "direct", "--modes", "draft,stream", "--limit", "1", "--timeline", str(tmp_path / "out")]
+    options = ["--profiles", "direct", "--modes", "device,stream", "--limit", "1", "--timeline", str(tmp_path / "out")]
     assert command("--server", verifier.endpoint.url, *options)[0] == 0
     events = json.loads((tmp_path / "out").read_text())["traceEvents"]
     assert {event["name"] for event in events if event["ph"] == "X"} == {"draft", "send", "wait", "receive"}
     answered = [event["name"] for event in events if event["name"].startswith("answered")]
-    assert answered == ["answered over direct, draft", "answered over direct, stream"]
+    assert answered == ["answered over direct, device", "answered over direct, stream"]
 
 
 def test_a_verifier_that_dies_leaves_what_was_measured(command, tiny, monkeypatch):
@@ -304,13 +327,17 @@ def test_a_verifier_that_dies_leaves_what_was_measured(command, tiny, monkeypatc
     [
         (["--profiles", "5g,hyperspace"], "hyperspace"),
         (["--profiles", "5g,hyperspace"], "tunnel"),
-        (["--modes", "stream,telepathy"], "'telepathy' in --modes; choose from stream, per-call, draft, oracle"),
+        (
+            ["--modes", "stream,telepathy"],
+            "'telepathy' in --modes; choose from stream, per-call, device, server, auto, oracle",
+        ),
         (["--modes", ""], "unknown mode ''"),
         (["--questions", "no-such-file"], "no-such-file: No such file"),
         (["--draft-length", "0"], "--draft-length"),
         (["--answer-timeout", "0"], "--answer-timeout"),
         (["--server", "wss://verifier.example", "--profiles", "direct,lte"], "--profiles direct"),
         (["--server", "ws://127.0.0.1:9", "--profiles", "lte"], "127.0.0.1:9"),
+        (["--server", "ws://127.0.0.1:9", "--dtype", "bfloat16"], "--dtype belong to a verifier that is started here"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(command, argv, said):
@@ -332,6 +359,6 @@ def test_another_drafter_than_the_bundles_is_refused_before_measuring(command, t
 
     other = TransformersEngine.load(str(tiny[0]), make_tiny_drafter(tiny[0], tmp_path / "other", seed=9))
     with serving(other, Settings(token="secret")) as running:
-        status, out, err = command("--server", running.url, "--profiles", "lan", "--modes", "stream,draft")
+        status, out, err = command("--server", running.url, "--profiles", "lan", "--modes", "stream,device")
     assert (status, out) == (2, "")
     assert other.fingerprints.drafter in err

@@ -21,9 +21,9 @@ from moa_bench.cli import main
 from moa_bench.latency import Burst, mean_ms, percentile_ms, token_latencies
 from moa_bench.prompts import prompts_of
 from moa_bench.questions import Question
+from moa_bench.server import MODES, present, record
 from moa_bench.server import command as server_command
 from moa_bench.server import measure as server_measure
-from moa_bench.server import present, record
 from moa_bench.server.figures import figures_of
 from moa_bench.server.fleet import open_fleet
 from moa_bench.server.measure import Load, Results, WindowResult, measure, schedule
@@ -53,9 +53,9 @@ def test_a_burst_shares_its_time_among_its_tokens():
 
 
 def test_the_modes_take_turns_in_coming_first():
-    order = [(load.clients, load.mode) for load in schedule([1, 4], 2)]
-    assert order[:4] == [(1, "draft"), (1, "stream"), (4, "draft"), (4, "stream")]
-    assert order[4:] == [(1, "stream"), (1, "draft"), (4, "stream"), (4, "draft")]
+    order = [(load.clients, load.mode) for load in schedule([1, 4], 2, ["auto", "stream"])]
+    assert order[:4] == [(1, "auto"), (1, "stream"), (4, "auto"), (4, "stream")]
+    assert order[4:] == [(1, "stream"), (1, "auto"), (4, "stream"), (4, "auto")]
 
 
 def test_what_arrives_after_the_window_is_not_noted(monkeypatch):
@@ -80,8 +80,8 @@ def test_figures_worked_out_by_hand():
         WindowResult([ClientRecord([], 0.0), ClientRecord([], 0.0)], 1, 9_000_000),
     ]
     streamed = [WindowResult([ClientRecord([AnswerRecord(0.0, [Burst(1.0, 1)] * 12)], 0.2)], 13, None)]
-    found = figures_of({Load(2, "draft"): drafted, Load(2, "stream"): streamed}, seconds=4.0, client_cpus=2)
-    draft = found["sessions"]["2"]["draft"]
+    found = figures_of({Load(2, "device"): drafted, Load(2, "stream"): streamed}, seconds=4.0, client_cpus=2)
+    draft = found["sessions"]["2"]["device"]
     assert (draft["tokens"], draft["answers"]) == (6, 3)
     assert (draft["tokens_per_s"], draft["tokens_per_s_by_window"]) == (0.75, [1.5, 0.0])
     assert draft["ms_per_token"] == {"mean": 175.0, "p50": 200.0, "p95": 200.0}
@@ -90,16 +90,16 @@ def test_figures_worked_out_by_hand():
     assert (draft["peak_memory_mb"], draft["client_cpu_share"]) == (9.0, 0.025)
     stream = found["sessions"]["2"]["stream"]
     assert (stream["tokens_per_s"], stream["tokens_per_round"], stream["peak_memory_mb"]) == (3.0, None, None)
-    assert found["speedup"] == {"2": 0.25}
+    assert found["speedup"] == {"2": {"device": 0.25}}
 
 
 def test_figures_of_a_window_without_tokens_are_none():
-    silent = {Load(1, "draft"): [WindowResult([ClientRecord([AnswerRecord(0.1)], 0.1)], 1, None)]}
+    silent = {Load(1, "device"): [WindowResult([ClientRecord([AnswerRecord(0.1)], 0.1)], 1, None)]}
     found = figures_of(silent, seconds=1.0, client_cpus=1)
-    draft = found["sessions"]["1"]["draft"]
+    draft = found["sessions"]["1"]["device"]
     assert (draft["tokens_per_s"], draft["passes_per_token"], draft["tokens_per_round"]) == (0.0, None, None)
     assert draft["ttft_ms"] == {"mean": None, "p95": None}
-    assert found["speedup"] == {"1": None}
+    assert found["speedup"] == {"1": {}}
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def result():
     """What a complete run prints, worked out by hand."""
     windows = {}
     for clients, tokens in ((1, 8), (4, 24)):
-        for mode, share in (("draft", 4), ("stream", 2)):
+        for mode, share in (("device", 4), ("stream", 2)):
             bursts = [Burst(0.1 * number, 1) for number in range(tokens // share)]
             window = WindowResult([ClientRecord([AnswerRecord(0.0, bursts)], 0.5)], 12, 1_234_000_000)
             windows[Load(clients, mode)] = [window]
@@ -128,14 +128,16 @@ def result():
 def test_tables_show_every_load(result):
     loads, speedup = present.tables(result)
     assert [list(row[:3]) for row in loads.rows] == [
-        ["1", "draft", 1.0],
+        ["1", "device", 1.0],
         ["1", "stream", 2.0],
-        ["4", "draft", 3.0],
+        ["4", "device", 3.0],
         ["4", "stream", 6.0],
     ]
     assert all(len(row) == len(loads.header) for row in loads.rows)
     assert "1234.0" in loads.text()
+    assert speedup.header == ["sessions", "device"]
     assert [list(row) for row in speedup.rows] == [["1", 0.5], ["4", 0.5]]
+    assert present.headlines(result)[0] == ("tokens/s of 1 sessions, device by stream", 0.5)
     assert "temperature 0.7" in speedup.note and "question 7: too long" in speedup.note
 
 
@@ -144,14 +146,14 @@ def test_the_plot_has_a_line_for_each_mode(result):
     present.draw(result, figure)
     speed, latency = figure.axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in speed.get_lines()}
-    assert lines == {"draft": [[1, 1], [4, 3]], "stream": [[1, 2], [4, 6]]}
-    assert {line.get_label() for line in latency.get_lines()} == {"draft", "stream"}
+    assert lines == {"device": [[1, 1], [4, 3]], "stream": [[1, 2], [4, 6]]}
+    assert {line.get_label() for line in latency.get_lines()} == {"device", "stream"}
 
 
 def test_a_partial_result_can_be_shown(result):
     del result["sessions"]["4"], result["sessions"]["1"]["stream"]
-    result["speedup"] = {"1": None}
-    result["sessions"]["1"]["draft"]["ms_per_token"]["p95"] = None
+    result["speedup"] = {"1": {}}
+    result["sessions"]["1"]["device"]["ms_per_token"]["p95"] = None
     assert len(present.tables(result)[0].rows) == 1
     present.draw(result, Figure())
     result["sessions"], result["speedup"] = {}, {}
@@ -265,13 +267,13 @@ def test_the_command_prints_one_object(command):
     found = json.loads(out)
     assert list(found["sessions"]) == ["1", "2"]
     loads = {(count, mode): load for count, modes in found["sessions"].items() for mode, load in modes.items()}
-    assert list(loads) == [(count, mode) for count in "12" for mode in ("draft", "stream")]
+    assert list(loads) == [(count, mode) for count in "12" for mode in MODES]
     assert sum(load["tokens"] for load in loads.values()) > 0
     for (count, mode), load in loads.items():
         assert load["answers"] >= int(count)
         assert (load["tokens_per_s"], load["tokens_per_s_by_window"]) == (load["tokens"], [load["tokens"]])
         assert (load["ttft_ms"]["mean"] is None) == (load["passes_per_token"] is None) == (load["tokens"] == 0)
-        assert mode == "draft" or load["tokens_per_round"] is None
+        assert mode != "stream" or load["tokens_per_round"] is None
         assert load["client_cpu_share"] > 0 and load["peak_memory_mb"] is None
     assert list(found["speedup"]) == ["1", "2"]
     assert (found["partial"], found["skipped"]) == (False, [])
@@ -314,7 +316,7 @@ def ended_after_one_window(command, monkeypatch, end) -> tuple[int, str, str]:
     """The command, where ``end`` is called between the first window and the second."""
 
     def loads(sessions, repeats, modes):
-        yield Load(1, "draft")
+        yield Load(1, "device")
         end()
         yield Load(1, "stream")
 
@@ -325,8 +327,8 @@ def ended_after_one_window(command, monkeypatch, end) -> tuple[int, str, str]:
 def assert_one_window(out: str) -> None:
     found = json.loads(out)
     assert found["partial"] and found["problem"]
-    assert found["sessions"].keys() == {"1"} and found["sessions"]["1"].keys() == {"draft"}
-    assert found["speedup"] == {"1": None}
+    assert found["sessions"].keys() == {"1"} and found["sessions"]["1"].keys() == {"device"}
+    assert found["speedup"] == {"1": {}}
 
 
 def test_clients_of_another_drafter_are_refused(command, onnx_bundle, tmp_path):
@@ -350,9 +352,9 @@ def test_windows_of_a_verifier_of_ours(served, onnx_bundle):
     length = len(verifier.decode(prompts[0].tokens, 5))
     results = Results()
     with open_fleet(2, onnx_bundle, work) as fleet:
-        measure([Load(1, "draft"), Load(2, "stream")], 1.0, verifier, fleet, results)
+        measure([Load(1, "device"), Load(2, "stream")], 1.0, verifier, fleet, results)
         assert [process.is_alive() for process in fleet.processes] == [True, True]
-    assert list(results.windows) == [Load(1, "draft"), Load(2, "stream")]
+    assert list(results.windows) == [Load(1, "device"), Load(2, "stream")]
     assert results.seconds >= 2.0
     windows = [window for (window,) in results.windows.values()]
     assert [len(window.clients) for window in windows] == [1, 2]
@@ -409,5 +411,5 @@ def test_no_verifier_at_the_address(onnx_bundle, capsys):
 
 def test_modes_are_chosen_by_name() -> None:
     assert server_command.modes_of("stream,stream") == ["stream"]
-    with pytest.raises(MoaError, match="unknown mode 'fast' in --modes; choose from draft, stream"):
+    with pytest.raises(MoaError, match="unknown mode 'fast' in --modes; choose from auto, device, server, stream"):
         server_command.modes_of("stream,fast")

@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     problem = ""
     try:
         with _progress(bundle, steps, answers) as bar:
-            verifier = partial(open_verifier, endpoint, model=args.model, drafter=args.drafter)
+            verifier = partial(open_verifier, endpoint, model=args.model, drafter=args.drafter, dtype=args.dtype)
             measure(bundle, steps, answers, verifier, results, bar.update)
     except KeyboardInterrupt:
         problem = INTERRUPTED

@@ -62,6 +62,9 @@ passes_per_token     forward passes of the target, prompts included, by tokens; 
 bytes_up_per_token   what the link carried, TCP payload; over {DIRECT!r} the messages alone, without HTTP's and
 bytes_down_per_token WebSocket's framing
 identical            whether every answer is, token for token, what the target writes alone
+
+Below the tables, auto's ms a token by that of stream, and by that of the fastest of stream, device and server, with
+95 % intervals: bootstrap over the questions, each of which all modes answered. Each answer weighs the same.
 """
 
 
@@ -136,10 +139,8 @@ def run(args: argparse.Namespace) -> int:
             if args.show:
                 show_answer(f"[{link}, {mode}] {turn.text}", answer.tokens, answer.origins, tokenizer)
 
-        with (
-            open_verifier(endpoint, model=args.model, drafter=args.drafter, options=ends.verifier_options) as verifier,
-            progress,
-        ):
+        wanted = {"model": args.model, "drafter": args.drafter, "dtype": args.dtype}
+        with open_verifier(endpoint, **wanted, options=ends.verifier_options) as verifier, progress:
             warm_up(prompts[0], verifier, modes, settings)
             try:
                 measure(prompts, verifier, links, modes, settings, results, on_answer)
@@ -151,13 +152,18 @@ def run(args: argparse.Namespace) -> int:
                 problem = str(error)
     result = result_of(
         "network",
-        {"profiles": results.as_dict(), "skipped": [dataclasses.asdict(question) for question in skipped]},
+        {
+            "profiles": results.as_dict(),
+            "auto": results.paired(),
+            "skipped": [dataclasses.asdict(question) for question in skipped],
+        },
         settings={
             "questions": args.questions.name if args.questions else "built-in",
             "limit": args.limit,
             "trace": [path.name for path in args.trace] if args.trace else None,
             "round_trip_ms": args.round_trip_ms,
             "target": bundle.manifest.target,
+            "dtype": args.dtype,
             **dataclasses.asdict(settings),
             "own_verifier": endpoint is None,
             "pinned": verifier.pinned,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from moa_bench.link import LinkProfile
+from moa_bench.network import paired
 from moa_bench.network.answer import Answer, Mode, Turn
 from moa_bench.network.ask import ask
 from moa_bench.network.settings import NetworkSettings
@@ -40,6 +41,14 @@ class Results:
         return {
             profile: {mode: tally.as_dict() for mode, tally in modes.items()} for profile, modes in self.tallies.items()
         }
+
+    def paired(self) -> dict[str, dict[str, Any]]:
+        """By profile, see :func:`moa_bench.network.paired.of_auto`; without profiles where there is nothing to pair."""
+        found = {
+            profile: paired.of_auto({mode: tally.seconds_a_token for mode, tally in modes.items()})
+            for profile, modes in self.tallies.items()
+        }
+        return {profile: ratios for profile, ratios in found.items() if ratios is not None}
 
 
 def warm_up(prompt: Prompt, verifier: Verifier, modes: Mapping[str, Mode], settings: NetworkSettings) -> None:

@@ -26,12 +26,13 @@ _HEADER = (
     "bytes down/token",
     "identical",
 )
+_PAIRED_HEADER = ("profile", "stream", "95 %", "best", "its ratio", "95 %")
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """See :class:`moa_bench.output.Presentation`."""
     last = next(reversed(result["profiles"]), None)
-    return [
+    loads = [
         Table(
             _HEADER,
             [_row(mode, figures) for mode, figures in modes.items()],
@@ -40,6 +41,17 @@ def tables(result: dict[str, Any]) -> list[Table]:
         )
         for profile, modes in result["profiles"].items()
     ]
+    paired = [_paired_row(profile, ratios) for profile, ratios in result["auto"].items()]
+    return [*loads, Table(_PAIRED_HEADER, paired, title="auto, ms/token by those of")] if paired else loads
+
+
+def _paired_row(profile: str, ratios: dict[str, Any]) -> list[object]:
+    best, stream = ratios["best"], ratios.get("stream")
+    return [profile, *_interval(stream), best["mode"], *_interval(best)]
+
+
+def _interval(ratio: dict[str, Any] | None) -> list[object]:
+    return [None, None] if ratio is None else [ratio["ratio"], f"{ratio['low']:.3f} - {ratio['high']:.3f}"]
 
 
 def headlines(result: dict[str, Any]) -> list[Headline]:

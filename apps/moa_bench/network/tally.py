@@ -23,6 +23,7 @@ class Tally:
         self._tokens = self._passes = self._bytes_up = self._bytes_down = 0
         self._rounds = self._tokens_of_rounds = 0
         self._first: list[float] = []
+        self.seconds_a_token: list[float | None] = []  # of each answer; None where it has one token
         self._latencies: list[float] = []
         self._gaps: list[float] = []
 
@@ -36,7 +37,9 @@ class Tally:
         self._bytes_down += outcome.bytes_down
         self._first.append(answer.bursts[0].at - answer.sent)
         later = answer.bursts[1:]
-        self._latencies += token_latencies(answer.bursts)
+        latencies = token_latencies(answer.bursts)
+        self._latencies += latencies
+        self.seconds_a_token.append(sum(latencies) / len(latencies) if latencies else None)
         if later:
             self._gaps.append(max(b.at - a.at for a, b in zip(answer.bursts, later, strict=False)))
         if outcome.in_rounds:

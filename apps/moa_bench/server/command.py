@@ -108,7 +108,8 @@ def run(args: argparse.Namespace) -> int:
     # Conversations are forgotten as soon as they are left, but perhaps not before a client begins its next.
     options = ("--keep-seconds", "0", "--max-sessions", str(2 * sessions[-1]))
     results, problem = Results(), ""
-    with open_verifier(endpoint, model=args.model, drafter=args.drafter, options=options) as verifier:
+    wanted = {"model": args.model, "drafter": args.drafter, "dtype": args.dtype}
+    with open_verifier(endpoint, **wanted, options=options) as verifier:
         client_cpus = available_cpus()
         work = Workload(verifier.endpoint, verifier.http_url, prompts, args.draft_length, args.max_new_tokens, sampling)
         with open_fleet(sessions[-1], bundle.folder, work) as fleet:
@@ -134,6 +135,7 @@ def run(args: argparse.Namespace) -> int:
             "questions": args.questions.name if args.questions else "built-in",
             "limit": args.limit,
             "target": bundle.manifest.target,
+            "dtype": args.dtype,
             "draft_length": args.draft_length,
             "max_new_tokens": args.max_new_tokens,
             "sampling": dataclasses.asdict(sampling),

@@ -30,11 +30,13 @@ _HEADER = [
 def tables(result: dict[str, Any]) -> list[Table]:
     """See :class:`moa_bench.output.Presentation`."""
     rows = [_row(count, mode, load) for count, modes in result["sessions"].items() for mode, load in modes.items()]
+    drafting = list(dict.fromkeys(mode for modes in result["speedup"].values() for mode in modes))
     return [
         Table(_HEADER, rows),
         Table(
-            ["sessions", "tokens/s, draft by stream"],
-            list(result["speedup"].items()),
+            ["sessions", *drafting],
+            [[count, *map(modes.get, drafting)] for count, modes in result["speedup"].items()],
+            title="tokens/s by those of stream",
             note="\n".join([_conditions(result), *_skipped(result)]),
         ),
     ]
@@ -42,7 +44,11 @@ def tables(result: dict[str, Any]) -> list[Table]:
 
 def headlines(result: dict[str, Any]) -> list[Headline]:
     """See :class:`moa_bench.output.Presentation`."""
-    return [(f"tokens/s of {count} sessions, draft by stream", ratio) for count, ratio in result["speedup"].items()]
+    return [
+        (f"tokens/s of {count} sessions, {mode} by stream", ratio)
+        for count, modes in result["speedup"].items()
+        for mode, ratio in modes.items()
+    ]
 
 
 def draw(result: dict[str, Any], figure: Figure) -> None:
