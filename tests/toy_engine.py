@@ -78,7 +78,7 @@ class ToyEngine:
         self._stepping |= names
         try:
             self.steps.append(list(requests))
-            self.forwards += 1
+            self.forwards += any(request.sampling is not None for request in requests)  # rows alone decide nothing
             tokens = sum(len(request.draft) + 1 for request in requests)
             if self.capabilities.schedules_itself:
                 await asyncio.sleep(self._random.random() * 0.002)

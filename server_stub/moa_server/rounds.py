@@ -25,15 +25,16 @@ def verdict_of(session: ServerSession, work: Verify, job: Job, seconds: float) -
         seconds: that the target took, for the verdict.
     """
     assert job.token is not None
-    if work.rows_from is not None and job.rows is None:
-        session.no_rows()
     verdict = session.decide(work, job.path, job.token, min(int(1e6 * seconds), _MOST_US))
-    take_rows(session, job)
+    if work.rows_from is not None:
+        take_rows(session, job)
     return verdict
 
 
 def take_rows(session: ServerSession, job: Job) -> None:
-    """Give a session the memory rows of a job."""
+    """Give a session the memory rows that a job asked for; an engine that made none makes none."""
     rows = job.rows
-    if rows is not None:
+    if rows is None:
+        session.no_rows()
+    else:
         session.add_rows(rows.start, rows.keys, rows.values)

@@ -82,7 +82,7 @@ class ServerDrafts:
         ...                                                 # the worker does the job
         drafts.observe(sequence, proposal, len(job.path), waited_s=seconds, compute_s=job.seconds)
         text = [*prefix, *(proposal.tree.tokens[index] for index in job.path)]
-        drafts.add_rows(sequence, text, job.rows(range(start, len(text))))
+        drafts.add_rows(sequence, text, job.rows)
 
     All methods belong to the event loop's thread. A conversation's state is made when it is first asked for, and can be
     made again at any time: it then asks for memory rows from the first on. A drafter that fails is logged, and its

@@ -67,8 +67,6 @@ class SessionWork:
     async def _rows(self, conversation: Conversation, work: RowsWork) -> None:
         job = job_of(work, conversation.sequence)
         await self._parts.worker.run(job, self._parts.settings.answer_seconds)
-        if job.rows is None:
-            conversation.session.no_rows()
         take_rows(conversation.session, job)
 
     async def _verdict(self, conversation: Conversation, work: Verify) -> wire.ServerMessage:

@@ -111,7 +111,7 @@ def row_bytes(engine: TransformersEngine) -> int:
     with contextlib.closing(BlockingEngine(engine)) as blocking:
         job = blocking.run(Job(new_sequence(), [0], Sampling(), rows_from=0))
         blocking.release(job.sequence)
-    rows = job.rows(range(1))
+    rows = job.rows
     if rows is None:
         return 0
     encoded = encode_rows(0, rows.keys, rows.values, wire.ROW_ENCODING_INT8)
