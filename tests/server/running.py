@@ -122,6 +122,11 @@ class Client:
             for frame in self.session.frames_to_send():
                 self.socket.send(frame)
 
+    def take_rows(self) -> None:
+        """Take the frames with the memory rows that are still to come."""
+        while self.session.rows_coming:
+            self.exchange()
+
     @property
     def faults(self) -> list[Faulted]:
         return [event for event in self.events if isinstance(event, Faulted)]
