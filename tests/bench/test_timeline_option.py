@@ -20,6 +20,7 @@ from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.errors import MoaError
+from moa_runtime.loop_settings import LoopSettings
 
 Event = dict
 DRAFT_LENGTH = 3
@@ -77,7 +78,10 @@ def drawing(tiny, tmp_path_factory) -> Drawing:
     async def chat_twice(endpoint, timeline) -> None:
         shape = FixedShape(Budget.chain(DRAFT_LENGTH))
         proposing = MoaDrafter(backend, max_context=engine.max_context, stop_tokens=bundle.manifest.stop_tokens)
-        async with Chat(bundle, endpoint, drafter=proposing, controller=shape, timeline=timeline) as chat:
+        device = LoopSettings(drafting="device")
+        async with Chat(
+            bundle, endpoint, drafter=proposing, controller=shape, settings=device, timeline=timeline
+        ) as chat:
             await chat.open()
             for text in ("Name three primary colours.", "And now?"):
                 events = [event async for event in chat.send(text, max_new_tokens=16)]
@@ -111,8 +115,10 @@ def test_every_kind_of_work_is_there(drawing: Drawing) -> None:
     assert set(names(drawing.on("device", "draft"))) == {"draft"}
     assert set(names(drawing.on("device", "link"))) == {"send", "wait", "receive"}
     first = names(drawing.on("verifier", "session 1, connection 1"))
-    # The Welcome, then frame by frame.
-    assert first[0] == "send" and first[1:] == ["verify", "send"] * ((len(first) - 1) // 2)
+    # The Welcome, then frame by frame: the verdict, and memory rows behind it.
+    assert first[:3] == ["send", "verify", "send"] and first[-1] == "send"
+    assert all(after == "send" for name, after in pairwise(first) if name == "verify")
+    assert first.count("send") > 1 + first.count("verify")
 
 
 def test_spans_of_a_track_follow_or_contain_each_other(drawing: Drawing) -> None:

@@ -110,6 +110,13 @@ async def receive(end: ClientEnd) -> wire.ServerMessage:
     return wire.ServerMessage.FromString(await end.down.get())
 
 
+async def next_verdict(end: ClientEnd) -> wire.Verdict:
+    """Memory rows before it are passed over."""
+    while (frame := await receive(end)).WhichOneof("event") == "rows":
+        pass
+    return frame.verdict
+
+
 def in_served(scenario: Any, settings: Settings = SETTINGS) -> None:
     async def run(loop: object) -> None:
         served = Served(settings)
