@@ -75,10 +75,13 @@ class ToyEngine:
     async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
         names = {request.sequence for request in requests}
         assert len(names) == len(requests) and not names & self._stepping
+        # Memory rows of what is held take none.
+        self.forwards += any(
+            each.sampling is not None or self.held(each.sequence, each.prefix) < len(each.prefix) for each in requests
+        )
         self._stepping |= names
         try:
             self.steps.append(list(requests))
-            self.forwards += any(request.sampling is not None for request in requests)  # rows alone decide nothing
             tokens = sum(len(request.draft) + 1 for request in requests)
             if self.capabilities.schedules_itself:
                 await asyncio.sleep(self._random.random() * 0.002)

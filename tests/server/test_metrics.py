@@ -53,9 +53,11 @@ def test_what_a_session_counts():
     assert found["moa_round_tokens_count",] == found["moa_rounds_total",] == 3
     assert found["moa_tokens_total", "accepted"] == found["moa_tokens_total", "verified"] >= 8
     assert found["moa_tokens_total", "prefill"] >= len(PROMPT)
-    assert found["moa_steps_total",] == found["moa_forwards_total",] == found["moa_step_seconds_count",] == 4
-    assert found["moa_queue_seconds_count",] == 4
-    assert found["moa_step_sequences_bucket", "1.0"] == 4
+    assert found["moa_forwards_total",] == 4
+    # The prompt's memory rows may come in a step of their own, or in that of the first draft.
+    assert found["moa_steps_total",] == found["moa_step_seconds_count",] == found["moa_queue_seconds_count",]
+    assert found["moa_steps_total",] in (4, 5)
+    assert found["moa_step_sequences_bucket", "1.0"] == found["moa_steps_total",]
     assert found["moa_sessions",] == 1
     assert found["moa_refusals_total", "http_400"] == 1
     assert found["moa_jobs_dropped_total", "left"] == 0
