@@ -46,6 +46,10 @@ class _Pipe:
             self._dead = True
             self._loop.call_later(noticed_after, self._queue.put_nowait, _CLOSED)
 
+    def take_all(self) -> list[Any]:
+        """What has arrived."""
+        return [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+
     async def get(self) -> Any:
         """The next item, at the end ``_CLOSED``, again and again."""
         item = await self._queue.get()

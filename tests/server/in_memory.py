@@ -41,7 +41,7 @@ class Timed(ToyEngine):
 class Served:
     """A verifier of the toy without a network."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, bearer: Bearer) -> None:
         clock, metrics = asyncio.get_running_loop().time, Metrics()
         self.engine = Timed()
         self.worker = Worker(self.engine, metrics, clock=clock)
@@ -49,7 +49,7 @@ class Served:
         self.store = SessionStore(self.engine, self.worker, settings, self.away, clock)
         bearers = Bearers(clock=clock)
         parts = Parts(self.engine, self.worker, None, self.store, bearers, settings, metrics, NO_TIMELINE)
-        self.link = MemoryLink(lambda end: Connection(end, parts, Bearer()).serve())  # type: ignore[arg-type]
+        self.link = MemoryLink(lambda end: Connection(end, parts, bearer).serve())  # type: ignore[arg-type]
         self.plain = PlainDecodingEndpoint(self.engine, self.worker, bearers, settings, metrics)
 
     async def session(self, token: str = "") -> tuple[ClientEnd, str]:
@@ -117,9 +117,9 @@ async def next_verdict(end: ClientEnd) -> wire.Verdict:
     return frame.verdict
 
 
-def in_served(scenario: Any, settings: Settings = SETTINGS) -> None:
+def in_served(scenario: Any, settings: Settings = SETTINGS, bearer: Bearer = Bearer()) -> None:  # noqa: B008 (frozen)
     async def run(loop: object) -> None:
-        served = Served(settings)
+        served = Served(settings, bearer)
         await asyncio.wait_for(scenario(served), 600)
         await served.end()
 

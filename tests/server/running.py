@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from moa_runtime.session.client import ClientSession, LinkState
@@ -121,6 +122,13 @@ class Client:
             assert self.session.propose()
             for frame in self.session.frames_to_send():
                 self.socket.send(frame)
+
+    def until_lost(self) -> None:
+        """Take what has come until the verifier closes the connection."""
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                self.exchange()
+        self.session.disconnected()
 
     def take_rows(self) -> None:
         """Take the frames with the memory rows that are still to come."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Disagreement, FinishReason, Origin, TokenOrigin
 from moa_runtime.chat import Chat, ContextFullError
+from moa_runtime.drafting import DRAFTINGS
 from moa_runtime.session.events import Policy, Sampling
 from system.fuzz_happenings import HAPPENINGS
 from system.fuzz_world import MANNERS, Limits, World, living
@@ -72,6 +73,7 @@ def schedule(seed: int) -> Schedule:
         trees=rng.random() < 0.5,
         delay_s=rng.choice([0.03, 0.3, 1.0]),
         step_tokens=rng.choice([None, None, 4, 8]),
+        drafting=rng.choice(DRAFTINGS),
     )
     turns = []
     for _ in range(rng.randint(1, 3)):

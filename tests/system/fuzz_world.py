@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ from memory_link import MemoryLink, ServerEnd
 from moa_runtime.chat import Chat
 from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import GREEDY, Budget, Float32
+from moa_runtime.drafting import Drafting
 from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.session.tree import DraftTree, chain
@@ -60,6 +61,7 @@ class Limits:
     trees: bool
     delay_s: float
     step_tokens: int | None
+    drafting: Drafting = "device"
 
 
 def toy_bundle(folder: Path) -> SimpleNamespace:
@@ -146,7 +148,7 @@ class World:
             drafter=self.drafter,
             controller=FixedShape(Budget(32, limits.draft_length, branches=limits.trees), limits.ahead),
             policy=limits.policy,
-            settings=PATIENCE,
+            settings=replace(PATIENCE, drafting=self.limits.drafting),
             store=self.stored,
         )
         self.program_up.set()

@@ -66,7 +66,7 @@ class ServerSession:
         self._credit = 0  # up to here verdicts are pushed
         self._rows = RowsBehind()
         self._rows_turn = False  # rows may be made before the next verdict is pushed
-        self._asked = False  # an answer goes on, or began, on this connection
+        self._asked = False  # the client wants something of this connection
 
     # -- frames --------------------------------------------------------------------------------
 
@@ -145,9 +145,9 @@ class ServerSession:
         """Whether an answer runs that is to be finished while the client is away."""
         return self._while_away and self._runs
 
-    def next_work(self) -> Verify | RowsWork | None:
-        """What the engine is to do for a client that waits: the next tokens within its credit, or memory rows."""
-        lacking = len(self.committed) - 1 - self._rows.next if self._makes_rows else 0
+    def next_work(self, *, rows: bool = True) -> Verify | RowsWork | None:
+        """What the engine is to do for a client that waits: the next tokens within its credit, or memory ``rows``."""
+        lacking = len(self.committed) - 1 - self._rows.next if rows and self._makes_rows else 0
         if self.pushes and not (self._rows_turn and lacking >= _ROWS_TOGETHER):
             return self._work(pushed=True)
         self._rows_turn = False
@@ -160,9 +160,9 @@ class ServerSession:
         """While the client is away: the work for the next token, if there is any."""
         return self._work(pushed=True) if self.goes_on_alone else None
 
-    def stop_pushing(self) -> None:
-        """The engine failed: the client hears a fault and lends its credit once more."""
-        self._credit = 0
+    def stop(self) -> None:
+        """The engine failed on what no frame asked for: nothing is done until the client says something."""
+        self._credit, self._asked = 0, False
 
     @property
     def rows_due(self) -> bool:
@@ -256,6 +256,7 @@ class ServerSession:
         parents = check_parents(draft.parents, len(draft.tokens))
         if draft.base_len < len(self.committed):
             return self._known_verdict(draft.base_len, draft.tokens, parents)
+        self._asked = True
         if self._finish is not None:
             return None
         room = self.limits.max_context - draft.base_len
@@ -267,7 +268,7 @@ class ServerSession:
             return None
         if credit.epoch > self._epoch:
             return no_answer(len(self.committed), len(self.committed))
-        self._credit = credit.position
+        self._credit, self._asked = credit.position, True
         if credit.position > len(self.committed):
             return None
         return wire.ServerMessage(standing=wire.Standing(epoch=self._epoch, serial=credit.serial))
