@@ -98,10 +98,9 @@ class Server:
         return [each.SerializeToString() for each in [*said, *([] if rows is None else [rows])]]
 
     def go_on(self, tokens: int) -> None:
-        """What the server writes while no connection stands."""
+        """What the server writes while no connection stands, or nobody says anything on it."""
         for _ in range(tokens):
-            work = self.session.go_on()
-            if work is not None and not self._greeted:
+            if not (self._greeted and self.session.pushes) and (work := self.session.go_on()) is not None:
                 self._verify(work)
 
     def _greet(self, message: wire.ClientMessage, resume_token: str) -> list[wire.ServerMessage]:

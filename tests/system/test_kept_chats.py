@@ -278,7 +278,7 @@ def test_a_hello_waits_for_its_file_and_drafting_does_not(kept: Any, monkeypatch
             return hangs
 
         answering = asyncio.create_task(whole(world.chat))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1)  # the prompt's memory rows come behind its verdict
         monkeypatch.setattr(keeper, "save", hanging)
         world.link.cut()
         await asyncio.sleep(3)

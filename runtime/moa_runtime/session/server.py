@@ -67,6 +67,7 @@ class ServerSession:
         self._rows = RowsBehind()
         self._rows_turn = False  # rows may be made before the next verdict is pushed
         self._asked = False  # the client wants something of this connection
+        self._heard: int | None = None  # before the answer went on unheard
 
     # -- frames --------------------------------------------------------------------------------
 
@@ -94,7 +95,7 @@ class ServerSession:
         same = goes_on(resume, self._epoch, agreed)
         news = same and self._answer_start is not None and self._answer_start <= agreed < len(self.committed)
         self._while_away = self._while_away and same
-        self._credit, self._asked = resume.credit if same else 0, same
+        self._credit, self._asked, self._heard = resume.credit if same else 0, same, None
         welcome = welcome_of(self.limits, capabilities)
         welcome.resume_token = token
         welcome.committed_length, welcome.epoch, welcome.connection = agreed, self._epoch, self.connection
@@ -157,8 +158,12 @@ class ServerSession:
         return RowsWork(tuple(self.committed[:end]), self._rows.next)
 
     def go_on(self) -> Verify | None:
-        """While the client is away: the work for the next token, if there is any."""
-        return self._work(pushed=True) if self.goes_on_alone else None
+        """While the client is away: the work for the next token, if there is any. The verdict is not sent."""
+        if not self.goes_on_alone:
+            return None
+        if self._heard is None:
+            self._heard = len(self.committed)
+        return self._work(pushed=True)
 
     def stop(self) -> None:
         """The engine failed on what no frame asked for: nothing is done until the client says something."""
@@ -254,9 +259,9 @@ class ServerSession:
         if problem is not None:
             return problem
         parents = check_parents(draft.parents, len(draft.tokens))
+        self._asked, self._heard = True, None
         if draft.base_len < len(self.committed):
             return self._known_verdict(draft.base_len, draft.tokens, parents)
-        self._asked = True
         if self._finish is not None:
             return None
         room = self.limits.max_context - draft.base_len
@@ -269,8 +274,9 @@ class ServerSession:
         if credit.epoch > self._epoch:
             return no_answer(len(self.committed), len(self.committed))
         self._credit, self._asked = credit.position, True
+        heard, self._heard = self._heard, None
         if credit.position > len(self.committed):
-            return None
+            return None if heard is None else self._known_verdict(heard)
         return wire.ServerMessage(standing=wire.Standing(epoch=self._epoch, serial=credit.serial))
 
     def _cancel(self, cancel: wire.Cancel) -> wire.ServerMessage | None:
@@ -285,7 +291,7 @@ class ServerSession:
         self._while_away, self._credit = False, 0
         del self.committed[length:]
         self._rows.cut(length)
-        self._answer_start = self._finish = None
+        self._answer_start = self._finish = self._heard = None
 
     def _work(
         self,
