@@ -98,10 +98,12 @@ class Server:
         return [each.SerializeToString() for each in [*said, *([] if rows is None else [rows])]]
 
     def go_on(self, tokens: int) -> None:
-        """What the server writes while no connection stands, or nobody says anything on it."""
+        """What the server writes while no connection stands, or nobody says anything on it; then it is interrupted."""
         for _ in range(tokens):
             if not (self._greeted and self.session.pushes) and (work := self.session.go_on()) is not None:
                 self._verify(work)
+        if not (self._greeted and self.session.pushes):
+            self.session.go_on()
 
     def _greet(self, message: wire.ClientMessage, resume_token: str) -> list[wire.ServerMessage]:
         if message.WhichOneof("event") != "hello":

@@ -276,7 +276,7 @@ class ServerSession:
         self._credit, self._asked = credit.position, True
         heard, self._heard = self._heard, None
         if credit.position > len(self.committed):
-            return None if heard is None else self._known_verdict(heard)
+            return None if heard is None or heard == len(self.committed) else self._known_verdict(heard)
         return wire.ServerMessage(standing=wire.Standing(epoch=self._epoch, serial=credit.serial))
 
     def _cancel(self, cancel: wire.Cancel) -> wire.ServerMessage | None:
