@@ -62,6 +62,21 @@ class Decisions:
         needed = self._drafter is not None and self._drafter.needs_rows
         return needed and self.round_due and self._session.rows_coming > 0 and self._watch.rows_may_come(now)
 
+    @property
+    def trial_due(self) -> bool:
+        """Whether the device may make a draft that is not sent, while the server goes on by itself."""
+        session, conditions = self._session, self.conditions
+        idle = not (conditions.background or conditions.low_power or conditions.metered or self._alone)
+        return idle and session.server_speaks and not session.tentative and self._placement.wants_trial
+
+    def trial(self) -> Draft | None:
+        """What is to be drafted for that, if it may be."""
+        session = self._session
+        if not self.trial_due or not self._prepared:
+            return None
+        budget = within(self._controller.budget(), session.limits, session.room, self.conditions)
+        return Draft(session.tokens, budget, Origin.DRAFTED, session.sampling)
+
     def draft(self) -> Draft | None:
         """What is to be drafted now, if anything is."""
         session = self._session

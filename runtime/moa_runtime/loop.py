@@ -9,14 +9,15 @@ from moa_runtime.control import Controller
 from moa_runtime.decisions import Decisions
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.errors import MoaError
+from moa_runtime.lessons import Lessons
 from moa_runtime.link_watch import Alarm, LinkWatch
-from moa_runtime.loop_events import Draft, Drafted, LinkLost, LoopEvent, PauseBegan, Problem, Pushed, Wait
+from moa_runtime.listeners import Listeners
+from moa_runtime.loop_events import Draft, Drafted, LinkLost, LoopEvent, PauseBegan, Problem, Wait
 from moa_runtime.loop_settings import Conditions, LoopSettings
 from moa_runtime.placement import Placement
 from moa_runtime.rounds import Rounds
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import (
-    Cause,
     Decided,
     Echoed,
     Faulted,
@@ -27,6 +28,7 @@ from moa_runtime.session.events import (
     Welcomed,
 )
 from moa_runtime.session.tree import DraftTree
+from moa_runtime.trial import Trial
 
 #: The server may go on by itself for so many tokens; half of it before it hears that it may go on further.
 _CREDIT = 256
@@ -60,9 +62,6 @@ class DraftingLoop:
 
     Args:
         drafter: None, and each round asks the target for one token.
-
-    Attributes:
-        link: its last change.
     """
 
     def __init__(
@@ -72,20 +71,26 @@ class DraftingLoop:
         controller: Controller,
         settings: LoopSettings | None = None,
     ) -> None:
-        self.link = LinkChanged(LinkStatus.OFFLINE)
-        self._session, self._drafter, self._controller = session, drafter, controller
+        self._session, self._drafter = session, drafter
         settings = settings or LoopSettings()
         self._watch, self._rounds = LinkWatch(settings), Rounds(len(session.tentative))
-        self._placement = Placement(settings.drafting, able=drafter is not None)
+        self._placement, self._trial = Placement(settings.drafting, able=drafter is not None), Trial()
+        self._lessons = Lessons(session, controller, self._rounds, self._placement, self._trial)
         self._decisions = Decisions(session, drafter, controller, settings, self._watch, self._rounds, self._placement)
-        self._listeners: list[Callable[[LoopEvent], None]] = []
+        self._listeners = Listeners()
+        self._tell, self._set_link = self._listeners.tell, self._listeners.set_link
         self._paused: PauseReason | None = None
 
     def listen(self, listener: Callable[[LoopEvent], None]) -> None:
         """Have ``listener`` called with each event."""
-        self._listeners.append(listener)
+        self._listeners.add(listener)
 
     # -- what is known -----------------------------------------------------------------------------
+
+    @property
+    def link(self) -> LinkChanged:
+        """Its last change."""
+        return self._listeners.link
 
     @property
     def committed(self) -> list[int]:
@@ -209,7 +214,7 @@ class DraftingLoop:
         self._tell(*self._session.resume())
         self._place()
         if not self._decisions.rows_due(now):
-            draft = self._decisions.draft()
+            draft = self._decisions.draft() or (None if self._trial.runs else self._decisions.trial())
             if draft is not None:
                 return draft
             if self._decisions.round_due:
@@ -226,6 +231,9 @@ class DraftingLoop:
         if len(tree.tokens) > draft.budget.nodes:
             raise ValueError(f"the drafter proposed {len(tree.tokens)} tokens where {draft.budget.nodes} were allowed")
         session, start = self._session, len(draft.prefix)
+        if self._decisions.trial_due:
+            self._trial.begin(start, tree, seconds)
+            return
         extension = self._rounds.drafted(start, tree)
         # Without levels or nodes to spend, an empty draft says nothing of the drafter.
         self._decisions.exhausted = not tree.tokens and draft.budget.levels > 0 and draft.budget.nodes > 0
@@ -286,18 +294,9 @@ class DraftingLoop:
             self._watch.sent(now, prefill=False)  # the server goes on: from here on silence is late
         if self._session.rows_coming:
             self._watch.await_rows(now)
-        if verdict.cause is Cause.PUSHED:
-            self._placement.pushed(verdict.accepted + 1, waited_s)
-            self._tell(Pushed(verdict.drafted, verdict.accepted, waited_s))
-            return
-        outcome = self._rounds.ended(verdict, waited_s)
-        ours = verdict.cause is Cause.ASKED  # else nobody drafted or waited for it
-        if ours and not (self._rounds.resumed and verdict.drafted):
-            self._controller.observe(outcome)
-            self._placement.round_ended(outcome, verdict.accepted + 1)
-        self._rounds.resumed = self._rounds.resumed and bool(self._session.tentative)
-        if ours:
-            self._tell(outcome)
+        learnt = self._lessons.learn(verdict, waited_s)
+        if learnt is not None:
+            self._tell(learnt)
 
     def _echoed(self, echo: Echoed, now: float) -> None:
         trip_s = self._watch.echoed(echo.stamp, echo.held_s, now)
@@ -336,15 +335,5 @@ class DraftingLoop:
     def _forget_rows(self, length: int) -> None:
         if self._drafter is not None:
             self._drafter.truncate_rows(length)
+        self._trial.forget()
         self._decisions.exhausted = False
-
-    def _tell(self, *events: LoopEvent) -> None:
-        for event in events:
-            for listener in self._listeners:
-                listener(event)
-
-    def _set_link(self, status: LinkStatus, detail: str = "", retry_in_s: float | None = None) -> None:
-        changed = LinkChanged(status, detail, retry_in_s)
-        if changed != self.link:
-            self.link = changed
-            self._tell(changed)

@@ -6,22 +6,32 @@ from moa_runtime.drafting import Drafting
 from moa_runtime.loop_events import RoundEnded
 
 _MEMORY = 0.9  # a verdict counts so many times the one after it
-_BETTER = 1.1  # who drafts now is left where the other is so many times as fast
+_BETTER = 1.05  # who drafts now is left where the other is so many times as fast
+_FAR = 1.6  # so many times as fast needs fewer verdicts, and the server need not show whether that is still so
 _ENOUGH = 6  # verdicts that say how fast the one who drafts is
-#: What a device that nobody has seen drafting may be hoped to do: tokens a round, and seconds that a draft takes.
-_HOPED_TOKENS, _HOPED_DRAFT_S = 3.0, 0.02
-#: Tokens after which the slower one is tried again; four times as many after each try that fails.
-_FIRST_PAUSE = 256
+#: Drafts that say what the device could do: it takes over after so many, or fewer where it is far better, and is left
+#: after more, for their shape is still being learnt; at once where it is less than so many times as fast as the server.
+_FEW_TRIALS, _TRIALS, _MOST_TRIALS, _HOPELESS = 2, 4, 24, 0.5
+_MOST_TOKENS = 6.0  # a round: no more is hoped for
+#: Tokens until the other one is thought of again; twice as many after each time that it was not faster.
+_FIRST_PAUSE, _LONGEST_PAUSE = 64, 2048
+#: At once where round trip or verdicts take so many times what they took, or that part of it.
+_CHANGED = 1.6
 
 
 class Placement:
-    """Compares tokens a second of both, each as measured when it drafted last, at the present round trip.
+    """Compares tokens a second of both, at the present round trip.
 
-    The server's are ``tokens a verdict / seconds between verdicts``. Of the device's rounds the draft and the server's
-    part (queue and pass) are measured, and the round trip is added: ``tokens a round / (draft + trip + that part)``.
-    Before the device has drafted, that part is what the server takes for a verdict of its own, and the draft is hoped
-    to be good; so the device is tried only where it could win (the inequality of "Speculation at a Distance", arXiv
-    2606.25091). A verifier that is busy lets more time pass between verdicts, by which drafting on the device gains.
+    The server's are ``tokens a verdict / seconds between verdicts``, as measured while it went on by itself. The
+    device's are ``tokens a round / (draft + trip + the server's part)``. While it drafts, all of these are measured.
+    While the server does, the device makes a few drafts that are not sent (:class:`moa_runtime.trial.Trial`): what they
+    take, and what they would have brought; the server's part is then what a verdict of its own takes without the
+    server's draft. Even that is done only where the device could win, by the inequality of "Speculation at a Distance"
+    (arXiv 2606.25091) with as many tokens a round as may be hoped for. A verifier that is busy lets more time pass
+    between verdicts, by which drafting on the device gains, most where the round trip is short.
+
+    While the device drafts, the server's rate is what it was, more or less by as much as its part of the rounds has
+    changed; and at times it goes on by itself for a moment, to show what it is now, for its own drafts get better, too.
 
     Args:
         drafting: ``auto``, or whoever is to draft in any case.
@@ -32,27 +42,72 @@ class Placement:
         self._drafting: Drafting = drafting if able or drafting == "device" else "server"
         self._server = self._drafting != "device"
         self._trip_s: float | None = None
-        self._pushed, self._rounds = _Mean(), _Mean()
+        self._pushed, self._rounds, self._trials = _Mean(), _Mean(), _Mean()
+        self._own = _Mean()  # of the server's verdicts, without its drafts
         self._draft_s = _Mean()
+        self._server_part_s: float | None = None  # of the device's first rounds since it took over
         self._since = 0  # verdicts since the last change
-        self._pause, self._waits = _FIRST_PAUSE, 0  # tokens, until the device is tried again
+        self._pause, self._waits = _FIRST_PAUSE, 0
+        self._look, self._stays = _FIRST_PAUSE, 0  # the same for the device, while it drafts
+        self._left_rate: float | None = None  # the device's tokens a second, while the server shows its own
+        self._judged: tuple[float, float] | None = None  # round trip, seconds between verdicts: at the last trials
 
     @property
     def at_server(self) -> bool:
         """Whether the server is to draft."""
         return self._server
 
+    @property
+    def wants_trial(self) -> bool:
+        """Whether the device is to make a draft that is not sent."""
+        if not self._server or self._drafting != "auto" or self._since < 2 or self._trip_s is None:
+            return False
+        if self._left_rate is not None:
+            return False
+        if self._waits and not self._changed:
+            return False
+        hoped = _MOST_TOKENS / max(1e-6, self.round_s)
+        return hoped > _BETTER * self._pushed.rate
+
     def trip(self, seconds: float) -> None:
         """What a frame and its answer took on the link, without what the server held it."""
         least = max(0.0, seconds)
         self._trip_s = least if self._trip_s is None else min(least, self._trip_s + 0.2 * (least - self._trip_s))
 
-    def pushed(self, tokens: int, seconds: float) -> None:
-        """A verdict came unasked, with so many tokens, and so long after what came before."""
+    @property
+    def round_s(self) -> float:
+        """What a round without its draft is expected to take while the server is the one who drafts."""
+        return (self._trip_s or 0.0) + self._own.seconds
+
+    def pushed(self, tokens: int, seconds: float, draft_s: float) -> None:
+        """A verdict came unasked, with so many tokens, and so long after what came before; the server's own draft took
+        ``draft_s`` of that."""
         self._pushed.add(tokens, seconds)
+        self._own.add(tokens, max(0.0, seconds - draft_s))
         self._waits = max(0, self._waits - tokens)
         self._since += 1
-        self._reconsider()
+        if self._left_rate is not None and self._since >= _ENOUGH:
+            left, self._left_rate = self._left_rate, None
+            if left * _BETTER > self._pushed.rate:
+                self._take_over()
+
+    def tried(self, outcome: RoundEnded) -> None:
+        """What a draft that was not sent would have brought, and took."""
+        self._trials.add(outcome.accepted + 1, outcome.draft_s)
+        if self._trials.added < _FEW_TRIALS or self._trip_s is None:
+            return
+        device = self._trials.tokens / max(1e-6, self._trials.seconds + self.round_s)
+        surely = device > _FAR * self._pushed.rate
+        if not surely and (self._trials.added < _TRIALS or self._since < _ENOUGH):
+            return
+        if device > _BETTER * self._pushed.rate:
+            self._take_over()
+        elif device < _HOPELESS * self._pushed.rate or self._trials.added >= _MOST_TRIALS:
+            self._wait()
+        else:
+            return
+        self._judged = self._trip_s, self._pushed.seconds
+        self._trials = _Mean()
 
     def round_ended(self, outcome: RoundEnded, tokens: int) -> None:
         """A draft of the device got its verdict, of so many tokens."""
@@ -61,34 +116,42 @@ class Placement:
         self._rounds.add(tokens, max(0.0, outcome.waited_s - self._trip_s))
         self._draft_s.add(1, outcome.draft_s)
         self._since += 1
-        self._reconsider()
-
-    def _reconsider(self) -> None:
-        if self._drafting != "auto" or self._since < _ENOUGH or self._trip_s is None:
+        self._stays = max(0, self._stays - tokens)
+        if self._drafting != "auto" or self._server or self._since < _ENOUGH or not self._pushed.count:
             return
-        server, device = self._server_rate(), self._device_rate(self._trip_s)
-        if server is None or device is None:
-            return
-        if self._server and device > _BETTER * server and not self._waits:
-            self._server, self._since = False, 0
-        elif not self._server and server > _BETTER * device:
-            self._server, self._since = True, 0
-            self._waits, self._pause = self._pause, 4 * self._pause
+        part_s = max(1e-6, self._rounds.seconds)
+        if self._server_part_s is None:
+            self._server_part_s = part_s
+        server = self._pushed.rate * self._server_part_s / part_s
+        device = self._rounds.tokens / max(1e-6, self._draft_s.seconds + self._trip_s + part_s)
+        if server > _BETTER * device:
+            self._turn(server=True)
+            self._wait()
+        elif not self._stays and device < _FAR * server:
+            self._turn(server=True)  # for a moment, to see how fast it is now
+            self._pushed, self._own, self._left_rate = _Mean(), _Mean(), device
 
-    def _server_rate(self) -> float | None:
-        """Tokens a second; where the server has not streamed yet, those of one token a pass."""
-        if self._pushed.count:
-            return self._pushed.rate
-        return None if not self._rounds.count else 1.0 / max(1e-6, self._rounds.seconds)
+    @property
+    def _changed(self) -> bool:
+        """Whether round trip or verdicts take something else than when the device was last thought of."""
+        assert self._trip_s is not None
+        now = self._trip_s, self._pushed.seconds
+        return self._judged is not None and any(
+            not 1 / _CHANGED < new / max(1e-6, old) < _CHANGED for new, old in zip(now, self._judged, strict=True)
+        )
 
-    def _device_rate(self, trip_s: float) -> float | None:
-        if self._rounds.count:
-            tokens, draft_s, server_s = self._rounds.tokens, self._draft_s.seconds, self._rounds.seconds
-        elif self._pushed.count:
-            tokens, draft_s, server_s = _HOPED_TOKENS, _HOPED_DRAFT_S, self._pushed.seconds
-        else:
-            return None
-        return tokens / max(1e-6, draft_s + trip_s + server_s)
+    def _turn(self, *, server: bool) -> None:
+        self._server, self._since, self._server_part_s = server, 0, None
+        self._rounds, self._draft_s = _Mean(), _Mean()
+
+    def _take_over(self) -> None:
+        """The device drafts, and looks at what the server can do after a while."""
+        self._turn(server=False)
+        self._stays, self._look = self._look, min(2 * self._look, _LONGEST_PAUSE)
+
+    def _wait(self) -> None:
+        """The device is not thought of for a while."""
+        self._waits, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
 
 
 class _Mean:
@@ -96,8 +159,10 @@ class _Mean:
 
     def __init__(self) -> None:
         self.count = self._tokens = self._seconds = 0.0
+        self.added = 0
 
     def add(self, tokens: float, seconds: float) -> None:
+        self.added += 1
         self.count = _MEMORY * self.count + 1
         self._tokens = _MEMORY * self._tokens + tokens
         self._seconds = _MEMORY * self._seconds + seconds

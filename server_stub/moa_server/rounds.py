@@ -17,15 +17,19 @@ def job_of(work: Verify | RowsWork, sequence: int) -> Job:
     return Job(sequence, work.prefix, work.sampling, work.draft, work.parents, work.rows_from)
 
 
-def verdict_of(session: ServerSession, work: Verify, job: Job, seconds: float) -> wire.ServerMessage:
+def verdict_of(
+    session: ServerSession, work: Verify, job: Job, seconds: float, draft_s: float = 0.0
+) -> wire.ServerMessage:
     """Commit what the target chose, and say so; the memory rows that came with it follow.
 
     Args:
         job: of :func:`job_of`, done.
         seconds: that the target took, for the verdict.
+        draft_s: that the server's own draft took, likewise.
     """
     assert job.token is not None
-    verdict = session.decide(work, job.path, job.token, min(int(1e6 * seconds), _MOST_US))
+    spent = (min(int(1e6 * each), _MOST_US) for each in (seconds, draft_s))
+    verdict = session.decide(work, job.path, job.token, *spent)
     if work.rows_from is not None:
         take_rows(session, job)
     return verdict

@@ -81,7 +81,8 @@ class SessionWork:
             for kind, amount in charges:
                 self._budgets.give_back(kind, amount)
             raise
-        verdict = verdict_of(conversation.session, work, job, job.seconds)
+        draft_s = 0.0 if proposal is None else proposal.seconds
+        verdict = verdict_of(conversation.session, work, job, job.seconds, draft_s)
         if proposal is not None:
             self._learn(conversation, work, proposal, job.path, job.rows, time.monotonic() - began, job.seconds)
         if verdict.verdict.finish:

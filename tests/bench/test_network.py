@@ -172,8 +172,8 @@ def test_every_mode_gives_the_targets_own_answers(verifier, make, prompts, sampl
         assert found["oracle"]["passes_per_token"] < found["device"]["passes_per_token"] <= 1.0
         # Without a drafter no memory rows are sent.
         assert found["per-call"]["bytes_down_per_token"] < found["oracle"]["bytes_down_per_token"] / 5
-    for mode in modes:
-        # The same messages, with and without what frames them.
+    for mode in ("stream", "per-call"):
+        # The same messages, with and without what frames them; memory rows come as far as the answer's end lets them.
         for way in ("bytes_up_per_token", "bytes_down_per_token"):
             assert figures["near"][mode][way] > figures["direct"][mode][way] > 0
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from bench.recorded_toy import MANIFEST, KnowingBackend, recorded, toy_recording
 from moa_bench.accept.replay import ReplayEngine
 from moa_bench.cli import main
 from moa_bench.conversation import Conversation
@@ -21,54 +20,22 @@ from moa_bench.pace import Pace
 from moa_bench.shapes import measure as measure_module
 from moa_bench.shapes.fixed import SHAPES, Counting, Work, kind_of, name_of, work_of
 from moa_bench.shapes.measure import TOKENS, Field, Scenario, scenarios
-from moa_bench.shapes.record import record
 from moa_bench.shapes.recording import RecordedAnswer, Recording
 from moa_bench.shapes.replay import Replay, hold
-from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.for_bundle import drafter_for
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_runtime.throughput import Throughput
-from toy_engine import PRINTS, STOP, VOCAB, ToyEngine, plain
+from toy_engine import PRINTS, STOP, VOCAB, ToyEngine
 
-MANIFEST = SimpleNamespace(fingerprints=PRINTS, stop_tokens=(STOP,), max_context=1000)
-SHARES = (0.62, 0.2, 0.1, 0.04)
 PACE = Pace(step_s=0.002, query_s=0.0004, pass_s=0.03, token_s=0.001, round_trip_s=0.02)
-
-
-class KnowingBackend(Backend):
-    """The target's choice is its first candidate with a probability of 0.62, and so on. Cache entries are tokens."""
-
-    top_k, kv_shape, max_positions = len(SHARES), (1, 1), None
-
-    def step(self, inputs: StepInputs) -> StepResult:
-        entries = np.repeat(inputs.tokens.astype(np.float32), 1).reshape(-1, 1, 1)
-        every = np.concatenate((inputs.self_keys, entries)).astype(np.int64)[:, 0, 0]
-        tokens = [self._candidates(every[inputs.self_mask[query]].tolist()) for query in inputs.queries]
-        logprobs = np.tile(np.log(np.array(SHARES, np.float32)), (len(tokens), 1))
-        return StepResult(np.array(tokens), logprobs, entries, entries)
-
-    @staticmethod
-    def _candidates(text: list[int]) -> list[int]:
-        rng = random.Random(str(text))
-        right = ToyEngine().choice(text)
-        wrong = rng.sample([token for token in range(1, VOCAB) if token != right], len(SHARES))
-        rank = rng.choices(range(len(SHARES) + 1), [*SHARES, 1 - sum(SHARES)])[0]
-        return [*wrong[:rank], right, *wrong[rank:]][: len(SHARES)]
-
-
-def recorded(prompt: list[int], tokens: int) -> RecordedAnswer:
-    engine = ToyEngine()
-    answer = plain(engine, prompt, tokens)
-    return record(MANIFEST, KnowingBackend(), engine, prompt, answer, ngrams=True, on_position=lambda: None)
 
 
 @pytest.fixture(scope="module")
 def recording() -> Recording:
-    answers = [recorded([3, 1, 4, seed], 40) for seed in (1, 5)]
-    return Recording("knowing", PRINTS, VOCAB, (STOP,), True, answers)
+    return toy_recording(40)
 
 
 @pytest.fixture(scope="module")

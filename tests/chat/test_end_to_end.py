@@ -112,7 +112,7 @@ def hung(onnx_bundle: Path, hanging: Running, *arguments: str) -> Iterator[Termi
     with in_terminal(command, columns=200, MOA_TOKEN=TOKEN) as terminal:
         terminal.wait("you>")
         terminal.press(QUESTION + "\n")
-        terminal.wait(r"online \| tau")
+        terminal.wait(r"online \| tau .* \d\d rounds")  # memory rows come behind the first of the text
         hanging.process.send_signal(signal.SIGSTOP)
         terminal.wait(r"slow \| tau .* tentative \| the verdict is late")
         # Nobody is asked about a few words: wait for more, and for an attempt to connect that failed.

@@ -36,7 +36,12 @@ class RecordedBackend(Backend):
 
     def __init__(self, answer: RecordedAnswer) -> None:
         self.asked = self.unknown = 0
-        self._answer, self._text, self._paths = answer, (*answer.prompt, *answer.answer), Paths()
+        self._paths = Paths()
+        self.turn_to(answer)
+
+    def turn_to(self, answer: RecordedAnswer) -> None:
+        """What is asked from now on belongs to another answer."""
+        self._answer, self._text = answer, (*answer.prompt, *answer.answer)
 
     @property
     def top_k(self) -> int:
@@ -103,16 +108,21 @@ class Replay:
     def __init__(self, recording: Recording, answer: RecordedAnswer) -> None:
         self.answer, self.backend = answer, RecordedBackend(answer)
         self.fingerprints, self.stop_tokens = recording.fingerprints, recording.stop_tokens
-        self._target = _Target(recording)
-        self._mixture = NgramMixture(recording.stop_tokens) if recording.ngrams else None
+        self.target = _Target(recording)
+        self._ngrams = recording.ngrams
 
-    def drafter(self) -> MoaDrafter:
-        """A new one; one at a time."""
-        return MoaDrafter(self.backend, max_context=_MAX_CONTEXT, stop_tokens=self.stop_tokens, mixture=self._mixture)
+    def drafter(self, backend: Backend | None = None) -> MoaDrafter:
+        """A new one; one at a time on :attr:`backend`.
+
+        Args:
+            backend: in place of that.
+        """
+        asked, mixture = backend or self.backend, NgramMixture(self.stop_tokens) if self._ngrams else None
+        return MoaDrafter(asked, max_context=_MAX_CONTEXT, stop_tokens=self.stop_tokens, mixture=mixture)
 
     def engine(self) -> ReplayEngine:
         """The target, which writes the answer."""
-        return ReplayEngine(self._target, {tuple(self.answer.prompt): self.answer.answer})
+        return ReplayEngine(self.target, {tuple(self.answer.prompt): self.answer.answer})
 
 
 def hold(replay: Replay, controller: Controller, pace: Pace) -> float:

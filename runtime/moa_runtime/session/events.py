@@ -101,6 +101,7 @@ class Decided:
         drafted: tokens of the Draft that it answers; of a pushed one, those that the server drafted.
         accepted: of them.
         compute_s: seconds that the target took.
+        draft_s: seconds that the server's own draft took, for a verdict that was pushed.
     """
 
     cause: Cause
@@ -108,6 +109,7 @@ class Decided:
     drafted: int
     accepted: int
     compute_s: float
+    draft_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,8 @@ class Exchange(Link):
         self._outgoing.in_flight = None
         accepted = max(0, verdict.accepted - behind)
         if verdict.pushed or flight is None:
-            decided = Decided(Cause.PUSHED, 0, verdict.drafted, accepted, verdict.compute_us / 1e6)
+            spent = verdict.compute_us / 1e6, verdict.draft_us / 1e6
+            decided = Decided(Cause.PUSHED, 0, verdict.drafted, accepted, *spent)
             ours = 0  # the server's own drafts are the target's text here
         else:
             cause = Cause.ASKED if flight.asked else Cause.FETCHED

@@ -180,14 +180,16 @@ class ServerSession:
 
     # -- what the engine did -------------------------------------------------------------------
 
-    def decide(self, work: Verify, path: Sequence[int], token: int, compute_us: int = 0) -> wire.ServerMessage:
+    def decide(
+        self, work: Verify, path: Sequence[int], token: int, compute_us: int = 0, draft_us: int = 0
+    ) -> wire.ServerMessage:
         """Commit what the target chose; the verdict says it.
 
         Args:
             work: what was asked for.
             path: indices into the draft of the tokens that the target accepts.
             token: its own choice behind them.
-            compute_us: time the target took, microseconds; for the verdict.
+            compute_us, draft_us: time of the target, and of the server's own draft, microseconds; for the verdict.
         """
         base_len = len(work.prefix)
         chosen = [*(work.draft[index] for index in path), token]
@@ -204,6 +206,7 @@ class ServerSession:
             accepted=min(len(path), len(tokens)),
             finish=wire.Finish.Name(finish),
             compute_us=compute_us,
+            draft_us=draft_us,
             pushed=work.pushed,
             drafted=len(work.draft) if work.pushed else 0,
         )

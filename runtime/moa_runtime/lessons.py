@@ -1,0 +1,46 @@
+"""What verdicts teach: the controller about drafts, the placement about who should make them."""
+
+from __future__ import annotations
+
+from moa_runtime.control import Controller
+from moa_runtime.loop_events import Pushed, RoundEnded
+from moa_runtime.placement import Placement
+from moa_runtime.rounds import Rounds
+from moa_runtime.session.client import ClientSession
+from moa_runtime.session.events import Cause, Decided
+from moa_runtime.trial import Trial
+
+
+class Lessons:
+    """Of one conversation's verdicts, each told after the session took it."""
+
+    def __init__(
+        self, session: ClientSession, controller: Controller, rounds: Rounds, placement: Placement, trial: Trial
+    ) -> None:
+        self._session, self._controller, self._rounds = session, controller, rounds
+        self._placement, self._trial = placement, trial
+
+    def learn(self, verdict: Decided, waited_s: float) -> Pushed | RoundEnded | None:
+        """The event that tells of it; None for a verdict that nobody drafted or waited for.
+
+        Args:
+            waited_s: seconds since what it answers was sent; of one that was pushed, since the verdict before.
+        """
+        if verdict.cause is Cause.PUSHED:
+            self._of_a_push(verdict, waited_s)
+            return Pushed(verdict.drafted, verdict.accepted, waited_s)
+        outcome, rounds = self._rounds.ended(verdict, waited_s), self._rounds
+        ours = verdict.cause is Cause.ASKED
+        if ours and not (rounds.resumed and verdict.drafted):
+            self._controller.observe(outcome)
+            self._placement.round_ended(outcome, verdict.accepted + 1)
+        rounds.resumed = rounds.resumed and bool(self._session.tentative)
+        return outcome if ours else None
+
+    def _of_a_push(self, verdict: Decided, waited_s: float) -> None:
+        placement = self._placement
+        placement.pushed(verdict.accepted + 1, waited_s, verdict.draft_s)
+        tried = self._trial.compare(self._session.committed, placement.round_s, verdict.compute_s)
+        if tried is not None:
+            self._controller.observe(tried)
+            placement.tried(tried)

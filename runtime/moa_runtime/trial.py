@@ -1,0 +1,49 @@
+"""Drafts that are not sent: what they would have brought shows in what the server writes by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moa_runtime.loop_events import RoundEnded
+from moa_runtime.session.tree import DraftTree, depths, walk
+
+
+class Trial:
+    """One draft at a time, made while the server goes on by itself, and compared with what comes."""
+
+    def __init__(self) -> None:
+        self._start = 0
+        self._tree: DraftTree | None = None
+        self._seconds = 0.0
+
+    @property
+    def runs(self) -> bool:
+        """Whether a draft is still to be compared."""
+        return self._tree is not None
+
+    def begin(self, start: int, tree: DraftTree, seconds: float) -> None:
+        """A draft behind the first ``start`` tokens was made in so many seconds."""
+        self._start, self._tree, self._seconds = start, tree, seconds
+
+    def forget(self) -> None:
+        """The text is another one."""
+        self._tree = None
+
+    def compare(self, committed: Sequence[int], waited_s: float, compute_s: float) -> RoundEnded | None:
+        """Once it is known: the round that this draft would have had; None before.
+
+        Args:
+            committed: the conversation's tokens.
+            waited_s, compute_s: of such a round, see :class:`~moa_runtime.loop_events.RoundEnded`.
+        """
+        tree = self._tree
+        if tree is None:
+            return None
+        known = committed[self._start :]
+        levels = [0, *depths(tree.parents)]
+        path, _ = walk(tree.tokens, tree.parents, lambda node: known[levels[node]] if levels[node] < len(known) else -1)
+        if len(path) == len(known):
+            return None  # what comes next decides
+        self._tree = None
+        drafted, accepted = len(tree.tokens), len(path)
+        return RoundEnded(0, drafted, tree.depth, accepted, tree.steps, self._seconds, waited_s, compute_s)

@@ -1,0 +1,42 @@
+"""Drafts that are not sent, compared with what the server writes."""
+
+from __future__ import annotations
+
+from moa_runtime.session.tree import DraftTree
+from moa_runtime.trial import Trial
+
+TREE = DraftTree((5, 6, 7, 8), (0, 0, 1, 3), (-0.1, -0.2, -0.3, -0.4), (2, 1))  # 5-7-8 and 6
+PREFIX = [1, 2]
+
+
+def compared(*committed: int) -> int | None:
+    """Accepted tokens."""
+    trial = Trial()
+    trial.begin(2, TREE, 0.25)
+    found = trial.compare([*PREFIX, *committed], 0.5, 0.125)
+    assert trial.runs == (found is None)
+    if found is not None:
+        assert (found.drafted, found.depth, found.draft_s, found.waited_s, found.compute_s) == (4, 3, 0.25, 0.5, 0.125)
+    return None if found is None else found.accepted
+
+
+def test_it_is_decided_as_soon_as_the_text_leaves_the_draft():
+    assert compared() is None and compared(5) is None and compared(5, 7, 8) is None
+    assert compared(9) == 0
+    assert compared(6, 5) == 1
+    assert compared(5, 7, 9) == 2
+    assert compared(5, 7, 8, 9) == 3
+
+
+def test_one_that_is_forgotten_says_nothing():
+    trial = Trial()
+    trial.begin(2, TREE, 0.25)
+    trial.forget()
+    assert not trial.runs and trial.compare([*PREFIX, 9], 0.0, 0.0) is None
+
+
+def test_an_empty_draft_is_a_round_of_one_token():
+    trial = Trial()
+    trial.begin(2, DraftTree(), 0.0)
+    found = trial.compare([*PREFIX, 9], 0.5, 0.0)
+    assert found is not None and (found.accepted, found.depth) == (0, 0)

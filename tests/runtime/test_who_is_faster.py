@@ -1,0 +1,145 @@
+"""Who drafts: the server at first, the device where trials say that it is faster, and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from moa_runtime.drafting import Drafting
+from moa_runtime.loop_events import RoundEnded
+from moa_runtime.placement import Placement
+
+
+def placement(drafting: Drafting = "auto", *, able: bool = True, trip_s: float = 0.005) -> Placement:
+    one = Placement(drafting, able=able)
+    one.trip(trip_s)
+    return one
+
+
+def push(one: Placement, count: int = 10, *, tokens: int = 1, seconds: float = 0.03, draft_s: float = 0.0) -> None:
+    for _ in range(count):
+        one.pushed(tokens, seconds, draft_s)
+
+
+def outcome(accepted: int, draft_s: float, waited_s: float = 0.0) -> RoundEnded:
+    return RoundEnded(0, 6, 6, accepted, (1,) * 6, draft_s, waited_s, 0.0)
+
+
+def trials(one: Placement, accepted: int, draft_s: float) -> int:
+    """Drafts that are not sent, until the device takes over or nothing is wanted any more; how many there were."""
+    count = 0
+    while one.at_server and one.wants_trial:
+        one.tried(outcome(accepted, draft_s))
+        count += 1
+    return count
+
+
+def rounds(one: Placement, count: int, *, accepted: int, draft_s: float, waited_s: float) -> None:
+    for _ in range(count):
+        if not one.at_server:
+            one.round_ended(outcome(accepted, draft_s, waited_s), accepted + 1)
+
+
+def test_the_server_begins_and_the_device_takes_over_where_its_trials_are_faster():
+    one = placement()
+    assert one.at_server and not one.wants_trial
+    push(one)
+    assert trials(one, accepted=2, draft_s=0.01) > 1
+    assert not one.at_server  # 3 tokens in 45 ms against 1 in 30
+
+
+def test_slower_trials_leave_it_with_the_server_for_longer_and_longer():
+    one = placement()
+    push(one)
+    tried, verdicts = [], []
+    for _ in range(4):
+        tried.append(trials(one, accepted=0, draft_s=0.01))
+        assert one.at_server
+        verdicts.append(0)
+        while not one.wants_trial:
+            push(one, 1)
+            verdicts[-1] += 1
+    assert all(tried) and verdicts == [64, 128, 256, 512]
+
+
+def test_the_device_is_not_tried_where_it_could_not_win():
+    one = placement(trip_s=0.3)
+    push(one, 1000)
+    assert not one.wants_trial  # 6 tokens in 330 ms against 1 in 30
+
+
+def test_trials_come_at_once_where_link_or_verifier_have_changed():
+    one = placement(trip_s=0.1)
+    push(one)
+    trials(one, accepted=1, draft_s=0.01)
+    assert one.at_server and not one.wants_trial
+    for _ in range(8):
+        one.trip(0.01)
+    assert one.wants_trial
+    trials(one, accepted=0, draft_s=0.01)
+    assert one.at_server and not one.wants_trial
+    push(one, 60, seconds=0.12)
+    assert one.wants_trial
+
+
+def test_a_servers_own_draft_is_no_part_of_the_devices_rounds():
+    own = [placement() for _ in range(2)]
+    for one, draft_s in zip(own, (0.0, 0.05), strict=True):
+        push(one, tokens=3, seconds=0.1, draft_s=draft_s)
+        trials(one, accepted=2, draft_s=0.01)
+    assert [one.at_server for one in own] == [True, False]
+
+
+def test_the_device_gives_back_where_its_rounds_are_slower():
+    one = placement()
+    push(one)
+    trials(one, accepted=2, draft_s=0.01)
+    rounds(one, 8, accepted=2, draft_s=0.01, waited_s=0.035)
+    assert not one.at_server
+    rounds(one, 15, accepted=0, draft_s=0.01, waited_s=0.035)
+    assert one.at_server
+    push(one)
+    assert not one.wants_trial
+
+
+def test_a_verifier_that_got_slower_for_both_is_no_reason_to_give_back():
+    one = placement()
+    push(one)
+    trials(one, accepted=2, draft_s=0.01)
+    rounds(one, 8, accepted=2, draft_s=0.01, waited_s=0.035)
+    rounds(one, 12, accepted=2, draft_s=0.01, waited_s=0.305)
+    assert not one.at_server
+
+
+def test_the_server_shows_at_times_what_it_can_do_now():
+    one = placement()
+    push(one)
+    trials(one, accepted=2, draft_s=0.025)
+    verdicts = []
+    for _ in range(3):
+        count = 0
+        while not one.at_server:
+            rounds(one, 1, accepted=2, draft_s=0.025, waited_s=0.035)
+            count += 1
+        verdicts.append(count)
+        push(one, 6)
+        assert not one.at_server
+    assert verdicts == [22, 43, 86]  # 64, 128 and 256 tokens
+    rounds(one, 171, accepted=2, draft_s=0.025, waited_s=0.035)
+    assert one.at_server
+    push(one, 10, tokens=4)  # its drafts have got better
+    assert one.at_server
+
+
+def test_who_is_chosen_drafts_whatever_is_measured():
+    device, server = placement("device"), placement("server")
+    push(server)
+    rounds(device, 50, accepted=0, draft_s=1.0, waited_s=1.0)
+    assert not device.at_server
+    assert server.at_server and not server.wants_trial
+
+
+@pytest.mark.parametrize("drafting", ["auto", "server"])
+def test_a_device_without_a_drafter_leaves_it_to_the_server(drafting: Drafting):
+    one = placement(drafting, able=False)
+    push(one)
+    assert one.at_server and not one.wants_trial
