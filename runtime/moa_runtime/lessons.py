@@ -26,6 +26,7 @@ class Lessons:
         Args:
             waited_s: seconds since what it answers was sent; of one that was pushed, since the verdict before.
         """
+        self._placement.drafts_wanted = verdict.drafts_wanted
         if verdict.cause is Cause.PUSHED:
             self._of_a_push(verdict, waited_s)
             return Pushed(verdict.drafted, verdict.accepted, waited_s)

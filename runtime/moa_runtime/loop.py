@@ -301,7 +301,7 @@ class DraftingLoop:
     def _echoed(self, echo: Echoed, now: float) -> None:
         trip_s = self._watch.echoed(echo.stamp, echo.held_s, now)
         if trip_s is not None:
-            self._placement.trip(trip_s)
+            self._session.note_round_trip(self._placement.trip(trip_s))
 
     def _place(self) -> None:
         """Have the server go on by itself, or take over."""

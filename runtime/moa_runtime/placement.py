@@ -5,8 +5,10 @@ from __future__ import annotations
 from moa_runtime.drafting import Drafting
 from moa_runtime.loop_events import RoundEnded
 
-_MEMORY = 0.9  # a verdict counts so many times the one after it
+#: A verdict counts so many times the one after it: tokens vary from draft to draft, seconds change with link and load.
+_LONG, _SHORT = 0.96, 0.9
 _BETTER = 1.05  # who drafts now is left where the other is so many times as fast
+_WANTED = 1.2  # a token of the device counts so many times one of a server that is busy, and asks for it
 _FAR = 1.6  # so many times as fast needs fewer verdicts, and the server need not show whether that is still so
 _ENOUGH = 6  # verdicts that say how fast the one who drafts is
 #: Drafts that say what the device could do: it takes over after so many, or fewer where it is far better, and is left
@@ -36,15 +38,21 @@ class Placement:
     Args:
         drafting: ``auto``, or whoever is to draft in any case.
         able: whether the device can draft at all.
+
+    Attributes:
+        drafts_wanted: the verifier is busy, and asks the device to draft.
     """
 
     def __init__(self, drafting: Drafting, *, able: bool) -> None:
+        self.drafts_wanted = False
         self._drafting: Drafting = drafting if able or drafting == "device" else "server"
         self._server = self._drafting != "device"
         self._trip_s: float | None = None
-        self._pushed, self._rounds, self._trials = _Mean(), _Mean(), _Mean()
-        self._own = _Mean()  # of the server's verdicts, without its drafts
-        self._draft_s = _Mean()
+        # What a verdict of the server's brings and takes, and what it takes without the server's own draft ...
+        self._pushed, self._pushed_s, self._own_s = _Mean(_LONG), _Mean(_SHORT), _Mean(_SHORT)
+        # ... and what a round of the device's, or a trial, brings, its draft, and the server's part of it.
+        self._taken, self._draft_s, self._part_s = _Mean(_LONG), _Mean(_SHORT), _Mean(_SHORT)
+        self._trials = 0  # since the device was last thought of
         self._server_part_s: float | None = None  # of the device's first rounds since it took over
         self._since = 0  # verdicts since the last change
         self._pause, self._waits = _FIRST_PAUSE, 0
@@ -67,82 +75,100 @@ class Placement:
         if self._waits and not self._changed:
             return False
         hoped = _MOST_TOKENS / max(1e-6, self.round_s)
-        return hoped > _BETTER * self._pushed.rate
+        return hoped > _BETTER * self._server_rate
 
-    def trip(self, seconds: float) -> None:
-        """What a frame and its answer took on the link, without what the server held it."""
+    def trip(self, seconds: float) -> float:
+        """What a frame and its answer took on the link, without what the server held it; says what that is by now."""
         least = max(0.0, seconds)
         self._trip_s = least if self._trip_s is None else min(least, self._trip_s + 0.2 * (least - self._trip_s))
+        return self._trip_s
 
     @property
     def round_s(self) -> float:
         """What a round without its draft is expected to take while the server is the one who drafts."""
-        return (self._trip_s or 0.0) + self._own.seconds
+        return (self._trip_s or 0.0) + self._own_s.value
 
     def pushed(self, tokens: int, seconds: float, draft_s: float) -> None:
         """A verdict came unasked, with so many tokens, and so long after what came before; the server's own draft took
         ``draft_s`` of that."""
-        self._pushed.add(tokens, seconds)
-        self._own.add(tokens, max(0.0, seconds - draft_s))
+        self._pushed.add(tokens)
+        self._pushed_s.add(seconds)
+        self._own_s.add(max(0.0, seconds - draft_s))
         self._waits = max(0, self._waits - tokens)
         self._since += 1
         if self._left_rate is not None and self._since >= _ENOUGH:
             left, self._left_rate = self._left_rate, None
-            if left * _BETTER > self._pushed.rate:
+            if left * _BETTER > self._server_rate:
                 self._take_over()
 
     def tried(self, outcome: RoundEnded) -> None:
         """What a draft that was not sent would have brought, and took."""
-        self._trials.add(outcome.accepted + 1, outcome.draft_s)
-        if self._trials.added < _FEW_TRIALS or self._trip_s is None:
+        self._trials += 1
+        self._taken.add(outcome.accepted + 1)
+        self._draft_s.add(outcome.draft_s)
+        if self._trials < _FEW_TRIALS or self._trip_s is None:
             return
-        device = self._trials.tokens / max(1e-6, self._trials.seconds + self.round_s)
-        surely = device > _FAR * self._pushed.rate
-        if not surely and (self._trials.added < _TRIALS or self._since < _ENOUGH):
+        device = self._device_rate(self.round_s)
+        surely = device > _FAR * self._server_rate
+        if not surely and (self._trials < _TRIALS or self._since < _ENOUGH):
             return
-        if device > _BETTER * self._pushed.rate:
+        if device > _BETTER * self._server_rate:
             self._take_over()
-        elif device < _HOPELESS * self._pushed.rate or self._trials.added >= _MOST_TRIALS:
+        elif device < _HOPELESS * self._server_rate or self._trials >= _MOST_TRIALS:
             self._wait()
         else:
             return
-        self._judged = self._trip_s, self._pushed.seconds
-        self._trials = _Mean()
+        self._judged = self._trip_s, self._pushed_s.value
+        self._trials = 0
 
     def round_ended(self, outcome: RoundEnded, tokens: int) -> None:
         """A draft of the device got its verdict, of so many tokens."""
         if outcome.supplied or self._trip_s is None:
             return
-        self._rounds.add(tokens, max(0.0, outcome.waited_s - self._trip_s))
-        self._draft_s.add(1, outcome.draft_s)
+        self._taken.add(tokens)
+        self._draft_s.add(outcome.draft_s)
+        self._part_s.add(max(0.0, outcome.waited_s - self._trip_s))
         self._since += 1
         self._stays = max(0, self._stays - tokens)
-        if self._drafting != "auto" or self._server or self._since < _ENOUGH or not self._pushed.count:
+        if self._drafting != "auto" or self._server or self._since < _ENOUGH or not self._pushed.known:
             return
-        part_s = max(1e-6, self._rounds.seconds)
+        part_s = max(1e-6, self._part_s.value)
         if self._server_part_s is None:
             self._server_part_s = part_s
-        server = self._pushed.rate * self._server_part_s / part_s
-        device = self._rounds.tokens / max(1e-6, self._draft_s.seconds + self._trip_s + part_s)
+        server = self._server_rate * self._server_part_s / part_s
+        device = self._device_rate(self._trip_s + part_s)
         if server > _BETTER * device:
             self._turn(server=True)
             self._wait()
         elif not self._stays and device < _FAR * server:
             self._turn(server=True)  # for a moment, to see how fast it is now
-            self._pushed, self._own, self._left_rate = _Mean(), _Mean(), device
+            self._pushed, self._left_rate = _Mean(_LONG), device
+
+    def _device_rate(self, round_s: float) -> float:
+        """Tokens a second; worth more where the verifier asks for drafts.
+
+        Args:
+            round_s: what a round takes without its draft.
+        """
+        return (_WANTED if self.drafts_wanted else 1.0) * self._taken.value / max(1e-6, self._draft_s.value + round_s)
+
+    @property
+    def _server_rate(self) -> float:
+        """Tokens a second, while it goes on by itself."""
+        return self._pushed.value / max(1e-6, self._pushed_s.value)
 
     @property
     def _changed(self) -> bool:
         """Whether round trip or verdicts take something else than when the device was last thought of."""
         assert self._trip_s is not None
-        now = self._trip_s, self._pushed.seconds
+        now = self._trip_s, self._pushed_s.value
         return self._judged is not None and any(
             not 1 / _CHANGED < new / max(1e-6, old) < _CHANGED for new, old in zip(now, self._judged, strict=True)
         )
 
     def _turn(self, *, server: bool) -> None:
         self._server, self._since, self._server_part_s = server, 0, None
-        self._rounds, self._draft_s = _Mean(), _Mean()
+        self._part_s = _Mean(_SHORT)
 
     def _take_over(self) -> None:
         """The device drafts, and looks at what the server can do after a while."""
@@ -155,26 +181,25 @@ class Placement:
 
 
 class _Mean:
-    """Tokens and seconds a verdict, of which older ones count less."""
+    """Of which older ones count less.
 
-    def __init__(self) -> None:
-        self.count = self._tokens = self._seconds = 0.0
-        self.added = 0
+    Args:
+        memory: how many times the one after it each counts.
+    """
 
-    def add(self, tokens: float, seconds: float) -> None:
-        self.added += 1
-        self.count = _MEMORY * self.count + 1
-        self._tokens = _MEMORY * self._tokens + tokens
-        self._seconds = _MEMORY * self._seconds + seconds
+    def __init__(self, memory: float) -> None:
+        self._memory = memory
+        self._count = self._sum = 0.0
 
     @property
-    def tokens(self) -> float:
-        return self._tokens / self.count
+    def known(self) -> bool:
+        return self._count > 0
 
     @property
-    def seconds(self) -> float:
-        return self._seconds / self.count
+    def value(self) -> float:
+        """0 of nothing."""
+        return self._sum / self._count if self._count else 0.0
 
-    @property
-    def rate(self) -> float:
-        return self._tokens / max(1e-6, self._seconds)
+    def add(self, figure: float) -> None:
+        self._count = self._memory * self._count + 1
+        self._sum = self._memory * self._sum + figure

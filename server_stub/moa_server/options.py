@@ -31,6 +31,12 @@ _LIMITS = (
     ("max-frame-bytes", _OWN.max_frame_bytes, "N", "bytes of one message and of one request"),
     ("keep-seconds", _OWN.keep_seconds, "S", "how long a conversation outlives its connection"),
     (
+        "ask-from",
+        _OWN.ask_from,
+        "N",
+        "answers written at once beyond which clients are asked to draft, those with the shortest round trips first",
+    ),
+    (
         "away-seconds",
         _OWN.away_seconds,
         "S",

@@ -83,6 +83,7 @@ class SessionWork:
             raise
         draft_s = 0.0 if proposal is None else proposal.seconds
         verdict = verdict_of(conversation.session, work, job, job.seconds, draft_s)
+        verdict.verdict.drafts_wanted = parts.store.asks(conversation)
         if proposal is not None:
             self._learn(conversation, work, proposal, job.path, job.rows, time.monotonic() - began, job.seconds)
         if verdict.verdict.finish:

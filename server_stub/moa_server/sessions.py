@@ -78,6 +78,16 @@ class SessionStore:
         """Conversations that have a connection."""
         return sum(conversation.taken_over is not None for conversation in self._conversations.values())
 
+    def asks(self, conversation: Conversation) -> bool:
+        """Whether its client is to be asked to draft, if it can. Where more answers than the verifier likes to draft for
+        are written at once, it asks so many clients as are too many, those with the shortest round trips."""
+        others = [c for c in self._conversations.values() if c.taken_over is not None and c.session.runs]
+        excess = len(others) - self._settings.ask_from
+        if excess <= 0 or not conversation.session.drafted_for:
+            return False
+        able = [c for c in others if c.session.drafted_for and c.session.round_trip_us]
+        return conversation in sorted(able, key=lambda c: c.session.round_trip_us)[:excess]
+
     def attach(
         self, resume_token: str, owner: str = "", connection: int = 1
     ) -> tuple[Conversation, asyncio.Event] | None:

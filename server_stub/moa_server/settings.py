@@ -21,6 +21,7 @@ class Settings:
         origins: of web pages that may send requests, such as ``http://localhost:3000``; ``*`` for all.
         max_sessions: conversations held at once, and plain decodings run at once.
         keep_seconds: how long a conversation outlives its connection.
+        ask_from: answers that are written at once before clients are asked to draft themselves.
         away_seconds: how long an answer is written on while its client is away; 0 for not at all.
         away_tokens: and how many tokens of it.
         idle_seconds: silence after which a connection is closed.
@@ -40,6 +41,7 @@ class Settings:
     origins: tuple[str, ...] = ()
     max_sessions: int = 64
     keep_seconds: float = 3600.0
+    ask_from: int = 4
     away_seconds: float = 600.0
     away_tokens: int = 4096
     idle_seconds: float = 900.0

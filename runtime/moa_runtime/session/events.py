@@ -102,6 +102,7 @@ class Decided:
         accepted: of them.
         compute_s: seconds that the target took.
         draft_s: seconds that the server's own draft took, for a verdict that was pushed.
+        drafts_wanted: the verifier is busy, and asks the device to draft.
     """
 
     cause: Cause
@@ -110,6 +111,7 @@ class Decided:
     accepted: int
     compute_s: float
     draft_s: float = 0.0
+    drafts_wanted: bool = False
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ class Exchange(Link):
         accepted = max(0, verdict.accepted - behind)
         if verdict.pushed or flight is None:
             spent = verdict.compute_us / 1e6, verdict.draft_us / 1e6
-            decided = Decided(Cause.PUSHED, 0, verdict.drafted, accepted, *spent)
+            decided = Decided(Cause.PUSHED, 0, verdict.drafted, accepted, *spent, drafts_wanted=verdict.drafts_wanted)
             ours = 0  # the server's own drafts are the target's text here
         else:
             cause = Cause.ASKED if flight.asked else Cause.FETCHED

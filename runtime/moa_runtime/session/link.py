@@ -78,6 +78,10 @@ class Link(ConversationState):
         """Of the newest frame that has one."""
         return self._outgoing.stamp
 
+    def note_round_trip(self, seconds: float) -> None:
+        """What a frame and its answer take on the link: the server hears it with the next credit."""
+        self._outgoing.round_trip_us = max(1, min(int(1e6 * seconds), (1 << 32) - 1))
+
     @property
     def awaiting_prefill(self) -> bool:
         """Whether the verdict awaited is a Prompt's, which takes the target longer."""

@@ -37,12 +37,13 @@ class Outgoing:
         awaits_standing: the credit was withdrawn, and the server may not have heard yet.
         serial: of this connection's newest Credit.
         stamp: of the newest frame that has one.
+        round_trip_us: of the link, for the server; 0 where it is not known.
     """
 
     def __init__(self, epoch: int = 0, connection: int = 0) -> None:
         self.epoch, self.connection = epoch, connection
         self.in_flight: InFlight | None = None
-        self.credit = self.serial = self.stamp = 0
+        self.credit = self.serial = self.stamp = self.round_trip_us = 0
         self.awaits_standing = False
         self._cuts: list[tuple[int, int]] = []  # epochs of this connection that cut, and where
         self._frames: list[bytes] = []
@@ -171,6 +172,7 @@ class Outgoing:
 
     def _credit(self) -> None:
         credit = wire.Credit(epoch=self.epoch, position=self.credit, serial=self.serial, stamp=self._next_stamp())
+        credit.round_trip_us = self.round_trip_us
         self._add(wire.ClientMessage(credit=credit))
 
     def _next_stamp(self) -> int:

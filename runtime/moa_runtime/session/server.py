@@ -49,6 +49,7 @@ class ServerSession:
 
     Attributes:
         connection: the count of the newest connection.
+        round_trip_us: of its link, as the client says; 0 where it does not.
     """
 
     def __init__(self, limits: Limits, vocab_size: int, stop_tokens: Sequence[int]) -> None:
@@ -57,7 +58,7 @@ class ServerSession:
         self._vocab_size = vocab_size
         self._stop_tokens = frozenset(stop_tokens)
         self.connection = 0
-        self._epoch = 0
+        self._epoch = self.round_trip_us = 0
         self._answer_start: int | None = None  # committed length right after the last Prompt
         self._finish: int | None = None  # of the answer that ended, if one did
         self._max_length = 0
@@ -128,13 +129,19 @@ class ServerSession:
     # -- what is done unasked ------------------------------------------------------------------
 
     @property
-    def _runs(self) -> bool:
+    def runs(self) -> bool:
+        """Whether an answer is being written."""
         return self._answer_start is not None and self._finish is None
 
     @property
     def pushes(self) -> bool:
         """Whether verdicts are to be sent unasked."""
-        return self._runs and len(self.committed) < self._credit
+        return self.runs and len(self.committed) < self._credit
+
+    @property
+    def drafted_for(self) -> bool:
+        """Whether the client could draft: it takes memory rows."""
+        return self._rows.wanted
 
     @property
     def room(self) -> int | None:
@@ -144,7 +151,7 @@ class ServerSession:
     @property
     def goes_on_alone(self) -> bool:
         """Whether an answer runs that is to be finished while the client is away."""
-        return self._while_away and self._runs
+        return self._while_away and self.runs
 
     def next_work(self, *, rows: bool = True) -> Verify | RowsWork | None:
         """What the engine is to do for a client that waits: the next tokens within its credit, or memory ``rows``."""
@@ -277,6 +284,7 @@ class ServerSession:
         if credit.epoch > self._epoch:
             return no_answer(len(self.committed), len(self.committed))
         self._credit, self._asked = credit.position, True
+        self.round_trip_us = credit.round_trip_us or self.round_trip_us
         heard, self._heard = self._heard, None
         if credit.position > len(self.committed):
             return None if heard is None or heard == len(self.committed) else self._known_verdict(heard)

@@ -206,16 +206,18 @@ class Draft(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., stamp: _Optional[int] = ...) -> None: ...
 
 class Credit(_message.Message):
-    __slots__ = ("epoch", "position", "serial", "stamp")
+    __slots__ = ("epoch", "position", "serial", "stamp", "round_trip_us")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     SERIAL_FIELD_NUMBER: _ClassVar[int]
     STAMP_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_US_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     position: int
     serial: int
     stamp: int
-    def __init__(self, epoch: _Optional[int] = ..., position: _Optional[int] = ..., serial: _Optional[int] = ..., stamp: _Optional[int] = ...) -> None: ...
+    round_trip_us: int
+    def __init__(self, epoch: _Optional[int] = ..., position: _Optional[int] = ..., serial: _Optional[int] = ..., stamp: _Optional[int] = ..., round_trip_us: _Optional[int] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("epoch", "base_len")
@@ -294,7 +296,7 @@ class Limits(_message.Message):
     def __init__(self, max_context: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., idle_seconds: _Optional[int] = ..., chains_only: bool = ..., away_seconds: _Optional[int] = ..., keep_seconds: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("epoch", "base_len", "tokens", "accepted", "finish", "compute_us", "pushed", "drafted", "draft_us", "rows_until", "echo")
+    __slots__ = ("epoch", "base_len", "tokens", "accepted", "finish", "compute_us", "pushed", "drafted", "draft_us", "rows_until", "echo", "drafts_wanted")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -306,6 +308,7 @@ class Verdict(_message.Message):
     DRAFT_US_FIELD_NUMBER: _ClassVar[int]
     ROWS_UNTIL_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_WANTED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     base_len: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -317,7 +320,8 @@ class Verdict(_message.Message):
     draft_us: int
     rows_until: int
     echo: Echo
-    def __init__(self, epoch: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., compute_us: _Optional[int] = ..., pushed: bool = ..., drafted: _Optional[int] = ..., draft_us: _Optional[int] = ..., rows_until: _Optional[int] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ...) -> None: ...
+    drafts_wanted: bool
+    def __init__(self, epoch: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., compute_us: _Optional[int] = ..., pushed: bool = ..., drafted: _Optional[int] = ..., draft_us: _Optional[int] = ..., rows_until: _Optional[int] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., drafts_wanted: bool = ...) -> None: ...
 
 class Standing(_message.Message):
     __slots__ = ("epoch", "serial", "echo")
