@@ -110,6 +110,33 @@ async def receive(end: ClientEnd) -> wire.ServerMessage:
     return wire.ServerMessage.FromString(await end.down.get())
 
 
+async def verdict_of(end: ClientEnd) -> wire.Verdict:
+    """The next verdict, past memory rows."""
+    while (message := await receive(end)).WhichOneof("event") == "rows":
+        pass
+    assert message.WhichOneof("event") == "verdict", message
+    return message.verdict
+
+
+async def rows_of(end: ClientEnd, count: int) -> list[tuple[int, int]]:
+    """The next so many memory rows, which nothing comes between: where each frame starts, and how many it has."""
+    frames: list[tuple[int, int]] = []
+    while sum(size for _, size in frames) < count:
+        message = await receive(end)
+        assert message.WhichOneof("event") == "rows", message
+        frames.append((message.rows.start, message.rows.count))
+    return frames
+
+
+async def silent(end: ClientEnd, seconds: float) -> bool:
+    """Whether nothing comes for so long."""
+    waiting = asyncio.create_task(receive(end))
+    nothing = not (await asyncio.wait({waiting}, timeout=seconds))[0]
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    return nothing
+
+
 def in_served(scenario: Any, settings: Settings = SETTINGS) -> None:
     async def run(loop: object) -> None:
         served = Served(settings)

@@ -122,6 +122,11 @@ class Client:
             for frame in self.session.frames_to_send():
                 self.socket.send(frame)
 
+    def settle(self) -> None:
+        """Take what is under way: the verdict that is awaited, and the memory rows behind it."""
+        while (self.session.awaiting_verdict or self.session.rows_coming) and not self.faults:
+            self.exchange()
+
     @property
     def faults(self) -> list[Faulted]:
         return [event for event in self.events if isinstance(event, Faulted)]

@@ -9,7 +9,7 @@ import pytest
 from memory_link import ClientEnd
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.settings import Settings
-from server.in_memory import Served, in_served, receive, send
+from server.in_memory import Served, in_served, receive, rows_of, send, silent
 from soak.raw import draft, prompt
 
 LONG = 900
@@ -105,7 +105,9 @@ def test_a_prompt_that_is_overruled_at_once_costs_no_step(overruling):
         end, _ = await served.session()
         await send(end, prompt(1, 0, [8] * LONG), overruling)
         await asyncio.sleep(5)
-        assert sum(map(len, served.engine.steps)) <= 1
+        worked_on = [request for step in served.engine.steps for request in step]
+        assert not any(request.prefix[0] == 8 for request in worked_on)
+        assert sum(request.sampling is not None for request in worked_on) == overruling.HasField("prompt")
 
     in_served(scenario)
 
@@ -149,11 +151,17 @@ def test_memory_rows_are_not_sent_again_however_often_they_are_asked_for():
         end, _ = await served.session()
         await send(end, prompt(1, 0, [8] * 200))
         verdict = (await receive(end)).verdict
-        assert verdict.rows.count == 200
-        for _ in range(20):
+        assert verdict.rows_until == 200
+        assert await rows_of(end, 200) == [(0, 64), (64, 64), (128, 64), (192, 8)]
+        for length in range(200, 220):
             await send(end, draft(1, verdict.base_len + len(verdict.tokens), []))
             verdict = (await receive(end)).verdict
-            assert verdict.rows.count <= 2
+            assert await rows_of(end, 1) == [(length, 1)]
+        before = len(served.engine.steps)
+        for _ in range(20):  # a copy of the last frame, and of the first
+            await send(end, draft(1, 219 + 1, []), prompt(1, 0, [8] * 200))
+            assert (await receive(end)).verdict.base_len == 220 and (await receive(end)).verdict.base_len == 200
+        assert await silent(end, 10) and len(served.engine.steps) == before
 
     in_served(scenario)
 
@@ -163,7 +171,9 @@ def test_a_rewind_brings_back_only_the_rows_behind_it():
         end, _ = await served.session()
         await send(end, prompt(1, 0, [8] * 200))
         await receive(end)
+        await rows_of(end, 200)
         await send(end, prompt(2, 190, [9] * 10))
-        assert 10 <= (await receive(end)).verdict.rows.count <= 11
+        assert (await receive(end)).verdict.base_len == 200
+        assert await rows_of(end, 10) == [(190, 10)] and await silent(end, 10)
 
     in_served(scenario)

@@ -9,7 +9,7 @@ import pytest
 from moa_runtime.session.handshake import digest
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.settings import Settings
-from server.in_memory import CLIENT, SETTINGS, Served, in_served, receive, send
+from server.in_memory import CLIENT, SETTINGS, Served, in_served, receive, send, verdict_of
 from soak.raw import prompt
 from toy_engine import ToyEngine, plain
 
@@ -40,7 +40,7 @@ async def left(served: Served, most: int, **options: bool) -> tuple[str, list[in
     """A client asks, has its first token, and is gone: its resume token, and what it has."""
     end, token = await served.session()
     await send(end, asked(most, **options))
-    tokens = [*PROMPT, *(await receive(end)).verdict.tokens]
+    tokens = [*PROMPT, *(await verdict_of(end)).tokens]
     served.link.cut()
     await served.link.closed()
     return token, tokens
@@ -54,7 +54,7 @@ def test_the_whole_answer_comes_behind_the_welcome():
         steps = len(served.engine.steps)
         end = await served.link.connect("")
         await send(end, resumed(token, tokens))
-        welcome, verdict = (await receive(end)).welcome, (await receive(end)).verdict
+        welcome, verdict = (await receive(end)).welcome, await verdict_of(end)
         assert welcome.verdict_follows and welcome.committed_length == len(tokens)
         assert welcome.limits.away_seconds == SETTINGS.away_seconds
         assert [*tokens, *verdict.tokens] == own(40) and verdict.finish and verdict.base_len == len(tokens)
@@ -69,13 +69,13 @@ def test_the_answer_of_a_client_that_says_nothing_goes_on_too():
     async def scenario(served: Served) -> None:
         end, _ = await served.session()
         await send(end, asked(40))
-        tokens = [*PROMPT, *(await receive(end)).verdict.tokens]
+        tokens = [*PROMPT, *(await verdict_of(end)).tokens]
         await asyncio.sleep(1)
         assert not len(served.away)
         await asyncio.sleep(60)
         steps = len(served.engine.steps)
         await send(end, wire.ClientMessage(draft=wire.Draft(epoch=1, base_len=len(tokens))))
-        verdict = (await receive(end)).verdict
+        verdict = await verdict_of(end)
         assert [*tokens, *verdict.tokens] == own(40) and verdict.finish and len(served.engine.steps) == steps
 
     in_served(scenario)
@@ -88,11 +88,11 @@ def test_who_comes_back_in_the_middle_goes_on_there():
         end = await served.link.connect("")
         await send(end, resumed(token, tokens))
         assert (await receive(end)).welcome.verdict_follows
-        tokens += (await receive(end)).verdict.tokens
+        tokens += (await verdict_of(end)).tokens
         assert 10 <= len(tokens) < 20 and not len(served.away)
         while len(tokens) < len(own(40)):
             await send(end, wire.ClientMessage(draft=wire.Draft(epoch=1, base_len=len(tokens))))
-            tokens += (await receive(end)).verdict.tokens
+            tokens += (await verdict_of(end)).tokens
         assert tokens == own(40)
 
     in_served(scenario)
@@ -117,7 +117,7 @@ def test_it_ends_where_client_or_server_want(settings, options, most):
         await send(end, resumed(token, tokens))
         welcome = (await receive(end)).welcome
         assert welcome.limits.away_seconds == int(settings.away_seconds)
-        written = len((await receive(end)).verdict.tokens) if welcome.verdict_follows else 0
+        written = len((await verdict_of(end)).tokens) if welcome.verdict_follows else 0
         assert written < most <= written + 15
 
     in_served(scenario, settings)
@@ -151,7 +151,7 @@ def test_a_question_that_nobody_has_read_yet_is_answered():
         end = await served.link.connect("")
         await send(end, resumed(token, PROMPT))
         assert (await receive(end)).welcome.verdict_follows
-        assert [*PROMPT, *(await receive(end)).verdict.tokens] == own(10)
+        assert [*PROMPT, *(await verdict_of(end)).tokens] == own(10)
 
     in_served(scenario)
 

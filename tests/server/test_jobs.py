@@ -61,9 +61,7 @@ def test_pieces_of_a_tree_come_to_what_the_whole_tree_does(seed, size, mosts):
     assert [draft[index] for index in job.path] == [draft[index] for index in path]
     assert job.token == token
     processed = range(len(PREFIX) + len(path))
-    rows = job.rows(processed)
-    assert rows.keys[:, 0, 0].tolist() == [1.0 + position for position in processed]
-    assert job.rows(range(3, 7)).keys[:, 0, 0].tolist() == [4.0, 5.0, 6.0, 7.0]
+    assert job.rows.start == 0 and job.rows.keys[:, 0, 0].tolist() == [1.0 + position for position in processed]
 
 
 def test_what_a_piece_takes_is_bounded():
@@ -84,7 +82,7 @@ def test_rows_of_what_is_held_come_piece_by_piece():
     blocking.close()
     asked = [len(request.prefix) for [request] in engine.steps[1:]]
     assert asked == [MOST_ROWS, 2 * MOST_ROWS, 3 * MOST_ROWS]
-    assert job.rows(range(len(prefix))).keys.shape == (len(prefix), 1, 1)
+    assert job.rows.start == 0 and job.rows.keys[:, 0, 0].tolist() == [1.0 + position for position in range(192)]
 
 
 @pytest.mark.parametrize("most", [1, 3, 100])
@@ -100,4 +98,4 @@ def test_an_engine_without_rows_gives_none(most):
         [outcome] = blocking._loop.run_until_complete(engine.step([request]))
         job.take(request, outcome)
     blocking.close()
-    assert job.rows(range(3)) is None
+    assert job.rows is None
