@@ -10,7 +10,7 @@ import time
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from moa_runtime.session.handshake import check_hello, fault
-from moa_runtime.session.work import RowsWork, Verify
+from moa_runtime.session.work import Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.bearers import Bearer
 from moa_server.budgets import Kind
@@ -207,13 +207,10 @@ class Connection:
         async with conversation.lock:
             if claim.is_set():
                 return False  # the next receive says so
-            work = session.next_work()
-            if work is None or (owed_s and isinstance(work, RowsWork)):
-                work, said = None, None
-            else:
-                said = await self._work.do(conversation, work)
-        if said is not None and said.HasField("fault"):
-            session.stop_pushing()
+            work = session.next_work(rows=not owed_s)
+            said = None if work is None else await self._work.do(conversation, work)
+        if said is not None and said.HasField("fault") and not session.stand_still():
+            said = None  # nobody awaits these rows
         await self._say(said)
         if owed_s and session.rows_due and work is None:
             await self._inbox.wait(owed_s)

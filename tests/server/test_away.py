@@ -6,10 +6,9 @@ import asyncio
 
 import pytest
 
-from moa_runtime.session.handshake import digest
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.settings import Settings
-from server.in_memory import CLIENT, SETTINGS, Served, in_served, receive, send, verdict_of
+from server.in_memory import SETTINGS, Served, in_served, receive, resumed, send, verdict_of
 from soak.raw import prompt
 from toy_engine import ToyEngine, plain
 
@@ -19,15 +18,6 @@ PROMPT = [7, 8, 9]
 def asked(most: int, *, while_away: bool = True) -> wire.ClientMessage:
     message = prompt(1, 0, PROMPT, most=most)
     message.prompt.while_away = while_away
-    return message
-
-
-def resumed(token: str, tokens: list[int], rows: int = 0) -> wire.ClientMessage:
-    """The Hello of a client that has so many tokens of its answer."""
-    message = CLIENT.hello()
-    mark = wire.Mark(length=len(tokens), digest=digest(tokens))
-    resume = wire.Resume(token=token, connection=2, epoch=1, marks=[mark], answering=True, rows=rows)
-    message.hello.resume.CopyFrom(resume)
     return message
 
 

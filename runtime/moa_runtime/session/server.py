@@ -34,7 +34,8 @@ class ServerSession:
     Prompt         epoch newer, base_len <= committed         cut, append, Verify
     Prompt         of this epoch: sent again                  a verdict if there is one, else Verify
     Draft          of this epoch, an answer runs there        at the end Verify, before it a verdict
-    Credit         of this epoch                              Standing if it is used up; see next_work
+    Credit         of this epoch                              Standing if it is used up; else a verdict on what the
+                                                              client was not told, if any; then see next_work
     Cancel         epoch not older                            cut, end the answer
     Ping           always                                     Pong
     =============  =========================================  ==========================================
@@ -66,6 +67,8 @@ class ServerSession:
         self._credit = 0  # up to here verdicts are pushed
         self._rows = RowsBehind()
         self._rows_turn = False  # rows may be made before the next verdict is pushed
+        self._stands = False  # nothing is done unasked before the next frame
+        self._told = 0  # the client has been sent, or sent, so much of it
         self._asked = False  # an answer goes on, or began, on this connection
 
     # -- frames --------------------------------------------------------------------------------
@@ -94,7 +97,7 @@ class ServerSession:
         same = goes_on(resume, self._epoch, agreed)
         news = same and self._answer_start is not None and self._answer_start <= agreed < len(self.committed)
         self._while_away = self._while_away and same
-        self._credit, self._asked = resume.credit if same else 0, same
+        self._credit, self._asked, self._told = resume.credit if same else 0, same, agreed
         welcome = welcome_of(self.limits, capabilities)
         welcome.resume_token = token
         welcome.committed_length, welcome.epoch, welcome.connection = agreed, self._epoch, self.connection
@@ -111,6 +114,7 @@ class ServerSession:
             work for the engine (answer it with :meth:`decide` before the next frame), a message to send,
             or None where nothing is to be done.
         """
+        self._stands = False
         event = message.WhichOneof("event")
         if event == "prompt":
             return self._prompt(message.prompt)
@@ -145,9 +149,13 @@ class ServerSession:
         """Whether an answer runs that is to be finished while the client is away."""
         return self._while_away and self._runs
 
-    def next_work(self) -> Verify | RowsWork | None:
-        """What the engine is to do for a client that waits: the next tokens within its credit, or memory rows."""
-        lacking = len(self.committed) - 1 - self._rows.next if self._makes_rows else 0
+    def next_work(self, *, rows: bool = True) -> Verify | RowsWork | None:
+        """What the engine is to do for a client that waits: the next tokens within its credit, or memory rows.
+
+        Args:
+            rows: whether they may be made now.
+        """
+        lacking = len(self.committed) - 1 - self._rows.next if rows and self._makes_rows else 0
         if self.pushes and not (self._rows_turn and lacking >= _ROWS_TOGETHER):
             return self._work(pushed=True)
         self._rows_turn = False
@@ -160,9 +168,14 @@ class ServerSession:
         """While the client is away: the work for the next token, if there is any."""
         return self._work(pushed=True) if self.goes_on_alone else None
 
-    def stop_pushing(self) -> None:
-        """The engine failed: the client hears a fault and lends its credit once more."""
-        self._credit = 0
+    def stand_still(self) -> bool:
+        """The engine failed on what was done unasked: memory rows wait for the client's next frame.
+
+        Returns:
+            whether the client awaits verdicts: it is to hear a fault, and lends its credit once more.
+        """
+        pushed, self._credit, self._stands = self.pushes, 0, True
+        return pushed
 
     @property
     def rows_due(self) -> bool:
@@ -175,7 +188,9 @@ class ServerSession:
 
     # -- what the engine did -------------------------------------------------------------------
 
-    def decide(self, work: Verify, path: Sequence[int], token: int, compute_us: int = 0) -> wire.ServerMessage:
+    def decide(
+        self, work: Verify, path: Sequence[int], token: int, compute_us: int = 0, *, told: bool = True
+    ) -> wire.ServerMessage:
         """Commit what the target chose; the verdict says it.
 
         Args:
@@ -183,12 +198,14 @@ class ServerSession:
             path: indices into the draft of the tokens that the target accepts.
             token: its own choice behind them.
             compute_us: time the target took, microseconds; for the verdict.
+            told: whether the client is sent the verdict.
         """
         base_len = len(work.prefix)
         chosen = [*(work.draft[index] for index in path), token]
         most = self.limits.max_context
         tokens, finish = until_end(chosen, base_len, self._stop_tokens, self._max_length, most)
         self.committed = [*work.prefix, *tokens]
+        self._told = len(self.committed) if told else self._told
         self._rows_turn = True
         if finish != wire.FINISH_UNSPECIFIED:
             self._finish = finish
@@ -220,7 +237,7 @@ class ServerSession:
     @property
     def _makes_rows(self) -> bool:
         """Not for who only connects: a cache that was lost would be computed again, perhaps for nobody."""
-        return self._rows.wanted and self._asked
+        return self._rows.wanted and self._asked and not self._stands
 
     def _prompt(self, prompt: wire.Prompt) -> Verify | wire.ServerMessage | None:
         end = prompt.base_len + len(prompt.tokens)
@@ -238,7 +255,7 @@ class ServerSession:
         self._cut(prompt.base_len)
         self._rows.held_by_client(min(prompt.rows_from, end))
         self.committed += prompt.tokens
-        self._answer_start = end
+        self._answer_start = self._told = end
         self._max_length, self._while_away = prompt.max_length, prompt.while_away
         self._sampling = sampling_of(prompt.sampling)
         return self._work(supplied=len(prompt.tokens))
@@ -268,8 +285,8 @@ class ServerSession:
         if credit.epoch > self._epoch:
             return no_answer(len(self.committed), len(self.committed))
         self._credit = credit.position
-        if credit.position > len(self.committed):
-            return None
+        if credit.position > self._told:
+            return self._known_verdict(self._told) if self._told < len(self.committed) else None
         return wire.ServerMessage(standing=wire.Standing(epoch=self._epoch, serial=credit.serial))
 
     def _cancel(self, cancel: wire.Cancel) -> wire.ServerMessage | None:
@@ -284,6 +301,7 @@ class ServerSession:
         self._while_away, self._credit = False, 0
         del self.committed[length:]
         self._rows.cut(length)
+        self._told = min(self._told, length)
         self._answer_start = self._finish = None
 
     def _work(
@@ -301,6 +319,7 @@ class ServerSession:
         self, base_len: int, draft: Sequence[int] = (), parents: Sequence[int] = ()
     ) -> wire.ServerMessage:
         """On what is decided already."""
+        self._told = len(self.committed)
         tokens, levels = self.committed[base_len:], [0, *depths(parents)]
         path, _ = walk(draft, parents, lambda node: tokens[levels[node]] if levels[node] < len(tokens) else -1)
         finish = wire.Finish.Name(wire.FINISH_UNSPECIFIED if self._finish is None else self._finish)
