@@ -26,6 +26,10 @@ class ToyEngine:
         vocab_size: of its tokens.
         preempts: the share of requests that are not done, their caches lost.
         delay_s: what a step takes, and what each of its tokens takes.
+
+    Attributes:
+        forwards: steps that chose tokens; those for memory rows alone are not counted.
+        steps: what all of them were asked.
     """
 
     fingerprints, stop_tokens = PRINTS, (STOP,)
@@ -78,7 +82,7 @@ class ToyEngine:
         self._stepping |= names
         try:
             self.steps.append(list(requests))
-            self.forwards += 1
+            self.forwards += any(request.sampling is not None for request in requests)
             tokens = sum(len(request.draft) + 1 for request in requests)
             if self.capabilities.schedules_itself:
                 await asyncio.sleep(self._random.random() * 0.002)

@@ -9,13 +9,14 @@ import logging
 import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Disagreement, FinishReason, Origin, TokenOrigin
 from moa_runtime.chat import Chat, ContextFullError
+from moa_runtime.drafting import DRAFTINGS
 from moa_runtime.session.events import Policy, Sampling
 from system.fuzz_happenings import HAPPENINGS
 from system.fuzz_world import MANNERS, Limits, World, living
@@ -83,7 +84,14 @@ def schedule(seed: int) -> Schedule:
         Happening(rng.expovariate(rng.choice([20.0, 5.0, 1.0])), rng.choice(names), rng.random(), rng.random())
         for _ in range(rng.randint(0, 12))
     ]
-    return Schedule(seed, limits, tuple(turns), tuple(happenings), rng.random() < 0.5)
+    stored = rng.random() < 0.5
+    limits = replace(
+        limits,
+        drafting=rng.choice(DRAFTINGS),
+        server_skill=rng.choice([None, 0.0, 0.5, 0.9, 1.0]),
+        credit=rng.choice([256, 16, 4]),
+    )
+    return Schedule(seed, limits, tuple(turns), tuple(happenings), stored)
 
 
 async def _happen(world: World, happenings: Sequence[Happening]) -> None:
@@ -184,7 +192,12 @@ def _check(world: World, chat: Chat, tokens: Sequence[TokenOrigin]) -> None:
 def _check_end(world: World, chat: Chat, event: AnswerFinished, turn: Turn) -> None:
     """It ended where it should."""
     assert all(token.committed for token in event.tokens)
-    assert event.statistics.tokens == len(event.tokens)
+    figures = event.statistics
+    assert figures.tokens == len(event.tokens)
+    by_target = figures.tokens - figures.kept + figures.taken_back
+    assert 0 <= figures.pushed + figures.fetched <= by_target
+    assert 0 <= figures.server_accepted <= figures.server_drafted
+    assert not figures.server_drafted or world.limits.server_skill is not None
     length = chat.prompt_tokens + len(event.tokens)
     if event.reason is FinishReason.STOP:
         assert event.tokens[-1].token == STOP
