@@ -116,6 +116,8 @@ async def _live(loop: VirtualLoop, plan: Schedule, happenings: Sequence[Happenin
             with contextlib.suppress(ContextFullError):
                 await asyncio.wait_for(_turn(world, turn), STUCK_S)
         await fate
+        if "jump" not in {happening.name for happening in happenings}:
+            assert not world.stalled, "each end waited for the other"
 
 
 async def _turn(world: World, turn: Turn) -> None:

@@ -18,7 +18,7 @@ from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import GREEDY, Budget, Drafter, Float32
 from moa_runtime.drafting import Drafting
 from moa_runtime.loop_settings import LoopSettings
-from moa_runtime.session.events import Policy, Sampling
+from moa_runtime.session.events import Faulted, Policy, Sampling
 from moa_runtime.session.tree import DraftTree, chain
 from moa_runtime.timeline import NO_TIMELINE
 from moa_runtime.transport import Endpoint
@@ -154,6 +154,7 @@ class World:
         program_up: set while there is a chat; one that is killed leaves its store to the next.
         delay: longest seconds that a frame is under way.
         up: whether the verifier's process lives.
+        stalled: whether the verifier ended a connection on which it had waited for long, in the middle of an answer.
         drafts: the verifier's own, if it makes some.
     """
 
@@ -163,6 +164,7 @@ class World:
         self.loop, self.limits, self.rng = loop, limits, rng
         self.bundle, self.stored = bundle, store
         self.seed = 0
+        self.stalled = False
         self.delay = limits.delay_s
         self.others: list[asyncio.Task[None]] = []
         self.engine: ToyEngine
@@ -188,6 +190,7 @@ class World:
             settings=replace(PATIENCE, drafting=limits.drafting),
             store=self.stored,
         )
+        self.chat._loop.listen(self._hear)
         self.program_up.set()
 
     async def kill_program(self) -> None:
@@ -233,6 +236,10 @@ class World:
         await self.worker.close()
         assert not self.engine.sequences_open, "sequences are left"
         self.engine.close()
+
+    def _hear(self, event: object) -> None:
+        if isinstance(event, Faulted) and event.code == "IDLE" and self.chat._loop.answering:
+            self.stalled = True
 
     def _start_server(self) -> None:
         self.engine = ToyEngine(

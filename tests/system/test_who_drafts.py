@@ -22,7 +22,7 @@ from moa_server.server_drafts import ServerDrafts
 from moa_server.settings import Settings
 from moa_server.torch_backend import backend_of
 from server.running import Verifier, serving
-from system.asking import QUESTION, ask, chatting, committed, endpoint, own_decoding, written_offline
+from system.asking import ask, chatting, committed, endpoint, own_decoding, written_offline
 from system.test_chat import ServeProcess
 
 COUNT = 80
