@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -20,6 +20,7 @@ from moa_server.connection import Connection, Parts
 from moa_server.decoding import PlainDecodingEndpoint
 from moa_server.engine import Outcome, StepRequest
 from moa_server.metrics import Metrics
+from moa_server.server_drafts import ServerDrafts
 from moa_server.sessions import SessionStore
 from moa_server.settings import Settings
 from moa_server.worker import Worker
@@ -54,14 +55,14 @@ class Served:
         connections: all that there were, the newest last.
     """
 
-    def __init__(self, settings: Settings, budget: Budget) -> None:
+    def __init__(self, settings: Settings, budget: Budget, drafts: ServerDrafts | None) -> None:
         clock, metrics = asyncio.get_running_loop().time, Metrics()
         self.engine = Timed()
         self.worker = Worker(self.engine, metrics, clock=clock)
         self.away = Away(self.worker, metrics, settings)
-        self.store = SessionStore(self.engine, self.worker, settings, self.away, clock)
+        self.store = SessionStore(self.engine, self.worker, settings, self.away, clock, drafts)
         bearers = Bearers(clock=clock)
-        self._parts = Parts(self.engine, self.worker, None, self.store, bearers, settings, metrics, NO_TIMELINE)
+        self._parts = Parts(self.engine, self.worker, drafts, self.store, bearers, settings, metrics, NO_TIMELINE)
         self._bearer = Bearer(budget=budget)
         self.connections: list[Connection] = []
         self.link = MemoryLink(self._serve)
@@ -164,9 +165,14 @@ async def silent(end: ClientEnd, seconds: float) -> bool:
     return nothing
 
 
-def in_served(scenario: Any, settings: Settings = SETTINGS, budget: Budget = NO_BUDGET) -> None:
+def in_served(
+    scenario: Any,
+    settings: Settings = SETTINGS,
+    budget: Budget = NO_BUDGET,
+    drafts: Callable[[], ServerDrafts | None] = lambda: None,
+) -> None:
     async def run(loop: object) -> None:
-        served = Served(settings, budget)
+        served = Served(settings, budget, drafts())
         await asyncio.wait_for(scenario(served), 600)
         await served.end()
 

@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 
 from memory_link import ClientEnd
+from moa_runtime.session.events import Sampling
+from moa_runtime.session.handshake import Limits
 from moa_runtime.session.server import ServerSession
+from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.budgets import Budget
+from moa_server.server_drafts import Proposal, ServerDrafts
 from server.in_memory import SETTINGS, Served, in_served, receive, resumed, send, silent
 from soak.raw import draft, prompt
-from toy_engine import ToyEngine, plain
+from toy_engine import STOP, ToyEngine, plain
 
 PROMPT = [7, 8, 9]
 LONG = [8] * 200
@@ -209,6 +213,61 @@ def test_who_takes_his_credit_back_after_he_hung_stands_where_he_is():
         assert followed.tokens == own(60)
 
     in_served(scenario)
+
+
+# -- with drafts of the verifier's own ---------------------------------------------------------------
+
+
+class Knowing(ServerDrafts):
+    """Drafts seven tokens of the toy's own, the last of them wrong."""
+
+    def __init__(self) -> None:
+        super().__init__(None, Limits(), [STOP])
+
+    async def propose(
+        self, sequence: int, prefix: Sequence[int], sampling: Sampling, *, room: int | None = None
+    ) -> Proposal:
+        right = plain(ToyEngine(), prefix, 7)
+        drafted = [*right[:-1], 1 + right[-1] % 40][: None if room is None else room - 1]
+        return Proposal(DraftTree.chain(drafted, [-0.5] * len(drafted)))
+
+
+def test_a_pushed_verdict_says_what_was_drafted_for_it():
+    async def scenario(served: Served) -> None:
+        followed = await begun(served, 500, most=71)
+        verdicts = []
+        while len(followed.tokens) < 74:
+            verdicts.append(await followed.until("verdict"))
+        assert followed.tokens == own(71)
+        assert all(each.pushed for each in verdicts)
+        figures = [(each.drafted, each.accepted, len(each.tokens)) for each in verdicts]
+        assert figures == [(7, 6, 7)] * 9 + [(6, 6, 7)]  # for the last there is no more room
+        await followed.rows_until(73)
+
+    in_served(scenario, drafts=Knowing)
+
+
+def test_a_budget_of_drafted_tokens_holds_back_drafts_and_no_text():
+    """Nobody but the verifier chose to draft."""
+
+    def seconds(budget: Budget) -> float:
+        took = 0.0
+
+        async def scenario(served: Served) -> None:
+            nonlocal took
+            clock = asyncio.get_running_loop().time
+            followed = await begun(served, 500)
+            began, drafted = clock(), 0
+            while len(followed.tokens) < 200:
+                drafted += (await followed.until("verdict")).drafted
+            took = clock() - began
+            assert followed.tokens == own(len(followed.tokens) - 3)
+            assert 0 < drafted <= (2 + took) * (budget.drafted_tokens_per_second or 1000) + 7
+
+        in_served(scenario, budget=budget, drafts=Knowing)
+        return took
+
+    assert seconds(Budget()) < seconds(Budget(drafted_tokens_per_second=1)) < 200 * 0.04
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------
