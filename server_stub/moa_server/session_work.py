@@ -98,7 +98,7 @@ class SessionWork:
         return verdict
 
     async def _drafted(self, conversation: Conversation, work: Verify) -> tuple[Verify, Proposal | None]:
-        """Work that no frame asked for, with a draft of the server's own, unless its bearer would have to wait for it."""
+        """Work that no frame asked for, with a draft of the server's own if its bearer need not wait for that."""
         drafts, sequence = self._parts.drafts, conversation.sequence
         if drafts is None or not work.pushed or self._budgets.wait_s(Kind.DRAFTED_TOKENS, 0):
             return work, None
