@@ -84,6 +84,7 @@ class ServerEnd:
 
     async def close(self, code: int = 1000) -> None:
         self._closed = True
+        self._link.close_codes.append(code)
         self._down.put(_CLOSED, self._link.delay_down())
 
 
@@ -122,6 +123,7 @@ class MemoryLink:
 
     Attributes:
         open: whether new connections are answered; a list of seconds that each takes before it is refused else.
+        close_codes: of connections that the server closed.
     """
 
     def __init__(
@@ -133,6 +135,7 @@ class MemoryLink:
         self._serve, self.delay_up, self.delay_down = serve, delay_up, delay_down
         self.open = True
         self.current: ClientEnd | None = None
+        self.close_codes: list[int] = []
         self._serving: set[asyncio.Task[None]] = set()
 
     async def connect(self, address: str, *, open_timeout: float = 5.0, **options: Any) -> ClientEnd:

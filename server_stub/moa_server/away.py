@@ -62,7 +62,7 @@ class Away:
                     job = job_of(work, conversation.sequence)
                     await self._worker.run(job, left, background=True)
                     assert job.token is not None
-                    conversation.session.decide(work, job.path, job.token)
+                    conversation.session.decide(work, job.path, job.token, told=False)
                 written += 1
                 self._metrics.decided(drafted=0, accepted=0, committed=1)
         except (EngineFailedError, ExpiredError, GivenUpError):

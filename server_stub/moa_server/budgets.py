@@ -28,7 +28,8 @@ class Budget:
     Attributes:
         sessions: open at once.
         prefill_tokens_per_second: prompt tokens that the target reads.
-        drafted_tokens_per_second: tokens sent for verification.
+        drafted_tokens_per_second: tokens sent for verification, and those that the verifier drafts itself; it does
+            without where its bearer would have to wait for them.
         frames_per_second: WebSocket messages, and HTTP requests.
         row_bytes_per_second: bytes of memory rows sent.
     """

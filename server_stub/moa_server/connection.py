@@ -209,9 +209,9 @@ class Connection:
                 return False  # the next receive says so
             work = session.next_work(rows=not owed_s)
             said = None if work is None else await self._work.do(conversation, work)
-        if said is not None and said.HasField("fault"):
-            session.stop()
-        await self._say(said if isinstance(work, Verify) else None)
+        if said is not None and said.HasField("fault") and not session.stand_still():
+            said = None  # nobody awaits these rows
+        await self._say(said)
         if owed_s and session.rows_due and work is None:
             await self._inbox.wait(owed_s)
             return True

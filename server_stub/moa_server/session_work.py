@@ -73,8 +73,9 @@ class SessionWork:
         parts, began, began_ns = self._parts, time.monotonic(), time.time_ns()
         work, proposal = await self._drafted(conversation, work)
         job = job_of(work, conversation.sequence)
-        charges = [(Kind.PREFILL_TOKENS, work.supplied), (Kind.DRAFTED_TOKENS, len(work.draft))]
-        owed_s = max(self._budgets.wait_s(kind, amount) for kind, amount in charges)
+        used = {Kind.PREFILL_TOKENS: work.supplied, Kind.DRAFTED_TOKENS: len(work.draft)}
+        charges = [(kind, amount) for kind, amount in used.items() if amount]
+        owed_s = max((self._budgets.wait_s(kind, amount) for kind, amount in charges), default=0.0)
         try:
             await parts.worker.run(job, parts.settings.answer_seconds, owed_s)
         except BaseException:
@@ -97,9 +98,9 @@ class SessionWork:
         return verdict
 
     async def _drafted(self, conversation: Conversation, work: Verify) -> tuple[Verify, Proposal | None]:
-        """Work that no frame asked for, with a draft of the server's own."""
+        """Work that no frame asked for, with a draft of the server's own if its bearer need not wait for that."""
         drafts, sequence = self._parts.drafts, conversation.sequence
-        if drafts is None or not work.pushed:
+        if drafts is None or not work.pushed or self._budgets.wait_s(Kind.DRAFTED_TOKENS, 0):
             return work, None
         start = drafts.rows_from(sequence, work.prefix)
         room = conversation.session.room

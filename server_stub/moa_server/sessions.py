@@ -79,8 +79,8 @@ class SessionStore:
         return sum(conversation.taken_over is not None for conversation in self._conversations.values())
 
     def asks(self, conversation: Conversation) -> bool:
-        """Whether its client is to be asked to draft, if it can. Where more answers than the verifier likes to draft for
-        are written at once, it asks so many clients as are too many, those with the shortest round trips."""
+        """Whether its client is to be asked to draft, if it can. Where more answers than ``ask_from`` are written at
+        once, so many more are asked, those with the shortest round trips."""
         others = [c for c in self._conversations.values() if c.taken_over is not None and c.session.runs]
         excess = len(others) - self._settings.ask_from
         if excess <= 0 or not conversation.session.drafted_for:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request
 
-from memory_link import ClientEnd, MemoryLink
+from memory_link import ClientEnd, MemoryLink, ServerEnd
+from moa_runtime.session.handshake import digest
 from moa_runtime.timeline import NO_TIMELINE
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.away import Away
 from moa_server.bearers import Bearer, Bearers
+from moa_server.budgets import Budget
 from moa_server.connection import Connection, Parts
 from moa_server.decoding import PlainDecodingEndpoint
 from moa_server.engine import Outcome, StepRequest
 from moa_server.metrics import Metrics
+from moa_server.server_drafts import ServerDrafts
 from moa_server.sessions import SessionStore
 from moa_server.settings import Settings
 from moa_server.worker import Worker
@@ -27,30 +30,47 @@ from virtual_loop import run_virtually
 
 CLIENT = Target(0, ("target", "tokenizer", "drafter"), 50, 1000)
 SETTINGS = Settings(max_waiting_frames=8)
+NO_BUDGET = Budget()
 
 
 class Timed(ToyEngine):
-    """A step takes 20 ms, and a millisecond for each token."""
+    """A step takes 20 ms, and a millisecond for each token.
+
+    Attributes:
+        slow_s: what it takes besides.
+    """
+
+    slow_s = 0.0
 
     async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
         tokens = [len(each.prefix) - self.held(each.sequence, each.prefix) + len(each.draft) for each in requests]
-        self._delay_s = (0.02 + 0.001 * sum(tokens), 0.0)
+        self._delay_s = (self.slow_s + 0.02 + 0.001 * sum(tokens), 0.0)
         return await super().step(requests)
 
 
 class Served:
-    """A verifier of the toy without a network."""
+    """A verifier of the toy without a network.
 
-    def __init__(self, settings: Settings, bearer: Bearer) -> None:
+    Attributes:
+        connections: all that there were, the newest last.
+    """
+
+    def __init__(self, settings: Settings, budget: Budget, drafts: ServerDrafts | None) -> None:
         clock, metrics = asyncio.get_running_loop().time, Metrics()
         self.engine = Timed()
         self.worker = Worker(self.engine, metrics, clock=clock)
         self.away = Away(self.worker, metrics, settings)
-        self.store = SessionStore(self.engine, self.worker, settings, self.away, clock)
+        self.store = SessionStore(self.engine, self.worker, settings, self.away, clock, drafts)
         bearers = Bearers(clock=clock)
-        parts = Parts(self.engine, self.worker, None, self.store, bearers, settings, metrics, NO_TIMELINE)
-        self.link = MemoryLink(lambda end: Connection(end, parts, bearer).serve())  # type: ignore[arg-type]
+        self._parts = Parts(self.engine, self.worker, drafts, self.store, bearers, settings, metrics, NO_TIMELINE)
+        self._bearer = Bearer(budget=budget)
+        self.connections: list[Connection] = []
+        self.link = MemoryLink(self._serve)
         self.plain = PlainDecodingEndpoint(self.engine, self.worker, bearers, settings, metrics)
+
+    async def _serve(self, end: ServerEnd) -> None:
+        self.connections.append(Connection(end, self._parts, self._bearer))  # type: ignore[arg-type]
+        await self.connections[-1].serve()
 
     async def session(self, token: str = "") -> tuple[ClientEnd, str]:
         """A greeted connection, and its resume token."""
@@ -110,16 +130,49 @@ async def receive(end: ClientEnd) -> wire.ServerMessage:
     return wire.ServerMessage.FromString(await end.down.get())
 
 
-async def next_verdict(end: ClientEnd) -> wire.Verdict:
-    """Memory rows before it are passed over."""
-    while (frame := await receive(end)).WhichOneof("event") == "rows":
+def resumed(token: str, tokens: Sequence[int], *, rows: int = 0, credit: int = 0) -> wire.ClientMessage:
+    """The Hello of a client that has so many tokens of its answer, the first of its conversation."""
+    message, mark = CLIENT.hello(), wire.Mark(length=len(tokens), digest=digest(tokens))
+    resume = wire.Resume(token=token, connection=2, epoch=1, marks=[mark], answering=True, rows=rows, credit=credit)
+    message.hello.resume.CopyFrom(resume)
+    return message
+
+
+async def verdict_of(end: ClientEnd) -> wire.Verdict:
+    """The next verdict, past memory rows."""
+    while (message := await receive(end)).WhichOneof("event") == "rows":
         pass
-    return frame.verdict
+    assert message.WhichOneof("event") == "verdict", message
+    return message.verdict
 
 
-def in_served(scenario: Any, settings: Settings = SETTINGS, bearer: Bearer = Bearer()) -> None:  # noqa: B008 (frozen)
+async def rows_of(end: ClientEnd, count: int) -> list[tuple[int, int]]:
+    """The next so many memory rows, which nothing comes between: where each frame starts, and how many it has."""
+    frames: list[tuple[int, int]] = []
+    while sum(size for _, size in frames) < count:
+        message = await receive(end)
+        assert message.WhichOneof("event") == "rows", message
+        frames.append((message.rows.start, message.rows.count))
+    return frames
+
+
+async def silent(end: ClientEnd, seconds: float) -> bool:
+    """Whether nothing comes for so long."""
+    waiting = asyncio.create_task(receive(end))
+    nothing = not (await asyncio.wait({waiting}, timeout=seconds))[0]
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    return nothing
+
+
+def in_served(
+    scenario: Any,
+    settings: Settings = SETTINGS,
+    budget: Budget = NO_BUDGET,
+    drafts: Callable[[], ServerDrafts | None] = lambda: None,
+) -> None:
     async def run(loop: object) -> None:
-        served = Served(settings, bearer)
+        served = Served(settings, budget, drafts())
         await asyncio.wait_for(scenario(served), 600)
         await served.end()
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from moa_runtime.session.client import ClientSession, LinkState
@@ -123,16 +122,9 @@ class Client:
             for frame in self.session.frames_to_send():
                 self.socket.send(frame)
 
-    def until_lost(self) -> None:
-        """Take what has come until the verifier closes the connection."""
-        with contextlib.suppress(ConnectionClosed):
-            while True:
-                self.exchange()
-        self.session.disconnected()
-
-    def take_rows(self) -> None:
-        """Take the frames with the memory rows that are still to come."""
-        while self.session.rows_coming:
+    def settle(self) -> None:
+        """Take what is under way: the verdict that is awaited, and the memory rows behind it."""
+        while (self.session.awaiting_verdict or self.session.rows_coming) and not self.faults:
             self.exchange()
 
     @property

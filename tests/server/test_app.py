@@ -107,13 +107,16 @@ def test_the_answer_is_plain_decodings(verifier, engine, writer, sampling):
 def test_memory_rows_are_those_of_the_committed_tokens(verifier, engine, writer):
     client = start(verifier, engine)
     client.rounds(writer)
-    client.take_rows()
+    client.settle()
     client.socket.close()
     tokens = client.session.committed
-    assert client.session.rows == len(tokens) - 1  # the target has not processed the last one
+    starts = [event.start for event in client.rows]
+    ends = [event.start + len(event.keys) for event in client.rows]
+    assert starts == [0, *ends[:-1]] and ends[-1] == client.session.rows == len(tokens) - 1  # a bonus token has none
     blocking = BlockingEngine(engine)
     rows = blocking.run(Job(new_sequence(), tokens[:-1], None, rows_from=0)).rows
     blocking.close()
+    assert rows.start == 0
     keys, values = rows.keys, rows.values
     got_keys, got_values = np.zeros_like(keys), np.zeros_like(values)
     for event in client.rows:
@@ -297,9 +300,7 @@ def test_another_protocol_version_is_refused(verifier, engine):
 def test_broken_frames_are_faults_and_the_session_goes_on(verifier, engine, writer, answer):
     client = start(verifier, engine)
     client.rounds(writer, 2)
-    while client.session.awaiting_verdict:
-        client.exchange()
-    client.take_rows()
+    client.settle()
     for frame, code in (
         ("text", "PROTOCOL"),
         (b"\x0c\xff\x00", "PROTOCOL"),
@@ -344,8 +345,7 @@ def test_a_prompt_longer_than_the_context_is_refused(verifier, engine, writer, a
 def test_a_failing_engine_is_a_fault_and_the_session_goes_on(verifier, engine, writer, answer, monkeypatch, caplog):
     client = start(verifier, engine)
     client.rounds(writer, 2)
-    while client.session.awaiting_verdict:
-        client.exchange()
+    client.settle()
     with monkeypatch.context() as broken:
         broken.setattr(type(engine), "step", lambda *_: 1 / 0)
         client.rounds(writer)

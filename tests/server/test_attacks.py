@@ -9,7 +9,7 @@ import pytest
 from memory_link import ClientEnd
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.settings import Settings
-from server.in_memory import Served, in_served, receive, send
+from server.in_memory import Served, in_served, receive, rows_of, send, silent
 from soak.raw import draft, prompt
 
 LONG = 900
@@ -105,7 +105,9 @@ def test_a_prompt_that_is_overruled_at_once_costs_no_step(overruling):
         end, _ = await served.session()
         await send(end, prompt(1, 0, [8] * LONG), overruling)
         await asyncio.sleep(5)
-        assert not any(request.prefix[0] == 8 for step in served.engine.steps for request in step)
+        worked_on = [request for step in served.engine.steps for request in step]
+        assert not any(request.prefix[0] == 8 for request in worked_on)
+        assert sum(request.sampling is not None for request in worked_on) == overruling.HasField("prompt")
 
     in_served(scenario)
 
@@ -144,25 +146,22 @@ def test_a_flood_of_frames_ends_the_connection_and_its_work(frames):
     in_served(scenario, NARROW)
 
 
-async def verdict_and_rows(end: ClientEnd) -> tuple[wire.Verdict, list[int]]:
-    """The next verdict, and the positions of the memory rows behind it."""
-    verdict, rows = (await receive(end)).verdict, list[int]()
-    while not rows or rows[-1] < verdict.rows_until - 1:
-        frame = (await receive(end)).rows
-        rows += range(frame.start, frame.start + frame.count)
-    return verdict, rows
-
-
 def test_memory_rows_are_not_sent_again_however_often_they_are_asked_for():
     async def scenario(served: Served) -> None:
         end, _ = await served.session()
         await send(end, prompt(1, 0, [8] * 200))
-        verdict, rows = await verdict_and_rows(end)
-        assert rows == list(range(200))
-        for number in range(200, 220):
+        verdict = (await receive(end)).verdict
+        assert verdict.rows_until == 200
+        assert await rows_of(end, 200) == [(0, 64), (64, 64), (128, 64), (192, 8)]
+        for length in range(200, 220):
             await send(end, draft(1, verdict.base_len + len(verdict.tokens), []))
-            verdict, rows = await verdict_and_rows(end)
-            assert rows == [number]
+            verdict = (await receive(end)).verdict
+            assert await rows_of(end, 1) == [(length, 1)]
+        before = len(served.engine.steps)
+        for _ in range(20):  # a copy of the last frame, and of the first
+            await send(end, draft(1, 219 + 1, []), prompt(1, 0, [8] * 200))
+            assert (await receive(end)).verdict.base_len == 220 and (await receive(end)).verdict.base_len == 200
+        assert await silent(end, 10) and len(served.engine.steps) == before
 
     in_served(scenario)
 
@@ -171,8 +170,10 @@ def test_a_rewind_brings_back_only_the_rows_behind_it():
     async def scenario(served: Served) -> None:
         end, _ = await served.session()
         await send(end, prompt(1, 0, [8] * 200))
-        await verdict_and_rows(end)
+        await receive(end)
+        await rows_of(end, 200)
         await send(end, prompt(2, 190, [9] * 10))
-        assert (await verdict_and_rows(end))[1] == list(range(190, 200))
+        assert (await receive(end)).verdict.base_len == 200
+        assert await rows_of(end, 10) == [(190, 10)] and await silent(end, 10)
 
     in_served(scenario)

@@ -6,10 +6,9 @@ import asyncio
 
 import pytest
 
-from moa_runtime.session.handshake import digest
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.settings import Settings
-from server.in_memory import CLIENT, SETTINGS, Served, in_served, next_verdict, receive, send
+from server.in_memory import SETTINGS, Served, in_served, receive, resumed, send, verdict_of
 from soak.raw import prompt
 from toy_engine import ToyEngine, plain
 
@@ -22,15 +21,6 @@ def asked(most: int, *, while_away: bool = True) -> wire.ClientMessage:
     return message
 
 
-def resumed(token: str, tokens: list[int], rows: int = 0) -> wire.ClientMessage:
-    """The Hello of a client that has so many tokens of its answer."""
-    message = CLIENT.hello()
-    mark = wire.Mark(length=len(tokens), digest=digest(tokens))
-    resume = wire.Resume(token=token, connection=2, epoch=1, marks=[mark], answering=True, rows=rows)
-    message.hello.resume.CopyFrom(resume)
-    return message
-
-
 def own(most: int) -> list[int]:
     """What the toy writes behind the prompt, with it."""
     return [*PROMPT, *plain(ToyEngine(), PROMPT, most)]
@@ -40,7 +30,7 @@ async def left(served: Served, most: int, **options: bool) -> tuple[str, list[in
     """A client asks, has its first token, and is gone: its resume token, and what it has."""
     end, token = await served.session()
     await send(end, asked(most, **options))
-    tokens = [*PROMPT, *(await next_verdict(end)).tokens]
+    tokens = [*PROMPT, *(await verdict_of(end)).tokens]
     served.link.cut()
     await served.link.closed()
     return token, tokens
@@ -54,7 +44,7 @@ def test_the_whole_answer_comes_behind_the_welcome():
         steps = len(served.engine.steps)
         end = await served.link.connect("")
         await send(end, resumed(token, tokens))
-        welcome, verdict = (await receive(end)).welcome, (await receive(end)).verdict
+        welcome, verdict = (await receive(end)).welcome, await verdict_of(end)
         assert welcome.verdict_follows and welcome.committed_length == len(tokens)
         assert welcome.limits.away_seconds == SETTINGS.away_seconds
         assert [*tokens, *verdict.tokens] == own(40) and verdict.finish and verdict.base_len == len(tokens)
@@ -69,13 +59,13 @@ def test_the_answer_of_a_client_that_says_nothing_goes_on_too():
     async def scenario(served: Served) -> None:
         end, _ = await served.session()
         await send(end, asked(40))
-        tokens = [*PROMPT, *(await next_verdict(end)).tokens]
+        tokens = [*PROMPT, *(await verdict_of(end)).tokens]
         await asyncio.sleep(1)
         assert not len(served.away)
         await asyncio.sleep(60)
         steps = len(served.engine.steps)
         await send(end, wire.ClientMessage(draft=wire.Draft(epoch=1, base_len=len(tokens))))
-        verdict = await next_verdict(end)
+        verdict = await verdict_of(end)
         assert [*tokens, *verdict.tokens] == own(40) and verdict.finish and len(served.engine.steps) == steps
 
     in_served(scenario)
@@ -88,11 +78,11 @@ def test_who_comes_back_in_the_middle_goes_on_there():
         end = await served.link.connect("")
         await send(end, resumed(token, tokens))
         assert (await receive(end)).welcome.verdict_follows
-        tokens += (await next_verdict(end)).tokens
+        tokens += (await verdict_of(end)).tokens
         assert 10 <= len(tokens) < 20 and not len(served.away)
         while len(tokens) < len(own(40)):
             await send(end, wire.ClientMessage(draft=wire.Draft(epoch=1, base_len=len(tokens))))
-            tokens += (await next_verdict(end)).tokens
+            tokens += (await verdict_of(end)).tokens
         assert tokens == own(40)
 
     in_served(scenario)
@@ -117,7 +107,7 @@ def test_it_ends_where_client_or_server_want(settings, options, most):
         await send(end, resumed(token, tokens))
         welcome = (await receive(end)).welcome
         assert welcome.limits.away_seconds == int(settings.away_seconds)
-        written = len((await next_verdict(end)).tokens) if welcome.verdict_follows else 0
+        written = len((await verdict_of(end)).tokens) if welcome.verdict_follows else 0
         assert written < most <= written + 15
 
     in_served(scenario, settings)
@@ -151,7 +141,7 @@ def test_a_question_that_nobody_has_read_yet_is_answered():
         end = await served.link.connect("")
         await send(end, resumed(token, PROMPT))
         assert (await receive(end)).welcome.verdict_follows
-        assert [*PROMPT, *(await next_verdict(end)).tokens] == own(10)
+        assert [*PROMPT, *(await verdict_of(end)).tokens] == own(10)
 
     in_served(scenario)
 

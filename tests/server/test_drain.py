@@ -216,6 +216,28 @@ def test_frames_that_do_not_fit_into_the_time_are_given_up(toy_answers, caplog):
         rest_of(clients, elsewhere, toy_answers)
 
 
+def test_clients_that_are_streamed_to_go_on_elsewhere(caplog):
+    """Nobody waits for a frame of theirs: what is being decided is still sent, and nothing behind it."""
+    engine, length = ToyEngine(delay_s=(0.01, 0.0)), 900
+    answers = [[*prompt, *toy_plain(engine, prompt, length)] for prompt in PROMPTS]
+    with serving(engine, Settings(), drain_seconds=TIMEOUT_S) as verifier:
+        clients = [Leaver(verifier, engine) for _ in range(CLIENTS)]
+        for client, prompt in zip(clients, PROMPTS, strict=True):
+            client.connect()
+            client.session.prompt(prompt, Sampling(), length)
+            client.session.lend(1000)
+            client.send()
+        for client in clients:
+            while len(client.session.committed) < 10:
+                client.take()
+        verifier.server.handle_exit(signal.SIGTERM, None)
+        assert [closed(client) for client in clients] == [GOING_AWAY] * CLIENTS
+        assert any(client.session.answering for client in clients)
+    with serving(ToyEngine(), Settings()) as elsewhere:
+        rest_of(clients, elsewhere, answers)
+    assert not caplog.records
+
+
 def test_a_stream_that_does_not_end_in_time_is_broken_off(caplog):
     engine = Held()
     with serving(engine, Settings(), drain_seconds=0.3) as verifier:

@@ -60,8 +60,8 @@ def test_pieces_of_a_tree_come_to_what_the_whole_tree_does(seed, size, mosts):
     # Of equal siblings another one may stand for the same token.
     assert [draft[index] for index in job.path] == [draft[index] for index in path]
     assert job.token == token
-    assert job.rows.start == 0
-    assert job.rows.keys[:, 0, 0].tolist() == [1.0 + position for position in range(len(PREFIX) + len(path))]
+    processed = range(len(PREFIX) + len(path))
+    assert job.rows.start == 0 and job.rows.keys[:, 0, 0].tolist() == [1.0 + position for position in processed]
 
 
 def test_what_a_piece_takes_is_bounded():
@@ -82,18 +82,7 @@ def test_rows_of_what_is_held_come_piece_by_piece():
     blocking.close()
     asked = [len(request.prefix) for [request] in engine.steps[1:]]
     assert asked == [MOST_ROWS, 2 * MOST_ROWS, 3 * MOST_ROWS]
-    assert job.rows.keys.shape == (len(prefix), 1, 1)
-    assert job.token is not None
-
-
-def test_rows_alone_decide_nothing():
-    prefix = [1 + position % 9 for position in range(MOST_ROWS * 2)]
-    engine = ToyEngine()
-    blocking = BlockingEngine(engine)
-    job = blocking.run(Job(new_sequence(), prefix, None, rows_from=MOST_ROWS - 10))
-    blocking.close()
-    assert (job.token, job.path) == (None, ())
-    assert (job.rows.start, job.rows.stop) == (MOST_ROWS - 10, len(prefix))
+    assert job.rows.start == 0 and job.rows.keys[:, 0, 0].tolist() == [1.0 + position for position in range(192)]
 
 
 @pytest.mark.parametrize("most", [1, 3, 100])

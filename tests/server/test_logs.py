@@ -222,7 +222,7 @@ def test_a_session_in_the_log(log, engine, tmp_path):
         assert second.faults
         first.session.prompt([1, 2], Sampling(), 3)
         first.rounds(lambda tokens: [])
-        first.take_rows()
+        first.settle()
         first.socket.send("text")
         assert wire.ServerMessage.FromString(first.socket.recv(TIMEOUT_S)).fault.text
         assert verifier.http("POST", "/v1/decode", json=[]).status_code == 400

@@ -14,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from moa_runtime.session.events import Sampling
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.jobs import Job
 from moa_server.metrics import Metrics
 from moa_server.settings import Settings
@@ -31,9 +32,9 @@ def values(text: str) -> dict[tuple[str, ...], float]:
 
 
 def some_rounds(verifier, engine) -> None:
-    """An answer drafted in fours, each draft right."""
+    """An answer drafted in fours, each draft right, without memory rows, which may take steps of their own."""
     right = [*PROMPT, *plain(engine, PROMPT, COUNT)]
-    client = Client(verifier, engine)
+    client = Client(verifier, engine, row_encoding=wire.ROW_ENCODING_UNSPECIFIED)
     client.connect()
     client.session.prompt(PROMPT, Sampling(), COUNT)
     client.rounds(lambda tokens: right[len(tokens) : len(tokens) + 4])

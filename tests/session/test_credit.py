@@ -172,7 +172,7 @@ def test_a_server_that_failed_is_lent_its_credit_again() -> None:
     pair.flush()
     pair.deliver_up()
     pair.deliver_up()
-    pair.server.session.stop()
+    pair.server.session.stand_still()
     pair.settle()
     assert len(pair.client.committed) == len(PROMPT) + 1 and pair.client.credit_open
     assert pair.client.resend()

@@ -155,7 +155,7 @@ class LossyLink(CheckedLink):
     @rule()
     def the_engine_fails(self) -> None:
         if self.pair.server.session.pushes:
-            self.pair.server.session.stop()
+            self.pair.server.session.stand_still()
             self.pair.down.append(fault(wire.FAULT_CODE_INTERNAL, "it failed", retry_after_ms=1).SerializeToString())
 
     @rule(place=PLACE, upward=st.booleans())

@@ -101,7 +101,7 @@ class Server:
         """What the server writes while no connection stands, or nobody says anything on it; then it is interrupted."""
         for _ in range(tokens):
             if not (self._greeted and self.session.pushes) and (work := self.session.go_on()) is not None:
-                self._verify(work)
+                self._verify(work, told=False)
         if not (self._greeted and self.session.pushes):
             self.session.go_on()
 
@@ -129,14 +129,14 @@ class Server:
         keys = np.array(rows_of(self.session.committed)[start:], np.float32).reshape(-1, 1, 1)
         self.session.add_rows(start, keys, -keys)
 
-    def _verify(self, work: Verify) -> wire.ServerMessage:
+    def _verify(self, work: Verify, *, told: bool = True) -> wire.ServerMessage:
         self.passes += 1
         paths: list[list[int]] = [list(work.prefix)]
         for token, parent in zip(work.draft, work.parents, strict=True):
             paths.append([*paths[parent], token])
         choices = [choice(path) for path in paths]
         accepted = accepted_path(work.draft, work.parents, choices)
-        verdict = self.session.decide(work, accepted, choices[accepted[-1] + 1 if accepted else 0])
+        verdict = self.session.decide(work, accepted, choices[accepted[-1] + 1 if accepted else 0], told=told)
         if work.rows_from is not None:
             self._add_rows(work.rows_from)
         return verdict

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
+import pytest
+
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Origin
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
@@ -18,6 +20,8 @@ QUESTION = "Name three primary colours."
 QUICK = LoopSettings(offline_limit=40, late_after_s=0.3, outage_after_s=0.0, drafting="device")
 IMPATIENT = Timing(ping_interval=0.5, ping_timeout=0.5, first_backoff=0.05)
 TIMEOUT_S = 60
+#: Tests of what the device drafts while the link is up, in the toys' world.
+DEVICE_DRAFTS = pytest.mark.parametrize("toys", ["device"], indirect=True)
 
 
 def endpoint(verifier: Verifier, port: int | None = None) -> Endpoint:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moa_runtime.bundle import Bundle
 from server.running import Verifier, serving
+from system.fuzz_world import toy_bundle
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +24,14 @@ def engine(tiny_target: Path, tiny_drafter: Path):
     from moa_server.transformers_engine import TransformersEngine
 
     return TransformersEngine.load(str(tiny_target), tiny_drafter)
+
+
+@pytest.fixture(scope="module", params=["device", "auto"])
+def toys(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Any:
+    """What a chat needs of a bundle, and who is to draft; ``auto`` is the server, which is faster in this world."""
+    bundle = toy_bundle(tmp_path_factory.mktemp("toys"))
+    bundle.drafting = request.param
+    return bundle
 
 
 @pytest.fixture

@@ -116,6 +116,34 @@ async def _kill(world: World, a: float, b: float) -> None:
     await world.chat.open(wait=False)
 
 
+async def _switch(world: World, a: float, b: float) -> None:
+    """Another drafts than before, and perhaps once more so."""
+    driver, placement = world.chat._driver, world.chat._loop._placement
+
+    def turn() -> None:
+        placement._server = not placement._server
+
+    driver.post(turn)
+    await asyncio.sleep(2 * a * a)
+    if b < 0.7:
+        driver.post(turn)
+
+
+async def _break_drafts(world: World, a: float, b: float) -> None:
+    """Who drafts at the server in these seconds does not again."""
+    drafts = world.drafts
+    if drafts is not None:
+        drafts.broken = True
+        await asyncio.sleep(2 * a)
+        drafts.broken = False
+
+
+async def _forget_drafts(world: World, a: float, b: float) -> None:
+    """The server's drafters make room for others'."""
+    if world.drafts is not None:
+        world.drafts._conversations.clear()
+
+
 HAPPENINGS: dict[str, Callable[[World, float, float], Awaitable[None]]] = {
     "cut": _cut,
     "outage": _outage,
@@ -133,6 +161,9 @@ HAPPENINGS: dict[str, Callable[[World, float, float], Awaitable[None]]] = {
     "sweep": _sweep,
     "neighbour": _neighbour,
     "kill": _kill,
+    "switch": _switch,
+    "break drafts": _break_drafts,
+    "forget drafts": _forget_drafts,
 }
 
 

@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -73,7 +73,6 @@ def schedule(seed: int) -> Schedule:
         trees=rng.random() < 0.5,
         delay_s=rng.choice([0.03, 0.3, 1.0]),
         step_tokens=rng.choice([None, None, 4, 8]),
-        drafting=rng.choice(DRAFTINGS),
     )
     turns = []
     for _ in range(rng.randint(1, 3)):
@@ -85,7 +84,14 @@ def schedule(seed: int) -> Schedule:
         Happening(rng.expovariate(rng.choice([20.0, 5.0, 1.0])), rng.choice(names), rng.random(), rng.random())
         for _ in range(rng.randint(0, 12))
     ]
-    return Schedule(seed, limits, tuple(turns), tuple(happenings), rng.random() < 0.5)
+    stored = rng.random() < 0.5
+    limits = replace(
+        limits,
+        drafting=rng.choice(DRAFTINGS),
+        server_skill=rng.choice([None, 0.0, 0.5, 0.9, 1.0]),
+        credit=rng.choice([256, 16, 4]),
+    )
+    return Schedule(seed, limits, tuple(turns), tuple(happenings), stored)
 
 
 async def _happen(world: World, happenings: Sequence[Happening]) -> None:
@@ -110,6 +116,8 @@ async def _live(loop: VirtualLoop, plan: Schedule, happenings: Sequence[Happenin
             with contextlib.suppress(ContextFullError):
                 await asyncio.wait_for(_turn(world, turn), STUCK_S)
         await fate
+        if "jump" not in {happening.name for happening in happenings}:
+            assert not world.stalled, "each end waited for the other"
 
 
 async def _turn(world: World, turn: Turn) -> None:
@@ -186,7 +194,12 @@ def _check(world: World, chat: Chat, tokens: Sequence[TokenOrigin]) -> None:
 def _check_end(world: World, chat: Chat, event: AnswerFinished, turn: Turn) -> None:
     """It ended where it should."""
     assert all(token.committed for token in event.tokens)
-    assert event.statistics.tokens == len(event.tokens)
+    figures = event.statistics
+    assert figures.tokens == len(event.tokens)
+    by_target = figures.tokens - figures.kept + figures.taken_back
+    assert 0 <= figures.pushed + figures.fetched <= by_target
+    assert 0 <= figures.server_accepted <= figures.server_drafted
+    assert not figures.server_drafted or world.limits.server_skill is not None
     length = chat.prompt_tokens + len(event.tokens)
     if event.reason is FinishReason.STOP:
         assert event.tokens[-1].token == STOP

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +15,10 @@ from unittest import mock
 from memory_link import MemoryLink, ServerEnd
 from moa_runtime.chat import Chat
 from moa_runtime.control import FixedShape
-from moa_runtime.drafters.base import GREEDY, Budget, Float32
+from moa_runtime.drafters.base import GREEDY, Budget, Drafter, Float32
 from moa_runtime.drafting import Drafting
 from moa_runtime.loop_settings import LoopSettings
-from moa_runtime.session.events import Policy, Sampling
+from moa_runtime.session.events import Faulted, Policy, Sampling
 from moa_runtime.session.tree import DraftTree, chain
 from moa_runtime.timeline import NO_TIMELINE
 from moa_runtime.transport import Endpoint
@@ -27,6 +27,7 @@ from moa_server.bearers import Bearer, Bearers
 from moa_server.connection import Connection, Parts
 from moa_server.engine import Capabilities
 from moa_server.metrics import Metrics
+from moa_server.server_drafts import ServerDrafts
 from moa_server.sessions import SessionStore
 from moa_server.settings import Settings
 from moa_server.worker import Worker
@@ -61,7 +62,9 @@ class Limits:
     trees: bool
     delay_s: float
     step_tokens: int | None
-    drafting: Drafting = "device"
+    drafting: Drafting = "auto"
+    server_skill: float | None = None  # of the server's drafter; None for none
+    credit: int = 256  # tokens that the server may go on for
 
 
 def toy_bundle(folder: Path) -> SimpleNamespace:
@@ -74,13 +77,43 @@ def toy_bundle(folder: Path) -> SimpleNamespace:
     )
 
 
+class ToyBackend:
+    """What the drafts of a server need to be given memory rows."""
+
+    def drafting(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def close(self) -> None:
+        pass
+
+
+class ToyDrafts(ServerDrafts):
+    """Drafts of a server by :class:`ToyDrafter`.
+
+    Attributes:
+        broken: whether its drafters fail.
+    """
+
+    broken = False
+
+    def __init__(self, world: World, engine: ToyEngine, skill: float) -> None:
+        limits = SETTINGS.limits(engine.max_context, engine.capabilities)
+        super().__init__(ToyBackend(), limits, engine.stop_tokens, clock=world.loop.time)  # type: ignore[arg-type]
+        self._world, self._skill = world, skill
+
+    def _new_drafter(self) -> Drafter:
+        return ToyDrafter(self._world, self._world.rng, self._skill, lambda: self.broken)
+
+
 class ToyDrafter:
     """Knows the target's choice, and says it with probability ``skill``. Checks the memory rows that it is given."""
 
     needs_rows = True
 
-    def __init__(self, world: World, rng: random.Random, skill: float) -> None:
-        self._world, self._rng, self._skill = world, rng, skill
+    def __init__(
+        self, world: World, rng: random.Random, skill: float, broken: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._world, self._rng, self._skill, self._broken = world, rng, skill, broken
         self.rows = 0
 
     def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
@@ -94,6 +127,8 @@ class ToyDrafter:
 
     def propose(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> DraftTree:
         """A chain, at times longer than its levels, and branches where they are wanted."""
+        if self._broken():
+            raise RuntimeError("the toy is broken")
         tokens, length = list(prefix), min(budget.nodes, budget.depth, budget.levels + self._rng.randint(0, 2))
         while len(tokens) < len(prefix) + length and tokens[-1] != STOP:
             tokens.append(self._next(tokens))
@@ -119,6 +154,8 @@ class World:
         program_up: set while there is a chat; one that is killed leaves its store to the next.
         delay: longest seconds that a frame is under way.
         up: whether the verifier's process lives.
+        stalled: whether the verifier ended a connection on which it had waited for long, in the middle of an answer.
+        drafts: the verifier's own, if it makes some.
     """
 
     def __init__(
@@ -127,9 +164,11 @@ class World:
         self.loop, self.limits, self.rng = loop, limits, rng
         self.bundle, self.stored = bundle, store
         self.seed = 0
+        self.stalled = False
         self.delay = limits.delay_s
         self.others: list[asyncio.Task[None]] = []
         self.engine: ToyEngine
+        self.drafts: ToyDrafts | None
         self.worker: Worker
         self.store: SessionStore
         self.link = MemoryLink(self._serve, self._under_way, self._under_way)
@@ -148,9 +187,10 @@ class World:
             drafter=self.drafter,
             controller=FixedShape(Budget(32, limits.draft_length, branches=limits.trees), limits.ahead),
             policy=limits.policy,
-            settings=replace(PATIENCE, drafting=self.limits.drafting),
+            settings=replace(PATIENCE, drafting=limits.drafting),
             store=self.stored,
         )
+        self.chat._loop.listen(self._hear)
         self.program_up.set()
 
     async def kill_program(self) -> None:
@@ -175,6 +215,8 @@ class World:
         await self.link.closed()
         await self._away.close()
         await self.worker.close()
+        if self.drafts is not None:
+            self.drafts.close()
         await asyncio.sleep(down_s)
         self._start_server()
         self.link.open = True
@@ -188,9 +230,16 @@ class World:
         self.loop.jump(SETTINGS.keep_seconds + 1)
         self.store.sweep()
         assert not len(self.store), "conversations are left"
+        if self.drafts is not None:
+            assert not len(self.drafts), "drafts are left"
+            self.drafts.close()
         await self.worker.close()
         assert not self.engine.sequences_open, "sequences are left"
         self.engine.close()
+
+    def _hear(self, event: object) -> None:
+        if isinstance(event, Faulted) and event.code == "IDLE" and self.chat._loop.answering:
+            self.stalled = True
 
     def _start_server(self) -> None:
         self.engine = ToyEngine(
@@ -199,9 +248,11 @@ class World:
         metrics, clock, bearers = Metrics(), self.loop.time, Bearers(clock=self.loop.time)
         self.worker = Worker(self.engine, metrics, self.limits.step_tokens, clock=clock)
         self._away = Away(self.worker, metrics, SETTINGS)
-        self.store = SessionStore(self.engine, self.worker, SETTINGS, self._away, clock)
+        skill = self.limits.server_skill
+        self.drafts = None if skill is None else ToyDrafts(self, self.engine, skill)
+        self.store = SessionStore(self.engine, self.worker, SETTINGS, self._away, clock, self.drafts)
         self.up = True
-        self._parts = Parts(self.engine, self.worker, None, self.store, bearers, SETTINGS, metrics, NO_TIMELINE)
+        self._parts = Parts(self.engine, self.worker, self.drafts, self.store, bearers, SETTINGS, metrics, NO_TIMELINE)
 
     async def _serve(self, end: ServerEnd) -> None:
         await Connection(end, self._parts, Bearer()).serve()  # type: ignore[arg-type]
@@ -216,7 +267,8 @@ async def living(
 ) -> AsyncIterator[World]:
     """A world whose chat has begun to connect."""
     world = World(loop, limits, bundle, rng, store)
-    with mock.patch("moa_runtime.transport.connect", world.link.connect):
+    connecting = mock.patch("moa_runtime.transport.connect", world.link.connect)
+    with connecting, mock.patch("moa_runtime.loop._CREDIT", limits.credit):
         await world.chat.open(wait=False)
         yield world
         await world.end()

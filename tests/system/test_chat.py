@@ -89,9 +89,9 @@ def test_a_cut_link_is_written_through_and_reconciled(verifier: Verifier, bundle
 class ServeProcess:
     """``moa-serve`` as a program of its own, so that it can be killed."""
 
-    def __init__(self, root: Path, port: int) -> None:
+    def __init__(self, root: Path, port: int, *more: str) -> None:
         command = [sys.executable, "-c", "import sys; from moa_server.cli import main; sys.exit(main())"]
-        options = ["--model", root / "target", "--drafter", root / "drafter", "--port", port, "--json"]
+        options = ["--model", root / "target", "--drafter", root / "drafter", "--port", port, "--json", *more]
         self._process = subprocess.Popen([*command, *map(str, options)], stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.port = int(json.loads(self._process.stdout.readline())["port"])

@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +23,8 @@ from moa_runtime.chat_store import ChatStore, StoreError
 from moa_runtime.session.events import FinishReason, Policy, Sampling
 from moa_runtime.transport import Endpoint
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from system.asking import committed
-from system.fuzz_world import SETTINGS, World, living, toy_bundle
+from system.asking import DEVICE_DRAFTS, committed
+from system.fuzz_world import SETTINGS, World, living
 from system.test_manners import RIGHT
 from toy_engine import plain
 from virtual_loop import VirtualLoop, run_virtually
@@ -32,18 +33,15 @@ COUNT = 60
 QUESTION = "Why?"
 
 
-@pytest.fixture(scope="module")
-def toys(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return toy_bundle(tmp_path_factory.mktemp("toys"))
-
-
 @pytest.fixture
 def kept(toys: Any, tmp_path: Path) -> Callable[..., None]:
     """Runs a deed in a world whose chat is stored."""
 
     def run(deed: Callable[[World], Awaitable[None]]) -> None:
         async def live(loop: VirtualLoop) -> None:
-            async with living(loop, RIGHT, toys, random.Random(1), tmp_path / "chat.json") as world:
+            async with living(
+                loop, replace(RIGHT, drafting=toys.drafting), toys, random.Random(1), tmp_path / "chat.json"
+            ) as world:
                 await online(world)
                 world.engine._delay_s = (0.3, 0.0)  # the file is written several times in an answer
                 await asyncio.wait_for(deed(world), 3600)
@@ -266,6 +264,7 @@ def test_the_file_has_the_count_of_a_hello_before_it_is_sent(kept: Any, monkeypa
     kept(deed)
 
 
+@DEVICE_DRAFTS
 def test_a_hello_waits_for_its_file_and_drafting_does_not(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that hangs keeps the connection, which is lost again meanwhile; and the device writes on."""
 
@@ -278,7 +277,8 @@ def test_a_hello_waits_for_its_file_and_drafting_does_not(kept: Any, monkeypatch
             return hangs
 
         answering = asyncio.create_task(whole(world.chat))
-        await asyncio.sleep(1)  # the prompt's memory rows come behind its verdict
+        while not world.drafter.rows:  # without them it could write nothing alone
+            await asyncio.sleep(0.01)
         monkeypatch.setattr(keeper, "save", hanging)
         world.link.cut()
         await asyncio.sleep(3)

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 from unittest import mock
@@ -28,8 +28,8 @@ from moa_runtime.drafters.base import Budget
 from moa_runtime.loop_settings import Conditions
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.session.tree import DraftTree
-from system.asking import committed, written_offline
-from system.fuzz_world import Limits, World, living, toy_bundle
+from system.asking import DEVICE_DRAFTS, committed, written_offline
+from system.fuzz_world import Limits, World, living
 from toy_engine import plain
 from virtual_loop import VirtualLoop, run_virtually
 
@@ -47,13 +47,8 @@ WRONG = Limits(
     delay_s=0.02,
     step_tokens=None,
 )
-RIGHT = Limits(**{**WRONG.__dict__, "skill": 1.0})
-METERED = Limits(**{**WRONG.__dict__, "skill": 0.8, "trees": True, "ahead": 3})
-
-
-@pytest.fixture(scope="module")
-def toys(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return toy_bundle(tmp_path_factory.mktemp("toys"))
+RIGHT = replace(WRONG, skill=1.0)
+METERED = replace(WRONG, skill=0.8, trees=True, ahead=3)
 
 
 @dataclass
@@ -111,7 +106,7 @@ def answered(deed: Deed, toys: Any, limits: Limits = WRONG, after: int = 4) -> S
 
     async def live(loop: VirtualLoop) -> Seen:
         seen = Seen()
-        async with living(loop, limits, toys, random.Random(1)) as world:
+        async with living(loop, replace(limits, drafting=toys.drafting), toys, random.Random(1)) as world:
             watch_drafter(world, seen)
             while world.chat.status is not LinkStatus.ONLINE:
                 await asyncio.sleep(0.01)
@@ -351,6 +346,7 @@ def test_who_has_nothing_to_copy_may_still_write_alone(toys: Any) -> None:
     answered(spare, toys)
 
 
+@DEVICE_DRAFTS
 def test_with_low_power_drafts_are_copies_and_nothing_is_written_alone(toys: Any) -> None:
     async def spare(world: World, seen: Seen) -> None:
         world.chat.tell_conditions(Conditions(low_power=True))
@@ -374,6 +370,7 @@ def test_with_low_power_drafts_are_copies_and_nothing_is_written_alone(toys: Any
     answered(spare, toys)
 
 
+@DEVICE_DRAFTS
 def test_on_a_metered_network_no_rows_are_sent_and_drafts_are_copies(toys: Any) -> None:
     async def spare(world: World, seen: Seen) -> None:
         world.chat.tell_conditions(Conditions(metered=True))
