@@ -28,7 +28,7 @@ class ToyEngine:
         delay_s: what a step takes, and what each of its tokens takes.
 
     Attributes:
-        forwards: steps that chose tokens; those for memory rows alone are not counted.
+        forwards: steps that processed tokens; those for memory rows of tokens that are held are not counted.
         steps: what all of them were asked.
     """
 
@@ -71,6 +71,9 @@ class ToyEngine:
 
     def held(self, sequence: int, prefix: Sequence[int]) -> int:
         assert sequence not in self._stepping
+        return self._agreed(sequence, prefix)
+
+    def _agreed(self, sequence: int, prefix: Sequence[int]) -> int:
         own, agreed = self._caches.get(sequence, []), 0
         while agreed < min(len(own), len(prefix)) and own[agreed] == prefix[agreed]:
             agreed += 1
@@ -82,7 +85,7 @@ class ToyEngine:
         self._stepping |= names
         try:
             self.steps.append(list(requests))
-            self.forwards += any(request.sampling is not None for request in requests)
+            self.forwards += any(map(self._computes, requests))
             tokens = sum(len(request.draft) + 1 for request in requests)
             if self.capabilities.schedules_itself:
                 await asyncio.sleep(self._random.random() * 0.002)
@@ -92,6 +95,9 @@ class ToyEngine:
             return [self._answer(request) for request in requests]
         finally:
             self._stepping -= names
+
+    def _computes(self, request: StepRequest) -> bool:
+        return request.sampling is not None or self._agreed(request.sequence, request.prefix) < len(request.prefix)
 
     def release(self, sequence: int) -> None:
         assert sequence not in self._stepping
