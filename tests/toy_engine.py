@@ -26,6 +26,10 @@ class ToyEngine:
         vocab_size: of its tokens.
         preempts: the share of requests that are not done, their caches lost.
         delay_s: what a step takes, and what each of its tokens takes.
+
+    Attributes:
+        forwards: steps that processed tokens; those for memory rows of tokens that are held are not counted.
+        steps: what all of them were asked.
     """
 
     fingerprints, stop_tokens = PRINTS, (STOP,)
@@ -67,6 +71,9 @@ class ToyEngine:
 
     def held(self, sequence: int, prefix: Sequence[int]) -> int:
         assert sequence not in self._stepping
+        return self._agreed(sequence, prefix)
+
+    def _agreed(self, sequence: int, prefix: Sequence[int]) -> int:
         own, agreed = self._caches.get(sequence, []), 0
         while agreed < min(len(own), len(prefix)) and own[agreed] == prefix[agreed]:
             agreed += 1
@@ -75,13 +82,10 @@ class ToyEngine:
     async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
         names = {request.sequence for request in requests}
         assert len(names) == len(requests) and not names & self._stepping
-        # Memory rows of what is held take none.
-        self.forwards += any(
-            each.sampling is not None or self.held(each.sequence, each.prefix) < len(each.prefix) for each in requests
-        )
         self._stepping |= names
         try:
             self.steps.append(list(requests))
+            self.forwards += any(map(self._computes, requests))
             tokens = sum(len(request.draft) + 1 for request in requests)
             if self.capabilities.schedules_itself:
                 await asyncio.sleep(self._random.random() * 0.002)
@@ -91,6 +95,9 @@ class ToyEngine:
             return [self._answer(request) for request in requests]
         finally:
             self._stepping -= names
+
+    def _computes(self, request: StepRequest) -> bool:
+        return request.sampling is not None or self._agreed(request.sequence, request.prefix) < len(request.prefix)
 
     def release(self, sequence: int) -> None:
         assert sequence not in self._stepping

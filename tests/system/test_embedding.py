@@ -24,13 +24,16 @@ def test_the_example_survives_a_cut(verifier: Verifier, onnx_bundle: Path, bundl
         command = [sys.executable, str(EXAMPLE), str(onnx_bundle), f"ws://127.0.0.1:{link.port}", QUESTION]
         environment = {**os.environ, "MOA_TOKEN": verifier.token, "PYTHONUTF8": "1"}
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
-            assert process.stdout is not None and process.stderr is not None
-            seen = process.stdout.read1()
-            link.cut()
-            while b"[offline]" not in (line := process.stderr.readline()):
-                assert line, "it did not notice"
-            link.restore()
-            rest, errors = process.communicate(timeout=TIMEOUT_S)
+            try:
+                assert process.stdout is not None and process.stderr is not None
+                seen = process.stdout.read1()
+                link.cut()
+                while b"[offline]" not in (line := process.stderr.readline()):
+                    assert line, "it did not notice"
+                link.restore()
+                rest, errors = process.communicate(timeout=TIMEOUT_S)
+            finally:
+                process.kill()  # else a test that fails would wait for it
     assert process.returncode == 0 and b"[online]" in errors
     assert (seen + rest).decode() == tokenizer.decode(own) + "\n"
 
