@@ -70,8 +70,8 @@ class Decisions:
         return idle and session.server_speaks and not session.tentative and self._placement.wants_trial
 
     def trial(self, earliest: int) -> Draft | None:
-        """What is to be drafted for that, if it may be: one token behind the newest memory row, as in a round. Rows come
-        behind the text, and what a drafter expects without them says nothing of rounds; nor does the user's own text.
+        """What is to be drafted for that, if it may be: one token behind the newest memory row, as in a round. Rows
+        come behind the text, and what a drafter expects without them says nothing of rounds; nor does the user's text.
 
         Args:
             earliest: tokens that it is to be behind at least.
