@@ -20,6 +20,8 @@ _ROWS_TOGETHER = 16
 _MOST_ROWS = 64
 #: ... and so many follow a verdict, so that text need not wait for them.
 _ROWS_BEHIND_PUSHED = 4
+#: ... but of the prompt more: without them the client cannot know whether its drafts would be faster.
+_PROMPT_ROWS_BEHIND_PUSHED = 16
 
 
 class ServerSession:
@@ -183,7 +185,10 @@ class ServerSession:
 
     def take_rows(self) -> wire.ServerMessage | None:
         """Memory rows to be sent now, if there are any; behind a pushed verdict only a few."""
-        return self._rows.take(_ROWS_BEHIND_PUSHED if self.pushes else _MOST_ROWS, self._epoch)
+        if not self.pushes:
+            return self._rows.take(_MOST_ROWS, self._epoch)
+        of_prompt = self._rows.sent < (self._answer_start or 0)
+        return self._rows.take(_PROMPT_ROWS_BEHIND_PUSHED if of_prompt else _ROWS_BEHIND_PUSHED, self._epoch)
 
     # -- what the engine did -------------------------------------------------------------------
 
