@@ -69,13 +69,21 @@ class Decisions:
         idle = not (conditions.background or conditions.low_power or conditions.metered or self._alone)
         return idle and session.server_speaks and not session.tentative and self._placement.wants_trial
 
-    def trial(self) -> Draft | None:
-        """What is to be drafted for that, if it may be."""
+    def trial(self, earliest: int) -> Draft | None:
+        """What is to be drafted for that, if it may be: one token behind the newest memory row, as in a round. Rows
+        come behind the text, and what a drafter expects without them says nothing of rounds; nor does the user's text.
+
+        Args:
+            earliest: tokens that it is to be behind at least.
+        """
         session = self._session
-        if not self.trial_due or not self._prepared:
+        if self._drafter is None or not self.trial_due or not self._prepared:
+            return None
+        known = session.tokens[: session.rows + 1] if self._drafter.needs_rows else session.tokens
+        if len(known) < max(earliest, session.answer_start):
             return None
         budget = within(self._controller.budget(), session.limits, session.room, self.conditions)
-        return Draft(session.tokens, budget, Origin.DRAFTED, session.sampling)
+        return Draft(known, budget, Origin.DRAFTED, session.sampling)
 
     def draft(self) -> Draft | None:
         """What is to be drafted now, if anything is."""

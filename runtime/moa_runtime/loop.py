@@ -214,7 +214,7 @@ class DraftingLoop:
         self._tell(*self._session.resume())
         self._place()
         if not self._decisions.rows_due(now):
-            draft = self._decisions.draft() or (None if self._trial.runs else self._decisions.trial())
+            draft = self._decisions.draft() or (None if self._trial.runs else self._decisions.trial(self._trial.next))
             if draft is not None:
                 return draft
             if self._decisions.round_due:

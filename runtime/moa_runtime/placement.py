@@ -58,6 +58,7 @@ class Placement:
         self._pause, self._waits = _FIRST_PAUSE, 0
         self._look, self._stays = _FIRST_PAUSE, 0  # the same for the device, while it drafts
         self._left_rate: float | None = None  # the device's tokens a second, while the server shows its own
+        self._server_drafts = False  # else its part of the rounds says how fast it would be
         self._judged: tuple[float, float] | None = None  # round trip, seconds between verdicts: at the last trials
 
     @property
@@ -94,6 +95,7 @@ class Placement:
         self._pushed.add(tokens)
         self._pushed_s.add(seconds)
         self._own_s.add(max(0.0, seconds - draft_s))
+        self._server_drafts = self._server_drafts or tokens > 1
         self._waits = max(0, self._waits - tokens)
         self._since += 1
         if self._left_rate is not None and self._since >= _ENOUGH:
@@ -140,7 +142,7 @@ class Placement:
         if server > _BETTER * device:
             self._turn(server=True)
             self._wait()
-        elif not self._stays and device < _FAR * server:
+        elif not self._stays and device < _FAR * server and self._server_drafts:
             self._turn(server=True)  # for a moment, to see how fast it is now
             self._pushed, self._left_rate = _Mean(_LONG), device
 

@@ -9,10 +9,14 @@ from moa_runtime.session.tree import DraftTree, depths, walk
 
 
 class Trial:
-    """One draft at a time, made while the server goes on by itself, and compared with what comes."""
+    """One draft at a time, made while the server goes on by itself, and compared with what it writes.
+
+    Attributes:
+        next: tokens behind which the next is to be made at least: each position is tried once.
+    """
 
     def __init__(self) -> None:
-        self._start = 0
+        self.next = self._start = 0
         self._tree: DraftTree | None = None
         self._seconds = 0.0
 
@@ -24,10 +28,11 @@ class Trial:
     def begin(self, start: int, tree: DraftTree, seconds: float) -> None:
         """A draft behind the first ``start`` tokens was made in so many seconds."""
         self._start, self._tree, self._seconds = start, tree, seconds
+        self.next = start + 1
 
     def forget(self) -> None:
         """The text is another one."""
-        self._tree = None
+        self._tree, self.next = None, 0
 
     def compare(self, committed: Sequence[int], waited_s: float, compute_s: float) -> RoundEnded | None:
         """Once it is known: the round that this draft would have had; None before.

@@ -112,7 +112,7 @@ def test_a_verifier_that_got_slower_for_both_is_no_reason_to_give_back():
 
 def test_the_server_shows_at_times_what_it_can_do_now():
     one = placement()
-    push(one)
+    push(one, tokens=2, seconds=0.06, draft_s=0.03)
     trials(one, accepted=2, draft_s=0.025)
     verdicts = []
     for _ in range(3):
@@ -121,7 +121,7 @@ def test_the_server_shows_at_times_what_it_can_do_now():
             rounds(one, 1, accepted=2, draft_s=0.025, waited_s=0.035)
             count += 1
         verdicts.append(count)
-        push(one, 6)
+        push(one, 6, tokens=2, seconds=0.06, draft_s=0.03)
         assert not one.at_server
     assert verdicts == [22, 43, 86]  # 64, 128 and 256 tokens
     rounds(one, 171, accepted=2, draft_s=0.025, waited_s=0.035)

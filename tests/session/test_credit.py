@@ -209,7 +209,7 @@ def test_the_server_takes_a_credit_of_its_own_epoch(epoch: int, position: int, a
 
 
 def test_rows_come_behind_pushed_text_a_few_at_a_time() -> None:
-    """Of a long prompt: text is never behind more rows than four."""
+    """Of a long prompt: text is never behind more rows than sixteen."""
     pair = connected()
     prompt = [1 + at % 12 for at in range(40)]
     pair.client.prompt(prompt, Sampling(), 40)
@@ -220,7 +220,7 @@ def test_rows_come_behind_pushed_text_a_few_at_a_time() -> None:
     verdicts = [at for at, event in enumerate(pair.events) if isinstance(event, Decided)]
     for before, after in itertools.pairwise(verdicts):
         between = pair.events[before:after]
-        assert sum(len(event.keys) for event in between if isinstance(event, RowsReceived)) <= 4
+        assert sum(len(event.keys) for event in between if isinstance(event, RowsReceived)) <= 16
     assert sum(sizes) == pair.client.rows == len(pair.client.committed) - 1
     assert pair.rows == rows_of(pair.client.committed[:-1])
 

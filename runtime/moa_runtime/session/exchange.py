@@ -223,7 +223,7 @@ class Exchange(Link):
             sampling=self._sampling,
             max_length=self._max_length,
             while_away=self._while_away,
-            answer_from=self._answer_start or 0,
+            answer_from=self.answer_start,
         )
 
 

@@ -15,6 +15,8 @@ _ROWS_TOGETHER = 16
 _MOST_ROWS = 64
 #: ... and so many follow a verdict, so that text need not wait for them.
 _ROWS_BEHIND_PUSHED = 4
+#: ... but of the prompt more: without them the client cannot know whether its drafts would be faster.
+_PROMPT_ROWS_BEHIND_PUSHED = 16
 
 
 class ServerState:
@@ -103,7 +105,10 @@ class ServerState:
 
     def take_rows(self) -> wire.ServerMessage | None:
         """Memory rows to be sent now, if there are any; behind a pushed verdict only a few."""
-        return self._rows.take(_ROWS_BEHIND_PUSHED if self.pushes else _MOST_ROWS, self._epoch)
+        if not self.pushes:
+            return self._rows.take(_MOST_ROWS, self._epoch)
+        of_prompt = self._rows.sent < (self._answer_start or 0)
+        return self._rows.take(_PROMPT_ROWS_BEHIND_PUSHED if of_prompt else _ROWS_BEHIND_PUSHED, self._epoch)
 
     def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
         """Memory rows that the engine made, float32 ``[n, kv_heads, head_dim]`` from position ``start`` on."""

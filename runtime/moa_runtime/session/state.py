@@ -63,6 +63,11 @@ class ConversationState:
         return self._sampling
 
     @property
+    def answer_start(self) -> int:
+        """Position at which the last answer began; 0 where there is none."""
+        return self._answer_start or 0
+
+    @property
     def length(self) -> int:
         """How many tokens that is."""
         return len(self.committed) + len(self._supplied) + len(self._tentative)
