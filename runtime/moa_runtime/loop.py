@@ -30,8 +30,9 @@ from moa_runtime.session.events import (
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.trial import Trial
 
-#: The server may go on by itself for so many tokens; half of it before it hears that it may go on further.
-_CREDIT = 256
+#: The server may go on by itself for so many tokens; after so many it hears that it may go on further, and its answer
+#: says what the link takes by then.
+_CREDIT, _RENEWED_AFTER = 256, 32
 
 
 class DraftingLoop:
@@ -195,6 +196,7 @@ class DraftingLoop:
         for event in events:
             if isinstance(event, Welcomed):
                 self._watch.up()
+                self._placement.server_drafts = event.drafts
                 self._rounds.resume(len(self._session.tentative))
                 self._set_link(LinkStatus.ONLINE)
             elif isinstance(event, Decided):
@@ -310,7 +312,7 @@ class DraftingLoop:
             session.take_over()
         elif self._decisions.server_due:
             reached = len(session.committed) + session.supplied
-            if session.credit - reached < _CREDIT // 2:
+            if session.credit - reached <= _CREDIT - _RENEWED_AFTER:
                 session.lend(reached + _CREDIT)
 
     def _add_rows(self, received: RowsReceived) -> Faulted | None:

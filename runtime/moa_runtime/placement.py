@@ -9,11 +9,11 @@ from moa_runtime.loop_events import RoundEnded
 _LONG, _SHORT = 0.96, 0.9
 _BETTER = 1.05  # who drafts now is left where the other is so many times as fast
 _WANTED = 1.2  # a token of the device counts so many times one of a server that is busy, and asks for it
-_FAR = 1.6  # so many times as fast needs fewer verdicts, and the server need not show whether that is still so
+_FAR = 1.6  # where the device is so many times as fast, the server need not show whether that is still so
 _ENOUGH = 6  # verdicts that say how fast the one who drafts is
-#: Drafts that say what the device could do: it takes over after so many, or fewer where it is far better, and is left
-#: after more, for their shape is still being learnt; at once where it is less than so many times as fast as the server.
-_FEW_TRIALS, _TRIALS, _MOST_TRIALS, _HOPELESS = 2, 4, 24, 0.5
+#: Drafts that say what the device could do: after fewer of them it must be so much better, or worse, as this by their
+#: number; after so many it is left. The shape of its drafts is still being learnt by the first.
+_FEW_TRIALS, _MOST_TRIALS, _DOUBT, _HOPE = 2, 24, 0.7, 3.0
 _MOST_TOKENS = 6.0  # a round: no more is hoped for
 #: Tokens until the other one is thought of again; twice as many after each time that it was not faster.
 _FIRST_PAUSE, _LONGEST_PAUSE = 64, 2048
@@ -41,10 +41,12 @@ class Placement:
 
     Attributes:
         drafts_wanted: the verifier is busy, and asks the device to draft.
+        server_drafts: whether the server drafts while it goes on by itself, and may get better at it; one that does not
+            takes what its part of the device's rounds says.
     """
 
     def __init__(self, drafting: Drafting, *, able: bool) -> None:
-        self.drafts_wanted = False
+        self.drafts_wanted = self.server_drafts = False
         self._drafting: Drafting = drafting if able or drafting == "device" else "server"
         self._server = self._drafting != "device"
         self._trip_s: float | None = None
@@ -58,7 +60,6 @@ class Placement:
         self._pause, self._waits = _FIRST_PAUSE, 0
         self._look, self._stays = _FIRST_PAUSE, 0  # the same for the device, while it drafts
         self._left_rate: float | None = None  # the device's tokens a second, while the server shows its own
-        self._server_drafts = False  # else its part of the rounds says how fast it would be
         self._judged: tuple[float, float] | None = None  # round trip, seconds between verdicts: at the last trials
 
     @property
@@ -95,7 +96,6 @@ class Placement:
         self._pushed.add(tokens)
         self._pushed_s.add(seconds)
         self._own_s.add(max(0.0, seconds - draft_s))
-        self._server_drafts = self._server_drafts or tokens > 1
         self._waits = max(0, self._waits - tokens)
         self._since += 1
         if self._left_rate is not None and self._since >= _ENOUGH:
@@ -110,13 +110,10 @@ class Placement:
         self._draft_s.add(outcome.draft_s)
         if self._trials < _FEW_TRIALS or self._trip_s is None:
             return
-        device = self._device_rate(self.round_s)
-        surely = device > _FAR * self._server_rate
-        if not surely and (self._trials < _TRIALS or self._since < _ENOUGH):
-            return
-        if device > _BETTER * self._server_rate:
+        ratio, doubt = self._device_rate(self.round_s) / max(1e-6, self._server_rate), _DOUBT / self._trials
+        if ratio > _BETTER + doubt:
             self._take_over()
-        elif device < _HOPELESS * self._server_rate or self._trials >= _MOST_TRIALS:
+        elif ratio < 1 - _HOPE * doubt or self._trials >= _MOST_TRIALS:
             self._wait()
         else:
             return
@@ -142,7 +139,7 @@ class Placement:
         if server > _BETTER * device:
             self._turn(server=True)
             self._wait()
-        elif not self._stays and device < _FAR * server and self._server_drafts:
+        elif not self._stays and device < _FAR * server and self.server_drafts:
             self._turn(server=True)  # for a moment, to see how fast it is now
             self._pushed, self._left_rate = _Mean(_LONG), device
 

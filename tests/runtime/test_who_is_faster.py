@@ -110,9 +110,10 @@ def test_a_verifier_that_got_slower_for_both_is_no_reason_to_give_back():
     assert not one.at_server
 
 
-def test_the_server_shows_at_times_what_it_can_do_now():
+def test_a_server_that_drafts_shows_at_times_what_it_can_do_now():
     one = placement()
-    push(one, tokens=2, seconds=0.06, draft_s=0.03)
+    one.server_drafts = True
+    push(one)
     trials(one, accepted=2, draft_s=0.025)
     verdicts = []
     for _ in range(3):
@@ -121,13 +122,21 @@ def test_the_server_shows_at_times_what_it_can_do_now():
             rounds(one, 1, accepted=2, draft_s=0.025, waited_s=0.035)
             count += 1
         verdicts.append(count)
-        push(one, 6, tokens=2, seconds=0.06, draft_s=0.03)
+        push(one, 6)
         assert not one.at_server
     assert verdicts == [22, 43, 86]  # 64, 128 and 256 tokens
     rounds(one, 171, accepted=2, draft_s=0.025, waited_s=0.035)
     assert one.at_server
     push(one, 10, tokens=4)  # its drafts have got better
     assert one.at_server
+
+
+def test_a_server_that_does_not_draft_need_not_show_it():
+    one = placement()
+    push(one)
+    trials(one, accepted=2, draft_s=0.025)
+    rounds(one, 200, accepted=2, draft_s=0.025, waited_s=0.035)
+    assert not one.at_server
 
 
 def test_who_is_chosen_drafts_whatever_is_measured():

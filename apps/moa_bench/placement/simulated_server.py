@@ -78,7 +78,8 @@ class SimulatedServer:
         assert isinstance(message, wire.ClientMessage)
         self._free_at = now
         if message.WhichOneof("event") == "hello":
-            for said in self._session.greet(message.hello, "simulated"):
+            capabilities = [] if self._drafter is None else [wire.CAPABILITY_DRAFTS]
+            for said in self._session.greet(message.hello, "simulated", capabilities=capabilities):
                 self._say(said, now)
             return True
         stamp = getattr(getattr(message, message.WhichOneof("event")), "stamp", 0)
