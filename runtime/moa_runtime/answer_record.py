@@ -90,20 +90,17 @@ class AnswerRecord:
             statistics.rolled_back += len(event.tokens)
         elif isinstance(event, Drafted):
             statistics.draft_seconds += event.seconds
-        elif isinstance(event, RoundEnded):
-            statistics.server_drafts = False
-            statistics.rounds += 1
-            statistics.drafted += event.drafted
-            statistics.accepted += event.accepted
-            statistics.round_trips.append(event.waited_s)
-            statistics.wait_seconds += event.waited_s
-        elif isinstance(event, Pushed):
-            statistics.server_drafts = True
+        elif isinstance(event, RoundEnded | Pushed):
             statistics.rounds += 1
             statistics.round_trips.append(event.waited_s)
             statistics.wait_seconds += event.waited_s
-            statistics.server_drafted += event.drafted
-            statistics.server_accepted += event.accepted
+            statistics.server_drafts = isinstance(event, Pushed)
+            if statistics.server_drafts:
+                statistics.server_drafted += event.drafted
+                statistics.server_accepted += event.accepted
+            else:
+                statistics.drafted += event.drafted
+                statistics.accepted += event.accepted
         elif isinstance(event, LinkLost):
             statistics.reconnects += 1
 

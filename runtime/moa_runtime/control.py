@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from moa_runtime.drafters.base import Budget
-from moa_runtime.loop_events import RoundEnded
+from moa_runtime.loop_events import Pushed, RoundEnded
 
 
 class Controller(Protocol):
@@ -23,8 +23,12 @@ class Controller(Protocol):
             probability: the drafter's own, that all of it and these are right.
         """
 
-    def observe(self, outcome: RoundEnded) -> None:
-        """A round has ended."""
+    def observe(self, outcome: RoundEnded | Pushed) -> None:
+        """A round has ended, or would have with a draft that was not sent; or the server went on by itself."""
+
+    @property
+    def token_s(self) -> float:
+        """Seconds that the target's pass takes longer for each drafted token, as far as is known."""
 
 
 @dataclass(frozen=True)
@@ -44,5 +48,9 @@ class FixedShape:
     def ahead(self, drafted: int, probability: float) -> bool:
         return drafted < self.lookahead
 
-    def observe(self, outcome: RoundEnded) -> None:
+    def observe(self, outcome: RoundEnded | Pushed) -> None:
         return
+
+    @property
+    def token_s(self) -> float:
+        return 0.0

@@ -82,8 +82,7 @@ class Decisions:
         known = session.tokens[: session.rows + 1] if self._drafter.needs_rows else session.tokens
         if len(known) < max(earliest, session.answer_start):
             return None
-        budget = within(self._controller.budget(), session.limits, session.room, self.conditions)
-        return Draft(known, budget, Origin.DRAFTED, session.sampling)
+        return Draft(known, self._affordable, Origin.DRAFTED, session.sampling)
 
     def draft(self) -> Draft | None:
         """What is to be drafted now, if anything is."""
@@ -128,13 +127,16 @@ class Decisions:
         """Whether the device has to go on without the target."""
         return self._session.link is not LinkState.UP or self._watch.late
 
+    @property
+    def _affordable(self) -> Budget:
+        """What a whole round's draft may be."""
+        return within(self._controller.budget(), self._session.limits, self._session.room, self.conditions)
+
     def _budget(self) -> Budget | None:
-        """Of that."""
+        """What may be drafted now."""
         tentative = len(self._session.tentative)
         if self.round_due:
-            session, logprob = self._session, self._tentative_logprob(tentative)
-            asked = within(self._controller.budget(), session.limits, session.room, self.conditions)
-            return behind(asked, tentative, logprob)
+            return behind(self._affordable, tentative, self._tentative_logprob(tentative))
         if self.conditions.low_power:
             return None
         one = replace(ONE, tentative=tentative)

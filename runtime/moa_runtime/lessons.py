@@ -28,8 +28,7 @@ class Lessons:
         """
         self._placement.drafts_wanted = verdict.drafts_wanted
         if verdict.cause is Cause.PUSHED:
-            self._of_a_push(verdict, waited_s)
-            return Pushed(verdict.drafted, verdict.accepted, waited_s)
+            return self._pushed(verdict, waited_s)
         outcome, rounds = self._rounds.ended(verdict, waited_s), self._rounds
         ours = verdict.cause is Cause.ASKED
         if ours and not (rounds.resumed and verdict.drafted):
@@ -38,10 +37,14 @@ class Lessons:
         rounds.resumed = rounds.resumed and bool(self._session.tentative)
         return outcome if ours else None
 
-    def _of_a_push(self, verdict: Decided, waited_s: float) -> None:
-        placement = self._placement
-        placement.pushed(verdict.accepted + 1, waited_s, verdict.draft_s)
-        tried = self._trial.compare(self._session.committed, placement.round_s, verdict.compute_s)
+    def _pushed(self, verdict: Decided, waited_s: float) -> Pushed:
+        controller, placement = self._controller, self._placement
+        pushed = Pushed(verdict.drafted, verdict.accepted, waited_s, verdict.compute_s)
+        controller.observe(pushed)
+        spared_s = verdict.draft_s + controller.token_s * verdict.drafted
+        placement.pushed(verdict.accepted + 1, waited_s, spared_s)
+        tried = self._trial.compare(self._session.committed, placement.round_s, controller.token_s)
         if tried is not None:
-            self._controller.observe(tried)
+            controller.observe(tried)
             placement.tried(tried)
+        return pushed

@@ -53,7 +53,7 @@ class RoundEnded:
         steps: nodes that each step of the model continued for this draft.
         draft_s: seconds that drafting took.
         waited_s: seconds from sending to the verdict.
-        compute_s: of them, the target's, by its own account.
+        compute_s: of them, the target's, by its own account; None of a draft that was not sent.
     """
 
     supplied: int
@@ -63,7 +63,7 @@ class RoundEnded:
     steps: tuple[int, ...]
     draft_s: float
     waited_s: float
-    compute_s: float
+    compute_s: float | None
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,13 @@ class Pushed:
     Attributes:
         drafted, accepted: tokens that it drafted, and those of them that the target took.
         waited_s: seconds since the verdict before.
+        compute_s: the target's, by its own account.
     """
 
     drafted: int
     accepted: int
     waited_s: float
+    compute_s: float
 
 
 @dataclass(frozen=True)

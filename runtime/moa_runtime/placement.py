@@ -27,10 +27,10 @@ class Placement:
     The server's are ``tokens a verdict / seconds between verdicts``, as measured while it went on by itself. The
     device's are ``tokens a round / (draft + trip + the server's part)``. While it drafts, all of these are measured.
     While the server does, the device makes a few drafts that are not sent (:class:`moa_runtime.trial.Trial`): what they
-    take, and what they would have brought; the server's part is then what a verdict of its own takes without the
-    server's draft. Even that is done only where the device could win, by the inequality of "Speculation at a Distance"
-    (arXiv 2606.25091) with as many tokens a round as may be hoped for. A verifier that is busy lets more time pass
-    between verdicts, by which drafting on the device gains, most where the round trip is short.
+    take, and what they would have brought; the server's part is then what a verdict of its own takes, with the device's
+    draft in place of the server's. Even that is done only where the device could win, by the inequality of "Speculation
+    at a Distance" (arXiv 2606.25091) with as many tokens a round as may be hoped for. A verifier that is busy lets more
+    time pass between verdicts, by which drafting on the device gains, most where the round trip is short.
 
     While the device drafts, the server's rate is what it was, more or less by as much as its part of the rounds has
     changed; and at times it goes on by itself for a moment, to show what it is now, for its own drafts get better, too.
@@ -70,9 +70,8 @@ class Placement:
     @property
     def wants_trial(self) -> bool:
         """Whether the device is to make a draft that is not sent."""
-        if not self._server or self._drafting != "auto" or self._since < 2 or self._trip_s is None:
-            return False
-        if self._left_rate is not None:
+        known = self._since >= 2 and self._trip_s is not None
+        if not self._server or self._drafting != "auto" or not known or self._left_rate is not None:
             return False
         if self._waits and not self._changed:
             return False
@@ -87,15 +86,15 @@ class Placement:
 
     @property
     def round_s(self) -> float:
-        """What a round without its draft is expected to take while the server is the one who drafts."""
+        """What a round without a draft is expected to take while the server is the one who drafts."""
         return (self._trip_s or 0.0) + self._own_s.value
 
-    def pushed(self, tokens: int, seconds: float, draft_s: float) -> None:
-        """A verdict came unasked, with so many tokens, and so long after what came before; the server's own draft took
-        ``draft_s`` of that."""
+    def pushed(self, tokens: int, seconds: float, spared_s: float) -> None:
+        """A verdict came unasked, with so many tokens, and so long after what came before; without a draft of the
+        server's own it would have taken ``spared_s`` less."""
         self._pushed.add(tokens)
         self._pushed_s.add(seconds)
-        self._own_s.add(max(0.0, seconds - draft_s))
+        self._own_s.add(max(0.0, seconds - spared_s))
         self._waits = max(0, self._waits - tokens)
         self._since += 1
         if self._left_rate is not None and self._since >= _ENOUGH:
@@ -105,12 +104,16 @@ class Placement:
 
     def tried(self, outcome: RoundEnded) -> None:
         """What a draft that was not sent would have brought, and took."""
+        if self._trip_s is None:
+            return
         self._trials += 1
         self._taken.add(outcome.accepted + 1)
         self._draft_s.add(outcome.draft_s)
-        if self._trials < _FEW_TRIALS or self._trip_s is None:
+        self._part_s.add(max(0.0, outcome.waited_s - self._trip_s))
+        if self._trials < _FEW_TRIALS:
             return
-        ratio, doubt = self._device_rate(self.round_s) / max(1e-6, self._server_rate), _DOUBT / self._trials
+        device = self._device_rate(self._trip_s + self._part_s.value)
+        ratio, doubt = device / max(1e-6, self._server_rate), _DOUBT / self._trials
         if ratio > _BETTER + doubt:
             self._take_over()
         elif ratio < 1 - _HOPE * doubt or self._trials >= _MOST_TRIALS:
@@ -118,7 +121,7 @@ class Placement:
         else:
             return
         self._judged = self._trip_s, self._pushed_s.value
-        self._trials = 0
+        self._trials, self._part_s = 0, _Mean(_SHORT)
 
     def round_ended(self, outcome: RoundEnded, tokens: int) -> None:
         """A draft of the device got its verdict, of so many tokens."""

@@ -7,7 +7,7 @@ import copy
 from moa_runtime.control import Controller, FixedShape
 from moa_runtime.draft_length import DraftLength
 from moa_runtime.drafters.base import Budget, Prices
-from moa_runtime.loop_events import RoundEnded
+from moa_runtime.loop_events import Pushed, RoundEnded
 
 _MEMORY = 0.95  # averages forget: a round counts so many times the one after it
 _LONG_MEMORY = 0.99  # times vary by more than a token costs
@@ -39,9 +39,13 @@ class Throughput:
 
     Args:
         nodes, levels, width: of a draft at most.
+
+    Attributes:
+        sharing: conversations that wait together for a pass of the target: a token that lengthens it costs all of them.
     """
 
     def __init__(self, nodes: int = 62, levels: int = 16, width: int = 10) -> None:
+        self.sharing = 1
         self._nodes, self._levels, self._width = nodes, levels, width
         self._tokens = self._seconds = self._rounds = 0.0
         # As if a few tokens had been judged before: one round says little.
@@ -58,8 +62,12 @@ class Throughput:
     def prices(self) -> Prices:
         """What the parts of a draft cost by now."""
         rate = self._tokens / self._seconds if self._seconds else 0.0
-        token_s = self._pass.slope if self._pass else 0.0
-        return Prices(rate * self._step.level, rate * self._step.slope, rate * token_s, self._right / self._judged)
+        step, node = self._step, rate * self.token_s * self.sharing
+        return Prices(rate * step.level, rate * step.slope, node, self._right / self._judged)
+
+    @property
+    def token_s(self) -> float:
+        return self._pass.slope if self._pass else 0.0
 
     def budget(self) -> Budget:
         prices = self.prices
@@ -71,17 +79,22 @@ class Throughput:
         prices = self.prices
         return drafted < _MOST_AHEAD and probability * prices.follows >= prices.token
 
-    def observe(self, outcome: RoundEnded) -> None:
+    def observe(self, outcome: RoundEnded | Pushed) -> None:
+        if isinstance(outcome, Pushed):
+            if outcome.compute_s:  # else nothing is known: verdicts may have come together
+                self._passed(outcome.drafted, outcome.compute_s)
+            return
         target_s = min(outcome.compute_s or outcome.waited_s, outcome.waited_s)
         if outcome.supplied:
             self._reads = True
-            self._asked(outcome.supplied, target_s, outcome.waited_s - outcome.compute_s)
-            return
-        if self._prompt is not None or self._pass is None:
-            self._pass, self._prompt = _pass_of(target_s, outcome.drafted, self._prompt), None
+            self._asked(outcome.supplied, target_s, outcome.waited_s - (outcome.compute_s or 0.0))
         else:
-            target_s = min(target_s, _STALL * max(_LEAST_S, self._pass.at(outcome.drafted)))
-        self._pass.add(outcome.drafted, target_s)
+            if outcome.compute_s is not None:
+                self._passed(outcome.drafted, target_s)
+            self._drafted(outcome)
+
+    def _drafted(self, outcome: RoundEnded) -> None:
+        """What a draft took and brought."""
         seconds = outcome.draft_s + outcome.waited_s
         if self._rounds:
             seconds = min(seconds, _STALL * max(_LEAST_S, self._seconds / self._rounds))
@@ -113,6 +126,14 @@ class Throughput:
             rounds = max(1.0, self._rounds)
             other._tokens, other._seconds = self._tokens / rounds, self._seconds / rounds
         return other
+
+    def _passed(self, drafted: int, target_s: float) -> None:
+        """The target took so long for a pass over a draft."""
+        if self._prompt is not None or self._pass is None:
+            self._pass, self._prompt = _pass_of(target_s, drafted, self._prompt), None
+        else:
+            target_s = min(target_s, _STALL * max(_LEAST_S, self._pass.at(drafted)))
+        self._pass.add(drafted, target_s)
 
     def _asked(self, supplied: int, target_s: float, link_s: float) -> None:
         """A prompt's verdict: the first that is known of target and link."""

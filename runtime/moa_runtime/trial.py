@@ -34,12 +34,13 @@ class Trial:
         """The text is another one."""
         self._tree, self.next = None, 0
 
-    def compare(self, committed: Sequence[int], waited_s: float, compute_s: float) -> RoundEnded | None:
+    def compare(self, committed: Sequence[int], round_s: float, token_s: float) -> RoundEnded | None:
         """Once it is known: the round that this draft would have had; None before.
 
         Args:
             committed: the conversation's tokens.
-            waited_s, compute_s: of such a round, see :class:`~moa_runtime.loop_events.RoundEnded`.
+            round_s: seconds that a round without a draft would take.
+            token_s: those that each drafted token adds.
         """
         tree = self._tree
         if tree is None:
@@ -51,4 +52,5 @@ class Trial:
             return None  # what comes next decides
         self._tree = None
         drafted, accepted = len(tree.tokens), len(path)
-        return RoundEnded(0, drafted, tree.depth, accepted, tree.steps, self._seconds, waited_s, compute_s)
+        waited_s = round_s + token_s * drafted
+        return RoundEnded(0, drafted, tree.depth, accepted, tree.steps, self._seconds, waited_s, compute_s=None)

@@ -139,6 +139,7 @@ def configure(form: str = "text", level: str = "warning", stream: TextIO | None 
     root.setLevel(logging.ERROR if level == "error" else logging.WARNING)
     for name in _OWN:
         logging.getLogger(name).setLevel(level.upper())
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of writes to a client that has gone
     logging.captureWarnings(form == "json")  # else Python writes them between the objects
 
 

@@ -80,7 +80,9 @@ class ServerDrafts:
         proposal = await drafts.propose(sequence, prefix, sampling, room=room)
         job = Job(sequence, prefix, sampling, proposal.tree.tokens, proposal.tree.parents, rows_from=start)
         ...                                                 # the worker does the job
-        drafts.observe(sequence, proposal, len(job.path), waited_s=seconds, compute_s=job.seconds)
+        drafts.observe(
+            sequence, proposal, len(job.path), waited_s=seconds, compute_s=job.seconds, sharing=job.sharing
+        )
         text = [*prefix, *(proposal.tree.tokens[index] for index in job.path)]
         drafts.add_rows(sequence, text, job.rows)
 
@@ -187,6 +189,7 @@ class ServerDrafts:
         *,
         waited_s: float,
         compute_s: float = 0.0,
+        sharing: int = 1,
         supplied: int = 0,
     ) -> None:
         """A verdict: what drafts cost and bring is learnt from it, see :class:`moa_runtime.loop_events.RoundEnded`.
@@ -195,12 +198,14 @@ class ServerDrafts:
             proposal: what was verified; an empty one if nothing was.
             accepted: tokens of it.
             waited_s: seconds that the job took, queueing included; ``compute_s`` of them those of its steps.
+            sharing: see :class:`moa_runtime.throughput.Throughput`.
             supplied: tokens of a prompt that the job read.
         """
         conversation = self._conversations.get(sequence)
         if conversation is None:
             return
         tree, self._known = proposal.tree, conversation.controller
+        conversation.controller.sharing = sharing
         conversation.controller.observe(
             RoundEnded(
                 supplied,

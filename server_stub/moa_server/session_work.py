@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 from moa_runtime.session.handshake import fault
 from moa_runtime.session.work import RowsWork, Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.budgets import Budgets, Kind
-from moa_server.engine import Rows
+from moa_server.jobs import Job
 from moa_server.parts import Parts
 from moa_server.refusals import busy
 from moa_server.rounds import job_of, take_rows, verdict_of
@@ -86,7 +85,7 @@ class SessionWork:
         verdict = verdict_of(conversation.session, work, job, job.seconds, draft_s)
         verdict.verdict.drafts_wanted = parts.store.asks(conversation)
         if proposal is not None:
-            self._learn(conversation, work, proposal, job.path, job.rows, time.monotonic() - began, job.seconds)
+            self._learn(conversation, work, proposal, job, time.monotonic() - began)
         if verdict.verdict.finish:
             parts.worker.rest(conversation.sequence)
         counts = {"drafted": len(work.draft), "accepted": verdict.verdict.accepted, "prefill": work.supplied}
@@ -113,14 +112,12 @@ class SessionWork:
         conversation: Conversation,
         work: Verify,
         proposal: Proposal,
-        path: Sequence[int],
-        rows: Rows | None,
+        job: Job,
         seconds: float,
-        compute_s: float,
     ) -> None:
-        """The server's drafter hears what became of its draft."""
+        """The server's drafter hears what became of its draft, which took so many seconds with its verdict."""
         drafts, sequence = self._parts.drafts, conversation.sequence
         assert drafts is not None
         waited_s = max(0.0, seconds - proposal.seconds)
-        drafts.observe(sequence, proposal, len(path), waited_s=waited_s, compute_s=compute_s)
-        drafts.add_rows(sequence, [*work.prefix, *(work.draft[index] for index in path)], rows)
+        drafts.observe(sequence, proposal, len(job.path), waited_s=waited_s, compute_s=job.seconds, sharing=job.sharing)
+        drafts.add_rows(sequence, [*work.prefix, *(work.draft[index] for index in job.path)], job.rows)

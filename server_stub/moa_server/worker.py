@@ -196,6 +196,7 @@ class Worker:
         for piece in step.pieces:
             job = piece.waiting.job
             job.seconds += ended - began
+            job.sharing = max(job.sharing, len(step.pieces))
             if id(job) in failures:
                 self._scheduler.drop(job)
                 self._fail(job, EngineFailedError())
@@ -280,6 +281,7 @@ class Worker:
                 job.take(piece.request, outcome)
                 ended = self._clock()
                 job.seconds += ended - began
+                job.sharing = max(job.sharing, len(self._unscheduled))
                 self._metrics.stepped(Step([piece]), began, ended)
                 waiting.started = True
         except Exception as error:

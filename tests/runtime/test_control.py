@@ -13,7 +13,7 @@ from moa_bench.pace import Pace
 from moa_runtime.control import Controller, FixedShape
 from moa_runtime.draft_length import draft_length_of
 from moa_runtime.drafters.base import FREE, Budget
-from moa_runtime.loop_events import RoundEnded
+from moa_runtime.loop_events import Pushed, RoundEnded
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.throughput import Line, Throughput, controller_for
 from runtime.simulated import Shares, draft_in, expected_rate, hold, prompt_of, rate_of, round_of
@@ -112,6 +112,28 @@ def test_a_target_that_does_not_say_what_it_took_is_taken_for_as_slow_as_the_ver
     for controller, compute_s in ((told, 0.1), (untold, 0.0)):
         controller.observe(RoundEnded(0, 6, 6, 2, (1,) * 6, 0.03, 0.1, compute_s))
     assert untold.prices == told.prices and told.prices.node > 0
+
+
+def test_what_the_server_decodes_by_itself_tells_what_its_target_takes() -> None:
+    controller = Throughput()
+    controller.observe(prompt_of(60, PLAIN))
+    guessed = controller.token_s
+    for drafted in (0, 4, 8) * 20:
+        controller.observe(Pushed(drafted, 0, 0.0, 0.05 + 0.004 * drafted))
+    assert controller.token_s == pytest.approx(0.004, rel=0.05) and guessed != pytest.approx(0.004, rel=0.1)
+    for _ in range(20):  # one that does not say it, and a draft whose verdict is only thought of
+        controller.observe(Pushed(2, 0, 9.0, 0.0))
+        controller.observe(RoundEnded(0, 6, 6, 2, (1,) * 6, 0.03, 9.0, None))
+    assert controller.token_s == pytest.approx(0.004, rel=0.05)
+    assert FixedShape().token_s == 0.0
+
+
+def test_a_token_that_makes_others_wait_costs_so_many_times_as_much() -> None:
+    controller = Throughput()
+    hold(controller, FEELING, GOOD)
+    alone = controller.prices
+    controller.sharing = 8
+    assert controller.prices == replace(alone, node=8 * alone.node)
 
 
 def test_a_step_over_a_prompt_says_nothing_about_steps() -> None:

@@ -165,6 +165,7 @@ def test_libraries_are_heard_from_warnings_on(log):
     stream = log("json", "debug")
     logging.getLogger("some.library").info("hello")
     logging.getLogger("some.library").warning("beware")
+    logging.getLogger("asyncio").warning("socket.send() raised exception.")  # a client's doing
     own().debug("here")
     assert messages(stream) == ["beware", "here"]
 

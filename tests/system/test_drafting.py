@@ -13,7 +13,7 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.control import Controller, FixedShape
 from moa_runtime.drafters.base import GREEDY, Budget
-from moa_runtime.loop_events import RoundEnded
+from moa_runtime.loop_events import Pushed, RoundEnded
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.throughput import Throughput
@@ -53,16 +53,21 @@ class Watched:
     def ahead(self, drafted: int, probability: float) -> bool:
         return self.controller.ahead(drafted, probability)
 
-    def observe(self, outcome: RoundEnded) -> None:
+    @property
+    def token_s(self) -> float:
+        return self.controller.token_s
+
+    def observe(self, outcome: RoundEnded | Pushed) -> None:
         self.controller.observe(outcome)
-        if not outcome.supplied:
+        if isinstance(outcome, RoundEnded) and not outcome.supplied:
             self.outcomes.append(outcome)
 
 
 class Steady(Watched):
     """Tells times that are the same on every machine: steps that take next to nothing beside a pass."""
 
-    def observe(self, outcome: RoundEnded) -> None:
+    def observe(self, outcome: RoundEnded | Pushed) -> None:
+        assert isinstance(outcome, RoundEnded)  # the server does not go on by itself here
         super().observe(replace(outcome, draft_s=1e-4 * len(outcome.steps), waited_s=0.025, compute_s=0.02))
 
 

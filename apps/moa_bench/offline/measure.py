@@ -18,7 +18,7 @@ from moa_bench.questions import Question
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.ngram_drafter import NgramDrafter
 from moa_runtime.errors import MoaError
-from moa_runtime.loop_events import RoundEnded
+from moa_runtime.loop_events import Pushed, RoundEnded
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits
 from moa_server.engine import Engine
@@ -205,5 +205,9 @@ class _UpTo:
     def ahead(self, drafted: int, probability: float) -> bool:
         return False
 
-    def observe(self, outcome: RoundEnded) -> None:
+    @property
+    def token_s(self) -> float:
+        return 0.0
+
+    def observe(self, outcome: RoundEnded | Pushed) -> None:
         self._left -= outcome.accepted + 1

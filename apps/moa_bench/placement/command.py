@@ -56,9 +56,8 @@ def run(args: argparse.Namespace) -> int:
         raise MoaError(f"there is no {args.recording}: make it with moa-bench shapes --recording {args.recording}")
     recording = Recording.read(args.recording)
     replays = [Replay(recording, answer) for answer in recording.answers]
-    lengths = [len(answer.answer) - 1 for answer in recording.answers]
     began, problem, outcomes = time.monotonic(), "", []
-    drawn = scenarios(args.scenarios, args.seed, lengths)
+    drawn = scenarios(args.scenarios, args.seed, recording.lengths)
     try:
         for scenario in tqdm(drawn, total=args.scenarios, desc="placement", unit="scenario", disable=None):
             outcomes.append(compared(replays, scenario))
@@ -67,15 +66,7 @@ def run(args: argparse.Namespace) -> int:
     result = result_of(
         "placement",
         {"scenarios": [outcome.as_dict() for outcome in outcomes]},
-        settings={
-            "drafter": recording.drafter,
-            "ngrams": recording.ngrams,
-            "answers": len(lengths),
-            "tokens": sum(lengths),
-            "tokens_of_a_scenario": TOKENS,
-            "scenarios": args.scenarios,
-            "seed": args.seed,
-        },
+        settings={**recording.settings, "tokens_of_a_scenario": TOKENS, "scenarios": args.scenarios, "seed": args.seed},
         fingerprints=recording.fingerprints,
         seconds=time.monotonic() - began,
         problem=problem,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from moa_bench.shapes.draw import log_uniform, some_answers
 
 #: Of a scenario's answers together.
 TOKENS = 600
@@ -63,21 +64,21 @@ def scenarios(count: int, seed: int, lengths: Sequence[int]) -> Iterator[Scenari
     """
     rng = random.Random(seed)
     for number in range(count):
-        step_s, pass_s = _between(rng, 0.0005, 0.02), _between(rng, 0.003, 0.06)
-        server_step_s = pass_s * _between(rng, 0.03, 0.4) if rng.random() < 2 / 3 else None
+        step_s, pass_s = log_uniform(rng, 0.0005, 0.02), log_uniform(rng, 0.003, 0.06)
+        server_step_s = pass_s * log_uniform(rng, 0.03, 0.4) if rng.random() < 2 / 3 else None
         times = Times(
             step_s=step_s,
-            query_s=step_s * _between(rng, 0.03, 0.3),
+            query_s=step_s * log_uniform(rng, 0.03, 0.3),
             server_step_s=server_step_s,
-            server_query_s=(server_step_s or 0.0) * _between(rng, 0.03, 0.3),
+            server_query_s=(server_step_s or 0.0) * log_uniform(rng, 0.03, 0.3),
             pass_s=pass_s,
-            token_s=pass_s * _between(rng, 0.0002, 0.1),
+            token_s=pass_s * log_uniform(rng, 0.0002, 0.1),
             queue_s=pass_s * rng.uniform(1, 4) if rng.random() < 1 / 3 else 0.0,
-            trip_s=_between(rng, 0.001, 0.3),
+            trip_s=log_uniform(rng, 0.001, 0.3),
             jitter=rng.uniform(0, 0.5),
         )
         change = rng.choice(CHANGES[1:]) if rng.random() < 0.4 else CHANGES[0]
-        factor = _between(rng, 2, 20)
+        factor = log_uniform(rng, 2, 20)
         after = {
             "none": times,
             "link slower": replace(times, trip_s=min(0.3, times.trip_s * factor)),
@@ -85,13 +86,7 @@ def scenarios(count: int, seed: int, lengths: Sequence[int]) -> Iterator[Scenari
             "verifier busy": replace(times, queue_s=times.queue_s + pass_s * rng.uniform(1, 4)),
             "verifier free": replace(times, queue_s=0.0),
         }[change]
-        order = rng.sample(range(len(lengths)), len(lengths))
-        taken = next((n for n in range(len(order)) if sum(lengths[at] for at in order[:n]) >= TOKENS), len(order))
-        yield Scenario(number + seed, times, after, change, tuple(order[:taken]))
-
-
-def _between(rng: random.Random, least: float, most: float) -> float:
-    return math.exp(rng.uniform(math.log(least), math.log(most)))
+        yield Scenario(number + seed, times, after, change, some_answers(rng, lengths, TOKENS))
 
 
 def _ms(times: Times) -> dict[str, float | None]:

@@ -88,12 +88,11 @@ def run(args: argparse.Namespace) -> int:
     require_extra("server", "moa-bench shapes")
     recording = _recording(args)
     replays = [Replay(recording, answer) for answer in recording.answers]
-    lengths = [len(answer.answer) - 1 for answer in recording.answers]
     began, problem, outcomes = time.monotonic(), "", []
     try:
         with tqdm(total=len(replays), desc="shapes: fixed", unit="answer", disable=None) as bar:
             field = Field(replays, bar.update)
-        drawn = scenarios(args.scenarios, args.seed, lengths)
+        drawn = scenarios(args.scenarios, args.seed, recording.lengths)
         for scenario in tqdm(drawn, total=args.scenarios, desc="shapes", unit="scenario", disable=None):
             outcomes.append(field.run(scenario, Throughput()))
     except KeyboardInterrupt:
@@ -102,10 +101,7 @@ def run(args: argparse.Namespace) -> int:
         "shapes",
         {"scenarios": [outcome.as_dict() for outcome in outcomes]},
         settings={
-            "drafter": recording.drafter,
-            "ngrams": recording.ngrams,
-            "answers": len(lengths),
-            "tokens": sum(lengths),
+            **recording.settings,
             "tokens_of_a_scenario": TOKENS,
             "scenarios": args.scenarios,
             "seed": args.seed,

@@ -8,7 +8,7 @@ from moa_bench.pace import Pace
 from moa_bench.shapes.replay import Replay, hold
 from moa_runtime.control import Controller, FixedShape
 from moa_runtime.drafters.base import Budget
-from moa_runtime.loop_events import RoundEnded
+from moa_runtime.loop_events import Pushed, RoundEnded
 
 _ANY = Pace(0.0, 0.0, 0.0, 0.0, 0.0)
 _NOTHING = Budget.chain(0, nodes=0)
@@ -90,8 +90,12 @@ class Counting:
     def ahead(self, drafted: int, probability: float) -> bool:
         return self._controller.ahead(drafted, probability)
 
-    def observe(self, outcome: RoundEnded) -> None:
-        if not outcome.supplied:
+    @property
+    def token_s(self) -> float:
+        return self._controller.token_s
+
+    def observe(self, outcome: RoundEnded | Pushed) -> None:
+        if isinstance(outcome, RoundEnded) and not outcome.supplied:
             steps = outcome.steps
             self.work += Work(outcome.accepted + 1, len(steps), sum(steps), 1, outcome.drafted)
             self.branched += outcome.drafted > outcome.depth

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from moa_bench.pace import Pace
 from moa_bench.result import rounded
+from moa_bench.shapes.draw import log_uniform, some_answers
 from moa_bench.shapes.fixed import SHAPES, Counting, Work, kind_of, name_of, work_of
 from moa_bench.shapes.replay import Replay, hold
 from moa_runtime.control import Controller
@@ -37,16 +37,10 @@ def scenarios(count: int, seed: int, lengths: Sequence[int]) -> Iterator[Scenari
     """
     rng = random.Random(seed)
     for _ in range(count):
-        step_s, pass_s = _between(rng, 0.001, 0.04), _between(rng, 0.005, 0.3)
-        query_s, token_s = step_s * _between(rng, 0.03, 0.5), pass_s * _between(rng, 0.0002, 0.15)
-        pace = Pace(step_s, query_s, pass_s, token_s, _between(rng, 0.001, 0.401) - 0.001)
-        order = rng.sample(range(len(lengths)), len(lengths))
-        taken = next((n for n in range(len(order)) if sum(lengths[at] for at in order[:n]) >= TOKENS), len(order))
-        yield Scenario(pace, tuple(order[:taken]))
-
-
-def _between(rng: random.Random, least: float, most: float) -> float:
-    return math.exp(rng.uniform(math.log(least), math.log(most)))
+        step_s, pass_s = log_uniform(rng, 0.001, 0.04), log_uniform(rng, 0.005, 0.3)
+        query_s, token_s = step_s * log_uniform(rng, 0.03, 0.5), pass_s * log_uniform(rng, 0.0002, 0.15)
+        pace = Pace(step_s, query_s, pass_s, token_s, log_uniform(rng, 0.001, 0.401) - 0.001)
+        yield Scenario(pace, some_answers(rng, lengths, TOKENS))
 
 
 @dataclass(frozen=True)

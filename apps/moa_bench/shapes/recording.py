@@ -92,6 +92,22 @@ class Recording:
     ngrams: bool
     answers: list[RecordedAnswer]
 
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each answer that have something before them to be drafted behind."""
+        return [len(answer.answer) - 1 for answer in self.answers]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a result over this recording says of it."""
+        lengths = self.lengths
+        return {
+            "drafter": self.drafter,
+            "ngrams": self.ngrams,
+            "answers": len(lengths),
+            "tokens": sum(lengths),
+        }
+
     def write(self, path: Path) -> None:
         """Raises MoaError: the file cannot be written."""
         header = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import socket
 import sys
@@ -86,6 +87,7 @@ def _serve(app: Starlette, listening: socket.socket, model: str, as_json: bool) 
             ready = {"event": "ready", "url": url, "host": host, "port": port, "model": model}
             print(json.dumps(ready) if as_json else f"moa-chat: serving {model} on {url}", flush=True)
 
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of writes to a client that has gone
     for number in (signal.SIGINT, signal.SIGTERM):
         # uvicorn stops gracefully and then raises the signal again for the handler that was there before.
         signal.signal(number, _exit)
