@@ -14,6 +14,8 @@ _ENOUGH = 6  # verdicts that say how fast the one who drafts is
 #: Drafts that say what the device could do: after fewer of them it must be so much better, or worse, as this by their
 #: number; after so many it is left. The shape of its drafts is still being learnt by the first.
 _FEW_TRIALS, _MOST_TRIALS, _DOUBT, _HOPE = 2, 24, 0.7, 3.0
+#: Of a device that nobody has seen drafting.
+_HOPED_TOKENS, _HOPED_DRAFT_S = 2.0, 0.01
 _MOST_TOKENS = 6.0  # a round: no more is hoped for
 #: Tokens until the other one is thought of again; twice as many after each time that it was not faster.
 _FIRST_PAUSE, _LONGEST_PAUSE = 64, 2048
@@ -31,6 +33,9 @@ class Placement:
     draft in place of the server's. Even that is done only where the device could win, by the inequality of "Speculation
     at a Distance" (arXiv 2606.25091) with as many tokens a round as may be hoped for. A verifier that is busy lets more
     time pass between verdicts, by which drafting on the device gains, most where the round trip is short.
+
+    A server that only decodes has one token a verdict: there the device begins, if two tokens a round would make it
+    faster, and what its rounds bring tells the rest.
 
     While the device drafts, the server's rate is what it was, more or less by as much as its part of the rounds has
     changed; and at times it goes on by itself for a moment, to show what it is now, for its own drafts get better, too.
@@ -97,7 +102,9 @@ class Placement:
         self._own_s.add(max(0.0, seconds - spared_s))
         self._waits = max(0, self._waits - tokens)
         self._since += 1
-        if self._left_rate is not None and self._since >= _ENOUGH:
+        if self._promises:
+            self._take_over()
+        elif self._left_rate is not None and self._since >= _ENOUGH:
             left, self._left_rate = self._left_rate, None
             if left * _BETTER > self._server_rate:
                 self._take_over()
@@ -137,7 +144,8 @@ class Placement:
         part_s = max(1e-6, self._part_s.value)
         if self._server_part_s is None:
             self._server_part_s = part_s
-        server = self._server_rate * self._server_part_s / part_s
+        # By itself it has a token for each such part in any case.
+        server = max(1.0, self._server_rate * self._server_part_s) / part_s
         device = self._device_rate(self._trip_s + part_s)
         if server > _BETTER * device:
             self._turn(server=True)
@@ -145,6 +153,13 @@ class Placement:
         elif not self._stays and device < _FAR * server and self.server_drafts:
             self._turn(server=True)  # for a moment, to see how fast it is now
             self._pushed, self._left_rate = _Mean(_LONG), device
+
+    @property
+    def _promises(self) -> bool:
+        """Whether a device that nobody has seen drafting is likely to be faster than a server that does not."""
+        if not self.wants_trial or self.server_drafts or self._taken.known:
+            return False
+        return _HOPED_TOKENS / (_HOPED_DRAFT_S + self.round_s) > _BETTER * self._server_rate
 
     def _device_rate(self, round_s: float) -> float:
         """Tokens a second; worth more where the verifier asks for drafts.

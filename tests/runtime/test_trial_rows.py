@@ -44,7 +44,8 @@ class Ends:
         self.server = ServerSession(Limits(), VOCAB, ())
         self.loop.opened()
         [hello] = self.loop.frames_to_send(self.now)
-        for said in self.server.greet(parse_client_message(hello).hello, "token"):
+        greeted = parse_client_message(hello).hello
+        for said in self.server.greet(greeted, "token", capabilities=[wire.CAPABILITY_DRAFTS]):
             self.say(said)
         self.loop.ask(0, PROMPT, Sampling(), 400)
         self.loop.next(self.now)

@@ -9,8 +9,11 @@ from moa_runtime.loop_events import RoundEnded
 from moa_runtime.placement import Placement
 
 
-def placement(drafting: Drafting = "auto", *, able: bool = True, trip_s: float = 0.005) -> Placement:
+def placement(
+    drafting: Drafting = "auto", *, able: bool = True, trip_s: float = 0.005, server_drafts: bool = True
+) -> Placement:
     one = Placement(drafting, able=able)
+    one.server_drafts = server_drafts
     one.trip(trip_s)
     return one
 
@@ -28,7 +31,7 @@ def trials(one: Placement, accepted: int, draft_s: float) -> int:
     """Drafts that are not sent, until the device takes over or nothing is wanted any more; how many there were."""
     count = 0
     while one.at_server and one.wants_trial:
-        one.tried(outcome(accepted, draft_s))
+        one.tried(outcome(accepted, draft_s, one.round_s))
         count += 1
     return count
 
@@ -112,7 +115,6 @@ def test_a_verifier_that_got_slower_for_both_is_no_reason_to_give_back():
 
 def test_a_server_that_drafts_shows_at_times_what_it_can_do_now():
     one = placement()
-    one.server_drafts = True
     push(one)
     trials(one, accepted=2, draft_s=0.025)
     verdicts = []
@@ -131,12 +133,33 @@ def test_a_server_that_drafts_shows_at_times_what_it_can_do_now():
     assert one.at_server
 
 
-def test_a_server_that_does_not_draft_need_not_show_it():
-    one = placement()
-    push(one)
-    trials(one, accepted=2, draft_s=0.025)
-    rounds(one, 200, accepted=2, draft_s=0.025, waited_s=0.035)
+def test_where_the_server_does_not_draft_the_device_begins_if_two_tokens_a_round_would_pay():
+    near, far, able = (placement(trip_s=trip_s, server_drafts=False) for trip_s in (0.005, 0.03, 0.005))
+    for one in (near, far):
+        push(one, 3)
+    assert not near.at_server and far.at_server  # two tokens in 45 or 70 ms, one in 30
+    rounds(near, 200, accepted=2, draft_s=0.025, waited_s=0.035)
+    assert not near.at_server  # what does not draft need not show how fast it is
+    assert able.at_server
+
+
+def test_hope_that_came_to_nothing_does_not_come_again():
+    one = placement(server_drafts=False)
+    push(one, 3)
+    rounds(one, 20, accepted=0, draft_s=0.01, waited_s=0.035)
+    assert one.at_server
+    push(one, 100)
+    assert one.at_server and trials(one, accepted=2, draft_s=0.01) > 1
     assert not one.at_server
+
+
+def test_a_server_that_decodes_alone_has_a_token_for_each_pass():
+    """Its first verdicts came slowly, and would make it look slower than rounds of a token."""
+    one = placement(server_drafts=False)
+    push(one, 3, seconds=0.3)
+    assert not one.at_server
+    rounds(one, 20, accepted=0, draft_s=0.01, waited_s=0.035)
+    assert one.at_server
 
 
 def test_who_is_chosen_drafts_whatever_is_measured():
