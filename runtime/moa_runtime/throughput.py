@@ -41,7 +41,7 @@ class Throughput:
         nodes, levels, width: of a draft at most.
 
     Attributes:
-        sharing: conversations that wait together for a pass of the target: a token that lengthens it costs all of them.
+        sharing: conversations that share the machine: what a part of a draft takes, it takes from all of them.
     """
 
     def __init__(self, nodes: int = 62, levels: int = 16, width: int = 10) -> None:
@@ -61,9 +61,9 @@ class Throughput:
     @property
     def prices(self) -> Prices:
         """What the parts of a draft cost by now."""
-        rate = self._tokens / self._seconds if self._seconds else 0.0
-        step, node = self._step, rate * self.token_s * self.sharing
-        return Prices(rate * step.level, rate * step.slope, node, self._right / self._judged)
+        rate = self.sharing * self._tokens / self._seconds if self._seconds else 0.0
+        step = self._step
+        return Prices(rate * step.level, rate * step.slope, rate * self.token_s, self._right / self._judged)
 
     @property
     def token_s(self) -> float:

@@ -33,7 +33,6 @@ class Job:
         token: the target's choice behind it; None until it has chosen.
         steps: steps that it took part in.
         seconds: that these took, whatever else was in them.
-        sharing: jobs that the fullest of them was for.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class Job:
         self.token: int | None = None
         self.steps = 0
         self.seconds = 0.0
-        self.sharing = 1
         self._prefix = list(prefix)  # grows by what pieces of the draft were accepted
         self._draft, self._parents = list(draft), list(parents)
         self._nodes = list(range(len(draft)))  # their indices in the whole draft

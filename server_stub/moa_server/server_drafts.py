@@ -81,7 +81,7 @@ class ServerDrafts:
         job = Job(sequence, prefix, sampling, proposal.tree.tokens, proposal.tree.parents, rows_from=start)
         ...                                                 # the worker does the job
         drafts.observe(
-            sequence, proposal, len(job.path), waited_s=seconds, compute_s=job.seconds, sharing=job.sharing
+            sequence, proposal, len(job.path), waited_s=seconds, compute_s=job.seconds, sharing=worker.serving
         )
         text = [*prefix, *(proposal.tree.tokens[index] for index in job.path)]
         drafts.add_rows(sequence, text, job.rows)
@@ -205,7 +205,7 @@ class ServerDrafts:
         if conversation is None:
             return
         tree, self._known = proposal.tree, conversation.controller
-        conversation.controller.sharing = sharing
+        conversation.controller.sharing = max(1, sharing)
         conversation.controller.observe(
             RoundEnded(
                 supplied,

@@ -103,7 +103,8 @@ class SessionWork:
             return work, None
         start = drafts.rows_from(sequence, work.prefix)
         room = conversation.session.room
-        proposal = await drafts.propose(sequence, work.prefix, work.sampling, room=room)
+        with self._parts.worker.announced.coming():
+            proposal = await drafts.propose(sequence, work.prefix, work.sampling, room=room)
         tree = proposal.tree
         return replace(work, draft=tree.tokens, parents=tree.parents, rows_from=start), proposal
 
@@ -119,5 +120,12 @@ class SessionWork:
         drafts, sequence = self._parts.drafts, conversation.sequence
         assert drafts is not None
         waited_s = max(0.0, seconds - proposal.seconds)
-        drafts.observe(sequence, proposal, len(job.path), waited_s=waited_s, compute_s=job.seconds, sharing=job.sharing)
+        drafts.observe(
+            sequence,
+            proposal,
+            len(job.path),
+            waited_s=waited_s,
+            compute_s=job.seconds,
+            sharing=self._parts.worker.serving,
+        )
         drafts.add_rows(sequence, [*work.prefix, *(work.draft[index] for index in job.path)], job.rows)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.announced import Announced
 from moa_server.engine import Engine
 from moa_server.jobs import Job
 from moa_server.load import Load
@@ -50,6 +51,9 @@ class Worker:
     Args:
         step_tokens: see :class:`Scheduler`.
         clock: seconds, monotonic.
+
+    Attributes:
+        announced: jobs that the next step is to wait for; an engine that schedules itself waits for none.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Worker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cost = StepCost()
+        self.announced = Announced(clock)
         self._load = Load()
         self._engine, self._metrics, self._clock = engine, metrics, clock
         self._scheduler = Scheduler(self.cost, step_tokens, engine.cache_use[1])
@@ -68,6 +73,7 @@ class Worker:
         self._under_way: asyncio.Task[set[int]] | None = None
         self._unscheduled: dict[int, asyncio.Task[None]] = {}  # by sequence
         self._more = asyncio.Event()
+        self._step_s = 0.0  # of the last step
         self._given_up = False
         self._loop: asyncio.Task[None] | None = None
 
@@ -79,6 +85,12 @@ class Worker:
     def load(self) -> wire.Load:
         """How busy it is, for a Welcome."""
         return self._load.message(self._scheduler.serving)
+
+    @property
+    def serving(self) -> int:
+        """Sequences that wait for their next token, or got one lately; none is known of an engine that schedules
+        itself."""
+        return self._scheduler.serving
 
     async def run(self, job: Job, within: float, after: float = 0.0, *, background: bool = False) -> None:
         """Do a job; when this is cancelled, the job is dropped before the next step.
@@ -171,8 +183,9 @@ class Worker:
 
     async def _turn(self) -> None:
         """Take one step, or wait until there is something to do."""
-        for _ in range(_BREATHS):
-            await asyncio.sleep(0)
+        await _breathe()
+        if len(self._scheduler) and await self.announced.wait(self._step_s):
+            await _breathe()
         step = self._scheduler.plan(self._clock(), self._engine.held)
         for job, error in step.failed:
             self._log_failure(job, error)
@@ -188,6 +201,7 @@ class Worker:
         self._under_way = asyncio.create_task(self._step(step.pieces))
         failures = await asyncio.shield(self._under_way)  # a step is never broken off
         ended = self._clock()
+        self._step_s = ended - began
         self._load.stepped(began - min(piece.waiting.since for piece in step.pieces), ended - began)
         if not failures and step.tokens:  # memory rows alone tell nothing of the target
             self.cost.observe(step.tokens, step.products, step.contexts, max(ended - began, 1e-6))
@@ -196,7 +210,6 @@ class Worker:
         for piece in step.pieces:
             job = piece.waiting.job
             job.seconds += ended - began
-            job.sharing = max(job.sharing, len(step.pieces))
             if id(job) in failures:
                 self._scheduler.drop(job)
                 self._fail(job, EngineFailedError())
@@ -281,7 +294,6 @@ class Worker:
                 job.take(piece.request, outcome)
                 ended = self._clock()
                 job.seconds += ended - began
-                job.sharing = max(job.sharing, len(self._unscheduled))
                 self._metrics.stepped(Step([piece]), began, ended)
                 waiting.started = True
         except Exception as error:
@@ -292,6 +304,11 @@ class Worker:
             raise
         else:
             self._resolve(job)
+
+
+async def _breathe() -> None:
+    for _ in range(_BREATHS):
+        await asyncio.sleep(0)
 
 
 def _log_failure(job: Job, error: BaseException) -> None:

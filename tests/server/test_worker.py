@@ -228,19 +228,6 @@ def test_a_job_knows_how_long_its_steps_took_but_not_how_long_it_waited(capabili
     run_virtually(scenario)
 
 
-@pytest.mark.parametrize("capabilities", [Capabilities(), ITSELF])
-def test_a_job_knows_how_many_others_its_steps_were_for(capabilities):
-    async def scenario(loop) -> None:
-        worker = Worker(ToyEngine(capabilities=capabilities, delay_s=(0.5, 0.0)), Metrics(), clock=loop.time)
-        alone, *together = [Job(new_sequence(), [1, 2, 3], Sampling()) for _ in range(4)]
-        await worker.run(alone, 30)
-        await asyncio.gather(*(worker.run(job, 30) for job in together))
-        assert [job.sharing for job in (alone, *together)] == [1, 3, 3, 3]
-        await worker.close()
-
-    run_virtually(scenario)
-
-
 def test_what_an_engine_cannot_say_of_one_sequence_harms_no_other(toy, caplog):
     held = toy.held
     bad, good = Job(new_sequence(), [1, 2], Sampling()), Job(new_sequence(), [3, 4], Sampling())
