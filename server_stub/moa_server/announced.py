@@ -51,7 +51,7 @@ class Announced:
         most_s = _PATIENCE * step_s
         if not self._count or self._usual_s > most_s:
             return False
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(most_s):
-                await self._none.wait()
+        none = asyncio.ensure_future(self._none.wait())
+        await asyncio.wait({none}, timeout=most_s)
+        none.cancel()
         return True
