@@ -13,6 +13,9 @@ from moa_server.step_cost import StepCost
 STRETCH = 2.25
 #: ... and their drafts so many times; the rest is left for prefill, which is never starved.
 DRAFT_STRETCH = 1.8
+#: While others are being served, a step that none of them wants takes at most so many times what one token takes: their
+#: next frames wait for it.
+ASIDE_STRETCH = 1.25
 #: A step takes on tokens until its forward would take so long, seconds, whoever waits. One token's price is exceeded.
 LONGEST_S = 0.25
 #: Seconds after its last step for which a sequence counts as being served: its next frame is on its way.
@@ -91,12 +94,16 @@ class Scheduler:
         step_tokens: most tokens of a step while others are served; None for as many as the cost of steps allows.
         cache_tokens: tokens that the engine's caches hold together. Only so many prompts are read at once as fit: in
             turns, they would evict each other for ever.
+
+    Attributes:
+        coming: jobs that are about to be added. Those in the background wait for them.
     """
 
     def __init__(self, cost: StepCost, step_tokens: int | None = None, cache_tokens: int = 1 << 60) -> None:
         self._cost, self._step_tokens, self._cache_tokens = cost, step_tokens, cache_tokens
         self._queue: list[Waiting] = []  # those served least recently first
         self._served: dict[int, float] = {}  # sequence -> last step that gave it a token
+        self.coming = 0
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -105,6 +112,11 @@ class Scheduler:
     def serving(self) -> int:
         """Sequences that got a token lately, or wait for their first."""
         return len(self._served.keys() | {waiting.job.sequence for waiting in self._queue if not waiting.background})
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing is to be done before the next job is added."""
+        return all(waiting.background for waiting in self._queue) and bool(self.coming or not self._queue)
 
     def add(self, waiting: Waiting) -> None:
         self._queue.append(waiting)
@@ -123,7 +135,7 @@ class Scheduler:
         self._served = {sequence: at for sequence, at in self._served.items() if now - at < ATTENTIVE_S}
         queue: list[tuple[Waiting, int]] = []
         wanted = [waiting for waiting in self._queue if not waiting.background]
-        for waiting in wanted or self._queue:
+        for waiting in wanted or ([] if self.coming else self._queue):
             try:
                 queue.append((waiting, held(waiting.job.sequence, waiting.job.prefix)))
             except Exception as error:
@@ -132,6 +144,8 @@ class Scheduler:
             self.drop(job)
         rounds = [entry for entry in queue if not entry[0].job.prefills(entry[1])][:MOST_SEQUENCES]
         prefills = [entry for entry in queue if entry[0].job.prefills(entry[1])]
+        if self._served and not wanted:
+            rounds = rounds[: self._few(rounds)]
         self._add_rounds(step, rounds, alone=self._alone([entry[0] for entry in queue]))
         self._add_prefills(step, self._admitted(prefills, rounds))
         return step
@@ -146,6 +160,12 @@ class Scheduler:
         ran = {id(piece.waiting) for piece in step.pieces}
         behind = [waiting for waiting in self._queue if id(waiting) in ran and not waiting.job.done]
         self._queue = [waiting for waiting in self._queue if id(waiting) not in ran] + behind
+
+    def _few(self, rounds: Sequence[tuple[Waiting, int]]) -> int:
+        """How many rounds go into a step that nobody who is being served wants."""
+        context = max((len(waiting.job.prefix) for waiting, _ in rounds), default=0)
+        base = self._cost.seconds(1, context, context)
+        return 1 + self._cost.fitting((ASIDE_STRETCH - 1) * base, context)
 
     def _alone(self, queue: Sequence[Waiting]) -> bool:
         """Whether only one sequence waits or was served lately."""

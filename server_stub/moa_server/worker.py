@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine import Engine
-from moa_server.jobs import Job
+from moa_server.jobs import EngineFailedError, ExpiredError, GivenUpError, Job
 from moa_server.load import Load
 from moa_server.logs import log_unexpected
 from moa_server.metrics import Metrics
@@ -23,18 +24,6 @@ _log = logging.getLogger(__name__)
 
 #: Turns of the event loop between two steps: who was answered, and has more work at hand, hands it in.
 _BREATHS = 8
-
-
-class ExpiredError(Exception):
-    """A job came to its deadline before it was done."""
-
-
-class EngineFailedError(Exception):
-    """The engine failed on a job, also when it was alone in a step."""
-
-
-class GivenUpError(Exception):
-    """The verifier ends before the job is done."""
 
 
 class _Caller(NamedTuple):
@@ -128,6 +117,16 @@ class Worker:
             if result.done() and not result.cancelled():
                 result.exception()  # taken note of, also where the caller left at the same time
 
+    @contextlib.contextmanager
+    def coming(self) -> Iterator[None]:
+        """A job is being made, a draft say: none in the background begins a step meanwhile."""
+        self._scheduler.coming += 1
+        try:
+            yield
+        finally:
+            self._scheduler.coming -= 1
+            self._more.set()
+
     def give_up(self) -> None:
         """Whoever waits for a job, and whoever will, gets a GivenUpError."""
         self._given_up = True
@@ -179,7 +178,7 @@ class Worker:
             self._fail(job, EngineFailedError())
         if step.pieces:
             await self._take_step(step)
-        elif not len(self._scheduler):
+        elif self._scheduler.rests:
             self._more.clear()
             await self._more.wait()
 
@@ -276,12 +275,12 @@ class Worker:
             while not job.done:
                 held = self._engine.held(job.sequence, job.prefix)
                 piece = Piece(waiting, job.request(held, most), held)
-                began = self._clock()
+                began, beside = self._clock(), len(self._unscheduled)
                 [outcome] = await self._engine.step([piece.request])
                 job.take(piece.request, outcome)
                 ended = self._clock()
                 job.seconds += ended - began
-                job.sharing = max(job.sharing, len(self._unscheduled))
+                job.sharing = max(job.sharing, beside, len(self._unscheduled))
                 self._metrics.stepped(Step([piece]), began, ended)
                 waiting.started = True
         except Exception as error:
