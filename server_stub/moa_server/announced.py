@@ -28,6 +28,11 @@ class Announced:
         self._usual_s = 0.0
         self._none = asyncio.Event()
 
+    @property
+    def any(self) -> bool:
+        """Whether one is being prepared."""
+        return self._count > 0
+
     @contextlib.contextmanager
     def coming(self) -> Iterator[None]:
         """A job is prepared in this block, and handed in behind it."""
@@ -49,7 +54,7 @@ class Announced:
             step_s: seconds that a step takes.
         """
         most_s = _PATIENCE * step_s
-        if not self._count or self._usual_s > most_s:
+        if not self.any or self._usual_s > most_s:
             return False
         none = asyncio.ensure_future(self._none.wait())
         await asyncio.wait({none}, timeout=most_s)

@@ -6,11 +6,12 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from moa_server.jobs import EngineFailedError, ExpiredError, GivenUpError
 from moa_server.logs import log_unexpected
 from moa_server.metrics import Metrics
 from moa_server.rounds import job_of
 from moa_server.settings import Settings
-from moa_server.worker import EngineFailedError, ExpiredError, GivenUpError, Worker
+from moa_server.worker import Worker
 
 if TYPE_CHECKING:
     from moa_server.sessions import Conversation

@@ -15,12 +15,12 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.bearers import Bearer
 from moa_server.budgets import Kind
 from moa_server.inbox import End, Inbox
+from moa_server.jobs import GivenUpError
 from moa_server.logs import add_log_fields, log_unexpected
 from moa_server.parts import Parts
 from moa_server.refusals import FAILED, GOING_AWAY, NORMAL, REFUSED, TRY_AGAIN_LATER, busy, refusal_of
 from moa_server.session_work import SessionWork
 from moa_server.sessions import Conversation, OlderConnectionError
-from moa_server.worker import GivenUpError
 
 #: Seconds after which the answer of a client that says nothing goes on without it: most rounds take less.
 _SILENCE_S = 2.0

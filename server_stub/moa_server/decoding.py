@@ -18,10 +18,11 @@ from moa_runtime.session.sampling import Sampling
 from moa_server.bearers import Bearer, Bearers
 from moa_server.budgets import Budgets, Kind
 from moa_server.engine import Engine
+from moa_server.jobs import EngineFailedError, ExpiredError, GivenUpError
 from moa_server.metrics import Metrics
 from moa_server.plain import PlainDecoding, Token
 from moa_server.settings import Settings
-from moa_server.worker import EngineFailedError, ExpiredError, GivenUpError, Worker
+from moa_server.worker import Worker
 
 T = TypeVar("T")
 

@@ -17,6 +17,18 @@ FEW = 8
 MOST_ROWS = 64
 
 
+class ExpiredError(Exception):
+    """A job came to its deadline before it was done."""
+
+
+class EngineFailedError(Exception):
+    """The engine failed on a job, also when it was alone in a step."""
+
+
+class GivenUpError(Exception):
+    """The verifier ends before the job is done."""
+
+
 class Job:
     """Work for one sequence. Pure: :meth:`request` says what an engine is asked, :meth:`take` takes what it answers.
 

@@ -13,6 +13,9 @@ from moa_server.step_cost import StepCost
 STRETCH = 2.25
 #: ... and their drafts so many times; the rest is left for prefill, which is never starved.
 DRAFT_STRETCH = 1.8
+#: While others are being served, a step that none of them wants takes at most so many times what one token takes: their
+#: next frames wait for it.
+ASIDE_STRETCH = 1.25
 #: A step takes on tokens until its forward would take so long, seconds, whoever waits. One token's price is exceeded.
 LONGEST_S = 0.25
 #: Seconds after its last step for which a sequence counts as being served: its next frame is on its way.
@@ -117,13 +120,17 @@ class Scheduler:
         """A sequence's answer has ended, or its client is gone: nobody waits for its next token."""
         self._served.pop(sequence, None)
 
-    def plan(self, now: float, held: Held) -> Step:
-        """The next step; without pieces where nothing waits. Jobs in it stay in the queue until :meth:`stepped`."""
+    def plan(self, now: float, held: Held, *, aside: bool = True) -> Step:
+        """The next step; without pieces where nothing waits. Jobs in it stay in the queue until :meth:`stepped`.
+
+        Args:
+            aside: whether jobs in the background may have it where no other wants it.
+        """
         step = Step()
         self._served = {sequence: at for sequence, at in self._served.items() if now - at < ATTENTIVE_S}
         queue: list[tuple[Waiting, int]] = []
         wanted = [waiting for waiting in self._queue if not waiting.background]
-        for waiting in wanted or self._queue:
+        for waiting in wanted or (self._queue if aside else []):
             try:
                 queue.append((waiting, held(waiting.job.sequence, waiting.job.prefix)))
             except Exception as error:
@@ -132,6 +139,8 @@ class Scheduler:
             self.drop(job)
         rounds = [entry for entry in queue if not entry[0].job.prefills(entry[1])][:MOST_SEQUENCES]
         prefills = [entry for entry in queue if entry[0].job.prefills(entry[1])]
+        if self._served and not wanted:
+            rounds = rounds[: self._few(rounds)]
         self._add_rounds(step, rounds, alone=self._alone([entry[0] for entry in queue]))
         self._add_prefills(step, self._admitted(prefills, rounds))
         return step
@@ -146,6 +155,12 @@ class Scheduler:
         ran = {id(piece.waiting) for piece in step.pieces}
         behind = [waiting for waiting in self._queue if id(waiting) in ran and not waiting.job.done]
         self._queue = [waiting for waiting in self._queue if id(waiting) not in ran] + behind
+
+    def _few(self, rounds: Sequence[tuple[Waiting, int]]) -> int:
+        """How many rounds go into a step that nobody who is being served wants."""
+        context = max((len(waiting.job.prefix) for waiting, _ in rounds), default=0)
+        base = self._cost.seconds(1, context, context)
+        return 1 + self._cost.fitting((ASIDE_STRETCH - 1) * base, context)
 
     def _alone(self, queue: Sequence[Waiting]) -> bool:
         """Whether only one sequence waits or was served lately."""

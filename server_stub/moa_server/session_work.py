@@ -10,13 +10,12 @@ from moa_runtime.session.handshake import fault
 from moa_runtime.session.work import RowsWork, Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.budgets import Budgets, Kind
-from moa_server.jobs import Job
+from moa_server.jobs import EngineFailedError, ExpiredError, Job
 from moa_server.parts import Parts
 from moa_server.refusals import busy
 from moa_server.rounds import job_of, take_rows, verdict_of
 from moa_server.server_drafts import Proposal
 from moa_server.sessions import Conversation
-from moa_server.worker import EngineFailedError, ExpiredError
 
 
 class SessionWork:
@@ -103,7 +102,7 @@ class SessionWork:
             return work, None
         start = drafts.rows_from(sequence, work.prefix)
         room = conversation.session.room
-        with self._parts.worker.announced.coming():
+        with self._parts.worker.coming():
             proposal = await drafts.propose(sequence, work.prefix, work.sampling, room=room)
         tree = proposal.tree
         return replace(work, draft=tree.tokens, parents=tree.parents, rows_from=start), proposal

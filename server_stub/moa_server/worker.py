@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.announced import Announced
 from moa_server.engine import Engine
-from moa_server.jobs import Job
+from moa_server.jobs import EngineFailedError, ExpiredError, GivenUpError, Job
 from moa_server.load import Load
 from moa_server.logs import log_unexpected
 from moa_server.metrics import Metrics
@@ -24,18 +25,6 @@ _log = logging.getLogger(__name__)
 
 #: Turns of the event loop between two steps: who was answered, and has more work at hand, hands it in.
 _BREATHS = 8
-
-
-class ExpiredError(Exception):
-    """A job came to its deadline before it was done."""
-
-
-class EngineFailedError(Exception):
-    """The engine failed on a job, also when it was alone in a step."""
-
-
-class GivenUpError(Exception):
-    """The verifier ends before the job is done."""
 
 
 class _Caller(NamedTuple):
@@ -51,9 +40,6 @@ class Worker:
     Args:
         step_tokens: see :class:`Scheduler`.
         clock: seconds, monotonic.
-
-    Attributes:
-        announced: jobs that the next step is to wait for; an engine that schedules itself waits for none.
     """
 
     def __init__(
@@ -64,7 +50,7 @@ class Worker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cost = StepCost()
-        self.announced = Announced(clock)
+        self._announced = Announced(clock)
         self._load = Load()
         self._engine, self._metrics, self._clock = engine, metrics, clock
         self._scheduler = Scheduler(self.cost, step_tokens, engine.cache_use[1])
@@ -140,6 +126,16 @@ class Worker:
             if result.done() and not result.cancelled():
                 result.exception()  # taken note of, also where the caller left at the same time
 
+    @contextlib.contextmanager
+    def coming(self) -> Iterator[None]:
+        """A job is prepared in this block, a draft say, and handed in behind it: the next step waits for it a little, and
+        none that only jobs in the background want begins meanwhile. An engine that schedules itself waits for none."""
+        try:
+            with self._announced.coming():
+                yield
+        finally:
+            self._more.set()
+
     def give_up(self) -> None:
         """Whoever waits for a job, and whoever will, gets a GivenUpError."""
         self._given_up = True
@@ -184,15 +180,16 @@ class Worker:
     async def _turn(self) -> None:
         """Take one step, or wait until there is something to do."""
         await _breathe()
-        if len(self._scheduler) and await self.announced.wait(self._step_s):
+        if len(self._scheduler) and await self._announced.wait(self._step_s):
             await _breathe()
-        step = self._scheduler.plan(self._clock(), self._engine.held)
+        coming = self._announced.any
+        step = self._scheduler.plan(self._clock(), self._engine.held, aside=not coming)
         for job, error in step.failed:
             self._log_failure(job, error)
             self._fail(job, EngineFailedError())
         if step.pieces:
             await self._take_step(step)
-        elif not len(self._scheduler):
+        elif coming or not len(self._scheduler):
             self._more.clear()
             await self._more.wait()
 

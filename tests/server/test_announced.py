@@ -34,7 +34,7 @@ async def decode(worker: Worker, number: int, tokens: int, prepare_s: float) -> 
     """So many tokens, each prepared for so long."""
     text, sequence = [number, 2, 3], new_sequence()
     for _ in range(tokens):
-        with worker.announced.coming():
+        with worker.coming():
             await asyncio.sleep(prepare_s)
         job = Job(sequence, text, Sampling())
         await worker.run(job, 60)

@@ -6,11 +6,13 @@ import asyncio
 
 import pytest
 
+from moa_runtime.session.handshake import Limits
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.server_drafts import NOTHING, Proposal, ServerDrafts
 from moa_server.settings import Settings
 from server.in_memory import SETTINGS, Served, in_served, receive, resumed, send, verdict_of
-from soak.raw import prompt
-from toy_engine import ToyEngine, plain
+from soak.raw import draft, prompt
+from toy_engine import STOP, ToyEngine, plain
 
 PROMPT = [7, 8, 9]
 
@@ -170,3 +172,51 @@ def test_a_conversation_that_is_forgotten_is_not_written_on():
         assert not len(served.store) and not len(served.away) and not served.engine.sequences_open
 
     in_served(scenario, Settings(keep_seconds=0.05))
+
+
+class Slow(ServerDrafts):
+    """A draft takes 10 ms, and is nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(None, Limits(), [STOP])
+
+    async def propose(self, *about: object, **options: object) -> Proposal:
+        await asyncio.sleep(0.01)
+        return NOTHING
+
+
+def test_it_takes_no_step_while_the_server_drafts_for_who_is_there():
+    async def scenario(served: Served) -> None:
+        for _ in range(5):
+            await left(served, 900)
+        end, _ = await served.session()
+        await send(end, asked(60), wire.ClientMessage(credit=wire.Credit(epoch=1, position=100, serial=1)))
+        tokens = [*PROMPT, *(await verdict_of(end)).tokens]
+        before = len(served.engine.steps)
+        while len(tokens) < 50:
+            tokens += (await verdict_of(end)).tokens
+        assert {len(step) for step in served.lengths_since(before)} == {1} and len(served.engine.steps) - before < 50
+        assert tokens == own(47) and len(served.away) == 5
+        await served.steps(20)
+
+    in_served(scenario, drafts=Slow)
+
+
+def test_who_drafts_himself_waits_for_a_short_step_at_most():
+    async def scenario(served: Served) -> None:
+        for _ in range(30):
+            await left(served, 900)
+        end, _ = await served.session()
+        await send(end, asked(60))
+        tokens = [*PROMPT, *(await verdict_of(end)).tokens]
+        before = len(served.engine.steps)
+        while len(tokens) < 20:
+            await asyncio.sleep(0.1)
+            await send(end, draft(1, len(tokens), []))
+            tokens += (await verdict_of(end)).tokens
+        sizes = [len(step) for step in served.lengths_since(before)]
+        assert len(sizes) > 40 and max(sizes) <= 6
+        await asyncio.sleep(3)
+        assert len(served.lengths_since(before)[-1]) > 30  # he says nothing any more
+
+    in_served(scenario)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from moa_runtime.session.client import LinkState, LocalProtocolError
 from moa_runtime.session.events import Committed, Faulted, Finished, FinishReason, Origin, Policy, RolledBack, Sampling
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Fingerprints, Limits, check_hello, digest
 from moa_runtime.session.rows import RowsError, decode_rows, encode_rows
-from moa_runtime.session.tree import DraftTree, TreeError, accepted_path, check_parents, depths
+from moa_runtime.session.tree import DraftTree, TreeError, accepted_path, chain, check_parents, depths
 from moa_runtime.session.work import Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from session.wired import LIMITS, STOP, VOCAB, Pair, choice, decode, rows_of, wrong
@@ -445,6 +446,23 @@ def test_a_tree_is_walked_along_the_targets_choices() -> None:
     assert check_parents([], 3) == [0, 1, 2]
     with pytest.raises(TreeError):
         check_parents([0, 5], 2)
+
+
+class ReadOnce(list[int]):
+    """Tokens that are read from the first on once."""
+
+    def __iter__(self) -> Iterator[int]:
+        assert not self.read
+        self.read = True
+        return super().__iter__()
+
+    read = False
+
+
+def test_a_walk_reads_the_tokens_once_however_many_are_right() -> None:
+    """A draft that is known already costs the verifier no forward: a thousand tokens of it must not hold up others."""
+    right = list(range(1, 1001))
+    assert accepted_path(ReadOnce(right), chain(1000), [*right, 7]) == list(range(1000))
 
 
 @pytest.mark.parametrize(

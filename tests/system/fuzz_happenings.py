@@ -10,8 +10,7 @@ from moa_runtime.loop_settings import Conditions
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine import new_sequence
-from moa_server.jobs import Job
-from moa_server.worker import EngineFailedError, ExpiredError
+from moa_server.jobs import EngineFailedError, ExpiredError, Job
 from system.fuzz_world import World
 
 

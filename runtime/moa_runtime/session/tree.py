@@ -130,11 +130,14 @@ def walk(tokens: Sequence[int], parents: Sequence[int], choice: Callable[[int], 
     Returns:
         the accepted path as :func:`accepted_path` has it, and the choice behind it.
     """
+    children: dict[tuple[int, int], int] = {}  # by parent and token; of equal ones the first
+    for index, child in enumerate(zip(parents, tokens, strict=True)):
+        children.setdefault(child, index)
     path: list[int] = []
     node = 0
     while True:
         chosen = choice(node)
-        step = next((i for i, token in enumerate(tokens) if parents[i] == node and token == chosen), None)
+        step = children.get((node, chosen))
         if step is None:
             return path, chosen
         path.append(step)
