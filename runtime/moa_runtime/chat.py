@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 from moa_runtime.answer import ChatEvent
 from moa_runtime.backends.base import Backend
@@ -26,6 +27,7 @@ from moa_runtime.errors import ChatError, ContextFullError
 from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Policy, Sampling
+from moa_runtime.session.snapshot import LARGEST_REAL
 from moa_runtime.timeline import Timeline
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.transport import Endpoint, Timing
@@ -58,17 +60,22 @@ class Chat(ChatAnswers):
         store: str | Path | None = None,
     ) -> None:
         tokenizer, manifest = ChatTokenizer.from_bundle(bundle), bundle.manifest
-        prints, stops = manifest.fingerprints, manifest.stop_tokens
+        prints = manifest.fingerprints
         # Without a drafter nobody would read the memory rows, and they are most of what a verdict weighs.
         rows = wire.ROW_ENCODING_INT8 if drafter else wire.ROW_ENCODING_UNSPECIFIED
+        options: dict[str, Any] = {
+            "stop_tokens": manifest.stop_tokens,
+            "row_encoding": rows,
+            "vocab_size": manifest.vocab_size,
+        }
 
         def restore(content: object) -> tuple[ChatState, ClientSession]:
             state = ChatState.from_json(content)
-            return state, state.restore(endpoint.url, prints, stop_tokens=stops, row_encoding=rows)
+            return state, state.restore(endpoint.url, prints, **options)
 
         keeper = ChatKeeper(self._state)
         saved = None if store is None else keeper.open(store, restore)
-        session = saved[1] if saved else ClientSession(prints, stop_tokens=stops, row_encoding=rows)
+        session = saved[1] if saved else ClientSession(prints, **options)
         session.policy = policy
         conversation = Conversation(tokenizer, system)
         super().__init__(
@@ -193,6 +200,10 @@ class Chat(ChatAnswers):
         if self._pending:
             raise ChatError("the answer of the stored chat is not complete: follow pending(), or restore() other turns")
         self._check_accepted()
+        if sampling is not None and not 0 <= sampling.temperature <= LARGEST_REAL:
+            raise ChatError(f"a temperature is 0 or more, not {sampling.temperature}")
+        if sampling is not None and not 0 <= sampling.top_p <= 1:
+            raise ChatError(f"top_p is from 0 to 1, not {sampling.top_p}")
         if sampling is not None and not 0 <= sampling.seed < 1 << 64:
             raise ChatError(f"a seed is a whole number of 64 bits, 0 or more, not {sampling.seed}")
         if sampling is not None and (sampling.top_k or sampling.min_p):

@@ -16,6 +16,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.session.client import ClientSession
 
 STATE_VERSION = 1
+_MOST_TOKENS = 1 << 24  # of an answer: far more than any context holds
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class AnswerState:
     def from_json(cls, data: Any) -> AnswerState:
         """Raises KeyError, TypeError or ValueError where it is broken."""
         runs = [(Origin(origin), _count(length)) for origin, length in data["origins"]]
+        if sum(length for _, length in runs) > _MOST_TOKENS:
+            raise ValueError(f"an answer of more than {_MOST_TOKENS} tokens")
         return cls(
             question=checked_turn({"role": "user", "content": data["question"]})["content"],
             kept=_count(data["kept"]),
@@ -116,7 +119,7 @@ class ChatState:
             raise StoreError(f"the chat's file is broken: {error}") from error
 
     def restore(
-        self, server: str, fingerprints: Fingerprints, *, stop_tokens: Sequence[int], row_encoding: int
+        self, server: str, fingerprints: Fingerprints, *, stop_tokens: Sequence[int], row_encoding: int, vocab_size: int
     ) -> ClientSession:
         """The session, see :meth:`ClientSession.restore`.
 
@@ -125,7 +128,9 @@ class ChatState:
             StoreError: turns and session do not fit together.
         """
         snapshot = self.session if server == self.server else self.session | {"resume_token": ""}
-        session = ClientSession.restore(snapshot, fingerprints, stop_tokens=stop_tokens, row_encoding=row_encoding)
+        session = ClientSession.restore(
+            snapshot, fingerprints, stop_tokens=stop_tokens, row_encoding=row_encoding, vocab_size=vocab_size
+        )
         committed, answer = len(session.committed), self.answer
         if self.ends != sorted(self.ends) or any(turns > len(self.messages) for turns, _ in self.ends):
             raise StoreError("the chat's file is broken: its turns have other ends than its tokens")

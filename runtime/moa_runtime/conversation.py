@@ -76,8 +76,9 @@ class Conversation:
 
         Raises:
             ChatTemplateError: the template refuses the conversation.
+            MoaError: what is no text.
         """
-        messages = [*self.messages, {"role": "user", "content": text}]
+        messages = [*self.messages, checked_turn({"role": "user", "content": text})]
         turns, length = self._ends[-1]
         known = list(committed[:length])
         try:
@@ -103,4 +104,6 @@ def checked_turn(message: Mapping[str, str]) -> dict[str, str]:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not isinstance(content, str):
         raise MoaError(f'a message must be {{"role": text, "content": text}}, not {dict(message)!r}')
+    if any("\ud800" <= char <= "\udfff" for char in role + content):
+        raise MoaError("a message must be text, without halves of characters (surrogates)")
     return {"role": role, "content": content}

@@ -13,7 +13,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.loop import DraftingLoop
 from moa_runtime.loop_events import Draft, LoopEvent, RoundEnded
 from moa_runtime.loop_settings import Conditions
-from moa_runtime.session.events import Faulted
+from moa_runtime.session.events import Faulted, Welcomed
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.transport import ConnectError, Endpoint, Timing, Transport, TransportHandlers
 
@@ -214,7 +214,9 @@ class Driver:
         self._on_rest()
 
     def _hear(self, event: LoopEvent) -> None:
-        if isinstance(event, Faulted) and event.code in _REFUSALS and self._end_link():
+        if isinstance(event, Welcomed):
+            self._transport.welcomed()
+        elif isinstance(event, Faulted) and event.code in _REFUSALS and self._end_link():
             self._refused = True
             self.post(lambda: self._loop.lost(event.text, None, time.monotonic()))
         elif isinstance(event, RoundEnded):

@@ -62,9 +62,11 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds. A link is given up after ``ping_interval + ping_timeout`` without an answer."""
+    """Seconds. A link is given up after ``ping_interval + ping_timeout`` without an answer, and so is one on which no
+    Welcome comes for ``welcome_timeout``."""
 
     open_timeout: float = 5.0
+    welcome_timeout: float = 20.0
     ping_interval: float = 4.0
     ping_timeout: float = 4.0
     first_backoff: float = 0.25
@@ -106,12 +108,17 @@ class Transport:
         self._socket: ClientConnection | None = None
         self._wanted = asyncio.Event()
         self._wanted.set()
+        self._welcomed = asyncio.Event()
         self.bytes_up = 0
         self.bytes_down = 0
 
     def send(self, frame: bytes) -> None:
         """Queue a frame for the open connection; frames still queued when it closes are dropped."""
         self._outgoing.put_nowait(frame)
+
+    def welcomed(self) -> None:
+        """The verifier has answered the Hello of the connection that stands."""
+        self._welcomed.set()
 
     def hold(self, held: bool) -> None:
         """Whether to make no new connection for now; one that stands stays."""
@@ -185,20 +192,30 @@ class Transport:
             raise ConnectError(f"no verifier answers at {address}; start one with moa-serve", final=False) from error
 
     async def _pump(self, socket: ClientConnection) -> None:
-        """Move frames until the connection closes."""
+        """Move frames until the connection closes.
+
+        Raises:
+            ConnectError: no Welcome comes.
+        """
+        self._welcomed.clear()
         while not self._outgoing.empty():
             self._outgoing.get_nowait()
         self._socket = socket
         self._handlers.opened()
         writer = asyncio.create_task(self._write(socket))
         reader = asyncio.create_task(self._read(socket))
+        welcome = asyncio.create_task(self._welcomed.wait())
         try:
-            await asyncio.wait({writer, reader}, return_when=asyncio.FIRST_COMPLETED)
+            within, first = self._timing.welcome_timeout, asyncio.FIRST_COMPLETED
+            if not (await asyncio.wait({writer, reader, welcome}, timeout=within, return_when=first))[0]:
+                text = f"{self._endpoint.address} has not answered the Hello within {within:g} s"
+                raise ConnectError(f"{text}: is it a moa-edge verifier?", final=False)
+            await asyncio.wait({writer, reader}, return_when=first)
         finally:
             self._socket = None
-            writer.cancel()
-            reader.cancel()
-            await asyncio.gather(writer, reader, return_exceptions=True)
+            for task in (writer, reader, welcome):
+                task.cancel()
+            await asyncio.gather(writer, reader, welcome, return_exceptions=True)
 
     async def _write(self, socket: ClientConnection) -> None:
         try:

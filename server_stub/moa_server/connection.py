@@ -213,11 +213,11 @@ class Connection:
             said = None  # nobody awaits these rows
         await self._say(said)
         if owed_s and session.rows_due and work is None:
-            await self._inbox.wait(owed_s)
+            await self._inbox.wait(max(owed_s, 0.001))  # what is left of a debt may be less than a clock's tick
             return True
-        rows = None if owed_s else session.take_rows()
+        rows = None if owed_s or claim.is_set() else session.take_rows()  # those are the next connection's then
         if rows is not None:
-            self._budgets.wait_s(Kind.ROW_BYTES, len(rows.rows.data))
+            self._budgets.wait_s(Kind.ROW_BYTES, len(rows.rows.data) + len(rows.rows.scales))
             await self._send(rows)
         return work is not None or rows is not None
 

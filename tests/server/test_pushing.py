@@ -72,11 +72,11 @@ class Followed:
             assert (await self.take()).HasField("rows")
 
 
-async def begun(served: Served, position: int, most: int = 0) -> Followed:
+async def begun(served: Served, position: int, tokens: list[int] = PROMPT, *, most: int = 0) -> Followed:
     """A client whose question has its first token, and a credit up to ``position``."""
     end, _ = await served.session()
-    await send(end, asked(most), credit(position))
-    followed = Followed(end, PROMPT)
+    await send(end, asked(most, tokens), credit(position))
+    followed = Followed(end, tokens)
     assert not (await followed.until("verdict")).pushed
     return followed
 
@@ -418,8 +418,10 @@ def test_a_budget_of_row_bytes_holds_back_rows_and_no_text():
         return figures
 
     free_s, free_rows = answered(Budget())
-    bound_s, bound_rows = answered(Budget(row_bytes_per_second=4))  # a row of the toy has two
+    bound_s, bound_rows = answered(Budget(row_bytes_per_second=4))  # a row of the toy has six, four of them are scales
     assert bound_rows < 40 < 200 < free_rows
+    some_s, some_rows = answered(Budget(row_bytes_per_second=60))
+    assert 0 < 6 * some_rows <= 60 * (2 + some_s) + 6 * 16  # and one frame
     assert bound_s < free_s  # no rows are made meanwhile either
 
 

@@ -494,6 +494,18 @@ def test_rows_whose_sizes_disagree_are_refused() -> None:
         decode_rows(rows)
 
 
+@pytest.mark.parametrize("encoding", [wire.ROW_ENCODING_INT8, wire.ROW_ENCODING_FLOAT16])
+def test_only_numbers_travel(encoding: int) -> None:
+    keys = np.array([[[np.nan, np.inf, -1e30, 2.0]]], np.float32)
+    (got,), _ = decode_rows(encode_rows(0, keys, keys, encoding))
+    assert got.tolist()[0] == pytest.approx([0.0, 65504.0, -65504.0, 2.0], rel=0.01, abs=2.0)
+    rows = encode_rows(0, keys, keys, encoding)
+    name = "scales" if rows.scales else "data"
+    setattr(rows, name, np.full(len(getattr(rows, name)) // 2, np.nan, "<f2").tobytes())
+    with pytest.raises(RowsError, match="not finite"):
+        decode_rows(rows)
+
+
 def answers_at(pair: Pair, base_len: int, tokens: tuple[int, ...] = (1,)) -> list[wire.ServerMessage]:
     """What answers a draft that another program sends in this one's name."""
     draft = wire.Draft(epoch=pair.server.session._epoch, base_len=base_len, tokens=tokens)

@@ -13,10 +13,11 @@ from unittest import mock
 
 import pytest
 
-from memory_link import ClientEnd
+from memory_link import ClientEnd, ServerEnd
 from moa_runtime.answer import LinkStatus
 from moa_runtime.chat import Chat, ChatError
 from moa_runtime.drafters.rows import GrowingRows
+from moa_runtime.errors import MoaError
 from moa_runtime.loop_settings import Conditions
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import ConnectError
@@ -110,6 +111,35 @@ def test_closing_ends_the_opening(toys: Any, background: bool) -> None:
         with pytest.raises(ConnectError, match="the chat was closed before the verifier had answered") as closed:
             await opening
         assert closed.value.final
+
+    unopened(deed, toys)
+
+
+def test_halves_of_characters_are_refused(toys: Any) -> None:
+    """Neither could they be stored."""
+
+    async def deed(world: World) -> None:
+        with pytest.raises(MoaError, match="halves of characters"):
+            await world.chat.send("a\ud800b").__anext__()
+        with pytest.raises(MoaError, match="halves of characters"):
+            world.chat.restore([{"role": "user", "content": "a\udfffb"}, {"role": "assistant", "content": "b"}])
+
+    in_a_world(deed, toys)
+
+
+def test_a_verifier_that_never_welcomes_is_no_verifier(toys: Any) -> None:
+    async def says_nothing(end: ServerEnd) -> None:
+        while (await end.receive())["type"] != "websocket.disconnect":
+            pass
+
+    async def deed(world: World) -> None:
+        serve, world.link._serve = world.link._serve, says_nothing
+        with pytest.raises(ConnectError, match="has not answered the Hello within 20 s"):
+            await world.chat.open()
+        world.link._serve = serve
+        await asyncio.sleep(1)
+        assert world.chat.status is LinkStatus.ONLINE
+        await asked(world.chat)
 
     unopened(deed, toys)
 
@@ -211,6 +241,11 @@ def test_a_drafter_that_raises_ends_the_chat_with_its_error(toys: Any) -> None:
 @pytest.mark.parametrize(
     ("sampling", "said"),
     [
+        (Sampling(-0.5), "a temperature is 0 or more, not -0.5"),
+        (Sampling(float("nan")), "a temperature is 0 or more, not nan"),
+        (Sampling(1e39), "a temperature is 0 or more, not 1e.39"),
+        (Sampling(0.8, float("nan")), "top_p is from 0 to 1, not nan"),
+        (Sampling(0.8, 1.5), "top_p is from 0 to 1, not 1.5"),
         (Sampling(0.8, 0.9, -1), "a seed is a whole number of 64 bits"),
         (Sampling(0.8, 0.9, 1 << 64), "a seed is a whole number of 64 bits"),
         (Sampling(0.8, top_k=40), "leave out top_k and min_p"),

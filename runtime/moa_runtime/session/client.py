@@ -45,6 +45,9 @@ class ClientSession(Exchange):
 
     What it knows of the conversation, and the calls that concern it alone: :mod:`~moa_runtime.session.state`. Whose
     turn it is: :mod:`~moa_runtime.session.link`. The frames: :mod:`~moa_runtime.session.exchange`.
+
+    Args:
+        vocab_size: of the target: ids from there on are refused.
     """
 
     def __init__(
@@ -54,8 +57,9 @@ class ClientSession(Exchange):
         stop_tokens: Sequence[int],
         policy: Policy = Policy.ROLLBACK,
         row_encoding: int = wire.ROW_ENCODING_INT8,
+        vocab_size: int = 1 << 32,
     ) -> None:
-        super().__init__(fingerprints, stop_tokens, policy, row_encoding)
+        super().__init__(fingerprints, stop_tokens, policy, row_encoding, vocab_size)
 
     def prompt(
         self, tokens: Sequence[int], sampling: Sampling, max_new_tokens: int = 0, *, while_away: bool = True
@@ -151,6 +155,7 @@ class ClientSession(Exchange):
         *,
         stop_tokens: Sequence[int],
         row_encoding: int = wire.ROW_ENCODING_INT8,
+        vocab_size: int = 1 << 32,
     ) -> ClientSession:
         """The session of a snapshot, with its link down and without memory rows.
 
@@ -163,8 +168,14 @@ class ClientSession(Exchange):
         Raises:
             SnapshotError: another version, another target or tokenizer, or no snapshot of a session.
         """
-        saved = Snapshot.from_json(snapshot, fingerprints)
-        session = cls(fingerprints, stop_tokens=stop_tokens, policy=saved.policy, row_encoding=row_encoding)
+        saved = Snapshot.from_json(snapshot, fingerprints, vocab_size)
+        session = cls(
+            fingerprints,
+            stop_tokens=stop_tokens,
+            policy=saved.policy,
+            row_encoding=row_encoding,
+            vocab_size=vocab_size,
+        )
         session.limits = saved.limits
         session.committed = saved.committed
         session.answering = saved.answering

@@ -20,6 +20,9 @@ from moa_runtime.session.state import LocalProtocolError
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
+#: The server lacks what a frame builds on; after so many times without a verdict it will never have it.
+_MOST_OUT_OF_SYNC = 8
+
 
 class Exchange(Link):
     """A conversation and its frames: drafts go out, verdicts come in, and what a link lost is made good.
@@ -31,11 +34,18 @@ class Exchange(Link):
     """
 
     def __init__(
-        self, fingerprints: Fingerprints, stop_tokens: Sequence[int], policy: Policy, row_encoding: int
+        self,
+        fingerprints: Fingerprints,
+        stop_tokens: Sequence[int],
+        policy: Policy,
+        row_encoding: int,
+        vocab_size: int,
     ) -> None:
         super().__init__(fingerprints, stop_tokens, policy, row_encoding)
         self.held = False
         self._resume_token = ""
+        self._vocab_size = vocab_size
+        self._out_of_sync = 0  # faults since the last verdict
 
     def connect(self) -> None:
         """A new connection is open: greet the server. Whoever keeps snapshots makes one before the Hello is sent.
@@ -141,7 +151,7 @@ class Exchange(Link):
         flight = self._outgoing.in_flight
         if not self.awaiting_verdict or verdict.epoch != self._outgoing.epoch:
             return []
-        check_verdict(verdict)
+        check_verdict(verdict, self._vocab_size)
         known = len(self.committed) + len(self._supplied)
         behind = known - verdict.base_len
         if behind < 0:
@@ -151,7 +161,7 @@ class Exchange(Link):
             return []  # said before
         if behind and list(verdict.tokens[:behind]) != self.committed[verdict.base_len :]:
             raise BrokenFrameError("the server decided a position twice, and differently")
-        self._outgoing.in_flight = None
+        self._outgoing.in_flight, self._out_of_sync = None, 0
         accepted = max(0, verdict.accepted - behind)
         if verdict.pushed or flight is None:
             spent = verdict.compute_us / 1e6, verdict.draft_us / 1e6
@@ -189,6 +199,9 @@ class Exchange(Link):
 
     def _faulted(self, fault: wire.Fault) -> list[Event]:
         if fault.code == wire.FAULT_CODE_OUT_OF_SYNC and self.awaiting_verdict and (self.committed or self._supplied):
+            self._out_of_sync += 1
+            if self._out_of_sync > _MOST_OUT_OF_SYNC:
+                raise BrokenFrameError(f"the server does not take what it says it lacks: {fault.text}")
             self._server_length = min(fault.committed_length, len(self.committed))
             return self._replay()
         return [fault_of(fault)]

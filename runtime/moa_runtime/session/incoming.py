@@ -17,6 +17,10 @@ FINISH = {
 }
 
 
+#: A verifier that counts further lies: the counts of a conversation go on from its own, in 64 bits.
+_MOST_COUNTED = 1 << 62
+
+
 class BrokenFrameError(Exception):
     """A frame that no verifier of this protocol sends."""
 
@@ -48,8 +52,10 @@ def limits_of(welcome: wire.Welcome) -> Limits:
     """What the verifier allows.
 
     Raises:
-        BrokenFrameError: it speaks another version.
+        BrokenFrameError: it speaks another version, or has counted more than there can be.
     """
+    if max(welcome.epoch, welcome.connection) > _MOST_COUNTED:
+        raise BrokenFrameError(f"the server counts {welcome.epoch} epochs and {welcome.connection} connections")
     if welcome.protocol_version != PROTOCOL_VERSION:
         text = f"the verifier speaks protocol version {welcome.protocol_version}, this client {PROTOCOL_VERSION}"
         raise BrokenFrameError(text, "VERSION_MISMATCH")
@@ -65,10 +71,12 @@ def limits_of(welcome: wire.Welcome) -> Limits:
     )
 
 
-def check_verdict(verdict: wire.Verdict) -> None:
-    """Raises BrokenFrameError: it has no tokens, or fewer than were accepted."""
+def check_verdict(verdict: wire.Verdict, vocab_size: int) -> None:
+    """Raises BrokenFrameError: it has no tokens, fewer than were accepted, or one that there is not."""
     if not verdict.tokens or verdict.accepted > len(verdict.tokens):
         raise BrokenFrameError("the server sent a verdict without tokens")
+    if max(verdict.tokens) >= vocab_size:
+        raise BrokenFrameError(f"the server chose token {max(verdict.tokens)} of a vocabulary of {vocab_size}")
 
 
 def rows_of(rows: wire.MemoryRows, held: int, end: int) -> RowsReceived | None:

@@ -12,8 +12,11 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 Float32 = NDArray[np.float32]
 
 
+_LARGEST = 65504.0  # of float16
+
+
 class RowsError(ValueError):
-    """A MemoryRows message whose sizes do not fit together."""
+    """A MemoryRows message whose sizes do not fit together, or that holds what is no number."""
 
 
 def encode_rows(start: int, keys: Float32, values: Float32, encoding: int) -> wire.MemoryRows:
@@ -21,12 +24,12 @@ def encode_rows(start: int, keys: Float32, values: Float32, encoding: int) -> wi
 
     Args:
         start: absolute position of the first row.
-        keys, values: float32 ``[n, kv_heads, head_dim]``.
+        keys, values: float32 ``[n, kv_heads, head_dim]``; what float16 cannot say becomes its largest number, NaN 0.
         encoding: ``ROW_ENCODING_INT8`` or ``ROW_ENCODING_FLOAT16``.
 
     Example: one int8 row of one head, ``keys [[[0.0, 127.0]]]``, is the bytes ``00 7f`` with scale 1.0.
     """
-    both = np.stack((keys, values))
+    both = np.clip(np.nan_to_num(np.stack((keys, values))), -_LARGEST, _LARGEST)
     count, kv_heads, head_dim = keys.shape
     rows = wire.MemoryRows(start=start, count=count, kv_heads=kv_heads, head_dim=head_dim)
     if encoding == wire.ROW_ENCODING_FLOAT16:
@@ -46,7 +49,7 @@ def decode_rows(rows: wire.MemoryRows) -> tuple[Float32, Float32]:
     """Unpack to float32 keys and values, each ``[count, kv_heads, head_dim]``.
 
     Raises:
-        RowsError: an unknown encoding or sizes that disagree.
+        RowsError: an unknown encoding, sizes that disagree, or numbers that are not finite.
     """
     shape = (2, rows.count, rows.kv_heads, rows.head_dim)
     numbers = 2 * rows.count * rows.kv_heads * rows.head_dim
@@ -66,6 +69,8 @@ def decode_rows(rows: wire.MemoryRows) -> tuple[Float32, Float32]:
         both = np.frombuffer(rows.data, np.int8).astype(np.float32).reshape(shape) * scales
     else:
         raise RowsError(f"unknown row encoding {rows.encoding}")
+    if not np.isfinite(both).all():
+        raise RowsError("numbers that are not finite")
     return both[0], both[1]
 
 

@@ -14,7 +14,7 @@ from moa_runtime.session.sampling import Sampling
 SNAPSHOT_VERSION = 3
 
 _UINT32, _UINT64 = 2**32 - 1, 2**64 - 1
-_LARGEST_REAL = 3e38  # of the wire's floats
+LARGEST_REAL = 3e38  # of the wire's floats
 _LONGEST_SHOWN = 60  # characters of a wrong value, in a sentence
 _AnyEnum = TypeVar("_AnyEnum", bound=enum.Enum)
 
@@ -56,7 +56,7 @@ class Snapshot:
         }
 
     @classmethod
-    def from_json(cls, data: object, fingerprints: Fingerprints) -> Snapshot:
+    def from_json(cls, data: object, fingerprints: Fingerprints, vocab_size: int = 1 << 32) -> Snapshot:
         """The snapshot, if it is whole and was made of the same target's tokens.
 
         Raises:
@@ -92,10 +92,10 @@ class Snapshot:
             resume_token=top.text("resume_token"),
             epoch=top.number("epoch", _UINT64 // 2),  # room to go on counting
             connection=top.number("connection", _UINT64 // 2),
-            committed=top.tokens("committed"),
-            supplied=top.tokens("supplied"),
+            committed=top.tokens("committed", vocab_size),
+            supplied=top.tokens("supplied", vocab_size),
             kept=top.number("kept", _UINT32),
-            tentative=top.tokens("tentative"),
+            tentative=top.tokens("tentative", vocab_size),
             origins=top.choices("origins", Origin),
             answering=top.flag("answering"),
             answer_start=None if top.get("answer_start") is None else top.number("answer_start", _UINT32),
@@ -147,8 +147,8 @@ class _Reader:
 
     def text(self, key: str) -> str:
         value = self.get(key)
-        if not isinstance(value, str):
-            raise _broken(f"{key} must be a text, not {_shown(value)}")
+        if not isinstance(value, str) or any("\ud800" <= char <= "\udfff" for char in value):  # which JSON may hold
+            raise _broken(f"{key} must be a text, not {_shown(ascii(value))}")
         return value
 
     def flag(self, key: str) -> bool:
@@ -166,15 +166,15 @@ class _Reader:
     def real(self, key: str) -> float:
         value = self.get(key)
         # False for what is not a number, too.
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LARGEST_REAL:
-            raise _broken(f"{key} must be a number from 0 to {_LARGEST_REAL:g}, not {_shown(value)}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST_REAL:
+            raise _broken(f"{key} must be a number from 0 to {LARGEST_REAL:g}, not {_shown(value)}")
         return float(value)
 
-    def tokens(self, key: str) -> list[int]:
+    def tokens(self, key: str, vocab_size: int) -> list[int]:
         value = self._list(key)
-        wrong = [token for token in value if not _is_whole(token, _UINT32)]
+        wrong = [token for token in value if not _is_whole(token, vocab_size - 1)]
         if wrong:
-            raise _broken(f"{key} must be token ids, whole numbers from 0 to {_UINT32}, not {_shown(wrong[0])}")
+            raise _broken(f"{key} must be token ids, whole numbers from 0 to {vocab_size - 1}, not {_shown(wrong[0])}")
         return list(value)
 
     def choice(self, key: str, kind: type[_AnyEnum]) -> _AnyEnum:

@@ -1,0 +1,80 @@
+"""What a verifier may say that none of ours does: it costs the answer at most, never the conversation."""
+
+from __future__ import annotations
+
+import pytest
+
+from moa_runtime.errors import MoaError
+from moa_runtime.session.client import ClientSession
+from moa_runtime.session.events import Event, Faulted, Sampling
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from session.wired import PRINTS, STOP, VOCAB
+
+
+def asked() -> ClientSession:
+    """A question waits for its connection, whose Hello is sent."""
+    session = ClientSession(PRINTS, stop_tokens=[STOP], vocab_size=VOCAB)
+    session.prompt([5, 6, 7], Sampling(), 20)
+    session.connect()
+    session.frames_to_send()
+    return session
+
+
+def welcomed() -> ClientSession:
+    session = asked()
+    told(session, welcome=welcome())
+    assert session.frames_to_send()
+    return session
+
+
+def welcome(**fields: int) -> wire.Welcome:
+    limits = wire.Limits(max_context=100, max_draft_tokens=10)
+    return wire.Welcome(protocol_version=2, resume_token="token", limits=limits, **fields)
+
+
+def told(session: ClientSession, **event: object) -> list[Event]:
+    return session.receive(wire.ServerMessage(**event).SerializeToString())
+
+
+@pytest.mark.parametrize("fields", [{"epoch": 2**64 - 1}, {"connection": 2**64 - 1}, {"epoch": 2**63}])
+def test_counts_that_leave_no_room_to_go_on_are_refused(fields: dict[str, int]) -> None:
+    session = asked()
+    [refused] = told(session, welcome=welcome(**fields))
+    assert isinstance(refused, Faulted) and "the server counts" in refused.text and not refused.retry_after_ms
+    session.disconnected()
+    session.connect()
+    told(session, welcome=welcome(epoch=1))
+    assert len(session.frames_to_send()) == 2
+    ClientSession.restore(session.snapshot(), PRINTS, stop_tokens=[STOP])
+
+
+def test_who_always_lacks_something_is_not_told_for_ever() -> None:
+    session, lacks = welcomed(), wire.Fault(code=wire.FAULT_CODE_OUT_OF_SYNC, text="position 3 was named")
+    sent, said = 0, []
+    for _ in range(50):
+        said += told(session, fault=lacks)
+        sent += len(session.frames_to_send())
+    assert sent == 8
+    assert {type(event) for event in said} == {Faulted} and "position 3 was named" in said[0].text
+
+
+def test_a_verdict_begins_the_patience_anew() -> None:
+    session, lacks = welcomed(), wire.Fault(code=wire.FAULT_CODE_OUT_OF_SYNC, text="no answer runs")
+    for length in range(3, 15):
+        assert not any(isinstance(event, Faulted) for event in told(session, fault=lacks))
+        prompt = wire.ClientMessage.FromString(session.frames_to_send()[-1]).prompt
+        told(session, verdict=wire.Verdict(epoch=prompt.epoch, base_len=length, tokens=[1]))
+        assert len(session.committed) == length + 1 and session.propose()
+
+
+def test_a_token_that_there_is_not_is_refused() -> None:
+    session = welcomed()
+    [refused] = told(session, verdict=wire.Verdict(epoch=2, base_len=3, tokens=[1, VOCAB]))
+    assert isinstance(refused, Faulted) and f"token {VOCAB} of a vocabulary of {VOCAB}" in refused.text
+    assert session.committed == []
+
+
+def test_a_snapshot_with_a_token_that_there_is_not_is_broken() -> None:
+    snapshot = asked().snapshot() | {"supplied": [5, VOCAB, 7]}
+    with pytest.raises(MoaError, match=f"supplied must be token ids, whole numbers from 0 to {VOCAB - 1}, not {VOCAB}"):
+        ClientSession.restore(snapshot, PRINTS, stop_tokens=[STOP], vocab_size=VOCAB)
