@@ -104,8 +104,10 @@ def _share_table(model: onnx.ModelProto, head: str, shape: tuple[int, ...]) -> N
     graph = model.graph
     (node,) = (node for node in graph.node if node.op_type == "MatMul" and node.input[1] == head)
     (place,) = (tensor for tensor in graph.initializer if tensor.name == head)
+    groups = shape[0] // GROUP
     table = [
-        next(tensor.name for tensor in graph.initializer if tensor.name.endswith(part)) for part in ("codes", "scales")
+        next(tensor.name for tensor in graph.initializer if tuple(tensor.dims) == dims)
+        for dims in ((shape[1], groups, GROUP), (shape[1], groups))  # codes, scales
     ]
     product = helper.make_node(
         "MatMulNBits",

@@ -11,13 +11,13 @@ class DeferredBackend(Backend):
     """Loads with its first step: what writes offline costs neither time nor memory while nobody is offline.
 
     Args:
-        load: called once, by the thread that takes the first step.
-        top_k, kv_shape, needs_a_row: of what it loads.
+        load: called once, by the thread that takes the first step. What it loads takes no memory rows.
+        top_k, kv_shape: of that.
     """
 
-    def __init__(
-        self, load: Callable[[], Backend], *, top_k: int, kv_shape: tuple[int, int], needs_a_row: bool
-    ) -> None:
+    needs_a_row = False
+
+    def __init__(self, load: Callable[[], Backend], *, top_k: int, kv_shape: tuple[int, int]) -> None:
         self._load = load
         self._loaded: Backend | None = None
         self._top_k, self._kv_shape = top_k, kv_shape

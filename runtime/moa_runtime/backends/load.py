@@ -66,7 +66,5 @@ def load_writer(bundle: Bundle, *, threads: int = 2) -> Backend | None:
         return OnnxBackend(graph, threads=threads)
 
     shapes = {tensor.name: tensor.shape for tensor in (*writer.inputs, *writer.outputs)}
-    _, heads, size = shapes["self_keys"]
-    return DeferredBackend(
-        load, top_k=int(shapes["top_tokens"][1]), kv_shape=(int(heads), int(size)), needs_a_row=False
-    )
+    (_, heads, size), (_, top_k) = shapes["self_keys"], shapes["top_tokens"]
+    return DeferredBackend(load, top_k=int(top_k), kv_shape=(int(heads), int(size)))
