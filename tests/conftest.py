@@ -49,12 +49,29 @@ def drafter(tiny_drafter: Path, target: Target) -> MoADrafter:
 
 @pytest.fixture(scope="session")
 def onnx_bundle(tiny_target: Path, tiny_drafter: Path) -> Path:
-    """A bundle with one graph, which any process can run."""
+    """A bundle with one graph, which any process can run. Offline its drafter writes."""
+    return _bundle(tiny_target, tiny_drafter, "none")
+
+
+@pytest.fixture(scope="session")
+def writing_bundle(tiny_target: Path, tiny_drafter: Path) -> Path:
+    """The same with a writer, which is the target itself in 8 bits."""
+    return _bundle(tiny_target, tiny_drafter, "target")
+
+
+def _bundle(tiny_target: Path, tiny_drafter: Path, writer: str) -> Path:
     from moa_export.pipeline import ExportSettings, export_bundle
     from moa_export.progress import Progress
+    from moa_export.writer import WriterSettings
 
-    out = tiny_target.parent / "bundle"
-    settings = ExportSettings(("onnx",), tiny_drafter, model=str(tiny_target), questions=["Name three colours."])
+    out = tiny_target.parent / f"bundle-{writer}"
+    settings = ExportSettings(
+        ("onnx",),
+        tiny_drafter,
+        model=str(tiny_target),
+        questions=["Name three colours."],
+        writer=WriterSettings(writer, bits=8),
+    )
     export_bundle(out, settings, Progress(sys.stderr, quiet=True))
     return out
 
@@ -66,6 +83,7 @@ def every_target(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest
     from moa_export.progress import Progress
     from moa_export.targets import TARGETS
     from moa_export.targets.base import TargetOptions
+    from moa_export.writer import WriterSettings
     from moa_runtime.bundle import Bundle
 
     out = tmp_path_factory.mktemp("every") / "bundle"
@@ -75,6 +93,7 @@ def every_target(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest
         model=str(tiny_target),
         options=TargetOptions(context=256),
         questions=["Name three colours.", "Why is the sky blue?"],
+        writer=WriterSettings("none"),
     )
     export_bundle(out, settings, Progress(sys.stderr, quiet=True))
     return Bundle.open(out)

@@ -83,7 +83,7 @@ class Conversation:
         clock: Clock | None = None,
         timeline: Timeline = NO_TIMELINE,
     ) -> None:
-        self._verifier, self._drafter, self._timeline = verifier, drafter, timeline
+        self._verifier, self._timeline = verifier, timeline
         self._clock = clock or Clock()
         self._session = ClientSession(fingerprints, stop_tokens=stop_tokens)
         self._loop = DraftingLoop(self._session, drafter, controller, LoopSettings(drafting="device"))
@@ -152,7 +152,7 @@ class Conversation:
         Raises:
             RefusedError: see :meth:`answer`.
         """
-        draft_once(self._loop, self._drafter, self._clock, self._timeline)
+        draft_once(self._loop, self._clock, self._timeline)
         self._exchange()
 
     def cut(self) -> ClientSession:
@@ -161,7 +161,7 @@ class Conversation:
         return self._session
 
     def _exchange(self) -> None:
-        exchange(self._loop, self._verifier, self._clock, self._timeline, self._drafter)
+        exchange(self._loop, self._verifier, self._clock, self._timeline)
         if self._refusal is not None:
             raise RefusedError(self._refusal)
 
@@ -188,14 +188,14 @@ class Conversation:
             self._refusal = event
 
 
-def draft_once(loop: DraftingLoop, drafter: Drafter, clock: Clock, timeline: Timeline = NO_TIMELINE) -> bool:
+def draft_once(loop: DraftingLoop, clock: Clock, timeline: Timeline = NO_TIMELINE) -> bool:
     """Draft if the loop says so; whether it did."""
     todo = loop.next(clock.now())
     if not isinstance(todo, Draft):
         return False
     began = clock.now()
     with timeline.measure("draft", "draft", position=len(todo.prefix), origin=todo.origin.value):
-        tree = drafter.propose(todo.prefix, todo.budget, todo.sampling)
+        tree = todo.by.propose(todo.prefix, todo.budget, todo.sampling)
     seconds = clock.drafted(tree, began)
     loop.drafted(todo, tree, seconds, clock.now())
     return True
@@ -206,20 +206,15 @@ def exchange(
     verifier: LoopbackVerifier,
     clock: Clock | None = None,
     timeline: Timeline = NO_TIMELINE,
-    drafter: Drafter | None = None,
 ) -> None:
-    """Send what is due and take what comes back.
-
-    Args:
-        drafter: drafts while the answer is on its way, where that takes time and the loop says so.
-    """
+    """Send what is due and take what comes back; draft while it is on its way, where that takes time and the loop says
+    so."""
     clock = clock or Clock()
     for frame in loop.frames_to_send(clock.now()):
         answers = verifier.receive(frame)
         comes = clock.answer_at(verifier.compute_s)
-        if drafter is not None:
-            while clock.now() < comes and draft_once(loop, drafter, clock, timeline):
-                pass
+        while clock.now() < comes and draft_once(loop, clock, timeline):
+            pass
         clock.wait_until(comes)
         for answer in answers:
             with timeline.measure("receive", "link", bytes=len(answer)):

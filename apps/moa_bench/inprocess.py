@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moa_bench.questions import Question
-from moa_runtime.backends.load import load_backend
+from moa_runtime.backends.load import load_backend, load_writer
 from moa_runtime.bundle import Bundle, Fingerprints
-from moa_runtime.drafters.for_bundle import drafter_for
+from moa_runtime.drafters.for_bundle import drafter_for, writer_for
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.tokenizer import ChatTokenizer
 
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Device:
-    """What a device has: a bundle's fingerprints and tokenizer, and a drafter for each conversation."""
+    """What a device has: a bundle's fingerprints and tokenizer, and a drafter for each conversation; also what writes
+    without a verifier, if the bundle has it."""
 
     fingerprints: Fingerprints
     tokenizer: ChatTokenizer
     new_drafter: Callable[[], MoaDrafter]
     stop_tokens: tuple[int, ...]
+    new_writer: Callable[[], MoaDrafter] | None = None
 
 
 def device_of(bundle: Bundle, backend_name: str | None = None, *, ngrams: bool = True) -> Device:
@@ -37,13 +39,14 @@ def device_of(bundle: Bundle, backend_name: str | None = None, *, ngrams: bool =
     Raises:
         MoaError: the bundle's graph or tokenizer cannot be loaded.
     """
-    backend, manifest = load_backend(bundle, backend_name), bundle.manifest
+    backend, manifest, writer = load_backend(bundle, backend_name), bundle.manifest, load_writer(bundle)
     return Device(
         manifest.fingerprints,
         ChatTokenizer.from_bundle(bundle),
         # The graph is shared; each conversation has caches of its own.
         lambda: drafter_for(manifest, backend, ngrams=ngrams),
         manifest.stop_tokens,
+        None if writer is None else lambda: writer_for(manifest, writer),
     )
 
 

@@ -9,6 +9,7 @@ from typing import NoReturn
 from moa_runtime.draft_length import draft_length_of
 from moa_runtime.drafting import DRAFTINGS
 from moa_runtime.errors import MoaError
+from moa_runtime.offline import OFFLINES
 
 DEFAULT_SERVER = "ws://127.0.0.1:8765"
 DEFAULT_GATEWAY = "127.0.0.1:11435"
@@ -107,6 +108,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--backend", metavar="NAME", help="onnx or coreml (default: the first that the bundle is for)"
     )
     drafting.add_argument("--threads", type=int, default=2, metavar="N", help="of the drafter (default: %(default)s)")
+    drafting.add_argument(
+        "--offline",
+        choices=OFFLINES,
+        help="what writes while there is no verifier: the bundle's writer (the drafter where it has none), the "
+        "drafter, or nothing (default: writer; drafter with --serve)",
+    )
     drafting.add_argument(
         "--offline-limit",
         type=int,

@@ -15,6 +15,7 @@ from moa_runtime.draft_length import DraftLength
 from moa_runtime.drafting import Drafting
 from moa_runtime.errors import MoaError
 from moa_runtime.loop_settings import LoopSettings
+from moa_runtime.offline import Offline
 from moa_runtime.paths import data_dir, default_bundle
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.throughput import controller_for
@@ -39,6 +40,7 @@ class Setup:
     ngrams: bool = True
     offline_limit: int = 256
     drafting: Drafting = "auto"
+    offline: Offline = "writer"
     policy: Policy = Policy.ROLLBACK
     max_new_tokens: int = 512
     temperature: float = 0.0
@@ -65,7 +67,7 @@ class Setup:
             ngrams=self.ngrams,
             controller=controller_for(self.draft_length),
             policy=self.policy,
-            settings=LoopSettings(offline_limit=self.offline_limit, drafting=self.drafting),
+            settings=LoopSettings(offline_limit=self.offline_limit, drafting=self.drafting, offline=self.offline),
             system=self.system,
             store=self.store,
             wait=wait,
@@ -90,6 +92,7 @@ def setup_for(options: argparse.Namespace, bundle: Bundle, endpoint: Endpoint) -
         ngrams=options.ngrams,
         offline_limit=options.offline_limit,
         drafting=options.drafting,
+        offline=options.offline or ("writer" if options.serve is None else "drafter"),
         policy=Policy(options.policy or ("ask" if options.terminal and sys.stdin.isatty() else "rollback")),
         max_new_tokens=options.max_new_tokens,
         temperature=options.temperature,

@@ -9,18 +9,30 @@ from torch import Tensor, nn
 
 from moa_drafter.config import DrafterConfig
 from moa_drafter.model import MoADrafter
-from moa_runtime.backends.base import StepInputs, StepResult
+from moa_runtime.backends.base import MEMORY_INPUTS, StepInputs, StepResult
 from moa_runtime.bundle import TensorSpec
 
 
 def signature(config: DrafterConfig, top_k: int) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Inputs and outputs of the device half, in order: the fields of :class:`~moa_runtime.backends.base.StepInputs` and
-    :class:`~moa_runtime.backends.base.StepResult`. Sizes that vary keep their letters there."""
-    sizes = {"H": config.kv_heads, "D": config.decoder.head_dim, "K": min(top_k, config.draft_vocab_size)}
+    """Inputs and outputs of the device half, see :func:`signature_of`."""
+    return signature_of((config.kv_heads, config.decoder.head_dim), min(top_k, config.draft_vocab_size))
+
+
+def signature_of(
+    kv_shape: tuple[int, int], top_k: int, *, rows: bool = True
+) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Inputs and outputs of a step, in order: the fields of :class:`~moa_runtime.backends.base.StepInputs` and
+    :class:`~moa_runtime.backends.base.StepResult`. Sizes that vary keep their letters there.
+
+    Args:
+        rows: whether it looks at memory rows.
+    """
+    sizes = {"H": kv_shape[0], "D": kv_shape[1], "K": top_k}
     inputs, outputs = (
         tuple(
             TensorSpec(each.name, each.metadata["dtype"], tuple(sizes.get(n, n) for n in each.metadata["shape"]))
             for each in fields(kind)
+            if rows or each.name not in MEMORY_INPUTS
         )
         for kind in (StepInputs, StepResult)
     )

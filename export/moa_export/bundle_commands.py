@@ -27,7 +27,8 @@ def inspect(words: Sequence[str]) -> int:
     if args.json:
         print(manifest.to_json(), end="")
         return 0
-    print(format_rows([Row(name, t.file, t.bytes, t.checks) for name, t in manifest.targets.items()]))
+    graphs = dict(manifest.targets) | ({"writer": manifest.writer} if manifest.writer else {})
+    print(format_rows([Row(name, t.file, t.bytes, t.checks) for name, t in graphs.items()]))
     prints = manifest.fingerprints
     facts = {
         "target": f"{manifest.target} ({prints.target})",
@@ -36,6 +37,7 @@ def inspect(words: Sequence[str]) -> int:
         "context": f"{manifest.max_context} tokens",
         "vocabulary": f"{manifest.draft_vocab_size} of {manifest.vocab_size} tokens can be drafted",
         "recipe": ", ".join(f"{part} {manifest.recipe[part]['bits']} bits" for part in ("linear", "head", "embedding")),
+        "offline": f"{manifest.writer.details['model']} writes" if manifest.writer else "the drafter writes",
         "made with": ", ".join(f"{name} {number}" for name, number in manifest.tools.items()),
     }
     for name, fact in facts.items():
@@ -52,6 +54,7 @@ def verify(words: Sequence[str]) -> int:
     parser.add_argument("--files-only", action="store_true", help="check SHA-256 and manifest only; needs no torch")
     parser.add_argument("--model", metavar="NAME", help="target model it was exported for (default: the built-in one)")
     parser.add_argument("--drafter", type=Path, metavar="DIR", help="checkpoint (default: the shipped one)")
+    parser.add_argument("--offline-model", metavar="NAME", help="its offline model (default: the target)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     args = parser.parse_args(words)
@@ -71,9 +74,11 @@ def verify(words: Sequence[str]) -> int:
             from moa_export.verification import prove_again
 
             progress = Progress(terminal, quiet=args.quiet)
-            proofs = prove_again(bundle, model=args.model, drafter=args.drafter, progress=progress)
+            proofs = prove_again(
+                bundle, model=args.model, drafter=args.drafter, writer=args.offline_model, progress=progress
+            )
         for name, proof in proofs.items():
-            entry = bundle.manifest.targets[name]
+            entry = bundle.manifest.targets.get(name) or bundle.manifest.writer
             rows.append(Row(name, entry.file, entry.bytes, proof.checks, proof.step_ms))
             failures += [f"{name}: {reason}" for reason in proof.failures]
         found["targets"] = {row.name: {"step_ms": row.step_ms, **row.checks} for row in rows}

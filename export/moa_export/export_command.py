@@ -20,6 +20,7 @@ from moa_runtime.paths import default_bundle
 
 if TYPE_CHECKING:
     from moa_export.pipeline import ExportSettings, Made, Report
+    from moa_export.writer import MadeWriter
 
 #: Extras by target; ``--target all`` needs them all. Known here so that a missing one is said at once.
 EXTRAS = {"onnx": "export", "executorch": "executorch", "coreml": "coreml"}
@@ -36,6 +37,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="NAME", help="target model: built-in name, Hub id or folder (default smollm2-135m-instruct)"
     )
     parser.add_argument("--drafter", type=Path, metavar="DIR", help="moa-train checkpoint (default: the shipped one)")
+    parser.add_argument(
+        "--offline-model",
+        metavar="NAME",
+        help="what writes while there is no verifier: target, a model's name or folder with the target's tokenizer, or "
+        "none (default: the target if it has at most 500 million parameters)",
+    )
+    parser.add_argument("--offline-bits", type=int, metavar="N", help="of its layers: 4 or 8 (default 4)")
     recipe = parser.add_argument_group("recipe", "single options win over a preset, a preset over the file")
     recipe.add_argument("--preset", help=f"{', '.join(PRESETS)} (default {DEFAULT_PRESET}): 4, 8 or 32 bits")
     recipe.add_argument("--config", type=Path, metavar="YAML", help="a file with the same settings")
@@ -123,18 +131,21 @@ def _settings(
     from moa_drafter.target_source import DEFAULT_TARGET
     from moa_export.pipeline import ExportSettings
     from moa_export.targets.base import TargetOptions
+    from moa_export.writer import WriterSettings
 
     delegates = str(args.backend or config.get("backend") or ",".join(TargetOptions().delegates)).split(",")
     context = args.context if args.context is not None else config.get("context", TargetOptions().context)
     if not isinstance(context, int) or context < 64:
         raise ExportError(f"--context must be a number of at least 64 tokens, not {context}")
     drafter = args.drafter or (Path(config["drafter"]) if "drafter" in config else shipped_checkpoint())
+    writer = WriterSettings(args.offline_model or config.get("offline_model"), args.offline_bits or 4)
     return ExportSettings(
         targets,
         drafter,
         model=args.model or config.get("model") or DEFAULT_TARGET,
         recipe=recipe,
         options=TargetOptions(context, tuple(delegates)),
+        writer=writer,
     )
 
 
@@ -153,12 +164,22 @@ def _as_json(report: Report) -> dict[str, Any]:
             }
             for one in report.made
         },
+        "writer": None if report.writer is None else _writer_as_json(report.writer),
         "notes": list(report.notes),
     }
 
 
+def _writer_as_json(made: MadeWriter) -> dict[str, Any]:
+    entry = made.entry
+    return {"file": entry.file, "bytes": entry.bytes, "step_ms": made.proof.step_ms, **entry.details, **entry.checks}
+
+
 def _as_table(report: Report) -> str:
-    lines = [format_rows([_row(one) for one in report.made])]
+    rows = [_row(one) for one in report.made]
+    if report.writer is not None:
+        entry = report.writer.entry
+        rows.append(Row("writer", entry.file, entry.bytes, entry.checks, report.writer.proof.step_ms))
+    lines = [format_rows(rows)]
     for one in report.made:
         if reason := one.proof.checks["parity"].get("reason"):
             lines.append(f"{one.artifact.name}: not run: {reason}")

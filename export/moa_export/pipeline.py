@@ -28,6 +28,7 @@ from moa_export.recordings import record
 from moa_export.rotation import rotate_residual_stream
 from moa_export.targets import target_of
 from moa_export.targets.base import Artifact, ExportTarget, TargetOptions
+from moa_export.writer import NONE, MadeWriter, WriterSettings, make_writer, model_of
 from moa_runtime.bundle import (
     CHAT_TEMPLATE_FILE,
     TOKENIZER_FILE,
@@ -54,6 +55,7 @@ class ExportSettings:
         model: a target model's name or folder.
         drafter: folder of a checkpoint.
         questions: on whose answers the graphs are proved.
+        writer: which model writes offline.
     """
 
     targets: tuple[str, ...]
@@ -62,6 +64,7 @@ class ExportSettings:
     recipe: Recipe = field(default_factory=Recipe)
     options: TargetOptions = field(default_factory=TargetOptions)
     questions: Sequence[str] = PROMPTS
+    writer: WriterSettings = field(default_factory=WriterSettings)
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ class Report:
     seconds: float
     made: tuple[Made, ...]
     notes: tuple[str, ...]
+    writer: MadeWriter | None = None
 
 
 def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, force: bool = False) -> Report:
@@ -110,6 +114,11 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
         with progress.stage("recording conversations of the target"):
             recordings = record(target, drafter, settings.questions)
             others = record(target, drafter, CALIBRATION_PROMPTS) if needs_calibration(settings.recipe) else []
+        model, note = model_of(settings.writer, target)
+        notes += (note,) if note else ()
+        writer = None
+        if model != NONE:
+            writer = make_writer(model, settings.writer.bits, target, recordings, stage, progress)
         del target  # may be large, and the drafter holds what is still needed of it
         reference = reference_of(drafter, recordings, settings.recipe, manifest.stop_tokens, progress)
         drafter = rotate_residual_stream(drafter)
@@ -123,15 +132,17 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
         ]
         with progress.stage("writing the bundle"):
             entries = {one.artifact.name: _entry(one) for one in made}
-            write_manifest(stage, dataclasses.replace(manifest, targets=entries))
+            entry = writer.entry if writer else None
+            write_manifest(stage, dataclasses.replace(manifest, targets=entries, writer=entry))
         failures = [f"{one.artifact.name}: {reason}" for one in made for reason in one.proof.failures]
+        failures += [f"writer: {reason}" for reason in writer.proof.failures] if writer else []
         if failures:
             raise ParityError(
                 f"what was exported differs too much from PyTorch ({'; '.join(failures)}); "
                 f"the files are in {rejected_path(out)}"
             )
     size = _size_of(out)
-    return Report(out, size, time.monotonic() - began, tuple(made), notes)
+    return Report(out, size, time.monotonic() - began, tuple(made), notes, writer)
 
 
 def load(settings: ExportSettings) -> tuple[MoADrafter, Target, tuple[str, ...]]:

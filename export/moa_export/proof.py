@@ -88,7 +88,7 @@ def prove(runner: Backend | NotRun, reference: Reference, tolerance: Tolerance, 
     }
     beyond = [] if loss <= tolerance.tau_loss else [f"tau fell by {loss:.1%}, allowed are {tolerance.tau_loss:.0%}"]
     checks["tau"] = _check(beyond, figures)
-    return Proof(checks, _step_ms(runner))
+    return Proof(checks, step_ms(runner))
 
 
 def _check(failures: Sequence[str], figures: Mapping[str, Any]) -> Check:
@@ -97,7 +97,7 @@ def _check(failures: Sequence[str], figures: Mapping[str, Any]) -> Check:
     return {"status": PASSED, **figures}
 
 
-def _step_ms(backend: Backend) -> float:
+def step_ms(backend: Backend) -> float:
     """Median time of a one-token step behind some cached tokens; `moa-bench device` measures it with care."""
     cache, memory = (np.zeros((_TIMED_CONTEXT, *shape), np.float32) for shape in (backend.kv_shape, backend.row_shape))
     inputs = StepInputs.chain([1], (cache, cache), (memory, memory))

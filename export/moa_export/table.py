@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_HEADER = ("graph", "file", "MB", "parity", "top-1", "error (nats)", "tau before", "after", "ms a step")
+_HEADER = ("graph", "file", "MB", "parity", "top-1", "error (nats)", "tau before", "after", "perplexity", "ms a step")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def format_rows(rows: Sequence[Row]) -> str:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    parity, tau = row.checks.get("parity", {}), row.checks.get("tau", {})
+    parity, tau = row.checks.get("parity") or row.checks.get("perplexity", {}), row.checks.get("tau", {})
     return (
         row.name,
         row.file,
@@ -44,5 +44,6 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{parity['mean_logprob_error']:.4f}" if "mean_logprob_error" in parity else "-",
         f"{tau['before']:.3f}" if "before" in tau else "-",
         f"{tau['after']:.3f}" if "after" in tau else "-",
+        f"x {parity['ratio']:.3f}" if "ratio" in parity else "-",
         "-" if row.step_ms is None else f"{row.step_ms:.2f}",
     )

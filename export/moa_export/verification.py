@@ -14,17 +14,20 @@ from moa_export.recipe import Recipe
 from moa_export.recordings import record
 from moa_export.targets import target_of
 from moa_export.targets.base import Artifact, TargetOptions
+from moa_export.writer import TARGET, prove_writer
 from moa_runtime.bundle import Bundle, TargetEntry
 
 
-def prove_again(bundle: Bundle, *, model: str | None, drafter: Path | None, progress: Progress) -> dict[str, Proof]:
+def prove_again(
+    bundle: Bundle, *, model: str | None, drafter: Path | None, writer: str | None, progress: Progress
+) -> dict[str, Proof]:
     """Compare every graph of ``bundle`` with PyTorch, as the export did.
 
     Args:
-        model, drafter: what it was exported from; the defaults when omitted.
+        model, drafter, writer: what it was exported from; the defaults when omitted, for the writer the target.
 
     Returns:
-        proofs by the graphs' names.
+        proofs by the graphs' names, that of the writer as ``writer``.
 
     Raises:
         ExportError: the bundle was made from another target or drafter.
@@ -47,9 +50,11 @@ def prove_again(bundle: Bundle, *, model: str | None, drafter: Path | None, prog
             )
     with progress.stage("recording conversations of the target"):
         recordings = record(target, module, settings.questions)
+    proofs = {}
+    if bundle.manifest.writer is not None:
+        proofs["writer"] = prove_writer(bundle, writer or TARGET, target, recordings, progress)
     reference = reference_of(module, recordings, recipe, target.stop_tokens, progress)
     del module, target  # a graph may need as much memory
-    proofs = {}
     for name in names:
         # "executorch-vulkan" was made by the target "executorch".
         exporter = target_of(name.partition("-")[0])(recipe, TargetOptions())

@@ -194,6 +194,7 @@ class PauseReason(enum.Enum):
     LENGTH = "length"  # the answer has its greatest length
     LIMIT = "limit"  # so much may be written offline, or the context is full
     UNPREPARED = "unprepared"  # no drafter, or the target has not sent it anything to draft from
+    OFF = "off"  # nothing is written without the verifier, as the host chose
     LOW_POWER = "low power"  # the verifier is away, and the host asked to save power
     BACKGROUND = "background"  # nobody looks, as the host said; it goes on when somebody does
 

@@ -91,6 +91,8 @@ class Manifest:
         tools: versions of what made the bundle, by package.
         targets: the graphs, by name (``"onnx"``, ``"coreml-stateless"``).
         files: every file of the bundle but the manifest, by path relative to it.
+        writer: the graph of a whole model, which the device writes with while it has no verifier; None without one.
+            Its ``details`` name the model, its bits, and ``max_context``, the positions it was trained for.
     """
 
     fingerprints: Fingerprints
@@ -107,6 +109,7 @@ class Manifest:
     tools: Mapping[str, str]
     targets: Mapping[str, TargetEntry]
     files: Mapping[str, FileEntry]
+    writer: TargetEntry | None = None
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> str:
@@ -138,11 +141,13 @@ class Manifest:
                 recipe=dict(raw["recipe"]),
                 tools={str(k): str(v) for k, v in raw["tools"].items()},
                 targets={name: _target(entry) for name, entry in raw["targets"].items()},
+                writer=_target(raw["writer"]) if raw.get("writer") else None,
                 files={_checked_name(name): FileEntry(**entry) for name, entry in raw["files"].items()},
                 **{name: int(raw[name]) for name in _INTEGER_FIELDS},
             )
             # What a reader opens must be among what is checked.
             needed = [TOKENIZER_FILE, CHAT_TEMPLATE_FILE, *(entry.file for entry in manifest.targets.values())]
+            needed += [manifest.writer.file] if manifest.writer else []
             if unlisted := [name for name in needed if not _is_listed(name, manifest.files)]:
                 raise ValueError(f"files does not list {unlisted[0]!r}")
             return manifest

@@ -14,7 +14,7 @@ from typing import Any
 
 from moa_runtime.answer import ChatEvent
 from moa_runtime.backends.base import Backend
-from moa_runtime.backends.load import load_backend
+from moa_runtime.backends.load import load_backend, load_writer
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat_answers import ChatAnswers
 from moa_runtime.chat_keeper import ChatKeeper
@@ -22,12 +22,14 @@ from moa_runtime.chat_state import ChatState
 from moa_runtime.control import Controller
 from moa_runtime.conversation import Conversation
 from moa_runtime.drafters.base import Drafter
-from moa_runtime.drafters.for_bundle import drafter_for
+from moa_runtime.drafters.for_bundle import drafter_for, writer_for
 from moa_runtime.errors import ChatError, ContextFullError
+from moa_runtime.loop import DraftingLoop
 from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.session.snapshot import LARGEST_REAL
+from moa_runtime.throughput import Throughput
 from moa_runtime.timeline import Timeline
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.transport import Endpoint, Timing
@@ -51,6 +53,7 @@ class Chat(ChatAnswers):
         endpoint: Endpoint,
         *,
         drafter: Drafter | None,
+        writer: Drafter | None = None,
         controller: Controller | None = None,
         policy: Policy = Policy.ROLLBACK,
         settings: LoopSettings | None = None,
@@ -78,9 +81,8 @@ class Chat(ChatAnswers):
         session = saved[1] if saved else ClientSession(prints, **options)
         session.policy = policy
         conversation = Conversation(tokenizer, system)
-        super().__init__(
-            session, conversation, tokenizer, endpoint, drafter, controller, settings, timing, timeline, keeper
-        )
+        loop = DraftingLoop(session, drafter, controller or Throughput(), settings, writer)
+        super().__init__(session, loop, conversation, tokenizer, endpoint, timing, timeline, keeper)
         self._max_context = manifest.max_context
         if saved:
             self._resume(saved[0])
@@ -92,6 +94,7 @@ class Chat(ChatAnswers):
         endpoint: Endpoint,
         *,
         backend: str | Backend | None = None,
+        writer: Backend | None = None,
         threads: int = 2,
         ngrams: bool = True,
         controller: Controller | None = None,
@@ -109,6 +112,7 @@ class Chat(ChatAnswers):
             backend: a key of :data:`moa_runtime.backends.load.BACKENDS`; the first that the bundle has a graph for
                 when omitted. Or one that is loaded, for several chats a
                 :class:`~moa_runtime.backends.shared.SharedBackend`.
+            writer: the bundle's, for several chats a shared one; otherwise it is loaded when it is first needed.
             threads: of a backend that is to be loaded.
             ngrams: also copy from the conversation, see :func:`moa_runtime.drafters.for_bundle.drafter_for`.
             system: a message at the beginning of a new conversation.
@@ -124,10 +128,12 @@ class Chat(ChatAnswers):
         """
         if backend is None or isinstance(backend, str):
             backend = load_backend(bundle, backend, threads=threads)
+        writer = writer or load_writer(bundle, threads=threads)
         chat = cls(
             bundle,
             endpoint,
             drafter=drafter_for(bundle.manifest, backend, ngrams=ngrams),
+            writer=writer_for(bundle.manifest, writer) if writer else None,
             controller=controller,
             policy=policy,
             settings=settings,

@@ -13,12 +13,10 @@ from moa_runtime.answer_record import AnswerRecord
 from moa_runtime.chat_keeper import ChatKeeper
 from moa_runtime.chat_link import ChatLink
 from moa_runtime.chat_state import AnswerState, ChatState
-from moa_runtime.control import Controller
 from moa_runtime.conversation import Conversation, Question
-from moa_runtime.drafters.base import Drafter
 from moa_runtime.errors import ChatError
+from moa_runtime.loop import DraftingLoop
 from moa_runtime.loop_events import Drafted, LoopEvent, PauseBegan
-from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Finished, Origin, Policy, RolledBack, Welcomed
 from moa_runtime.timeline import Timeline
@@ -33,17 +31,15 @@ class ChatAnswers(ChatLink):
     def __init__(
         self,
         session: ClientSession,
+        loop: DraftingLoop,
         conversation: Conversation,
         tokenizer: ChatTokenizer,
         endpoint: Endpoint,
-        drafter: Drafter | None,
-        controller: Controller | None,
-        settings: LoopSettings | None,
         timing: Timing | None,
         timeline: Timeline | None,
         keeper: ChatKeeper,
     ) -> None:
-        super().__init__(session, endpoint, drafter, controller, settings, timing, timeline, keeper)
+        super().__init__(loop, endpoint, timing, timeline, keeper)
         self.tokenizer = tokenizer
         self._server, self._session, self._conversation = endpoint.url, session, conversation
         self._record = self._new_record(Question([], 0, []))

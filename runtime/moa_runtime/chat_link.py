@@ -9,16 +9,12 @@ from typing import TypeVar
 from moa_runtime.answer import LinkChanged, LinkStatus
 from moa_runtime.answer_events import AnswerEvents
 from moa_runtime.chat_keeper import ChatKeeper
-from moa_runtime.control import Controller
-from moa_runtime.drafters.base import Drafter
 from moa_runtime.driver import Driver
 from moa_runtime.errors import ChatError, MoaError
 from moa_runtime.loop import DraftingLoop
 from moa_runtime.loop_events import LoopEvent, Problem
-from moa_runtime.loop_settings import Conditions, LoopSettings
-from moa_runtime.session.client import ClientSession
+from moa_runtime.loop_settings import Conditions
 from moa_runtime.session.events import Policy
-from moa_runtime.throughput import Throughput
 from moa_runtime.timeline import Timeline
 from moa_runtime.transport import ConnectError, Endpoint, Timing
 
@@ -30,11 +26,8 @@ class ChatLink:
 
     def __init__(
         self,
-        session: ClientSession,
+        loop: DraftingLoop,
         endpoint: Endpoint,
-        drafter: Drafter | None,
-        controller: Controller | None,
-        settings: LoopSettings | None,
         timing: Timing | None,
         timeline: Timeline | None,
         keeper: ChatKeeper,
@@ -45,11 +38,10 @@ class ChatLink:
         self._opening: asyncio.Future[None] | None = None  # what open() waits for
         self._running: asyncio.Task[None] | None = None
         self._closed = False
-        self._loop = DraftingLoop(session, drafter, controller or Throughput(), settings)
+        self._loop = loop
         self._loop.listen(self._hear)
         self._driver = Driver(
             self._loop,
-            drafter,
             endpoint,
             timing,
             timeline,

@@ -23,13 +23,14 @@ class Decisions:
 
     Attributes:
         conditions: what the host says.
-        exhausted: the drafter has nothing to propose: only the target can go on.
+        exhausted: who has nothing to propose, so that only the target can go on.
     """
 
     def __init__(
         self,
         session: ClientSession,
         drafter: Drafter | None,
+        writer: Drafter | None,
         controller: Controller,
         settings: LoopSettings,
         watch: LinkWatch,
@@ -37,8 +38,9 @@ class Decisions:
         placement: Placement,
     ) -> None:
         self.conditions = Conditions()
-        self.exhausted = False
-        self._session, self._drafter, self._controller = session, drafter, controller
+        self.exhausted: Drafter | None = None
+        self._session, self._controller = session, controller
+        self._drafter, self._writer = drafter, writer if settings.offline == "writer" else None
         self._settings, self._watch, self._rounds = settings, watch, rounds
         self._placement = placement
 
@@ -82,18 +84,21 @@ class Decisions:
         known = session.tokens[: session.rows + 1] if self._drafter.needs_rows else session.tokens
         if len(known) < max(earliest, session.answer_start):
             return None
-        return Draft(known, self._affordable, Origin.DRAFTED, session.sampling)
+        return Draft(self._drafter, known, self._affordable, Origin.DRAFTED, session.sampling)
 
     def draft(self) -> Draft | None:
         """What is to be drafted now, if anything is."""
         session = self._session
         if not session.answering or session.tentatively_finished or self.conditions.background:
             return None
-        budget = None if self.exhausted or not self._prepared else self._budget()
+        by = self._writer if self._writes else self._drafter
+        if by is None or by is self.exhausted or not self._prepared:
+            return None
+        budget = self._budget()
         if budget is None:
             return None
         origin = Origin.OFFLINE if self._watch.outage else Origin.DRAFTED
-        return Draft(session.tokens, budget, origin, session.sampling)
+        return Draft(by, session.tokens, budget, origin, session.sampling)
 
     def pause_reason(self) -> PauseReason | None:
         """Why the device does not go on with a running answer; None while it may."""
@@ -102,6 +107,8 @@ class Decisions:
             return PauseReason.BACKGROUND
         if not self._alone:
             return None
+        if self._settings.offline == "off":
+            return PauseReason.OFF
         if not self._prepared:
             return PauseReason.UNPREPARED
         if self.conditions.low_power:
@@ -116,11 +123,19 @@ class Decisions:
     @property
     def _prepared(self) -> bool:
         """Whether there is anything to draft from."""
+        if self._writes:
+            return bool(self._session.tokens)
         if self._drafter is None:
             return False
         copies_only = self.conditions.metered and self.round_due
         rows_matter = self._drafter.needs_rows and not copies_only
         return bool(self._session.rows if rows_matter else self._session.committed)
+
+    @property
+    def _writes(self) -> bool:
+        """Whether the writer is the one to go on: in an outage. A verdict that is only late is no reason to read the
+        whole conversation."""
+        return self._writer is not None and self._watch.outage
 
     @property
     def _alone(self) -> bool:
@@ -137,7 +152,7 @@ class Decisions:
         tentative = len(self._session.tentative)
         if self.round_due:
             return behind(self._affordable, tentative, self._tentative_logprob(tentative))
-        if self.conditions.low_power:
+        if self.conditions.low_power or (self._alone and self._settings.offline == "off"):
             return None
         one = replace(ONE, tentative=tentative)
         if self._alone:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from moa_runtime.answer import LinkChanged
-from moa_runtime.drafters.base import Drafter
 from moa_runtime.errors import MoaError
 from moa_runtime.loop import DraftingLoop
 from moa_runtime.loop_events import Draft, LoopEvent, RoundEnded
@@ -26,7 +25,6 @@ class Driver:
     application, are never blocked.
 
     Args:
-        drafter: the loop's.
         timeline: gets a span ``draft`` for each draft on the track ``draft``; ``send``, ``wait`` (from handing a
             frame over to taking up its verdict) and ``receive`` on the track ``link``, and a mark for each change
             of the link's status.
@@ -38,7 +36,6 @@ class Driver:
     def __init__(
         self,
         loop: DraftingLoop,
-        drafter: Drafter | None,
         endpoint: Endpoint,
         timing: Timing | None = None,
         timeline: Timeline | None = None,
@@ -47,7 +44,7 @@ class Driver:
         on_rest: Callable[[], None],
         store: Callable[[], asyncio.Future[None] | None] = lambda: None,
     ) -> None:
-        self._loop, self._drafter = loop, drafter
+        self._loop = loop
         self._on_problem, self._on_rest, self._store = on_problem, on_rest, store
         loop.listen(self._hear)
         self._timeline = timeline or NO_TIMELINE
@@ -130,11 +127,10 @@ class Driver:
                 await self._wait(todo.until)
 
     async def _draft(self, draft: Draft) -> None:
-        assert self._drafter is not None
         began = time.monotonic()
         with self._timeline.measure("draft", "draft", position=len(draft.prefix), origin=draft.origin.value):
             tree = await asyncio.get_running_loop().run_in_executor(
-                self._thread, self._drafter.propose, draft.prefix, draft.budget, draft.sampling
+                self._thread, draft.by.propose, draft.prefix, draft.budget, draft.sampling
             )
         now = time.monotonic()
         self._loop.drafted(draft, tree, now - began, now)

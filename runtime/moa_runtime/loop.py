@@ -47,7 +47,7 @@ class DraftingLoop:
             todo = loop.next(clock())
             if isinstance(todo, Draft):
                 began = clock()
-                tree = drafter.propose(todo.prefix, todo.budget, todo.sampling)
+                tree = todo.by.propose(todo.prefix, todo.budget, todo.sampling)
                 loop.drafted(todo, tree, clock() - began, clock())
             for frame in loop.frames_to_send(clock()):   # before any waiting
                 ...
@@ -63,6 +63,7 @@ class DraftingLoop:
 
     Args:
         drafter: None, and each round asks the target for one token.
+        writer: what writes in an outage in the drafter's place, and needs no memory rows.
     """
 
     def __init__(
@@ -71,13 +72,16 @@ class DraftingLoop:
         drafter: Drafter | None,
         controller: Controller,
         settings: LoopSettings | None = None,
+        writer: Drafter | None = None,
     ) -> None:
         self._session, self._drafter = session, drafter
         settings = settings or LoopSettings()
         self._watch, self._rounds = LinkWatch(settings), Rounds(len(session.tentative))
         self._placement, self._trial = Placement(settings.drafting, able=drafter is not None), Trial()
         self._lessons = Lessons(session, controller, self._rounds, self._placement, self._trial)
-        self._decisions = Decisions(session, drafter, controller, settings, self._watch, self._rounds, self._placement)
+        self._decisions = Decisions(
+            session, drafter, writer, controller, settings, self._watch, self._rounds, self._placement
+        )
         self._listeners = Listeners()
         self._tell, self._set_link = self._listeners.tell, self._listeners.set_link
         self._paused: PauseReason | None = None
@@ -189,7 +193,7 @@ class DraftingLoop:
 
     def received(self, frame: bytes, now: float) -> None:
         """A frame came."""
-        self._decisions.exhausted = False
+        self._decisions.exhausted = None
         events = self._session.receive(frame)
         # What the frame says besides is taken first: the session has taken it.
         events += [fault for event in events if isinstance(event, RowsReceived) and (fault := self._add_rows(event))]
@@ -238,7 +242,8 @@ class DraftingLoop:
             return
         extension = self._rounds.drafted(start, tree)
         # Without levels or nodes to spend, an empty draft says nothing of the drafter.
-        self._decisions.exhausted = not tree.tokens and draft.budget.levels > 0 and draft.budget.nodes > 0
+        nothing = not tree.tokens and draft.budget.levels > 0 and draft.budget.nodes > 0
+        self._decisions.exhausted = draft.by if nothing else None
         if self._decisions.round_due:
             stem = session.tentative
             self._rounds.took(tree.steps, seconds)
@@ -338,4 +343,4 @@ class DraftingLoop:
         if self._drafter is not None:
             self._drafter.truncate_rows(length)
         self._trial.forget()
-        self._decisions.exhausted = False
+        self._decisions.exhausted = None

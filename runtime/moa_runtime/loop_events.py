@@ -5,22 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moa_runtime.answer import LinkChanged, PauseReason
-from moa_runtime.drafters.base import Budget
+from moa_runtime.drafters.base import Budget, Drafter
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Event, Origin, Sampling
 
 
 @dataclass(frozen=True)
 class Draft:
-    """To be done next: ``drafter.propose(prefix, budget, sampling)``, then
-    :meth:`moa_runtime.loop.DraftingLoop.drafted`.
+    """To be done next: ``by.propose(prefix, budget, sampling)``, then :meth:`moa_runtime.loop.DraftingLoop.drafted`.
 
     Attributes:
+        by: the drafter, or what writes without a verifier.
         prefix: the conversation's tokens as the device sees it, tentative ones included.
         origin: of what is drafted.
         sampling: how the target will choose, and how the device writes alone.
     """
 
+    by: Drafter
     prefix: list[int]
     budget: Budget
     origin: Origin

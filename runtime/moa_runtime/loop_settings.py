@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from moa_runtime.drafting import DRAFTINGS, Drafting
 from moa_runtime.errors import MoaError
+from moa_runtime.offline import OFFLINES, Offline
 
 
 @dataclass(frozen=True)
@@ -19,9 +20,10 @@ class LoopSettings:
         outage_after_s: a link that is down for longer is an outage: what was written since the last frame is offline
             text.
         drafting: who drafts while the link is up, see :class:`~moa_runtime.placement.Placement`.
+        offline: what writes while there is no verifier.
 
     Raises:
-        MoaError: a negative number, or another word for who drafts.
+        MoaError: a negative number, or another word for who drafts or writes.
     """
 
     offline_limit: int = 256
@@ -29,12 +31,15 @@ class LoopSettings:
     prefill_late_after_s: float = 6.0
     outage_after_s: float = 1.0
     drafting: Drafting = "auto"
+    offline: Offline = "writer"
 
     def __post_init__(self) -> None:
-        if self.drafting not in DRAFTINGS:
-            raise MoaError(f"drafting must be one of {', '.join(DRAFTINGS)}, not {self.drafting!r}")
+        words = {"drafting": DRAFTINGS, "offline": OFFLINES}
+        for name, known in words.items():
+            if getattr(self, name) not in known:
+                raise MoaError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
         for name, value in vars(self).items():
-            if name != "drafting" and not value >= 0:
+            if name not in words and not value >= 0:
                 raise MoaError(f"{name} must be 0 or more, not {value}")
 
 

@@ -128,8 +128,9 @@ class Worker:
 
     @contextlib.contextmanager
     def coming(self) -> Iterator[None]:
-        """A job is prepared in this block, a draft say, and handed in behind it: the next step waits for it a little, and
-        none that only jobs in the background want begins meanwhile. An engine that schedules itself waits for none."""
+        """A job is prepared in this block, a draft say, and handed in behind it: the next step waits for it a little,
+        and none that only jobs in the background want begins meanwhile. An engine that schedules itself waits for
+        none."""
         try:
             with self._announced.coming():
                 yield

@@ -59,6 +59,10 @@ def own_decoding(verifier: Verifier, chat: Chat, answer: AnswerFinished, count: 
     return verifier.decode(prompt, count, sampling)
 
 
+def ids(answer: AnswerFinished) -> list[int]:
+    return [token.token for token in answer.tokens]
+
+
 def committed(event: ChatEvent) -> int:
     """Confirmed tokens of the answer in an update."""
     return sum(token.committed for token in event.tokens) if isinstance(event, AnswerUpdate) else 0

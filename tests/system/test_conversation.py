@@ -28,13 +28,9 @@ from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.sync import SyncChat
 from moa_runtime.transport import Endpoint
 from server.running import Verifier
-from system.asking import QUESTION, TIMEOUT_S, ask, chatting, committed, endpoint, own_decoding, written_offline
+from system.asking import QUESTION, TIMEOUT_S, ask, chatting, committed, endpoint, ids, own_decoding, written_offline
 
 SAMPLED = Sampling(0.9, 0.95, seed=7)
-
-
-def ids(answer: AnswerFinished) -> list[int]:
-    return [token.token for token in answer.tokens]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED])

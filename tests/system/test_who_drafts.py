@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moa_runtime.answer import AnswerFinished, ChatEvent, Origin
+from moa_runtime.answer import ChatEvent, Origin
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.control import FixedShape
@@ -22,7 +22,7 @@ from moa_server.server_drafts import ServerDrafts
 from moa_server.settings import Settings
 from moa_server.torch_backend import backend_of
 from server.running import Verifier, serving
-from system.asking import ask, chatting, committed, endpoint, own_decoding, written_offline
+from system.asking import ask, chatting, committed, endpoint, ids, own_decoding, written_offline
 from system.test_chat import ServeProcess
 
 COUNT = 80
@@ -58,10 +58,6 @@ def verifier(engine, drafts: bool) -> Iterator[Verifier]:
 def options(drafting: Drafting) -> dict[str, Any]:
     settings = LoopSettings(offline_limit=40, outage_after_s=0.0, drafting=drafting)
     return {"settings": settings, "controller": Always(TREES)}
-
-
-def ids(answer: AnswerFinished) -> list[int]:
-    return [token.token for token in answer.tokens]
 
 
 class Turns:

@@ -9,7 +9,7 @@ from typing import Any
 
 from moa_bench.inprocess import device_of, engine_of, with_progress
 from moa_bench.offline import present
-from moa_bench.offline.measure import OfflineSettings, Results, Trial, measure
+from moa_bench.offline.measure import WRITERS, OfflineSettings, Results, Trial, measure
 from moa_bench.offline.show import show_trial
 from moa_bench.options import (
     add_backend_option,
@@ -30,9 +30,10 @@ _DESCRIPTION = """\
 Measure what a device writes while the link is away, and what is left of it when the link is back.
 
 The first turn of every question is asked, and the link is cut in the middle of the answer. Then, each from the
-same point, write on: "moa", the drafter of the bundle; "ngram", which copies what followed the last one to five
-tokens earlier in the conversation; and "nothing", a device that waits. Afterwards each reconnects, and the target
-verifies the text in one pass: it is rolled back from the first token that the target would not have written.
+same point, write on: "writer", the bundle's whole model, if it has one; "moa", its drafter; "ngram", which
+copies what followed the last one to five tokens earlier in the conversation; and "nothing", a device that
+waits. Afterwards each reconnects, and the target verifies the text in one pass: it is rolled back from the
+first token that the target would not have written.
 Everything is greedy, so the text before the cut does not depend on the drafter, and results from before and after
 a training can be compared.
 
@@ -101,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     engine = engine_of(args)
     from moa_server.scoring import log_probabilities  # imported late: it brings torch
 
-    results = Results(settings.lengths)
+    results = Results(settings.lengths, WRITERS if device.new_writer else WRITERS[1:])
 
     def show(trial: Trial) -> None:
         if args.show:

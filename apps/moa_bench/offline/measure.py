@@ -24,7 +24,7 @@ from moa_runtime.session.handshake import Limits
 from moa_server.engine import Engine
 from moa_server.plain import decode
 
-WRITERS = ("moa", "ngram", "nothing")
+WRITERS = ("writer", "moa", "ngram", "nothing")
 
 #: The target's log-probabilities (nats, float32 ``[n]``) of n tokens that follow a prefix: ``score(prefix, tokens)``.
 Score = Callable[[Sequence[int], Sequence[int]], NDArray[np.float32]]
@@ -89,18 +89,20 @@ class Results:
     """What was measured so far, in whole questions.
 
     Attributes:
+        writers: those of :data:`WRITERS` that there are.
         tallies: by writer and length.
         seconds: wall time, loading not included.
     """
 
     lengths: Sequence[int]
+    writers: Sequence[str] = WRITERS
     questions: int = 0
     tallies: dict[str, dict[int, Tally]] = field(init=False)
     skipped: list[SkippedQuestion] = field(default_factory=list)
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        self.tallies = {writer: {length: Tally() for length in self.lengths} for writer in WRITERS}
+        self.tallies = {writer: {length: Tally() for length in self.lengths} for writer in self.writers}
 
     def add(self, trial: Trial) -> None:
         """Count one question at every length.
@@ -165,7 +167,9 @@ def _try(
         if len(conversation.committed) + longest > engine.max_context:
             return SkippedQuestion(question.id, f"the target's context has no room for {longest} tokens after the cut")
         outage = Outage(conversation.cut(), verifier)
-        texts = {
+        writer = device.new_writer
+        texts = {} if writer is None else {"writer": outage.write(writer(), longest)}
+        texts |= {
             "moa": outage.write(drafter, longest),
             "ngram": outage.write(NgramDrafter(device.stop_tokens), longest),
             "nothing": [],

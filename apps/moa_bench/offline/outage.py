@@ -39,7 +39,7 @@ class Outage:
         """What ``writer`` writes alone: ``most`` tokens, fewer where it ends the turn or knows nothing more."""
         session, clock = copy.deepcopy(self._session), Clock()
         loop = DraftingLoop(session, writer, FixedShape(), LoopSettings(offline_limit=most, drafting="device"))
-        while draft_once(loop, writer, clock):
+        while draft_once(loop, clock):
             pass
         return list(session.tentative)
 

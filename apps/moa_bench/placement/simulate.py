@@ -100,7 +100,7 @@ class _Conversation:
             loop.received(sent.popleft()[1], self._now)
         todo = loop.next(self._now) if loop.answering else None
         if isinstance(todo, Draft):
-            tree, times = self._mine.propose(todo.prefix, todo.budget, todo.sampling), self._times()
+            tree, times = todo.by.propose(todo.prefix, todo.budget, todo.sampling), self._times()
             seconds = len(tree.steps) * times.step_s + sum(tree.steps) * times.query_s
             self._now += seconds
             loop.drafted(todo, tree, seconds, self._now)

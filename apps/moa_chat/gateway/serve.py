@@ -17,7 +17,7 @@ from moa_chat.gateway.guard import LOOPBACK_NAMES
 from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.request import Defaults
 from moa_chat.setup import Setup
-from moa_runtime.backends.load import load_backend
+from moa_runtime.backends.load import load_backend, load_writer
 from moa_runtime.backends.shared import SharedBackend
 from moa_runtime.chat import Chat
 from moa_runtime.listening import is_loopback, listen, url_of
@@ -55,9 +55,12 @@ def run_gateway(setup: Setup, address: Address, *, as_json: bool) -> int:
 
 def _pool(setup: Setup) -> ChatPool:
     backend = SharedBackend(load_backend(setup.bundle, setup.backend, threads=setup.threads))
+    loaded = load_writer(setup.bundle, threads=setup.threads)
+    writer = None if loaded is None else SharedBackend(loaded)
     settings = LoopSettings(
         offline_limit=setup.offline_limit,
         drafting=setup.drafting,
+        offline=setup.offline,
         late_after_s=_PATIENCE_S,
         prefill_late_after_s=_PATIENCE_S,
         outage_after_s=_OUTAGE_AFTER_S,
@@ -68,6 +71,7 @@ def _pool(setup: Setup) -> ChatPool:
             setup.bundle,
             setup.endpoint,
             backend=backend,
+            writer=writer,
             ngrams=setup.ngrams,
             controller=controller_for(setup.draft_length),
             policy=Policy.KEEP,

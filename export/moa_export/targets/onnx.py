@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import onnx
-import torch
-from torch.export import Dim
 
 from moa_drafter.config import DrafterConfig
 from moa_drafter.device_half import DeviceHalf, signature
@@ -16,16 +14,14 @@ from moa_export.embedding import QuantisedEmbedding
 from moa_export.errors import ExportError
 from moa_export.recipe import Recipe
 from moa_export.targets.base import Artifact, TargetOptions
-from moa_export.targets.onnx_weights import halve_weights, put_matrices, take_matrices
+from moa_export.targets.onnx_graph import tidy, trace
+from moa_export.targets.onnx_weights import halve_weights, put_matrices
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.onnx import OnnxBackend
-from moa_runtime.bundle import TensorSpec
 from moa_runtime.drafters.base import Float32
 
 GRAPH_FILE = "device_half.onnx"
 _MOST_BYTES = 2**31  # of a file in the format of Protocol Buffers
-# Sizes to trace with. All differ and none is 0 or 1, which the tracer would take for constants.
-_TRACED_SIZES = {"T": 3, "Q": 2, "S": 5, "M": 7, "S+T": 8}
 
 
 class OnnxTarget:
@@ -67,7 +63,7 @@ class OnnxTarget:
         if 16 in (recipe.linear.bits, recipe.head.bits, recipe.embedding.bits):
             halve_weights(model)
         inputs, outputs = signature(drafter.config, recipe.top_k)
-        _tidy(model.graph, inputs, outputs)
+        tidy(model.graph, inputs, outputs)
         onnx.save(model, folder / GRAPH_FILE)
         opsets = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
         return [Artifact("onnx", GRAPH_FILE, inputs, outputs, details={"opsets": opsets})]
@@ -87,19 +83,7 @@ def capture(drafter: MoADrafter, recipe: Recipe) -> tuple[onnx.ModelProto, dict[
     embed = QuantisedEmbedding(drafter.embedding, weights) if weights.is_integer else None
     half = DeviceHalf(drafter, top_k=recipe.top_k, embed=embed).eval()
     inputs, outputs = signature(drafter.config, recipe.top_k)
-    dynamic = {s.name: {i: Dim.DYNAMIC for i, n in enumerate(s.shape) if isinstance(n, str)} for s in inputs}
-    with torch.no_grad():
-        program = torch.export.export(half, tuple(_example(spec) for spec in inputs), dynamic_shapes=dynamic)
-        exported = torch.onnx.export(
-            program,
-            dynamo=True,
-            input_names=[spec.name for spec in inputs],
-            output_names=[spec.name for spec in outputs],
-            external_data=False,
-            verbose=False,
-        )
-    matrices = take_matrices(exported.model.graph)
-    return exported.model_proto, matrices
+    return trace(half, inputs, outputs)
 
 
 def _least_bytes(config: DrafterConfig, recipe: Recipe) -> float:
@@ -113,24 +97,3 @@ def _least_bytes(config: DrafterConfig, recipe: Recipe) -> float:
         (recipe.embedding, config.vocab_size * layer.hidden_size),
     )
     return sum(weights.bits / 8 * count for weights, count in counts)
-
-
-def _example(spec: TensorSpec) -> torch.Tensor:
-    sizes = [_TRACED_SIZES[n] if isinstance(n, str) else n for n in spec.shape]
-    if spec.dtype == "int64":
-        return torch.arange(sizes[0])
-    return torch.ones(sizes, dtype=getattr(torch, spec.dtype))
-
-
-def _tidy(graph: Any, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
-    """Give the varying sizes their names, and drop what tracing left: source paths and stale shapes."""
-    del graph.value_info[:]
-    del graph.metadata_props[:]
-    for value, spec in zip([*graph.input, *graph.output], [*inputs, *outputs], strict=True):
-        del value.metadata_props[:]
-        for dim, size in zip(value.type.tensor_type.shape.dim, spec.shape, strict=True):
-            if isinstance(size, str):
-                dim.dim_param = size
-    for item in [*graph.node, *graph.initializer]:
-        del item.metadata_props[:]
-        item.doc_string = ""

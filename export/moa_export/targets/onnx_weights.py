@@ -17,8 +17,8 @@ from moa_export.rounding import round_symmetric
 from moa_runtime.drafters.base import Float32
 
 # ``accuracy_level`` of ``MatMulNBits``: the least precision of its activations (onnxruntime's contrib operators).
-_FLOAT32_ACTIVATIONS, _INT8_ACTIVATIONS = 1, 4
-_CONTRIB_DOMAIN, _CONTRIB_VERSION = "com.microsoft", 1
+_FLOAT32_ACTIVATIONS, INT8_ACTIVATIONS = 1, 4
+CONTRIB_DOMAIN, _CONTRIB_VERSION = "com.microsoft", 1
 
 
 def take_matrices(graph: ir.Graph) -> dict[str, Float32]:
@@ -77,8 +77,14 @@ def put_matrices(
             stored = _rounded(name, matrices[name], weights)
             model.graph.initializer.extend(stored)
             node.CopyFrom(_product(node, stored, matrices[name].shape, weights, integer_activations))
-    if (head.is_integer or linear.is_integer) and _CONTRIB_DOMAIN not in {o.domain for o in model.opset_import}:
-        model.opset_import.append(onnx.helper.make_opsetid(_CONTRIB_DOMAIN, _CONTRIB_VERSION))
+    if head.is_integer or linear.is_integer:
+        with_contrib_operators(model)
+
+
+def with_contrib_operators(model: onnx.ModelProto) -> None:
+    """Let a graph use operators of onnxruntime's own."""
+    if CONTRIB_DOMAIN not in {opset.domain for opset in model.opset_import}:
+        model.opset_import.append(onnx.helper.make_opsetid(CONTRIB_DOMAIN, _CONTRIB_VERSION))
 
 
 def _product(
@@ -93,12 +99,12 @@ def _product(
         [node.input[0], *(tensor.name for tensor in stored)],
         list(node.output),
         name=f"{node.name}_Q{weights.bits}",
-        domain=_CONTRIB_DOMAIN,
+        domain=CONTRIB_DOMAIN,
         K=shape[0],
         N=shape[1],
         bits=weights.bits,
         block_size=weights.group_size,
-        accuracy_level=_INT8_ACTIVATIONS if integer_activations else _FLOAT32_ACTIVATIONS,
+        accuracy_level=INT8_ACTIVATIONS if integer_activations else _FLOAT32_ACTIVATIONS,
     )
 
 

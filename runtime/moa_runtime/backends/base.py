@@ -15,6 +15,10 @@ Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 
 
+#: Inputs that a graph lacks which looks at tokens alone.
+MEMORY_INPUTS = ("memory_keys", "memory_values")
+
+
 def _of(dtype: str, *shape: str) -> Mapping[str, Any]:
     """What a graph's signature says of an array (see :mod:`moa_drafter.device_half`)."""
     return {"dtype": dtype, "shape": shape}
@@ -75,6 +79,10 @@ class StepInputs:
     def by_name(self) -> dict[str, NDArray[Any]]:
         """The arrays, as they are, by the names of the graph's inputs."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    def of_tokens(self) -> dict[str, NDArray[Any]]:
+        """Those of a graph that looks at tokens alone."""
+        return {name: array for name, array in self.by_name().items() if name not in MEMORY_INPUTS}
 
 
 @dataclass(frozen=True)

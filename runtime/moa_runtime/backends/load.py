@@ -6,6 +6,7 @@ import importlib
 from dataclasses import dataclass
 
 from moa_runtime.backends.base import Backend
+from moa_runtime.backends.deferred import DeferredBackend
 from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
 
@@ -46,3 +47,24 @@ def load_backend(bundle: Bundle, name: str | None = None, *, threads: int = 2) -
     graph = bundle.graph_path(entry.graph)
     backend: Backend = getattr(importlib.import_module(entry.module), entry.attribute)(graph, threads=threads)
     return backend
+
+
+def load_writer(bundle: Bundle, *, threads: int = 2) -> Backend | None:
+    """The bundle's writer, which loads when it is first needed; None where it has none.
+
+    Args:
+        threads: processor threads for one step, at least 1.
+    """
+    writer = bundle.manifest.writer
+    if writer is None:
+        return None
+    graph = bundle.folder / writer.file
+
+    def load() -> Backend:
+        from moa_runtime.backends.onnx import OnnxBackend
+
+        return OnnxBackend(graph, threads=threads)
+
+    shapes = {tensor.name: tensor.shape for tensor in (*writer.inputs, *writer.outputs)}
+    (_, heads, size), (_, top_k) = shapes["self_keys"], shapes["top_tokens"]
+    return DeferredBackend(load, top_k=int(top_k), kv_shape=(int(heads), int(size)))

@@ -14,7 +14,8 @@ _OUTPUTS = [each.name for each in fields(StepResult)]
 
 
 class OnnxBackend(Backend):
-    """Runs a graph written by ``moa-export --target onnx`` on the CPU.
+    """Runs a graph written by ``moa-export --target onnx`` on the CPU: a device half, or a writer, which has no inputs
+    for memory rows.
 
     onnxruntime reads contiguous arrays where they lie, so a slice of a preallocated cache costs no copy.
 
@@ -37,6 +38,7 @@ class OnnxBackend(Backend):
             outputs = {tensor.name: tensor.shape for tensor in self._session.get_outputs()}
             _, self._kv_heads, self._head_dim = inputs["self_keys"]
             self._top_k = outputs["top_tokens"][1]
+            self._looks_at_rows = "memory_keys" in inputs
         except Exception as error:  # onnxruntime's errors share no public base class
             raise MoaError(f"onnxruntime cannot load {graph} as a device half: {error}") from error
 
@@ -52,9 +54,14 @@ class OnnxBackend(Backend):
     def max_positions(self) -> None:
         return None
 
+    @property
+    def needs_a_row(self) -> bool:
+        return self._looks_at_rows
+
     def step(self, inputs: StepInputs) -> StepResult:
         """See :meth:`moa_runtime.backends.base.Backend.step`."""
-        return StepResult(*self._session.run(_OUTPUTS, inputs.by_name()))
+        given = inputs.by_name() if self._looks_at_rows else inputs.of_tokens()
+        return StepResult(*self._session.run(_OUTPUTS, given))
 
 
 def session_options(threads: int) -> ort.SessionOptions:

@@ -17,3 +17,13 @@ def drafter_for(manifest: Manifest, backend: Backend, *, ngrams: bool = True) ->
     """
     mixture = NgramMixture(manifest.stop_tokens) if ngrams else None
     return MoaDrafter(backend, max_context=manifest.max_context, stop_tokens=manifest.stop_tokens, mixture=mixture)
+
+
+def writer_for(manifest: Manifest, backend: Backend) -> MoaDrafter:
+    """What writes one conversation without a verifier; ``backend``, a bundle's writer, may be shared by several.
+
+    Its cache follows the conversation only when it is asked for text.
+    """
+    assert manifest.writer is not None
+    most = min(manifest.max_context, int(manifest.writer.details["max_context"]))
+    return MoaDrafter(backend, max_context=most, stop_tokens=manifest.stop_tokens)

@@ -1,0 +1,173 @@
+"""The offline writer of a bundle: a whole model that the device writes with while it has no verifier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from moa_drafter.target import Target, load_target
+from moa_drafter.whole_model import whole_model
+from moa_export.errors import ExportError
+from moa_export.progress import Advance, Progress
+from moa_export.proof import FAILED, PASSED, Check, Proof, step_ms
+from moa_export.recordings import Recording
+from moa_export.targets.onnx_writer import export_writer
+from moa_runtime.backends.base import Backend, StepInputs
+from moa_runtime.backends.onnx import OnnxBackend
+from moa_runtime.bundle import Bundle, TargetEntry
+
+#: A target of at most so many parameters writes for itself; a larger one needs a small sibling.
+LARGEST = 500_000_000
+#: Most that rounding may multiply the perplexity by.
+_MOST_RATIO = 1.1
+TARGET, NONE = "target", "none"
+
+
+@dataclass(frozen=True)
+class WriterSettings:
+    """Which model writes offline.
+
+    Attributes:
+        model: ``target``, ``none``, a name or a folder; None for the target where it is small enough, else none.
+        bits: of its layers, 4 or 8.
+
+    Raises:
+        ExportError: other bits.
+    """
+
+    model: str | None = None
+    bits: int = 4
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8):
+            raise ExportError(f"--offline-bits must be 4 or 8, not {self.bits}")
+
+
+@dataclass(frozen=True)
+class MadeWriter:
+    """The graph's entry for the manifest, and how it was proved."""
+
+    entry: TargetEntry
+    proof: Proof
+
+
+def model_of(settings: WriterSettings, target: Target) -> tuple[str, str]:
+    """Which model writes, :data:`NONE` for none, and a note for the user, or the empty string."""
+    if settings.model is not None:
+        return settings.model, ""
+    parameters = target.model.num_parameters()
+    if parameters <= LARGEST:
+        return TARGET, ""
+    return NONE, (
+        f"a target of {parameters / 1e9:.1f} billion parameters is too large to write offline: name a small sibling "
+        "with --offline-model, or none"
+    )
+
+
+def make_writer(
+    model: str, bits: int, target: Target, recordings: Sequence[Recording], folder: Path, progress: Progress
+) -> MadeWriter:
+    """Write the graph into ``folder``, and compare its perplexity of the target's answers with PyTorch's.
+
+    Args:
+        model: ``target``, a name or a folder.
+
+    Raises:
+        MoaError: a model that cannot be loaded or copied, or one with another tokenizer.
+    """
+    source, before = _source(model, target, recordings, progress)
+    with progress.stage("offline writer: exporting"):
+        artifact = export_writer(whole_model(source), bits, folder)
+    proof = _prove(folder / artifact.file, recordings, before, progress)
+    name = Path(model).name if Path(model).expanduser().is_dir() else model
+    entry = TargetEntry(
+        artifact.file,
+        (folder / artifact.file).stat().st_size,
+        artifact.inputs,
+        artifact.outputs,
+        details={"model": name, "bits": bits, "max_context": source.model.config.max_position_embeddings},
+        checks=proof.checks,
+    )
+    return MadeWriter(entry, proof)
+
+
+def prove_writer(
+    bundle: Bundle, model: str, target: Target, recordings: Sequence[Recording], progress: Progress
+) -> Proof:
+    """Compare a bundle's writer with PyTorch, as the export did.
+
+    Raises:
+        MoaError: see :func:`make_writer`.
+    """
+    assert bundle.manifest.writer is not None
+    _, before = _source(model, target, recordings, progress)
+    return _prove(bundle.folder / bundle.manifest.writer.file, recordings, before, progress)
+
+
+def _source(model: str, target: Target, recordings: Sequence[Recording], progress: Progress) -> tuple[Target, float]:
+    """The model, and its mean loss in PyTorch (nats a token). Raises MoaError."""
+    with progress.stage("offline writer: loading"):
+        source = target if model == TARGET else load_target(model)
+        if source is not target and source.tokenizer.get_vocab() != target.tokenizer.get_vocab():
+            raise ExportError(
+                f"--offline-model {model} has another tokenizer than the target, who could not read its text: choose a "
+                "model of the target's family, or none"
+            )
+        return source, loss_of(source, recordings)
+
+
+def _prove(graph: Path, recordings: Sequence[Recording], before: float, progress: Progress) -> Proof:
+    with progress.stage("offline writer: comparing with PyTorch", len(recordings)) as advance:
+        backend = OnnxBackend(graph)
+        return Proof({"perplexity": check_of(backend, recordings, before, advance)}, step_ms(backend))
+
+
+@torch.no_grad()
+def loss_of(source: Target, recordings: Sequence[Recording]) -> float:
+    """Mean loss of a model at the recorded answers (nats a token), in PyTorch."""
+    losses = []
+    for recording in recordings:
+        logits = source.model(torch.tensor([recording.tokens], device=source.device)).logits[
+            0, recording.prompt - 1 : -1
+        ]
+        answer = torch.tensor(recording.tokens[recording.prompt :], device=source.device)
+        losses += torch.nn.functional.cross_entropy(logits.float(), answer, reduction="none").tolist()
+    return float(np.mean(losses))
+
+
+def check_of(backend: Backend, recordings: Sequence[Recording], before: float, advance: Advance) -> Check:
+    """Compare the perplexity of recorded answers. A token that is not among the candidates counts as the last of them.
+
+    Args:
+        before: mean loss in PyTorch (nats).
+        advance: called once for each recording.
+    """
+    losses, agreed = [], 0
+    empty = np.zeros((0, *backend.kv_shape), np.float32)
+    for recording in recordings:
+        answer = recording.tokens[recording.prompt :]
+        inputs = StepInputs.chain(recording.tokens[:-1], (empty, empty), (empty, empty), asked=len(answer))
+        result = backend.step(inputs)
+        for token, tokens, logprobs in zip(answer, result.top_tokens, result.top_logprobs, strict=True):
+            (at,) = np.nonzero(tokens == token)
+            losses.append(-float(logprobs[at[0] if len(at) else -1]))
+            agreed += bool(tokens[0] == token)
+        advance()
+    after = float(np.mean(losses))
+    ratio = math.exp(after - before)
+    figures = {
+        "before": round(math.exp(before), 4),
+        "after": round(math.exp(after), 4),
+        "ratio": round(ratio, 4),
+        "top1_agreement": round(agreed / len(losses), 4),
+        "tokens": len(losses),
+    }
+    if ratio <= _MOST_RATIO:
+        return {"status": PASSED, **figures}
+    reason = f"the writer's perplexity is {ratio:.2f} times PyTorch's, allowed are {_MOST_RATIO}"
+    return {"status": FAILED, "reason": reason, **figures}
