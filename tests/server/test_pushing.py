@@ -215,6 +215,36 @@ def test_who_takes_his_credit_back_after_he_hung_stands_where_he_is():
     in_served(scenario)
 
 
+def test_a_connection_that_was_replaced_takes_no_rows_from_the_next():
+    """Its last verdict was still on its way into a full socket."""
+
+    async def scenario(served: Served) -> None:
+        old = await begun(served, 400, LONG)
+        socket = served.connections[0]._websocket
+        send_bytes, room = socket.send_bytes, asyncio.Event()
+
+        async def full(data: bytes) -> None:
+            await room.wait()
+            await send_bytes(data)
+
+        while old.rows < 16:
+            await old.take()
+        socket.send_bytes = full  # type: ignore[method-assign]
+        await asyncio.sleep(1)
+        end = await served.link.connect("")
+        await send(end, resumed(token_of(served), old.tokens, credit=400))
+        assert (await receive(end)).welcome.committed_length == len(old.tokens)
+        new = Followed(end, old.tokens)
+        while not session_of(served)._rows._waiting:
+            await new.take()
+        room.set()
+        await new.pushed_until(300)
+        await new.rows_until(200)
+        assert new.tokens == own(300, LONG)[: len(new.tokens)]
+
+    in_served(scenario)
+
+
 # -- with drafts of the verifier's own ---------------------------------------------------------------
 
 
