@@ -57,6 +57,11 @@ class Setup:
     def target(self) -> str:
         return self.bundle.manifest.target
 
+    @property
+    def writes_offline(self) -> bool:
+        """Whether a question that no verifier saw is answered."""
+        return self.offline == "writer" and self.bundle.manifest.writer is not None
+
     async def connect(self, *, wait: bool = True) -> Chat:
         """See :meth:`moa_runtime.chat.Chat.connect`."""
         return await Chat.connect(

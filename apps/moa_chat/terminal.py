@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from moa_chat.keys import Keyboard, watch_keyboard
 from moa_chat.saving import save_conversation
-from moa_chat.screen import View, view_for
+from moa_chat.screen import LiveView, View, view_for
 from moa_chat.setup import Setup
 from moa_chat.shown import Shown
 from moa_chat.status import Palette, summary
@@ -42,11 +42,12 @@ def run_terminal(setup: Setup) -> int:
     # So the chat's event loop gets the other thread, which also keeps the link alive between questions.
     worker = Worker()
     try:
-        chat, note = _connect(setup, worker)
+        view = view_for(sys.stdout)
+        chat, note = _connect(setup, worker, may_write=setup.writes_offline and isinstance(view, LiveView))
         if note:
             print(f"moa-chat: {note}", file=sys.stderr)
         try:
-            Terminal(setup, worker, chat, view_for(sys.stdout), input).loop()
+            Terminal(setup, worker, chat, view, input).loop()
         finally:
             worker.run(chat.close())
     finally:
@@ -54,9 +55,10 @@ def run_terminal(setup: Setup) -> int:
     return 0
 
 
-def _connect(setup: Setup, worker: Worker) -> tuple[Chat, str]:
-    """The chat, and a note for the user. One that was kept is there without its verifier too; one that another program
-    has open is left to that, unless the user named it."""
+def _connect(setup: Setup, worker: Worker, *, may_write: bool) -> tuple[Chat, str]:
+    """The chat, and a note for the user. One that was kept is there without its verifier too, and a new one where the
+    writer's words can be shown before they are checked (``may_write``; a pipe gets checked text alone). One that another
+    program has open is left to that, unless the user named it."""
     try:
         return worker.run(setup.connect()), ""
     except StoreError as error:
@@ -64,11 +66,13 @@ def _connect(setup: Setup, worker: Worker) -> tuple[Chat, str]:
             raise
         return worker.run(dataclasses.replace(setup, store=None).connect()), f"{error}; this one is kept nowhere"
     except ConnectError as error:
-        if error.final or setup.store is None:
+        if error.final or (setup.store is None and not may_write):
             raise
         chat = worker.run(setup.connect(wait=False))
         if chat.messages or chat.question:
             return chat, str(error)
+        if may_write:
+            return chat, f"{error}; until then the writer on this device answers"
         worker.run(chat.close())
         raise
 

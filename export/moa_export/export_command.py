@@ -43,7 +43,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="what writes while there is no verifier: target, a model's name or folder with the target's tokenizer, or "
         "none (default: the target if it has at most 500 million parameters)",
     )
-    parser.add_argument("--offline-bits", type=int, metavar="N", help="of its layers: 4 or 8 (default 4)")
+    parser.add_argument(
+        "--offline-bits", type=int, metavar="N", help="of its layers: 4 or 8 (default: 4, or 8 where 4 lose too much)"
+    )
     recipe = parser.add_argument_group("recipe", "single options win over a preset, a preset over the file")
     recipe.add_argument("--preset", help=f"{', '.join(PRESETS)} (default {DEFAULT_PRESET}): 4, 8 or 32 bits")
     recipe.add_argument("--config", type=Path, metavar="YAML", help="a file with the same settings")
@@ -138,7 +140,8 @@ def _settings(
     if not isinstance(context, int) or context < 64:
         raise ExportError(f"--context must be a number of at least 64 tokens, not {context}")
     drafter = args.drafter or (Path(config["drafter"]) if "drafter" in config else shipped_checkpoint())
-    writer = WriterSettings(args.offline_model or config.get("offline_model"), args.offline_bits or 4)
+    bits = args.offline_bits if args.offline_bits is not None else config.get("offline_bits")
+    writer = WriterSettings(args.offline_model or config.get("offline_model"), bits)
     return ExportSettings(
         targets,
         drafter,

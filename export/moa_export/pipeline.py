@@ -28,7 +28,7 @@ from moa_export.recordings import record
 from moa_export.rotation import rotate_residual_stream
 from moa_export.targets import target_of
 from moa_export.targets.base import Artifact, ExportTarget, TargetOptions
-from moa_export.writer import NONE, MadeWriter, WriterSettings, make_writer, model_of
+from moa_export.writer import MadeWriter, WriterSettings, make_writer
 from moa_runtime.bundle import (
     CHAT_TEMPLATE_FILE,
     TOKENIZER_FILE,
@@ -114,11 +114,8 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
         with progress.stage("recording conversations of the target"):
             recordings = record(target, drafter, settings.questions)
             others = record(target, drafter, CALIBRATION_PROMPTS) if needs_calibration(settings.recipe) else []
-        model, note = model_of(settings.writer, target)
+        writer, note = make_writer(settings.writer, target, recordings, stage, progress)
         notes += (note,) if note else ()
-        writer = None
-        if model != NONE:
-            writer = make_writer(model, settings.writer.bits, target, recordings, stage, progress)
         del target  # may be large, and the drafter holds what is still needed of it
         reference = reference_of(drafter, recordings, settings.recipe, manifest.stop_tokens, progress)
         drafter = rotate_residual_stream(drafter)

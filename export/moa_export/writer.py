@@ -33,18 +33,19 @@ class WriterSettings:
     """Which model writes offline.
 
     Attributes:
-        model: ``target``, ``none``, a name or a folder; None for the target where it is small enough, else none.
-        bits: of its layers, 4 or 8.
+        model: ``target``, ``none``, a name or a folder; None for the target where it is small enough and loses little,
+            else none.
+        bits: of its layers, 4 or 8; None for 4, or 8 where 4 lose too much.
 
     Raises:
         ExportError: other bits.
     """
 
     model: str | None = None
-    bits: int = 4
+    bits: int | None = None
 
     def __post_init__(self) -> None:
-        if self.bits not in (4, 8):
+        if self.bits not in (None, 4, 8):
             raise ExportError(f"--offline-bits must be 4 or 8, not {self.bits}")
 
 
@@ -70,18 +71,45 @@ def model_of(settings: WriterSettings, target: Target) -> tuple[str, str]:
 
 
 def make_writer(
-    model: str, bits: int, target: Target, recordings: Sequence[Recording], folder: Path, progress: Progress
-) -> MadeWriter:
+    settings: WriterSettings, target: Target, recordings: Sequence[Recording], folder: Path, progress: Progress
+) -> tuple[MadeWriter | None, str]:
     """Write the graph into ``folder``, and compare its perplexity of the target's answers with PyTorch's.
 
-    Args:
-        model: ``target``, a name or a folder.
+    Returns:
+        what was made, and a note for the user, or the empty string. Nothing where none is wanted, or where the user
+        named none and the target loses too much; one that the user named may have failed its proof.
 
     Raises:
         MoaError: a model that cannot be loaded or copied, or one with another tokenizer.
     """
+    model, note = model_of(settings, target)
+    if model == NONE:
+        return None, note
     source, before = _source(model, target, recordings, progress)
-    with progress.stage("offline writer: exporting"):
+    made = None
+    for bits in (4, 8) if settings.bits is None else (settings.bits,):
+        lost = made.proof.failures[0] if made else ""
+        made = _make(model, bits, source, before, recordings, folder, progress)
+        if not made.proof.failures:
+            return made, f"the offline writer has {bits} bits, for with fewer {lost}" if lost else ""
+    assert made is not None
+    if settings.model is not None or settings.bits is not None:
+        return made, ""
+    (folder / made.entry.file).unlink()
+    return None, f"the bundle has no offline writer: {made.proof.failures[0]} (--offline-model names another model)"
+
+
+def _make(
+    model: str,
+    bits: int,
+    source: Target,
+    before: float,
+    recordings: Sequence[Recording],
+    folder: Path,
+    progress: Progress,
+) -> MadeWriter:
+    """The writer in ``bits``. Raises MoaError for a model that cannot be copied."""
+    with progress.stage(f"offline writer: exporting in {bits} bits"):
         artifact = export_writer(whole_model(source), bits, folder)
     proof = _prove(folder / artifact.file, recordings, before, progress)
     name = Path(model).name if Path(model).expanduser().is_dir() else model

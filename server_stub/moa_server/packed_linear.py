@@ -16,13 +16,13 @@ Product = Callable[[Tensor], Tensor]
 _EXPECTED_ROWS = 8
 
 
-def can_pack() -> bool:
-    """Whether this build of torch has oneDNN's packed products (private operators that ``torch.compile`` uses too)."""
-    return bool(
-        torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether this build of torch has oneDNN's packed products (private operators that ``torch.compile`` uses too), and
+    this processor can compute them in ``dtype``: bfloat16 needs AVX-512 or the like."""
+    operators = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
+    if not torch.backends.mkldnn.is_available() or not all(hasattr(torch.ops.mkldnn, name) for name in operators):
+        return False
+    return dtype is not torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def product(weight: Tensor, bias: Tensor | None = None) -> Product:
@@ -33,7 +33,7 @@ def product(weight: Tensor, bias: Tensor | None = None) -> Product:
     """
     if weight.device.type != "cpu":
         return lambda rows: functional.linear(rows, weight, bias)
-    if not can_pack():
+    if not can_pack(weight.dtype):
         laid_out = input_major(weight)
         return lambda rows: functional.linear(rows, laid_out, bias)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _EXPECTED_ROWS)

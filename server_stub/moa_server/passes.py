@@ -34,16 +34,16 @@ def target_pass(target: Target, dtype: torch.dtype, *, keep_last: bool = False) 
         fused = FusedLlama(target, dtype, keep_last=keep_last)
         error = deviation(fused, target)
         if error <= _TOLERANCE[dtype]:
-            return fused, _invariant(fused, target)
+            return fused, _invariant(fused, target, dtype)
         reason = f"it differs from transformers by {error:.2g}"
     _log.info("the target runs through transformers' own forward, which is slower: %s", reason)
     return GeneralPass(target, keep_last=keep_last), False
 
 
-def _invariant(fused: FusedLlama, target: Target) -> bool:
+def _invariant(fused: FusedLlama, target: Target, dtype: torch.dtype) -> bool:
     """Whether equality to the bit can be promised: only of packed matrices, on a processor that keeps it."""
     config = target.model.config
-    if target.device.type != "cpu" or not can_pack():
+    if target.device.type != "cpu" or not can_pack(dtype):
         return False
     if is_invariant(fused, config.vocab_size, config.max_position_embeddings):
         return True

@@ -6,6 +6,7 @@ import io
 import json
 import signal
 import sys
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -278,6 +279,32 @@ def test_a_kept_chat_opens_without_its_verifier_and_a_new_one_does_not(tmp_path,
     assert chat.closed and opened[1:] == [(True, tmp_path), (False, tmp_path)]
     chat.messages = turns("A?", "a.")
     assert run_terminal(FakeSetup(chat, store=tmp_path)) == 0
+
+
+@pytest.mark.parametrize(
+    "writer, offline, on_a_terminal",
+    [(1, "writer", True), (None, "writer", True), (1, "drafter", True), (1, "writer", False)],
+)
+def test_a_chat_begins_without_its_verifier_where_the_writer_can_be_seen(
+    writer, offline, on_a_terminal, monkeypatch, capsys
+):
+    async def connect(self, *, wait=True):
+        if wait:
+            raise ConnectError("no verifier answers", final=False)
+        return self.chat
+
+    view = LiveView(io.StringIO(), lambda: (80, 24)) if on_a_terminal else PlainView(io.StringIO())
+    monkeypatch.setattr(FakeSetup, "connect", connect)
+    monkeypatch.setattr("moa_chat.terminal.view_for", lambda _: view)
+    monkeypatch.setattr("moa_chat.terminal.input", lambda _: "/quit", raising=False)
+    manifest = SimpleNamespace(target="tiny-target", writer=writer)
+    setup = FakeSetup(FakeChat(), bundle=SimpleNamespace(manifest=manifest), offline=offline)
+    if writer and offline == "writer" and on_a_terminal:
+        assert run_terminal(setup) == 0
+        assert "no verifier answers; until then the writer on this device answers" in capsys.readouterr().err
+    else:
+        with pytest.raises(ConnectError):
+            run_terminal(setup)
 
 
 def test_a_chat_that_another_program_has_is_left_to_it(tmp_path, monkeypatch, capsys):

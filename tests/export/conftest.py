@@ -12,9 +12,8 @@ def onnx_export(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.
     """A bundle of the tiny drafter, made by the command in a process of its own, and what that printed."""
     out = tmp_path_factory.mktemp("made") / "deep" / "bundle"
     command = [sys.executable, "-m", "moa_export.cli", "--target", "onnx", "--json", "--out", str(out)]
-    ran = subprocess.run(
-        [*command, "--model", str(tiny_target), "--drafter", str(tiny_drafter)], capture_output=True, text=True
-    )
+    inputs = ["--model", str(tiny_target), "--drafter", str(tiny_drafter), "--offline-model", "none"]
+    ran = subprocess.run([*command, *inputs], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr == ""  # no toolchain noise where no terminal is
     return out, ran.stdout

@@ -23,6 +23,7 @@ from moa_export.parity import compare, rehearse
 from moa_export.progress import Progress
 from moa_export.recipe import Tolerance
 from moa_export.recordings import Recording
+from moa_export.writer import NONE, WriterSettings
 from moa_runtime import extras
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.load import load_backend
@@ -145,7 +146,9 @@ def test_parity_measures_the_error_it_is_given(drafter: MoADrafter) -> None:
 def test_a_large_target_is_run_in_bfloat16(
     tiny_target: Path, tiny_drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = pipeline.ExportSettings(("onnx",), tiny_drafter, model=str(tiny_target), questions=["Who are you?"])
+    settings = pipeline.ExportSettings(
+        ("onnx",), tiny_drafter, str(tiny_target), questions=["Who are you?"], writer=WriterSettings(NONE)
+    )
     assert pipeline.load(settings)[1].model.dtype == torch.float32
     monkeypatch.setattr(pipeline, "_LARGE", 0)
     drafter, target, _ = pipeline.load(settings)
@@ -161,7 +164,9 @@ def test_a_graph_beyond_the_tolerance_is_set_aside_with_exit_code_1(
     (tmp_path / "strict.yaml").write_text("tolerance: {mean_logprob_error: 0.0}")
     out = tmp_path / "place" / "bundle"
     argv = ["--target", "onnx", "--out", str(out), "--config", str(tmp_path / "strict.yaml")]
-    assert cli.main([*argv, "--model", str(tiny_target), "--drafter", str(tiny_drafter)]) == 1
+    assert (
+        cli.main([*argv, "--model", str(tiny_target), "--drafter", str(tiny_drafter), "--offline-model", "none"]) == 1
+    )
     assert "differs too much from PyTorch (onnx: mean log-prob error" in capsys.readouterr().err
     assert [path.name for path in out.parent.iterdir()] == ["bundle.rejected"]
     check = Bundle.open(rejected_path(out)).manifest.targets["onnx"].checks["parity"]

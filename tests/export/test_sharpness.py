@@ -13,6 +13,7 @@ from moa_drafter.target import Target
 from moa_export.pipeline import ExportSettings, export_bundle
 from moa_export.presets import preset
 from moa_export.progress import Progress
+from moa_export.writer import NONE, WriterSettings
 from moa_runtime.backends.base import Backend, StepInputs
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
@@ -31,7 +32,12 @@ def test_a_sharper_drafter_has_a_sharper_graph(
     drafter.config = dataclasses.replace(drafter.config, sharpness=1.5)
     save_checkpoint(drafter, tmp_path / "drafter")
     settings = ExportSettings(
-        ("onnx",), tmp_path / "drafter", str(tiny_target), preset("max-quality"), questions=["Name three colours."]
+        ("onnx",),
+        tmp_path / "drafter",
+        str(tiny_target),
+        preset("max-quality"),
+        questions=["Name three colours."],
+        writer=WriterSettings(NONE),
     )
     export_bundle(tmp_path / "bundle", settings, Progress(sys.stderr, quiet=True))
     graph = logprobs(load_backend(Bundle.open(tmp_path / "bundle")))

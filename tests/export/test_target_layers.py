@@ -22,6 +22,7 @@ from moa_export.pipeline import ExportSettings, export_bundle, plan
 from moa_export.presets import preset
 from moa_export.progress import Progress
 from moa_export.rotation import rotate_residual_stream
+from moa_export.writer import NONE, WriterSettings
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
@@ -49,7 +50,12 @@ def checkpoint(tiny_drafter: Path, target: Target, tmp_path_factory: pytest.Temp
 @pytest.fixture(scope="module")
 def bundle(checkpoint: Path, tiny_target: Path) -> Bundle:
     settings = ExportSettings(
-        ("onnx",), checkpoint, str(tiny_target), preset("max-quality"), questions=["Name three colours."]
+        ("onnx",),
+        checkpoint,
+        str(tiny_target),
+        preset("max-quality"),
+        questions=["Name three colours."],
+        writer=WriterSettings(NONE),
     )
     export_bundle(checkpoint.parent / "bundle", settings, Progress(sys.stderr, quiet=True))
     return Bundle.open(checkpoint.parent / "bundle")

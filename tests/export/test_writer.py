@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 from pathlib import Path
 
@@ -16,9 +17,12 @@ from moa_drafter.target import Target, load_target
 from moa_drafter.whole_model import whole_model
 from moa_export.cli import main
 from moa_export.errors import ExportError
+from moa_export.progress import Progress
+from moa_export.proof import Proof
+from moa_export.targets.base import Artifact
 from moa_export.targets.onnx_offsets import put_with_offsets, round_with_offsets
 from moa_export.targets.onnx_writer import WRITER_FILE, export_writer
-from moa_export.writer import NONE, TARGET, WriterSettings, model_of
+from moa_export.writer import NONE, TARGET, WriterSettings, make_writer, model_of
 from moa_runtime.backends.base import StepInputs
 from moa_runtime.backends.load import load_writer
 from moa_runtime.backends.onnx import OnnxBackend
@@ -147,6 +151,45 @@ def test_which_model_writes(target: Target, monkeypatch):
     assert model_of(WriterSettings("target"), target) == (TARGET, "")
     with pytest.raises(ExportError, match="4 or 8, not 3"):
         WriterSettings(bits=3)
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bits of graphs that are said to be written, with nothing in them."""
+    bits_of = []
+
+    def write(model: torch.nn.Module, bits: int, folder: Path) -> Artifact:
+        bits_of.append(bits)
+        (folder / WRITER_FILE).write_bytes(b"")
+        return Artifact("writer", WRITER_FILE, (), ())
+
+    monkeypatch.setattr("moa_export.writer.export_writer", write)
+    monkeypatch.setattr("moa_export.writer.loss_of", lambda *_: 1.0)
+    return bits_of
+
+
+@pytest.mark.parametrize("model, writes", [(None, False), ("target", True)])
+def test_four_bits_then_eight_then_none_if_nobody_asked_for_one(model, writes, written, target, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "moa_export.writer._prove",
+        lambda *_: Proof(
+            {"perplexity": {"status": "failed", "reason": f"too much is lost in {written[-1]} bits"}}, 1.0
+        ),
+    )
+    made, note = make_writer(WriterSettings(model), target, [], tmp_path, Progress(io.StringIO(), quiet=True))
+    assert written == [4, 8]
+    if writes:
+        assert made is not None and made.proof.failures and not note
+    else:
+        assert made is None and "no offline writer: too much is lost in 8 bits" in note and not list(tmp_path.iterdir())
+
+
+def test_a_writer_whose_bits_were_raised_is_a_note(written, target, tmp_path, monkeypatch):
+    proofs = [Proof({"perplexity": {"status": "failed", "reason": "too much is lost"}}, 1.0), Proof({}, 1.0)]
+    monkeypatch.setattr("moa_export.writer._prove", lambda *_: proofs.pop(0))
+    made, note = make_writer(WriterSettings(), target, [], tmp_path, Progress(io.StringIO(), quiet=True))
+    assert made is not None and made.entry.details["bits"] == 8
+    assert note == "the offline writer has 8 bits, for with fewer too much is lost"
 
 
 def test_layers_that_ours_could_not_compute_with_are_refused(target: Target):

@@ -10,7 +10,7 @@ from session.model import client as device
 from session.model import server as verifier
 from session.model.client import Client, WrongError
 from session.model.explore import FoundError, explore
-from session.model.frames import Rows, Standing
+from session.model.frames import Credit, Rows, Standing
 from session.model.server import Session
 from session.model.world import Bounds
 
@@ -45,12 +45,25 @@ def test_every_state_of_a_larger_world_does(bounds: Bounds) -> None:
     assert explore(bounds).states > 10_000
 
 
-def test_the_explorer_finds_rows_sent_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that was restored from an old state gets none before it has said what it has."""
-    due = verifier.rows_due
-    monkeypatch.setattr(verifier, "rows_due", lambda session: due(session._replace(aligned=True)))
+RESTORED = Bounds(drops=1, client_restarts=1)
+SILENT = Bounds(drops=0, lends=1, answer=3)
+
+
+@pytest.mark.parametrize("bounds", [RESTORED, SILENT], ids=["restored from an old state", "written unheard"])
+def test_the_explorer_finds_rows_of_what_was_never_said(bounds: Bounds, monkeypatch: pytest.MonkeyPatch) -> None:
+    due, rows = verifier.rows_due, verifier.send_rows
+
+    def as_said(session: Session) -> Session:
+        return session._replace(told=len(session.committed), asked=True)
+
+    def early(session: Session) -> verifier.Answered:
+        sent, out = rows(as_said(session))
+        return sent._replace(told=session.told, asked=session.asked), out
+
+    monkeypatch.setattr(verifier, "rows_due", lambda session: due(as_said(session)))
+    monkeypatch.setattr(verifier, "send_rows", early)
     with pytest.raises(FoundError, match="rows of other tokens"):
-        explore(Bounds(drops=1, client_restarts=1))
+        explore(bounds)
 
 
 def test_the_explorer_finds_rows_of_what_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,15 +74,15 @@ def test_the_explorer_finds_rows_of_what_was_cut(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_explorer_finds_a_hand_over_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    goes_on = verifier._go_on
+    credit = verifier._credit
 
-    def silent(session: Session) -> verifier.Answered:
-        session, out = goes_on(session)
+    def silent(session: Session, frame: Credit) -> verifier.Answered:
+        session, out = credit(session, frame)
         return session, tuple(frame for frame in out if not isinstance(frame, Standing))
 
-    monkeypatch.setattr(verifier, "_go_on", silent)
+    monkeypatch.setattr(verifier, "_credit", silent)
     with pytest.raises(FoundError, match="nothing happens any more"):
-        explore(Bounds(drops=0, lends=1, answer=3))
+        explore(SILENT)
 
 
 def test_the_explorer_finds_a_verdict_that_nobody_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +90,17 @@ def test_the_explorer_finds_a_verdict_that_nobody_asked_for(monkeypatch: pytest.
     over = device.take_over
     monkeypatch.setattr(device, "take_over", lambda client: (over(client)[0]._replace(awaits=""), over(client)[1]))
     with pytest.raises(FoundError, match="nobody asked for"):
-        explore(Bounds(drops=0, lends=1, answer=3))
+        explore(SILENT)
+
+
+def test_the_explorer_finds_text_that_was_never_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written for a device that seemed to be away."""
+    credit = verifier._credit
+    monkeypatch.setattr(
+        verifier, "_credit", lambda session, frame: credit(session._replace(told=len(session.committed)), frame)
+    )
+    with pytest.raises(FoundError, match="nothing happens any more"):
+        explore(SILENT)
 
 
 def uncut(taken: Callable[[Client, Rows], Client], client: Client, frame: Rows) -> Client:

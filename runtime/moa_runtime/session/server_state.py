@@ -76,13 +76,13 @@ class ServerState:
         Args:
             rows: whether they may be made now.
         """
-        lacking = len(self.committed) - 1 - self._rows.next if rows and self._makes_rows else 0
+        lacking = self._rows_end - self._rows.next if rows and self._makes_rows else 0
         if self.pushes and not (self._rows_turn and lacking >= _ROWS_TOGETHER):
             return self._work(pushed=True)
         self._rows_turn = False
         if lacking < 1:
             return None
-        end = min(len(self.committed) - 1, self._rows.next + _MOST_ROWS)
+        end = min(self._rows_end, self._rows.next + _MOST_ROWS)
         return RowsWork(tuple(self.committed[:end]), self._rows.next)
 
     def go_on(self) -> Verify | None:
@@ -101,7 +101,7 @@ class ServerState:
     @property
     def rows_due(self) -> bool:
         """Whether there are memory rows to be made or sent."""
-        return self._makes_rows and self._rows.sent < len(self.committed) - 1
+        return self._makes_rows and self._rows.sent < self._rows_end
 
     def take_rows(self) -> wire.ServerMessage | None:
         """Memory rows to be sent now, if there are any; behind a pushed verdict only a few."""
@@ -112,14 +112,18 @@ class ServerState:
 
     def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
         """Memory rows that the engine made, float32 ``[n, kv_heads, head_dim]`` from position ``start`` on."""
-        # The last token has none: the target has not processed it.
-        self._rows.add(start, keys, values, len(self.committed) - 1)
+        self._rows.add(start, keys, values, self._rows_end)
 
     def no_rows(self) -> None:
         """The engine makes none."""
         self._rows.none_come()
 
     # -- helpers -------------------------------------------------------------------------------
+
+    @property
+    def _rows_end(self) -> int:
+        """Of what the client knows; the last token has none: the target has not processed it."""
+        return self._told - 1
 
     @property
     def _makes_rows(self) -> bool:

@@ -133,7 +133,7 @@ def _welcomed(client: Client, welcome: Welcome) -> Said:
     if goes_on:
         # The server has the prompt: what follows is an answer to it.
         return client._replace(
-            committed=client.known, supplied=(), shared=len(client.known), awaits="standing" if welcome.stops else ""
+            committed=client.known, supplied=(), shared=len(client.known), awaits="draft" if welcome.news else ""
         ), ()
     if client.limit:
         return _prompt(client._replace(epoch=client.epoch + 1, credit=0))

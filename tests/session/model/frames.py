@@ -49,7 +49,7 @@ class Welcome(NamedTuple):
     connection: int
     epoch: int
     agreed: int
-    stops: bool  # a Standing follows, behind what was written meanwhile
+    news: bool  # a verdict follows, on what was written meanwhile
 
 
 class Verdict(NamedTuple):
@@ -61,7 +61,7 @@ class Verdict(NamedTuple):
 
 class Standing(NamedTuple):
     epoch: int
-    serial: int  # of the Credit that it answers; 0 for the Hello
+    serial: int  # of the Credit that it answers
 
 
 class Rows(NamedTuple):

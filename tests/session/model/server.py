@@ -21,12 +21,15 @@ from session.model.frames import (
     row,
 )
 
+Frame = Prompt | Draft | Credit | Cancel
+
 
 class Work(NamedTuple):
     """A step under way, behind all that is committed."""
 
-    draft: Tokens
-    pushed: bool
+    draft: Tokens = ()
+    pushed: bool = False  # no frame asked for it
+    told: bool = True  # the device is sent the verdict
 
 
 class Session(NamedTuple):
@@ -43,69 +46,73 @@ class Session(NamedTuple):
     attached: int = 0  # the connection in the world; 0 for none
     rows_sent: int = 0
     work: Work | None = None
-    held: tuple[Draft, ...] = ()  # until the step under way has ended
-    stops: int | None = None  # the serial of the Standing that is owed
-    aligned: bool = True  # what is committed is so at the device too, or on its way there
+    waiting: tuple[Frame, ...] = ()  # until the step under way has ended
+    told: int = 0  # so much of what is committed was said on this connection, or by the device
+    asked: bool = True  # an answer goes on, or began, on this connection
 
     @property
-    def finished(self) -> bool:
-        return len(self.committed) >= self.limit > 0
+    def runs(self) -> bool:
+        return len(self.committed) < self.limit
+
+    @property
+    def pushes(self) -> bool:
+        return bool(self.attached) and self.runs and len(self.committed) < self.credit
 
 
 Answered = tuple[Session, tuple[Down, ...]]
 
 
 def greet(session: Session, hello: Hello, conn: int) -> Answered:
-    """A new connection of a known session."""
+    """A new connection of a known session; what the one before waited for is not done."""
     if session.attached and hello.connection < session.connection:
         return session, (Fault("REPLACED"),)
     known = [mark for mark in hello.marks if session.committed[: len(mark)] == mark]
     agreed = max((len(mark) for mark in known), default=0)
-    same = hello.epoch == session.epoch and agreed == len(hello.marks[-1])
-    goes_on = same and hello.answering and session.limit > 0
+    same = hello.answering and hello.epoch == session.epoch and 0 < agreed == len(hello.marks[-1])
+    news = same and session.limit > 0 and session.answer_from <= agreed < len(session.committed)
     session = session._replace(
         attached=conn,
         connection=max(session.connection, hello.connection),
         rows_sent=min(hello.rows, agreed),
-        credit=hello.credit if goes_on else 0,
-        held=(),
-        aligned=goes_on or (same and agreed == len(session.committed)),
+        credit=hello.credit if same else 0,
+        while_away=session.while_away and same,
+        work=None,
+        waiting=(),
+        told=agreed,
+        asked=same,
     )
-    if not goes_on:
-        session = session._replace(work=None, while_away=False)
-    news = goes_on and len(session.committed) > agreed
-    stops = goes_on and session.credit <= len(session.committed) and (news or session.work is not None)
-    session, behind = _go_on(session._replace(stops=0 if stops else None))
-    welcome = Welcome(session.token, session.connection, session.epoch, agreed, stops)
-    return session, (welcome, *((_verdict(session, agreed),) if news else ()), *behind)
+    welcome = Welcome(session.token, session.connection, session.epoch, agreed, news)
+    if not news:
+        return session, (welcome,)
+    session, verdict = _known(session, agreed)
+    return session, (welcome, *verdict)
 
 
 def leave(session: Session) -> Session:
-    """The connection is gone."""
-    session = session._replace(attached=0, held=(), stops=None, credit=0)
-    if not session.while_away:
-        return session._replace(work=None)
-    return _go_on(session)[0]
+    """The connection is gone, and with it what it asked for."""
+    return session._replace(attached=0, work=None, waiting=(), credit=0, told=0)
 
 
-def receive(session: Session, frame: Prompt | Draft | Credit | Cancel) -> Answered:
-    if frame.epoch < session.epoch:
-        return session, ()
-    if isinstance(frame, Prompt):
-        return _prompt(session, frame)
-    if isinstance(frame, Cancel):
-        kept = session.committed[: frame.base]
-        rows = min(session.rows_sent, frame.base)
-        cut = session._replace(committed=kept, epoch=frame.epoch, limit=0, credit=0, work=None, held=(), rows_sent=rows)
-        return cut._replace(stops=None, aligned=True), ()
-    if frame.epoch > session.epoch:
-        return session, (Fault("OUT_OF_SYNC"),)
-    if isinstance(frame, Credit):
-        stops = frame.serial if frame.position <= len(session.committed) else None
-        return _go_on(session._replace(credit=frame.position, stops=stops))
-    if frame.base > len(session.committed) or frame.base < session.answer_from or not session.limit:
-        return session, (Fault("OUT_OF_SYNC"),)
-    return _go_on(session._replace(held=(*session.held, frame)))
+def receive(session: Session, frame: Frame) -> Answered:
+    """A frame arrived: it is taken when the step under way has ended, or has become needless."""
+    unheard = session.work is not None and not session.work.told
+    if unheard or _overrules(session, frame):
+        session = session._replace(work=None)
+    return _take_waiting(session._replace(waiting=(*session.waiting, frame)))
+
+
+def go_on(session: Session) -> Session:
+    """The next step within the credit."""
+    return session._replace(work=Work(pushed=True))
+
+
+def may_go_on_unheard(session: Session) -> bool:
+    """The device is away, or says nothing, so that it may be."""
+    return session.while_away and session.runs and session.work is None and not session.pushes
+
+
+def go_on_unheard(session: Session) -> Session:
+    return session._replace(work=Work(pushed=True, told=False))
 
 
 def end_step(session: Session, pushed: int) -> Answered:
@@ -122,76 +129,108 @@ def end_step(session: Session, pushed: int) -> Answered:
         right += 1
     base = len(session.committed)
     session = session._replace(committed=committed, work=None)
-    # Decided for whoever asked: the Draft that did is not held any more.
-    session, behind = _go_on(session)
-    return session, (_verdict(session, base, len(committed)), *behind)
+    if not work.told:
+        return _take_waiting(session)
+    session, behind = _take_waiting(session._replace(told=len(committed)))
+    verdict = Verdict(session.epoch, base, committed[base:], len(committed) >= session.limit)
+    return session, (verdict, *behind)
 
 
 def fail_step(session: Session) -> Answered:
-    """The engine failed."""
-    return session._replace(work=None, credit=0, held=(), stops=None), (Fault("INTERNAL"),)
+    """The engine failed. Nothing is done unasked any more; who awaits something hears of it."""
+    work = session.work
+    assert work is not None
+    session, behind = _take_waiting(session._replace(work=None, credit=0 if work.pushed else session.credit))
+    return session, ((Fault("INTERNAL"), *behind) if work.told else behind)
+
+
+def rows_due(session: Session) -> bool:
+    here = bool(session.attached) and session.asked and session.work is None
+    return here and session.rows_sent < session.told - 1
 
 
 def send_rows(session: Session) -> Answered:
-    """Behind the text. The last token has no row: the target has not processed it."""
-    end = len(session.committed) - 1
+    """Behind the text that was said. The last token has no row: the target has not processed it."""
+    end = session.told - 1
     rows = tuple(row(session.committed, at) for at in range(session.rows_sent, end))
     return session._replace(rows_sent=end), (Rows(session.epoch, session.rows_sent, rows),)
 
 
-def rows_due(session: Session) -> bool:
-    return (
-        bool(session.attached)
-        and session.aligned
-        and session.rows_sent < len(session.committed) - 1
-        and session.work is None
-    )
+def _take_waiting(session: Session) -> Answered:
+    """Frames in their order, until one needs the engine."""
+    out: list[Down] = []
+    while session.work is None and session.waiting:
+        frame, *others = session.waiting
+        session, said = _take(session._replace(waiting=tuple(others)), frame)
+        out += said
+        if any(_overrules(session, other) for other in others):
+            session = session._replace(work=None)
+    return session, tuple(out)
+
+
+def _overrules(session: Session, frame: Frame) -> bool:
+    return isinstance(frame, Prompt | Cancel) and frame.epoch > session.epoch
+
+
+def _take(session: Session, frame: Frame) -> Answered:
+    if frame.epoch < session.epoch:
+        return session, ()
+    if isinstance(frame, Prompt):
+        return _prompt(session, frame)
+    if isinstance(frame, Cancel):
+        return _cut(session, frame.base)._replace(epoch=frame.epoch), ()
+    if frame.epoch > session.epoch:
+        return session, (Fault("OUT_OF_SYNC"),)
+    if isinstance(frame, Credit):
+        return _credit(session, frame)
+    if frame.base > len(session.committed) or frame.base < session.answer_from or not session.limit:
+        return session, (Fault("OUT_OF_SYNC"),)
+    if frame.base < len(session.committed):
+        return _known(session, frame.base)
+    return session._replace(work=Work(frame.tokens) if session.runs else None), ()
+
+
+def _credit(session: Session, credit: Credit) -> Answered:
+    session = session._replace(credit=credit.position)
+    if credit.position <= session.told:
+        return session, (Standing(session.epoch, credit.serial),)
+    return _known(session, session.told) if session.told < len(session.committed) else (session, ())
 
 
 def _prompt(session: Session, prompt: Prompt) -> Answered:
     end = prompt.base + len(prompt.tokens)
-    if prompt.epoch == session.epoch:  # a copy: its verdict comes, or came and was lost
-        if len(session.committed) > end:
-            return session, (_verdict(session, end),)
-        return _go_on(session._replace(work=session.work or Work((), False)))
+    if prompt.epoch == session.epoch:  # a copy: its verdict was lost, or never made
+        return _known(session, end) if len(session.committed) > end else (session._replace(work=Work()), ())
     if prompt.base > len(session.committed):
         return session, (Fault("OUT_OF_SYNC"),)
-    session = session._replace(
-        committed=session.committed[: prompt.base] + prompt.tokens,
+    cut = _cut(session, prompt.base)
+    return cut._replace(
+        committed=cut.committed + prompt.tokens,
         epoch=prompt.epoch,
         answer_from=end,
         limit=prompt.limit,
         while_away=prompt.while_away,
+        rows_sent=max(prompt.rows_from, cut.rows_sent),
+        work=Work(),
+        told=end,
+        asked=True,
+    ), ()
+
+
+def _cut(session: Session, length: int) -> Session:
+    """No answer runs behind what is left."""
+    return session._replace(
+        committed=session.committed[:length],
+        limit=0,
+        while_away=False,
         credit=0,
-        rows_sent=max(prompt.rows_from, min(session.rows_sent, prompt.base)),
-        work=Work((), False),
-        held=(),
-        stops=None,
-        aligned=True,
+        rows_sent=min(session.rows_sent, length),
+        told=min(session.told, length),
     )
-    return session, ()
 
 
-def _go_on(session: Session) -> Answered:
-    """Begin the next step, if there is one, and say what can be said without."""
-    out: list[Down] = []
-    while session.work is None and session.held:
-        draft, *others = session.held
-        session = session._replace(held=tuple(others))
-        if draft.base < len(session.committed):
-            out.append(_verdict(session, draft.base))
-        elif not session.finished:
-            session = session._replace(work=Work(draft.tokens, False))
-    if session.work is None and session.limit and not session.finished:
-        wanted = len(session.committed) < session.credit if session.attached else session.while_away
-        if wanted:
-            session = session._replace(work=Work((), True))
-    if session.work is None and session.stops is not None:
-        out.append(Standing(session.epoch, session.stops))
-        session = session._replace(stops=None)
-    return session, tuple(out)
-
-
-def _verdict(session: Session, base: int, end: int | None = None) -> Verdict:
-    tokens = session.committed[base:end]
-    return Verdict(session.epoch, base, tokens, base + len(tokens) >= session.limit)
+def _known(session: Session, base: int) -> Answered:
+    """A verdict on what is decided already."""
+    tokens = session.committed[base:]
+    verdict = Verdict(session.epoch, base, tokens, base + len(tokens) >= session.limit)
+    return session._replace(told=len(session.committed)), (verdict,)

@@ -92,6 +92,8 @@ def steps(world: World) -> Iterator[Step]:
             gone._replace(client=device.disconnected(client)._replace(rows=()), stored=client),
         )
     for session in world.sessions:
+        if verifier.may_go_on_unheard(session):
+            yield "the server goes on unheard", _kept(world, verifier.go_on_unheard(session))
         if left.failures and session.work:
             fewer = world._replace(left=left._replace(failures=left.failures - 1))
             yield "the engine fails", _down(fewer, *verifier.fail_step(session))
@@ -125,6 +127,8 @@ def necessary(world: World) -> Iterator[Step]:
         if session.work is not None:
             for pushed in (1, 2) if session.work.pushed else (1,):
                 yield "the step ends", _down(world, *verifier.end_step(session, pushed))
+        elif session.pushes:
+            yield "the server goes on", _kept(world, verifier.go_on(session))
         if verifier.rows_due(session):
             yield "rows", _down(world, *verifier.send_rows(session))
     if client.credit and client.credit <= len(client.committed) and client.link == "up" and not client.awaits:
