@@ -56,8 +56,8 @@ def run_terminal(setup: Setup) -> int:
 
 
 def _connect(setup: Setup, worker: Worker, *, may_write: bool) -> tuple[Chat, str]:
-    """The chat, and a note for the user. One that was kept is there without its verifier too, and a new one where the
-    writer's words can be shown before they are checked (``may_write``; a pipe gets checked text alone). One that another
+    """The chat, and a note for the user. One that was kept is there without its verifier too, and a new one where words
+    of the writer can be shown before they are checked (``may_write``; a pipe gets checked text alone). One that another
     program has open is left to that, unless the user named it."""
     try:
         return worker.run(setup.connect()), ""
