@@ -112,7 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--offline",
         choices=OFFLINES,
         help="what writes while there is no verifier: the bundle's writer (the drafter where it has none), the "
-        "drafter, or nothing (default: writer; drafter with --serve)",
+        "drafter, or nothing (default: writer; off with --serve, where a request may say otherwise)",
     )
     drafting.add_argument(
         "--offline-limit",

@@ -97,7 +97,7 @@ def setup_for(options: argparse.Namespace, bundle: Bundle, endpoint: Endpoint) -
         ngrams=options.ngrams,
         offline_limit=options.offline_limit,
         drafting=options.drafting,
-        offline=options.offline or ("writer" if options.serve is None else "drafter"),
+        offline=options.offline or ("writer" if options.serve is None else "off"),
         policy=Policy(options.policy or ("ask" if options.terminal and sys.stdin.isatty() else "rollback")),
         max_new_tokens=options.max_new_tokens,
         temperature=options.temperature,

@@ -14,6 +14,7 @@ from moa_runtime.errors import ChatError, MoaError
 from moa_runtime.loop import DraftingLoop
 from moa_runtime.loop_events import LoopEvent, Problem
 from moa_runtime.loop_settings import Conditions
+from moa_runtime.offline import Offline
 from moa_runtime.session.events import Policy
 from moa_runtime.timeline import Timeline
 from moa_runtime.transport import ConnectError, Endpoint, Timing
@@ -117,6 +118,15 @@ class ChatLink:
     @policy.setter
     def policy(self, policy: Policy) -> None:
         self._loop.policy = policy
+
+    @property
+    def offline(self) -> Offline:
+        """What writes while there is no verifier; may be set at any time."""
+        return self._loop.offline
+
+    @offline.setter
+    def offline(self, offline: Offline) -> None:
+        self._loop.offline = offline
 
     async def work_offline(self, offline: bool) -> None:
         """Drop the connection and make no other, or connect again."""

@@ -12,6 +12,7 @@ from moa_runtime.drafters.base import Budget, Drafter
 from moa_runtime.link_watch import LinkWatch
 from moa_runtime.loop_events import Draft
 from moa_runtime.loop_settings import Conditions, LoopSettings
+from moa_runtime.offline import Offline
 from moa_runtime.placement import Placement
 from moa_runtime.rounds import Rounds
 from moa_runtime.session.client import ClientSession, LinkState
@@ -23,6 +24,7 @@ class Decisions:
 
     Attributes:
         conditions: what the host says.
+        offline: what writes while there is no verifier.
         exhausted: who has nothing to propose, so that only the target can go on.
     """
 
@@ -38,9 +40,10 @@ class Decisions:
         placement: Placement,
     ) -> None:
         self.conditions = Conditions()
+        self.offline: Offline = settings.offline
         self.exhausted: Drafter | None = None
         self._session, self._controller = session, controller
-        self._drafter, self._writer = drafter, writer if settings.offline == "writer" else None
+        self._drafter, self._writer = drafter, writer
         self._settings, self._watch, self._rounds = settings, watch, rounds
         self._placement = placement
 
@@ -107,7 +110,7 @@ class Decisions:
             return PauseReason.BACKGROUND
         if not self._alone:
             return None
-        if self._settings.offline == "off":
+        if self.offline == "off":
             return PauseReason.OFF
         if not self._prepared:
             return PauseReason.UNPREPARED
@@ -122,10 +125,11 @@ class Decisions:
 
     @property
     def _prepared(self) -> bool:
-        """Whether there is anything to draft from."""
+        """Whether there is anything to draft from. A drafter alone has nothing to say to a question that the target did
+        not see."""
         if self._writes:
             return bool(self._session.tokens)
-        if self._drafter is None:
+        if self._drafter is None or (self._alone and self._session.supplied):
             return False
         copies_only = self.conditions.metered and self.round_due
         rows_matter = self._drafter.needs_rows and not copies_only
@@ -135,7 +139,7 @@ class Decisions:
     def _writes(self) -> bool:
         """Whether the writer is the one to go on: in an outage. A verdict that is only late is no reason to read the
         whole conversation."""
-        return self._writer is not None and self._watch.outage
+        return self._writer is not None and self.offline == "writer" and self._watch.outage
 
     @property
     def _alone(self) -> bool:
@@ -152,7 +156,7 @@ class Decisions:
         tentative = len(self._session.tentative)
         if self.round_due:
             return behind(self._affordable, tentative, self._tentative_logprob(tentative))
-        if self.conditions.low_power or (self._alone and self._settings.offline == "off"):
+        if self.conditions.low_power or (self._alone and self.offline == "off"):
             return None
         one = replace(ONE, tentative=tentative)
         if self._alone:

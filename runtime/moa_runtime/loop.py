@@ -14,6 +14,7 @@ from moa_runtime.link_watch import Alarm, LinkWatch
 from moa_runtime.listeners import Listeners
 from moa_runtime.loop_events import Draft, Drafted, LinkLost, LoopEvent, PauseBegan, Problem, Wait
 from moa_runtime.loop_settings import Conditions, LoopSettings
+from moa_runtime.offline import Offline
 from moa_runtime.placement import Placement
 from moa_runtime.rounds import Rounds
 from moa_runtime.session.client import ClientSession, LinkState
@@ -130,6 +131,15 @@ class DraftingLoop:
     @policy.setter
     def policy(self, policy: Policy) -> None:
         self._session.policy = policy
+
+    @property
+    def offline(self) -> Offline:
+        """What writes while there is no verifier; may be set at any time."""
+        return self._decisions.offline
+
+    @offline.setter
+    def offline(self, offline: Offline) -> None:
+        self._decisions.offline = offline
 
     # -- what the user wants -----------------------------------------------------------------------
 

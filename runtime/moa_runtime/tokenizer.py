@@ -200,6 +200,15 @@ class ChatTokenizer:
         return re.compile(f"({'|'.join(map(re.escape, self._specials)) or '(?!)'})")
 
     @cached_property
+    def _guarded(self) -> list[str]:
+        """What a message may not spell as it is: special tokens, and what guards them."""
+        return [*self._specials, _GUARD_OPEN, _GUARD_CLOSE]
+
+    @cached_property
+    def _to_guard(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self._guarded)))
+
+    @cached_property
     def _plain(self) -> Tokenizer:
         """The same tokenizer without an eye for special tokens. Seldom needed, so read only then."""
         plain = self._read()
@@ -207,12 +216,13 @@ class ChatTokenizer:
         return plain
 
     def _guard(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with a placeholder for each special token that their text spells."""
+        """The messages with a placeholder for each special token that their text spells, and for the placeholders' own
+        characters."""
 
         def placeholder(match: re.Match[str]) -> str:
-            return f"{_GUARD_OPEN}{self._specials.index(match[0])}{_GUARD_CLOSE}"
+            return f"{_GUARD_OPEN}{self._guarded.index(match[0])}{_GUARD_CLOSE}"
 
-        return [{**message, "content": self._special.sub(placeholder, message["content"])} for message in messages]
+        return [{**message, "content": self._to_guard.sub(placeholder, message["content"])} for message in messages]
 
     def _encode_guarded(self, text: str) -> list[int]:
         """Encode a rendered conversation; what stands for a placeholder becomes plain text again."""
@@ -221,7 +231,7 @@ class ChatTokenizer:
         tokens: list[int] = []
         ordinary = ""
         for piece in self._special.split(text):
-            restored = _GUARDED.sub(lambda match: self._specials[int(match[1])], piece)
+            restored = _GUARDED.sub(lambda match: self._guarded[int(match[1])], piece)
             if restored == piece:
                 ordinary += piece
                 continue

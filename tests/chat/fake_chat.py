@@ -20,7 +20,7 @@ from moa_runtime.answer import (
 )
 from moa_runtime.transport import Endpoint
 
-HANG = object()  # in a script: from here on nothing comes
+HANG = object()  # in a script: from here on nothing comes; a float: nothing for so many seconds
 
 
 def origins(committed: str, drafted: str = "", offline: str = "") -> tuple[TokenOrigin, ...]:
@@ -55,7 +55,7 @@ class FakeChat:
     Attributes:
         asked: the questions.
         stopped: how many answers were left early.
-        offline: what ``work_offline`` was told.
+        worked_offline: what ``work_offline`` was told.
         pending_script: of the answer that was under way when the program before ended.
         kept: how often the device's text was to be kept.
     """
@@ -65,7 +65,7 @@ class FakeChat:
         self.asked: list[str] = []
         self.sampling = []
         self.stopped = 0
-        self.offline: list[bool] = []
+        self.worked_offline: list[bool] = []
         self.closed = False
         self.status = LinkStatus.ONLINE
         self.messages: list[dict[str, str]] = []
@@ -106,7 +106,9 @@ class FakeChat:
             for step in script:
                 if step is HANG:
                     await asyncio.Event().wait()
-                if callable(step):
+                if isinstance(step, float):
+                    await asyncio.sleep(step)
+                elif callable(step):
                     step()
                 elif isinstance(step, Exception):
                     raise step
@@ -118,7 +120,7 @@ class FakeChat:
             self.stopped += not completed
 
     async def work_offline(self, offline: bool) -> None:
-        self.offline.append(offline)
+        self.worked_offline.append(offline)
         self.status = LinkStatus.OFFLINE if offline else LinkStatus.ONLINE
 
     async def close(self) -> None:

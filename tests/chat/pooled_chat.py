@@ -21,3 +21,4 @@ class PooledChat(FakeChat):
     """A chat that can be lent."""
 
     prompt_tokens = 5
+    offline = "writer"

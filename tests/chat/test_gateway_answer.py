@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from fake_chat import finished, origins, update
+from fake_chat import HANG, finished, origins, update
 from pooled_chat import PooledChat, parse
 
 from moa_chat.gateway.answer import Ending, answer
@@ -107,10 +107,30 @@ def test_what_a_verdict_was_awaited_for_is_not_lost_at_the_end():
     assert ending.completion_tokens == 4 and ending.usage()["moa"]["offline_tokens"] == 2
 
 
-def test_a_first_question_cannot_be_answered_offline():
-    with pytest.raises(ApiError, match="nothing to draft from") as caught:
-        write(LinkChanged(LinkStatus.OFFLINE), Paused(PauseReason.UNPREPARED))
+@pytest.mark.parametrize(
+    ("offline", "why", "said"),
+    [
+        ("off", PauseReason.OFF, "nothing is to be written without it"),
+        ("drafter", PauseReason.UNPREPARED, "the drafter writes no answer that the verifier did not begin"),
+        ("writer", PauseReason.UNPREPARED, "the bundle has no writer"),
+    ],
+)
+def test_a_first_question_that_nobody_may_answer_offline(offline, why, said):
+    with pytest.raises(ApiError, match=said) as caught:
+        write(LinkChanged(LinkStatus.OFFLINE), Paused(why), offline=offline)
     assert caught.value.status == 503 and caught.value.headers == {"Retry-After": "5"}
+
+
+def test_without_text_of_the_device_a_loss_is_waited_out(monkeypatch):
+    monkeypatch.setattr("moa_chat.gateway.answer._PATIENCE_S", 0.3)
+    lost, back = LinkChanged(LinkStatus.OFFLINE, "gone"), LinkChanged(LinkStatus.ONLINE)
+    pieces, ending, chat = write(
+        update("a", "b"), lost, Paused(PauseReason.OFF), back, 0.6, update("ax"), finished("axy")
+    )
+    assert pieces == ["a", "x", "y"] and not ending.offline and chat.offline == "off"
+    with pytest.raises(ApiError, match=r"stayed away for 0\.3 s") as caught:
+        write(update("a", "b"), lost, Paused(PauseReason.OFF), HANG)
+    assert caught.value.status == 503
 
 
 def test_a_stop_text_stops_the_answer():

@@ -20,7 +20,7 @@ from moa_runtime.transport import ConnectError
 
 
 def client(*scripts, token: str = "", allow: tuple[str, ...] = (), lines: list[str] | None = None) -> TestClient:
-    async def connect() -> PooledChat:
+    async def connect(needs_verifier: bool) -> PooledChat:
         return PooledChat(*scripts)
 
     say = lines.append if lines is not None else lambda line: None
@@ -73,17 +73,36 @@ def test_errors_have_a_status_until_text_was_sent(error, status, code):
     assert json.loads(events[-1].removeprefix("data: "))["error"]["message"] == str(error)
 
 
+def test_an_answer_that_fails_unforeseen_is_an_error_not_a_wait():
+    """Whoever reads would wait for ever."""
+    for stream in (False, True):
+        answered = ask(client([IndexError("list index out of range")]), stream=stream)
+        assert answered.status_code == 500 and "IndexError" in answered.json()["error"]["message"]
+
+
+def test_a_verifier_that_is_away_at_the_start_is_said():
+    async def connect(needs_verifier: bool) -> PooledChat:
+        raise ConnectError("no verifier answers at ws://here", final=False)
+
+    lines: list[str] = []
+    app = create_app(ChatPool(connect), DEFAULTS, Access("", (), LOOPBACK_NAMES), lines.append)
+    with TestClient(app, base_url="http://127.0.0.1:11435") as started:
+        assert started.get("/v1/models").status_code == 200
+    assert lines[0].startswith("warning: no verifier answers at ws://here; requests that need it are refused")
+
+
 def test_what_is_not_there_is_an_error_object_too():
     lines: list[str] = []
     answered = client(lines=lines).get("/v1/%1b[2Jnowhere")
     assert answered.status_code == 404 and "Not Found" in answered.json()["error"]["message"]
+    assert "there is GET /v1/models" in answered.json()["error"]["message"]
     assert client().get("/v1/chat/completions").status_code == 405
     assert all(line.isprintable() for line in lines) and lines
 
 
 def test_a_body_may_not_be_endless():
-    answered = client().post("/v1/chat/completions", content=b" " * ((8 << 20) + 1))
-    assert answered.status_code == 413 and answered.json()["error"]["message"].endswith("8 MiB")
+    answered = client().post("/v1/chat/completions", content=b" " * ((4 << 20) + 1))
+    assert answered.status_code == 413 and answered.json()["error"]["message"].endswith("4 MiB")
 
 
 def test_a_token_is_asked_for_where_one_is_set():

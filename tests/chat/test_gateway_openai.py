@@ -151,7 +151,7 @@ def test_the_verifier_is_killed_in_the_middle(onnx_bundle, tiny_target, tiny_dra
     """The stream goes on with the device's own text and ends well-formed; so does a request without a stream."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(verifier(tiny_target, tiny_drafter))
-        running = stack.enter_context(gateway(onnx_bundle, server.url, "--offline-limit", "40"))
+        running = stack.enter_context(gateway(onnx_bundle, server.url, "--offline", "drafter", "--offline-limit", "40"))
         expected = text_of(create(running, max_tokens=200))
         text, reason, figures, killed = "", None, None, False
         stream = create(running, max_tokens=200, stream=True, stream_options={"include_usage": True})
@@ -167,16 +167,47 @@ def test_the_verifier_is_killed_in_the_middle(onnx_bundle, tiny_target, tiny_dra
                 server.process.wait()
         assert killed and expected.startswith(sent) and len(text) > len(sent)
         assert reason in ("stop", "length") and figures.moa["offline"] is True and figures.moa["offline_tokens"] > 8
-        again = create(running, max_tokens=30)
-        assert text_of(again) and again.usage.moa["offline"] is True
-        assert again.choices[0].finish_reason in ("stop", "length")
+        with pytest.raises(openai.InternalServerError, match="no answer that the verifier did not begin") as refused:
+            create(running, max_tokens=30)
+        assert refused.value.status_code == 503
         # What was sent offline is history now; with a verifier again, the target goes on behind it.
         stack.enter_context(verifier(tiny_target, tiny_drafter, server.port))
         turns = [*QUESTION, {"role": "assistant", "content": text}, {"role": "user", "content": "And why?"}]
         deadline = time.monotonic() + TIMEOUT_S
-        while (online := create(running, turns)).usage.moa["offline"]:
+        online = None
+        while online is None:
             assert time.monotonic() < deadline
+            with contextlib.suppress(openai.InternalServerError):
+                online = create(running, turns)
         assert online.usage.moa["offline_tokens"] == 0 and text_of(online)
+
+
+def test_a_verifier_that_comes_back_finishes_the_answer(onnx_bundle, tiny_target, tiny_drafter):
+    """By default a client never reads what the target did not write."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(verifier(tiny_target, tiny_drafter))
+        running = stack.enter_context(gateway(onnx_bundle, server.url))
+        expected = text_of(create(running, max_tokens=200))
+        text = ""
+        for chunk in create(running, max_tokens=200, stream=True):
+            text += chunk.choices[0].delta.content or ""
+            if len(text) > 10 and server.process.poll() is None:
+                server.process.kill()
+                server.process.wait()
+                stack.enter_context(verifier(tiny_target, tiny_drafter, server.port))
+        assert text == expected and server.process.poll() is not None
+
+
+def test_the_writer_answers_where_a_request_has_it_so(writing_bundle, tiny_target, tiny_drafter):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    with gateway(writing_bundle, f"ws://127.0.0.1:{port}") as running:
+        assert "warning: no verifier answers" in running.process.stderr.readline()
+        with pytest.raises(openai.InternalServerError, match="no verifier answers"):
+            create(running)
+        answered = create(running, extra_body={"offline": "writer"})
+        assert text_of(answered) and answered.usage.moa["offline"] is True
+        assert answered.usage.moa["offline_tokens"] == answered.usage.completion_tokens
 
 
 def test_starting_while_the_verifier_is_away(onnx_bundle, tiny_target, tiny_drafter):

@@ -36,7 +36,8 @@ def test_a_request_is_understood():
     assert request.question == "Why?"
     assert request.sampling == Sampling(0.7, 0.9, (1 << 64) - 1)
     assert request.max_new_tokens == 5 and request.stops == ("END",)
-    assert request.stream and request.include_usage
+    assert request.stream and request.include_usage and request.offline == "off"
+    assert parse(offline="writer").offline == "writer" and parse(top_k=-1, min_p=0, repetition_penalty=1).stops == ()
 
 
 def test_what_a_request_leaves_out_is_as_on_the_command_line():
@@ -58,6 +59,15 @@ def test_what_a_request_leaves_out_is_as_on_the_command_line():
         ({"messages": "Hi"}, "messages", "must be a list, not a text"),
         ({"messages": [3]}, "messages[0]", "must be an object, not a whole number"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "one of system, developer, user"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role", "one of system, developer, user"),
+        ({"messages": [{"role": {}, "content": "x"}]}, "messages[0].role", "one of system, developer, user"),
+        ({"messages": [USER] * 99 + [{"role": "user", "content": "a" * 2**25}]}, "messages", "context holds 1048576"),
+        ({"offline": "perhaps"}, "offline", "one of writer, drafter, off, not 'perhaps'"),
+        ({"offline": True}, "offline", "must be a text"),
+        ({"top_k": 40}, "top_k", "not supported here"),
+        ({"min_p": 0.05}, "min_p", "not supported here"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty", "not supported here"),
+        ({"guided_json": {}}, "guided_json", "not supported here"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "must be a text or a list of parts, not null"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content", "only hold parts"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "half of a surrogate pair"),

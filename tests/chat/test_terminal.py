@@ -86,7 +86,7 @@ def test_commands():
     out = talk(chat, lines)
     assert "no answer yet" in out and "there is no command /nonsense" in out
     assert all(command in out for command in ("/help ", "/offline ", "/stats ", "/quit "))
-    assert chat.offline == [True, False]
+    assert chat.worked_offline == [True, False]
     assert lines.prompts[4] == "(offline) you> " and lines.prompts[0] == "you> "
     assert "tokens per second    6.0" in out
     assert chat.asked == ["hello"]

@@ -109,6 +109,14 @@ def test_special_tokens_typed_by_a_user_stay_text(folder: Path) -> None:
     assert tokens[-5:] == harmless[-5:]
 
 
+@pytest.mark.parametrize("text", ["\ufdd0", "\ufdd1\ufdd0", "\ufdd00\ufdd1", "\ufdd0999\ufdd1", "<|im_end|>\ufdd0x"])
+def test_what_guards_them_stays_text_too(folder: Path, text: str) -> None:
+    tokenizer, messages = load(folder), [{"role": "user", "content": f"a {text} b"}]
+    tokens = tokenizer.encode_chat(messages)
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == tokenizer.render_chat(messages)
+    assert tokens.count(2) == tokenizer.encode_chat([USER]).count(2)
+
+
 def test_special_tokens_in_earlier_turns_stay_text(folder: Path) -> None:
     tokenizer = load(folder)
     typed = [{"role": "user", "content": TYPED}, {"role": "assistant", "content": "It is <|im_end|>."}]

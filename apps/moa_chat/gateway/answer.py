@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -13,7 +14,10 @@ from moa_chat.gateway.stops import StopFilter
 from moa_runtime.answer import (
     AnswerFinished,
     AnswerUpdate,
+    ChatEvent,
     FinishReason,
+    LinkChanged,
+    LinkStatus,
     Origin,
     Paused,
     PauseReason,
@@ -21,7 +25,16 @@ from moa_runtime.answer import (
     TokenOrigin,
 )
 from moa_runtime.chat import Chat
+from moa_runtime.offline import Offline
 
+#: A verifier that went away in the middle of an answer is waited for so long, seconds.
+_PATIENCE_S = 60.0
+#: Why the device did not write, by what it may write with.
+_WHY_NOTHING: dict[Offline, str] = {
+    "off": 'and nothing is to be written without it ("offline": "writer" has the device answer)',
+    "drafter": "and the drafter writes no answer that the verifier did not begin",
+    "writer": "and the bundle has no writer to answer in its place",
+}
 #: What the device wrote alone. With the policy KEEP it stays.
 _OWN = (Origin.OFFLINE, Origin.KEPT)
 
@@ -57,27 +70,31 @@ class Ending:
 async def answer(chat: Chat, request: ChatRequest) -> AsyncGenerator[str | Ending, None]:
     """Ask; yields the text piece by piece, and at last how it ended.
 
-    While the verifier is there, only text that it has confirmed. While it is away, what the device writes too; the
-    chat's policy must be KEEP, so that this text stays when the verifier is back. An answer ends without the verifier
-    where the device cannot write on.
+    While the verifier is there, only text that it has confirmed. While it is away, what the device writes too, where
+    the request has it so; the chat's policy must be KEEP, so that this text stays when the verifier is back. Such an
+    answer ends without the verifier where the device cannot write on; another waits for it.
 
     Raises:
-        ApiError: the verifier is away and the device has nothing to draft from.
+        ApiError: the verifier is away, and the device may not write or has nothing to write from; or it does not come
+            back for a minute.
         ChatError: the conversation does not fit, or the verifier refused it.
     """
     stops = StopFilter(request.stops)
     taken = 0  # characters given to the filter
     tokens: Sequence[TokenOrigin] = ()
     latest: AnswerUpdate | AnswerFinished | None = None
+    chat.offline = request.offline
     sending = chat.send(request.question, max_new_tokens=request.max_new_tokens, sampling=request.sampling)
-    async with aclosing(sending) as events:
+    async with aclosing(_patiently(sending)) as events:
         async for event in events:
             if isinstance(event, AnswerUpdate | AnswerFinished):
                 latest = event
             elif not isinstance(event, Paused):
                 continue
             elif latest is None:
-                raise verifier_away("the verifier is away, and the device has nothing to draft from yet")
+                raise verifier_away(f"the verifier is away, {_WHY_NOTHING[request.offline]}")
+            elif event.reason is PauseReason.OFF:
+                continue
             reason, offline = _reason(event), isinstance(event, Paused)
             text, tokens = _whole(latest) if reason else _certain(latest)
             if piece := stops.feed(text[taken:]):
@@ -91,6 +108,30 @@ async def answer(chat: Chat, request: ChatRequest) -> AsyncGenerator[str | Endin
                 own = sum(token.origin in _OWN or not token.committed for token in tokens)
                 yield Ending(reason, latest.statistics, chat.prompt_tokens, len(tokens), offline, own)
                 return
+
+
+async def _patiently(events: AsyncGenerator[ChatEvent, None]) -> AsyncGenerator[ChatEvent, None]:
+    """The events, unless the verifier is waited for and stays away.
+
+    Raises:
+        ApiError: it does.
+    """
+    ends: float | None = None
+    loop = asyncio.get_running_loop()
+    async with aclosing(events):
+        while True:
+            try:
+                event = await asyncio.wait_for(anext(events), None if ends is None else max(0.0, ends - loop.time()))
+            except StopAsyncIteration:
+                return
+            except asyncio.TimeoutError:
+                text = f"the verifier went away in the middle of the answer and stayed away for {_PATIENCE_S:g} s"
+                raise verifier_away(text) from None
+            if isinstance(event, LinkChanged) and event.status is LinkStatus.ONLINE:
+                ends = None
+            elif isinstance(event, Paused) and event.reason is PauseReason.OFF:
+                ends = loop.time() + _PATIENCE_S
+            yield event
 
 
 def _reason(event: AnswerUpdate | AnswerFinished | Paused) -> str:

@@ -29,8 +29,9 @@ from moa_chat.gateway.writing import Writing
 from moa_chat.status import figures
 from moa_runtime.errors import MoaError
 
-_MOST_BYTES = 8 << 20
+_MOST_BYTES = 4 << 20
 _CLIENT_LEFT = 499
+_THERE_IS = "GET /v1/models, GET /v1/models/{name} and POST /v1/chat/completions"
 
 T = TypeVar("T")
 
@@ -78,7 +79,9 @@ def create_app(pool: ChatPool, defaults: Defaults, access: Access, say: Callable
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        warming = asyncio.create_task(_warm(pool, say))
         yield
+        warming.cancel()
         await pool.close()
 
     middleware = [
@@ -102,6 +105,13 @@ def create_app(pool: ChatPool, defaults: Defaults, access: Access, say: Callable
         },
         lifespan=lifespan,
     )
+
+
+async def _warm(pool: ChatPool, say: Callable[[str], None]) -> None:
+    try:
+        await pool.warm()
+    except MoaError as error:
+        say(f"warning: {error}; requests that need it are refused meanwhile")
 
 
 async def _body(request: Request) -> bytes:
@@ -183,6 +193,8 @@ async def _refuse(request: Request, error: Exception) -> Response:
 async def _refuse_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     text = f"{request.method} {request.url.path}: {error.detail}"
+    if error.status_code in (404, 405):
+        text += f"; there is {_THERE_IS}"
     return ApiError(error.status_code, text, headers=error.headers).response()
 
 

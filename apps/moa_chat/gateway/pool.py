@@ -16,18 +16,23 @@ class ChatPool:
     """Lends a chat for each request: the one that knows most of the conversation already.
 
     Args:
-        connect: opens another chat with the verifier.
+        connect: opens another chat with the verifier; whether it must be there is its argument.
         size: chats at most, which is also how many requests are answered at once.
     """
 
-    def __init__(self, connect: Callable[[], Awaitable[Chat]], size: int = 8) -> None:
+    def __init__(self, connect: Callable[[bool], Awaitable[Chat]], size: int = 8) -> None:
         self._connect, self._size = connect, size
         self._idle: list[Chat] = []  # the most recently used last
         self._lent = 0
 
     @asynccontextmanager
-    async def lend(self, history: Sequence[Message], question: str) -> AsyncIterator[Chat]:
+    async def lend(
+        self, history: Sequence[Message], question: str, *, needs_verifier: bool = True
+    ) -> AsyncIterator[Chat]:
         """A chat that is set to the turns of ``history``, for ``question`` to be sent.
+
+        Args:
+            needs_verifier: whether another chat is only opened where the verifier is there.
 
         Raises:
             ApiError: 429, as many requests are being answered as can be.
@@ -38,7 +43,7 @@ class ChatPool:
             raise ApiError(429, text, code="rate_limit_exceeded", headers={"Retry-After": str(RETRY_SECONDS)})
         self._lent += 1
         try:
-            chat = await self._take([*history, {"role": "user", "content": question}])
+            chat = await self._take([*history, {"role": "user", "content": question}], needs_verifier)
             try:
                 chat.restore(history)
                 yield chat
@@ -47,12 +52,24 @@ class ChatPool:
         finally:
             self._lent -= 1
 
+    async def warm(self) -> None:
+        """Open a chat before the first request.
+
+        Raises:
+            MoaError: the verifier is away, or refuses.
+        """
+        self._lent += 1
+        try:
+            self._idle.append(await self._connect(True))
+        finally:
+            self._lent -= 1
+
     async def close(self) -> None:
         """Close the chats that are not lent."""
         while self._idle:
             await self._idle.pop().close()
 
-    async def _take(self, turns: Sequence[Message]) -> Chat:
+    async def _take(self, turns: Sequence[Message], needs_verifier: bool) -> Chat:
         best = max(self._idle, key=lambda chat: common_length(chat.messages, turns), default=None)
         # A system message in common is no conversation in common.
         if best is not None and common_length(best.messages, turns) > (turns[0]["role"] == "system"):
@@ -60,7 +77,7 @@ class ChatPool:
             return best
         if self._lent + len(self._idle) <= self._size:
             try:
-                return await self._connect()
+                return await self._connect(needs_verifier)
             except ConnectError:
                 # What an older chat remembers may be enough to answer without the verifier.
                 if not self._idle:

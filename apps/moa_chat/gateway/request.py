@@ -9,13 +9,34 @@ from dataclasses import dataclass
 from typing import Any
 
 from moa_chat.gateway.errors import ApiError
+from moa_runtime.offline import OFFLINES, Offline
 from moa_runtime.session.events import Sampling
 
 _MOST_STOPS = 4
 _HIGHEST_TEMPERATURE = 2
+#: Texts of more characters for each token of the context are not even counted in tokens: that takes its time.
+_MOST_PER_TOKEN = 32
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 #: Fields that would change the answer and that no target behind a verifier can honour, with what they may be.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "repetition_penalty": (1,),
+    "repeat_penalty": (1,),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "ignore_eos": (False,),
+    "grammar": ("",),
+    "json_schema": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
     "n": (1,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -42,6 +63,8 @@ class Defaults:
     top_p: float
     seed: int | None
     system: str | None
+    offline: Offline = "off"
+    max_context: int = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -50,6 +73,7 @@ class ChatRequest:
 
     Attributes:
         history: the turns before the question.
+        offline: what writes while there is no verifier; ``off``: nothing, the request waits or fails.
         include_usage: whether a stream ends with its figures.
     """
 
@@ -60,6 +84,7 @@ class ChatRequest:
     stops: tuple[str, ...]
     stream: bool
     include_usage: bool
+    offline: Offline = "off"
 
 
 def parse_request(data: bytes, defaults: Defaults) -> ChatRequest:
@@ -83,6 +108,10 @@ def parse_request(data: bytes, defaults: Defaults) -> ChatRequest:
         text = f"there is no model {model!r} here, only {defaults.model!r}"
         raise ApiError(404, text, param="model", code="model_not_found")
     messages = _messages(fields)
+    characters = sum(len(message["content"]) for message in messages)
+    if characters > _MOST_PER_TOKEN * defaults.max_context:
+        text = f"messages have {characters} characters; the target's context holds {defaults.max_context} tokens"
+        raise ApiError(400, text, param="messages", code="context_length_exceeded")
     if defaults.system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": defaults.system})
     stream_options = _field(fields, "stream_options", dict, {})
@@ -94,6 +123,7 @@ def parse_request(data: bytes, defaults: Defaults) -> ChatRequest:
         stops=_stops(fields),
         stream=_field(fields, "stream", bool, False),
         include_usage=_field(stream_options, "include_usage", bool, False),
+        offline=_offline(fields, defaults),
     )
 
 
@@ -139,7 +169,7 @@ def _message(message: Any, where: str) -> dict[str, str]:
     if not isinstance(message, dict):
         raise ApiError(400, f"{where} must be an object, not {_kind(message)}", param=where)
     role = message.get("role")
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         known = ", ".join(_ROLES)
         raise ApiError(400, f"{where}.role must be one of {known}, not {role!r}", param=f"{where}.role")
     if message.get("tool_calls"):
@@ -186,6 +216,14 @@ def _max_new_tokens(fields: Mapping[str, Any], defaults: Defaults) -> int:
     if limit < 1:
         raise ApiError(400, f"{name} must be at least 1, not {limit}", param=name)
     return limit
+
+
+def _offline(fields: Mapping[str, Any], defaults: Defaults) -> Offline:
+    asked = _field(fields, "offline", str, defaults.offline)
+    for known in OFFLINES:
+        if asked == known:
+            return known
+    raise ApiError(400, f"offline must be one of {', '.join(OFFLINES)}, not {asked!r}", param="offline")
 
 
 def _stops(fields: Mapping[str, Any]) -> tuple[str, ...]:

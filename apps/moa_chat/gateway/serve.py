@@ -46,6 +46,8 @@ def run_gateway(setup: Setup, address: Address, *, as_json: bool) -> int:
         top_p=setup.top_p,
         seed=setup.seed,
         system=setup.system,
+        offline=setup.offline,
+        max_context=setup.bundle.manifest.max_context,
     )
     access = Access(address.token, address.origins, LOOPBACK_NAMES if is_loopback(address.host) else None)
     with listen(address.host, address.port) as listening:
@@ -66,7 +68,7 @@ def _pool(setup: Setup) -> ChatPool:
         outage_after_s=_OUTAGE_AFTER_S,
     )
 
-    async def connect() -> Chat:
+    async def connect(needs_verifier: bool) -> Chat:
         return await Chat.connect(
             setup.bundle,
             setup.endpoint,
@@ -76,6 +78,7 @@ def _pool(setup: Setup) -> ChatPool:
             controller=controller_for(setup.draft_length),
             policy=Policy.KEEP,
             settings=settings,
+            wait=needs_verifier,
         )
 
     return ChatPool(connect)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from moa_chat.gateway.answer import Ending, answer
+from moa_chat.gateway.errors import ApiError
 from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.request import ChatRequest
 from moa_runtime.errors import MoaError
@@ -38,8 +39,12 @@ class Writing:
 
     async def _write(self, pool: ChatPool, request: ChatRequest) -> None:
         try:
-            async with pool.lend(request.history, request.question) as chat:
+            needs_verifier = request.offline != "writer"
+            async with pool.lend(request.history, request.question, needs_verifier=needs_verifier) as chat:
                 async for piece in answer(chat, request):
                     self._pieces.put_nowait(piece)
         except MoaError as error:
             self._pieces.put_nowait(error)
+        except Exception as error:  # whoever reads would wait for ever
+            failed = ApiError(500, f"the answer failed: {type(error).__name__}: {error}", code="internal_error")
+            self._pieces.put_nowait(failed)
