@@ -59,7 +59,7 @@ def figures(statistics: Statistics) -> str:
     if statistics.round_trips:
         waited = f"{1000 * stats.median(statistics.round_trips[-_RECENT_TRIPS:]):.0f} ms"
         # From sending to the verdict: the network and the target together.
-        parts.append(f"server drafts, every {waited}" if statistics.server_drafts else f"rtt {waited}")
+        parts.append("server drafts" if statistics.server_drafts else f"rtt {waited}")
     return " | ".join(parts)
 
 

@@ -48,7 +48,7 @@ def figures(statistics: Statistics) -> list[Figure]:
     if statistics.round_trips:
         waited = f"{1000 * round_trip(statistics):.0f} ms"
         if statistics.server_drafts:
-            shown.append(Figure(f"server drafts, every {waited}", "the server goes on by itself: it is faster now"))
+            shown.append(Figure("server drafts", f"it is faster now: it goes on by itself, every {waited}"))
         else:
             shown.append(Figure(f"round trip {waited}", "this device drafts: network and server together"))
     shown.append(Figure(f"{max(saved, 0)} passes saved", "of the server, against one for each token"))
@@ -80,7 +80,7 @@ def summary(statistics: Statistics, reason: FinishReason | None) -> str:
         f"{generation_speed(statistics):.1f} tokens/s",
         f"τ {statistics.tau:.2f}" if statistics.rounds else "",
         f"{statistics.offline} written offline" if statistics.offline else "",
-        f"{statistics.rolled_back} taken back" if statistics.rolled_back else "",
+        f"{statistics.rolled_back} taken back" if statistics.offline and statistics.rolled_back else "",
     ]
     return " · ".join(part for part in parts if part)
 

@@ -26,7 +26,7 @@ _QUESTIONS = (
     "Write a Python function that returns the factorial of n, and explain it.",
 )
 _OFFLINE_QUESTION = "Tell me a short story about a fox."
-_BEFORE_THE_TUNNEL, _IN_THE_TUNNEL = 20, 100  # characters confirmed, and characters written offline
+_BEFORE_THE_TUNNEL, _IN_THE_TUNNEL = 20, 420  # characters confirmed, and characters written offline
 
 
 def main(argv: Sequence[str] | None = None) -> int:
