@@ -65,7 +65,7 @@ def engine_of(args: argparse.Namespace) -> TransformersEngine:
 
 
 def with_progress(questions: list[Question], benchmark: str) -> Iterable[Question]:
-    """The questions, with a progress bar on stderr if that is a terminal."""
-    from tqdm import tqdm
+    """The questions, with their progress on stderr."""
+    from moa_bench.progress import Progress
 
-    return tqdm(questions, desc=benchmark, unit="question", disable=None)
+    return Progress(questions, desc=benchmark, unit="question")

@@ -187,14 +187,14 @@ def settings_of(args: argparse.Namespace) -> AcceptSettings:
 
 def _answers(contender: Contender, questions: list[Question], settings: AcceptSettings, path: Path | None) -> Answers:
     """What the target, the same for every contender, answers to ``questions``; kept in ``path``, if there is one."""
-    from tqdm import tqdm
+    from moa_bench.progress import Progress
 
     engine, turns = contender.engine, sum(len(question.turns) for question in questions)
     kept = None
     if path:
         target = engine.fingerprints.target
         kept = AnswerFile(path, target, settings.max_new_tokens, settings.sampling, vocab_size=engine.vocab_size)
-    with tqdm(total=turns, desc="accept: answers", unit="answer", disable=None) as bar:
+    with Progress(total=turns, desc="accept: answers", unit="answer") as bar:
 
         def keep(written: list[tuple[list[int], list[int]]]) -> None:
             bar.update(len(written))

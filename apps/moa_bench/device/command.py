@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from moa_bench.device import present
 from moa_bench.device.measure import AnswerSettings, Results, StepSettings, measure
@@ -31,7 +31,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
+    from moa_bench.progress import Progress
 
 _DESCRIPTION = """\
 Measure what drafting costs the device, for every target in the bundle that this machine can run.
@@ -166,9 +166,9 @@ def _answer_settings(args: argparse.Namespace, answers: AnswerSettings) -> dict[
     return {**asdict(answers), "questions": questions, "limit": args.limit}
 
 
-def _progress(bundle: Bundle, steps: StepSettings, answers: AnswerSettings | None) -> tqdm[NoReturn]:
-    """A progress bar on stderr, if that is a terminal, over all steps and answers."""
-    from tqdm import tqdm
+def _progress(bundle: Bundle, steps: StepSettings, answers: AnswerSettings | None) -> Progress:
+    """On stderr, over all steps and answers."""
+    from moa_bench.progress import Progress
 
     each = len(steps.contexts) * len(steps.tokens) + (len(answers.questions) if answers else 0)
-    return tqdm(total=each * len(bundle.manifest.targets), desc="device", disable=None)
+    return Progress(total=each * len(bundle.manifest.targets), desc="device", unit="measurement")

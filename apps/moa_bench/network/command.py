@@ -119,16 +119,15 @@ def run(args: argparse.Namespace) -> int:
     bundle = bundle_of(args)
     require_extra("bench", "moa-bench network")
     # Imported late: --help should answer at once.
-    from tqdm import tqdm
-
     from moa_bench.network.measure import Results, measure, warm_up
     from moa_bench.network.modes import make_modes
+    from moa_bench.progress import Progress
     from moa_bench.prompts import prompts_of
 
     tokenizer = ChatTokenizer.from_bundle(bundle)
     prompts, skipped = prompts_of(questions, tokenizer, bundle.manifest.max_context)
     results, problem = Results(links, names), ""
-    progress = tqdm(total=len(prompts) * len(links) * len(names), desc="network", unit="answer", disable=None)
+    progress = Progress(total=len(prompts) * len(links) * len(names), desc="network", unit="answer")
 
     with recording(args) as ends:
         modes = make_modes(names, bundle, settings, ends.device)

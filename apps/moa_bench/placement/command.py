@@ -45,10 +45,9 @@ def run(args: argparse.Namespace) -> int:
     check_at_least(args, scenarios=1, seed=0)
     check_output_options(args)
     require_extra("server", "moa-bench placement")
-    from tqdm import tqdm
-
     from moa_bench.placement.measure import compared
     from moa_bench.placement.scenarios import TOKENS, scenarios
+    from moa_bench.progress import Progress
     from moa_bench.shapes.recording import Recording
     from moa_bench.shapes.replay import Replay
 
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     began, problem, outcomes = time.monotonic(), "", []
     drawn = scenarios(args.scenarios, args.seed, recording.lengths)
     try:
-        for scenario in tqdm(drawn, total=args.scenarios, desc="placement", unit="scenario", disable=None):
+        for scenario in Progress(drawn, total=args.scenarios, desc="placement", unit="scenario"):
             outcomes.append(compared(replays, scenario))
     except KeyboardInterrupt:
         problem = INTERRUPTED

@@ -37,7 +37,7 @@ def measure_missing(folder: Path, questions: Path, limit: int) -> list[str]:
         MoaError: no such folder, or ``folder/<benchmark>.json`` is there and holds something else.
         KeyboardInterrupt: after the benchmark that ran has stopped; it leaves no result.
     """
-    from tqdm import tqdm
+    from moa_bench.progress import Progress
 
     present = {stored.benchmark for stored in read_results(folder)[0]}
     places = {name: folder / f"{name}.json" for name in BENCHMARKS if name not in present}
@@ -45,7 +45,7 @@ def measure_missing(folder: Path, questions: Path, limit: int) -> list[str]:
         if place.exists():
             raise MoaError(f"{place} is in the way: it holds no result of {name}, so move or mend it")
     failed = []
-    with tqdm(places.items(), desc="report", unit="benchmark", disable=None) as progress:
+    with Progress(places.items(), desc="report", unit="benchmark") as progress:
         for name, place in progress:
             progress.set_postfix_str(name)
             options = ("--questions", str(questions), "--limit", str(limit), *_SMALL.get(name, ()))

@@ -96,8 +96,7 @@ def run(args: argparse.Namespace) -> int:
     bundle = bundle_of(args)
     require_extra("bench", "moa-bench server")
     # Imported late: the extra may be missing, and --help should answer at once.
-    from tqdm import tqdm
-
+    from moa_bench.progress import Progress
     from moa_bench.prompts import prompts_of
     from moa_bench.server.figures import figures_of
     from moa_bench.server.fleet import open_fleet
@@ -114,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         work = Workload(verifier.endpoint, verifier.http_url, prompts, args.draft_length, args.max_new_tokens, sampling)
         with open_fleet(sessions[-1], bundle.folder, work) as fleet:
             warm_up(verifier, fleet, modes)
-            loads = tqdm(schedule(sessions, args.repeats, modes), desc="server", unit="window", disable=None)
+            loads = Progress(schedule(sessions, args.repeats, modes), desc="server", unit="window")
             try:
                 measure(loads, args.seconds, verifier, fleet, results)
             except KeyboardInterrupt:

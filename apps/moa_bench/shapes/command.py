@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         MoaError: bad input.
     """
-    from tqdm import tqdm
+    from moa_bench.progress import Progress
 
     check_at_least(args, scenarios=1, seed=0, max_new_tokens=2)
     check_output_options(args)
@@ -90,10 +90,10 @@ def run(args: argparse.Namespace) -> int:
     replays = [Replay(recording, answer) for answer in recording.answers]
     began, problem, outcomes = time.monotonic(), "", []
     try:
-        with tqdm(total=len(replays), desc="shapes: fixed", unit="answer", disable=None) as bar:
+        with Progress(total=len(replays), desc="shapes: fixed", unit="answer") as bar:
             field = Field(replays, bar.update)
         drawn = scenarios(args.scenarios, args.seed, recording.lengths)
-        for scenario in tqdm(drawn, total=args.scenarios, desc="shapes", unit="scenario", disable=None):
+        for scenario in Progress(drawn, total=args.scenarios, desc="shapes", unit="scenario"):
             outcomes.append(field.run(scenario, Throughput()))
     except KeyboardInterrupt:
         problem = INTERRUPTED
@@ -136,11 +136,11 @@ def _recording(args: argparse.Namespace) -> Recording:
 
 def _recorded(args: argparse.Namespace) -> Recording:
     """What the bundle's drafter expects in the target's answers to the questions. Raises MoaError."""
-    from tqdm import tqdm
+    from moa_bench.progress import Progress
 
     questions, bundle = questions_of(args), bundle_of(args)
     backend, manifest, engine = load_backend(bundle, args.backend), bundle.manifest, engine_of(args)
-    with tqdm(total=sum(len(each.turns) for each in questions), desc="shapes: answers", disable=None) as bar:
+    with Progress(total=sum(len(each.turns) for each in questions), desc="shapes: answers", unit="answer") as bar:
         answers = write_answers(
             engine,
             questions,
@@ -153,7 +153,7 @@ def _recorded(args: argparse.Namespace) -> Recording:
         raise MoaError("the target answered nothing longer than a token: ask other --questions")
     ngrams = args.ngrams is not False
     positions = sum(len(answer) - 1 for answer in longer.values())
-    with tqdm(total=positions, desc="shapes: recording", unit="token", disable=None) as bar:
+    with Progress(total=positions, desc="shapes: recording", unit="token") as bar:
         recorded = [
             record(manifest, backend, engine, prompt, answer, ngrams=ngrams, on_position=bar.update)
             for prompt, answer in longer.items()

@@ -1,0 +1,31 @@
+"""How far a benchmark is: a bar on a terminal, elsewhere a line a minute."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from tqdm import tqdm
+
+_EVERY_S = 60.0
+_LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {elapsed} gone, {remaining} to go"
+
+
+class Progress(tqdm):  # type: ignore[type-arg]  # of whatever it counts
+    """A ``tqdm`` on stderr, with its arguments. Where that is no terminal it says nothing in the first minute."""
+
+    def __init__(self, iterable: Iterable[Any] | None = None, **options: Any) -> None:
+        self._draws = sys.stderr.isatty()
+        if not self._draws:
+            options |= {"mininterval": _EVERY_S, "maxinterval": _EVERY_S, "delay": _EVERY_S, "miniters": 1}
+            options |= {"bar_format": _LINE, "leave": False}
+        super().__init__(iterable, file=sys.stderr, **options)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool | None:
+        """Show how far it is. Called by ``tqdm``."""
+        if self._draws:
+            return super().display(msg, pos)
+        if msg is None:
+            print(self, file=sys.stderr, flush=True)
+        return False
