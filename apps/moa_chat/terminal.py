@@ -18,8 +18,8 @@ from moa_chat.worker import ChatLike, RunningAnswer, Worker
 from moa_runtime.answer import Disagreement, LinkStatus, Statistics
 from moa_runtime.chat import Chat
 from moa_runtime.chat_store import StoreError
+from moa_runtime.connect_error import ConnectError
 from moa_runtime.errors import MoaError
-from moa_runtime.transport import ConnectError
 
 _EXCERPT_LENGTH = 70
 _HELP = """\

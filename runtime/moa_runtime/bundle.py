@@ -126,7 +126,8 @@ class Manifest:
             raw = json.loads(text)
             version = raw["schema_version"]
         except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise BundleError(f"{MANIFEST_FILE} is no bundle manifest: {error!r}") from error
+            why = f"no JSON from line {error.lineno} on" if isinstance(error, json.JSONDecodeError) else "another file"
+            raise BundleError(f"{MANIFEST_FILE} is no bundle manifest ({why}): export the bundle again") from error
         if version != SCHEMA_VERSION:
             raise BundleError(
                 f"the bundle has schema version {version!r}, this moa-edge reads version {SCHEMA_VERSION}: "
@@ -152,7 +153,8 @@ class Manifest:
                 raise ValueError(f"files does not list {unlisted[0]!r}")
             return manifest
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise BundleError(f"{MANIFEST_FILE} is malformed: {error!r}; export the bundle again") from error
+            why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise BundleError(f"{MANIFEST_FILE} is malformed ({why}): export the bundle again") from error
 
 
 _INTEGER_FIELDS = ("kv_heads", "head_dim", "top_k", "vocab_size", "draft_vocab_size", "max_context")

@@ -9,6 +9,7 @@ from typing import TypeVar
 from moa_runtime.answer import LinkChanged, LinkStatus
 from moa_runtime.answer_events import AnswerEvents
 from moa_runtime.chat_keeper import ChatKeeper
+from moa_runtime.connect_error import ConnectError
 from moa_runtime.driver import Driver
 from moa_runtime.errors import ChatError, MoaError
 from moa_runtime.loop import DraftingLoop
@@ -17,7 +18,7 @@ from moa_runtime.loop_settings import Conditions
 from moa_runtime.offline import Offline
 from moa_runtime.session.events import Policy
 from moa_runtime.timeline import Timeline
-from moa_runtime.transport import ConnectError, Endpoint, Timing
+from moa_runtime.transport import Endpoint, Timing
 
 Own = TypeVar("Own", bound="ChatLink")
 

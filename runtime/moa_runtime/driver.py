@@ -8,13 +8,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from moa_runtime.answer import LinkChanged
+from moa_runtime.connect_error import ConnectError
 from moa_runtime.errors import MoaError
 from moa_runtime.loop import DraftingLoop
 from moa_runtime.loop_events import Draft, LoopEvent, RoundEnded
 from moa_runtime.loop_settings import Conditions
 from moa_runtime.session.events import Faulted, Welcomed
 from moa_runtime.timeline import NO_TIMELINE, Timeline
-from moa_runtime.transport import ConnectError, Endpoint, Timing, Transport, TransportHandlers
+from moa_runtime.transport import Endpoint, Timing, Transport, TransportHandlers
 
 #: Faults after which connecting again would only repeat them.
 _REFUSALS = {"VERSION_MISMATCH", "FINGERPRINT_MISMATCH", "ROWS_MISMATCH", "REPLACED"}

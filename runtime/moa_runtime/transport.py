@@ -9,20 +9,15 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.exceptions import ConnectionClosed, WebSocketException
 
-from moa_runtime.errors import MoaError
+from moa_runtime.connect_error import ConnectError, connect_error
+from moa_runtime.listening import is_loopback
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 
 SESSION_PATH = "/v1/session"
-
-
-class ConnectError(MoaError):
-    """The verifier cannot be reached or refuses the connection."""
-
-    def __init__(self, text: str, *, final: bool) -> None:
-        super().__init__(text)
-        self.final = final  # trying again with the same settings cannot help
+#: Of a frame that the verifier may send; memory rows are the largest, and come in some 300 kB.
+_MOST_FRAME_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -51,6 +46,11 @@ class Endpoint:
             raise ConnectError(f"{self.url!r} is no verifier address: expected ws://HOST:PORT", final=True)
         path = parts.path if parts.path not in {"", "/"} else SESSION_PATH
         return f"{scheme}://{parts.netloc}{path}"
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether no network leads there, and so no proxy."""
+        return is_loopback(urlsplit(self.address).hostname or "")
 
     @property
     def context(self) -> ssl.SSLContext | None:
@@ -159,37 +159,15 @@ class Transport:
                 additional_headers=headers,
                 ssl=self._endpoint.context,
                 compression=None,  # memory rows do not compress, and phones pay for trying
-                max_size=None,
+                max_size=_MOST_FRAME_BYTES,
+                proxy=None if self._endpoint.on_this_machine else True,
                 open_timeout=timing.open_timeout,
                 ping_interval=timing.ping_interval,
                 ping_timeout=timing.ping_timeout,
                 close_timeout=1.0,
             )
-        except InvalidStatus as error:
-            status = error.response.status_code
-            if status in (401, 403):
-                raise ConnectError(f"the verifier at {address} refused the token; check --token", final=True) from error
-            if status == 503:
-                raise ConnectError(f"the verifier at {address} is full or shutting down", final=False) from error
-            final = 400 <= status < 500 and status not in (408, 429)
-            raise ConnectError(f"{address} answered HTTP {status}: is it a moa-edge verifier?", final=final) from error
-        except InvalidURI as error:
-            raise ConnectError(f"{address} is no verifier address: expected ws://HOST:PORT", final=True) from error
-        except ssl.SSLCertVerificationError as error:
-            text = f"the certificate of {address} is not trusted ({error.verify_message})"
-            raise ConnectError(f"{text}; pass its certificate authority with --tls-ca", final=True) from error
-        except InvalidHandshake as error:
-            if isinstance(
-                error.__cause__, EOFError
-            ):  # as of a verifier that is killed, or still starting behind a proxy
-                raise ConnectError(f"{address} closed the connection without an answer", final=False) from error
-            raise ConnectError(f"{address} does not speak WebSocket: is it a moa-edge verifier?", final=True) from error
-        except TimeoutError as error:
-            raise ConnectError(
-                f"no verifier answers at {address} within {timing.open_timeout:g} s", final=False
-            ) from error
-        except (OSError, EOFError) as error:
-            raise ConnectError(f"no verifier answers at {address}; start one with moa-serve", final=False) from error
+        except (OSError, EOFError, WebSocketException) as error:
+            raise connect_error(address, error, timing.open_timeout) from error
 
     async def _pump(self, socket: ClientConnection) -> None:
         """Move frames until the connection closes.

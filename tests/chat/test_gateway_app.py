@@ -16,7 +16,7 @@ from moa_chat.gateway.app import Access, create_app
 from moa_chat.gateway.guard import LOOPBACK_NAMES
 from moa_chat.gateway.pool import ChatPool
 from moa_runtime.chat import ChatError, ContextFullError
-from moa_runtime.transport import ConnectError
+from moa_runtime.connect_error import ConnectError
 
 
 def client(*scripts, token: str = "", allow: tuple[str, ...] = (), lines: list[str] | None = None) -> TestClient:

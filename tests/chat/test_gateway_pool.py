@@ -14,7 +14,7 @@ from pooled_chat import PooledChat
 
 from moa_chat.gateway.errors import ApiError
 from moa_chat.gateway.pool import ChatPool
-from moa_runtime.transport import ConnectError
+from moa_runtime.connect_error import ConnectError
 
 
 def conversation(*texts: str, system: str = "Be brief.") -> list[dict[str, str]]:

@@ -22,7 +22,7 @@ from moa_chat.worker import RunningAnswer, Worker
 from moa_runtime.answer import Disagreement, FinishReason, LinkChanged, LinkStatus, Paused, PauseReason
 from moa_runtime.chat import ChatError
 from moa_runtime.chat_store import StoreError
-from moa_runtime.transport import ConnectError
+from moa_runtime.connect_error import ConnectError
 
 
 class Lines:

@@ -16,11 +16,11 @@ import pytest
 from memory_link import ClientEnd, ServerEnd
 from moa_runtime.answer import LinkStatus
 from moa_runtime.chat import Chat, ChatError
+from moa_runtime.connect_error import ConnectError
 from moa_runtime.drafters.rows import GrowingRows
 from moa_runtime.errors import MoaError
 from moa_runtime.loop_settings import Conditions
 from moa_runtime.session.events import Sampling
-from moa_runtime.transport import ConnectError
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from system.asking import DEVICE_DRAFTS
 from system.fuzz_world import World, living

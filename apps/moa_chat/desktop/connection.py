@@ -17,9 +17,10 @@ from moa_chat.setup import endpoint_for, open_bundle, setup_for
 from moa_chat.words import as_sentence
 from moa_runtime.bundle import Bundle, BundleError
 from moa_runtime.chat import Chat
+from moa_runtime.connect_error import ConnectError
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Policy
-from moa_runtime.transport import ConnectError, Endpoint
+from moa_runtime.transport import Endpoint
 
 
 def endpoint_of(settings: Settings, options: argparse.Namespace) -> Endpoint:

@@ -8,9 +8,9 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from moa_runtime.chat import ContextFullError
+from moa_runtime.connect_error import ConnectError
 from moa_runtime.errors import MoaError
 from moa_runtime.tokenizer import ChatTemplateError
-from moa_runtime.transport import ConnectError
 
 RETRY_SECONDS = 5
 

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 from moa_chat.gateway.errors import RETRY_SECONDS, ApiError
 from moa_runtime.chat import Chat
+from moa_runtime.connect_error import ConnectError
 from moa_runtime.sequences import common_length
 from moa_runtime.tokenizer import Message
-from moa_runtime.transport import ConnectError
 
 
 class ChatPool:
