@@ -63,6 +63,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     recipe.add_argument(
         "--context", type=int, metavar="TOKENS", help="positions of caches that have a fixed size (default 2048)"
     )
+    parser.add_argument(
+        "--no-checks",
+        dest="checked",
+        action="store_false",
+        help="do not compare the graphs with PyTorch, which takes more than half of the time; verify does it later",
+    )
     parser.add_argument("--force", action="store_true", help="replace an existing bundle")
     parser.add_argument(
         "--dry-run", action="store_true", help="check everything, say what would be done, write nothing"
@@ -149,6 +155,7 @@ def _settings(
         recipe=recipe,
         options=TargetOptions(context, tuple(delegates)),
         writer=writer,
+        checked=args.checked,
     )
 
 

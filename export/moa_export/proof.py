@@ -21,6 +21,8 @@ from moa_runtime.backends.base import Backend, StepInputs
 PARITY_CONVERSATIONS = 6
 _TIMED_STEPS, _TIMED_CONTEXT = 20, 128
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
+#: Why a check was not made that could have been.
+NOT_ASKED = "nobody asked for checks; moa-export verify makes them"
 
 #: ``{"status": ..., "reason": ...}`` and figures; how a check stands in the manifest.
 Check = dict[str, Any]
@@ -73,8 +75,7 @@ def prove(runner: Backend | NotRun, reference: Reference, tolerance: Tolerance, 
         advance: called once for the parity check and once for each conversation of the tau check.
     """
     if isinstance(runner, NotRun):
-        skipped = {"status": NOT_RUN, "reason": runner.reason}
-        return Proof({"parity": skipped, "tau": skipped}, None)
+        return unproved(runner.reason, "parity", "tau")
     parity = compare(reference.rehearsals, runner)
     advance()
     checks = {"parity": _check(parity.failures(tolerance), parity.to_dict())}
@@ -89,6 +90,11 @@ def prove(runner: Backend | NotRun, reference: Reference, tolerance: Tolerance, 
     beyond = [] if loss <= tolerance.tau_loss else [f"tau fell by {loss:.1%}, allowed are {tolerance.tau_loss:.0%}"]
     checks["tau"] = _check(beyond, figures)
     return Proof(checks, step_ms(runner))
+
+
+def unproved(reason: str, *checks: str) -> Proof:
+    """No check was made."""
+    return Proof({name: {"status": NOT_RUN, "reason": reason} for name in checks}, None)
 
 
 def _check(failures: Sequence[str], figures: Mapping[str, Any]) -> Check:

@@ -14,7 +14,7 @@ from moa_drafter.target import Target, load_target
 from moa_drafter.whole_model import whole_model
 from moa_export.errors import ExportError
 from moa_export.progress import Advance, Progress
-from moa_export.proof import FAILED, PASSED, Check, Proof, step_ms
+from moa_export.proof import FAILED, NOT_ASKED, PASSED, Check, Proof, step_ms, unproved
 from moa_export.recordings import Recording
 from moa_export.targets.onnx_writer import export_writer
 from moa_runtime.backends.base import Backend, StepInputs
@@ -75,6 +75,9 @@ def make_writer(
 ) -> tuple[MadeWriter | None, str]:
     """Write the graph into ``folder``, and compare its perplexity of the target's answers with PyTorch's.
 
+    Args:
+        recordings: the answers; none, and nothing is compared, and None for the bits is 4.
+
     Returns:
         what was made, and a note for the user, or the empty string. Nothing where none is wanted, or where the user
         named none and the target loses too much; one that the user named may have failed its proof.
@@ -87,7 +90,7 @@ def make_writer(
         return None, note
     source, before = _source(model, target, recordings, progress)
     made = None
-    for bits in (4, 8) if settings.bits is None else (settings.bits,):
+    for bits in (settings.bits,) if settings.bits else (4, 8):
         lost = made.proof.failures[0] if made else ""
         made = _make(model, bits, source, before, recordings, folder, progress)
         if not made.proof.failures:
@@ -146,10 +149,12 @@ def _source(model: str, target: Target, recordings: Sequence[Recording], progres
                 f"--offline-model {model} has another tokenizer than the target, who could not read its text: choose a "
                 "model of the target's family, or none"
             )
-        return source, loss_of(source, recordings)
+        return source, loss_of(source, recordings) if recordings else 0.0
 
 
 def _prove(graph: Path, recordings: Sequence[Recording], before: float, progress: Progress) -> Proof:
+    if not recordings:
+        return unproved(NOT_ASKED, "perplexity")
     with progress.stage("offline writer: comparing with PyTorch", len(recordings)) as advance:
         backend = OnnxBackend(graph)
         return Proof({"perplexity": check_of(backend, recordings, before, advance)}, step_ms(backend))

@@ -158,6 +158,31 @@ def test_a_large_target_is_run_in_bfloat16(
     assert report.made[0].proof.failures == []
 
 
+def test_without_checks_nothing_is_compared_and_verify_does_it_later(
+    tiny_target: Path,
+    tiny_drafter: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("something is compared")
+
+    out, inputs = tmp_path / "bundle", ["--model", str(tiny_target), "--drafter", str(tiny_drafter)]
+    with monkeypatch.context() as patched:
+        for name in ("record", "reference_of", "prove"):
+            patched.setattr(pipeline, name, never)
+        assert cli.main(["--target", "onnx", "--out", str(out), *inputs, "--no-checks", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["targets"]["onnx"]["parity"]["status"] == report["writer"]["perplexity"]["status"] == "not run"
+    assert report["targets"]["onnx"]["step_ms"] is None and report["writer"]["bits"] == 4
+    checks = Bundle.open(out).manifest.targets["onnx"].checks
+    assert checks["tau"] == {"status": "not run", "reason": "nobody asked for checks; moa-export verify makes them"}
+    cli.main(["verify", str(out), *inputs, "--json"])
+    found = json.loads(capsys.readouterr().out)["targets"]
+    assert found["onnx"]["parity"]["status"] == "passed" and found["writer"]["perplexity"]["ratio"] > 1
+
+
 def test_a_graph_beyond_the_tolerance_is_set_aside_with_exit_code_1(
     tiny_target: Path, tiny_drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,9 +44,8 @@ def _export(options: argparse.Namespace, out: TextIO) -> None:
         from moa_drafter.target_source import DEFAULT_TARGET
         from moa_export.pipeline import ExportSettings, export_bundle
 
-        settings = ExportSettings(
-            ("onnx",), options.drafter or shipped_checkpoint(), model=options.model or DEFAULT_TARGET
-        )
+        drafter = options.drafter or shipped_checkpoint()
+        settings = ExportSettings(("onnx",), drafter, model=options.model or DEFAULT_TARGET, checked=False)
         export_bundle(options.out, settings, JsonProgress(out))
 
 
