@@ -1,0 +1,85 @@
+"""The wheel: what ``pip install`` gives, away from this checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import site
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NEEDED = (
+    "moa_runtime/py.typed",
+    "moa_runtime/manifest.schema.json",
+    "moa_drafter/weights/",
+    "moa_bench/report/templates/",
+    "moa_chat/desktop/window.py",
+    "moa_server/cli.py",
+    "moa_export/cli.py",
+)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy of the sources, for building writes beside them."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("export", "runtime", "server_stub", "apps"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "-q",
+        "-w",
+        str(out),
+        str(source),
+    ]
+    subprocess.run(command, check=True, timeout=600, capture_output=True)
+    (built,) = out.glob("moa_edge-*.whl")
+    return built
+
+
+def test_it_holds_what_the_programs_need_and_no_tests(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert not [part for part in NEEDED if not any(name.startswith(part) for name in names)]
+    assert not [name for name in names if name.startswith(("tests", "conftest"))]
+
+
+def test_its_programs_run_in_an_environment_of_their_own(wheel: Path, onnx_bundle: Path, tmp_path: Path) -> None:
+    place = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=300)
+    python = place / "bin" / "python"
+    find = [str(python), "-c", "import site; print(site.getsitepackages()[0])"]
+    own = Path(subprocess.run(find, check=True, capture_output=True, text=True).stdout.strip())
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", str(wheel)]
+    subprocess.run(install, check=True, timeout=300, capture_output=True)
+    # What it depends on is there already; the wheel's own packages come first.
+    (own / "dependencies.pth").write_text("\n".join(site.getsitepackages()))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run(*command: str) -> str:
+        program = [str(place / "bin" / command[0]), *command[1:]]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=300, env=environment, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    where = "import moa_runtime; print(moa_runtime.__file__)"
+    found = subprocess.run([str(python), "-c", where], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert found.stdout.startswith(str(own))
+    for program in ("moa-chat", "moa-serve", "moa-export", "moa-bench", "moa-train"):
+        assert "usage" in run(program, "--help")
+    assert json.loads(run("moa-export", "inspect", str(onnx_bundle), "--json"))["target"]
+    assert (
+        json.loads(run("moa-export", "--target", "onnx", "--out", "bundle", "--dry-run", "--json"))["dry_run"] is True
+    )
