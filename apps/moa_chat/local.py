@@ -121,4 +121,4 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _note(text: str) -> None:
-    print(f"moa-chat: {text}", file=sys.stderr, flush=True)
+    print(text, file=sys.stderr, flush=True)

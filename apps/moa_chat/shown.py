@@ -69,4 +69,5 @@ class Shown:
         detail = self._pause or ("" if wanted_offline else link.detail)
         row = status_line(link, words, self._update, palette)
         notes = [Span(f" | {note}", palette.quiet) for note in (detail, hint) if note]
-        return [row[0], *notes, *row[1:]] if self.disagreement is not None else [*row, *notes]
+        first = self.disagreement is not None or self._pause  # why nothing is written says more than figures do
+        return [row[0], *notes, *row[1:]] if first else [*row, *notes]

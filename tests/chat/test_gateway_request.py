@@ -56,6 +56,7 @@ def test_what_a_request_leaves_out_is_as_on_the_command_line():
     ("fields", "param", "said"),
     [
         ({"messages": None}, "messages", "messages is missing"),
+        ({"messages": []}, "messages", "messages is empty"),
         ({"messages": "Hi"}, "messages", "must be a list, not a text"),
         ({"messages": [3]}, "messages[0]", "must be an object, not a whole number"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "one of system, developer, user"),
@@ -74,7 +75,7 @@ def test_what_a_request_leaves_out_is_as_on_the_command_line():
         ({"messages": [USER, ASSISTANT]}, "messages[1].role", "must be the user's"),
         ({"messages": [{**ASSISTANT, "tool_calls": [{}]}, USER]}, "messages[0].tool_calls", "not supported"),
         ({"model": 3}, "model", "must be a text, not a whole number"),
-        ({"temperature": "hot"}, "temperature", "must be a whole number or a number, not a text"),
+        ({"temperature": "hot"}, "temperature", "temperature must be a number, not a text"),
         ({"temperature": True}, "temperature", "not true or false"),
         ({"temperature": 3}, "temperature", "between 0 and 2, not 3"),
         ({"temperature": float("nan")}, "temperature", "between 0 and 2, not nan"),

@@ -254,8 +254,11 @@ class LossyLink(CheckedLink):
     def rewind_and_ask_again(self, place: int, prompt: list[int]) -> None:
         """Regenerate, edit, restore: the answer is stopped, and an earlier part of the conversation continued."""
         client = self.pair.client
+        kept = place % (len(client.committed) + 1)
+        if kept + len(prompt) >= LIMITS.max_context:
+            return  # refused: CONTEXT_FULL
         self.pair.events += client.cancel()
-        client.rewind(place % (len(client.committed) + 1))
+        client.rewind(kept)
         self.pair.forget_rows(len(client.committed))
         self.pair.flush()
         self._ask(prompt, 10)

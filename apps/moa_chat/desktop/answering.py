@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import secrets
 from collections.abc import Mapping, Sequence
 
 from moa_chat.desktop.figures import Round, new_round, summary
+from moa_chat.desktop.profile import Settings
 from moa_chat.history.message import Dropped, Message
 from moa_chat.history.store import History
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, Statistics
 from moa_runtime.sequences import common_length
+from moa_runtime.session.events import Sampling
 
 
 def answering_again(history: History, turns: Sequence[Mapping[str, str]], question: str) -> Answering | None:
@@ -25,6 +29,14 @@ def answering_again(history: History, turns: Sequence[Mapping[str, str]], questi
     return None
 
 
+def sampling_for(settings: Settings, options: argparse.Namespace) -> Sampling:
+    """How the target chooses in the next answer: with a seed of its own unless the command line has one."""
+    if not settings.temperature:
+        return Sampling()
+    seed = secrets.randbits(63) if options.seed is None else options.seed
+    return Sampling(settings.temperature, options.top_p, seed)
+
+
 class Answering:
     """What is known of the answer that is being written.
 
@@ -32,15 +44,27 @@ class Answering:
         chat: id of its conversation.
         position: of the answer in it.
         question: what was asked.
+        replaces: the stored chat has other turns from the question on, which stay until words of this answer are
+            confirmed.
         message: the answer as it stands.
         statistics: its figures.
     """
 
-    def __init__(self, chat: int, position: int, question: str) -> None:
-        self.chat, self.position, self.question = chat, position, question
+    def __init__(self, chat: int, position: int, question: str, *, replaces: bool = False) -> None:
+        self.chat, self.position, self.question, self.replaces = chat, position, question, replaces
         self.message = Message("assistant", "", finished=False)
         self.statistics = Statistics()
         self._committed = ""
+
+    @property
+    def turns(self) -> list[Message]:
+        """The question and the answer."""
+        return [Message("user", self.question), self.message]
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the target has confirmed any words."""
+        return bool(self._committed or (self.message.finished and self.message.content))
 
     def update(self, event: AnswerUpdate) -> Round | None:
         """Take the answer as it is now; returns the verifier's rounds since the update before."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import secrets
 from collections.abc import Callable
 from typing import TypeVar
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from moa_chat.desktop.answering import Answering, answering_again
+from moa_chat.desktop.answering import Answering, answering_again, sampling_for
 from moa_chat.desktop.engine import Engine
 from moa_chat.desktop.figures import figures, round_trip
 from moa_chat.desktop.profile import Settings
@@ -18,7 +17,6 @@ from moa_chat.history.store import History
 from moa_chat.words import PAUSES, as_sentence
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Disagreement, Paused, Statistics
 from moa_runtime.errors import MoaError
-from moa_runtime.session.events import Sampling
 
 T = TypeVar("T")
 
@@ -106,7 +104,7 @@ class ChatController(QObject):
         self.current = chat
         self.messages = [message.settled for message in self._try(lambda: self.history.messages(chat), [])]
         if running is not None and running.chat == chat:
-            self.messages[running.position :] = [running.message]
+            self.messages[running.position - 1 :] = running.turns
         elif self.messages and self.messages[-1].role == "user":
             # The program ended before there was an answer.
             self.returned.emit(self._drop_last())
@@ -133,8 +131,8 @@ class ChatController(QObject):
 
     # -- asking --------------------------------------------------------------------------------
 
-    def send(self, text: str) -> None:
-        """Ask in the open chat."""
+    def send(self, text: str, *, replaces: bool = False) -> None:
+        """Ask in the open chat; ``replaces``: in place of stored turns."""
         ready = not self.busy and self._engine.chat is not None
         if ready and self.current is None:
             self.current = self._try(lambda: self.history.create(title_of(text)), None)
@@ -144,18 +142,14 @@ class ChatController(QObject):
         settings = self._settings()
         turns = [{"role": "system", "content": settings.system}] if settings.system else []
         turns += [message.turn for message in self.messages]
-        self._put(len(self.messages), Message("user", text))
-        self._answering = Answering(self.current, len(self.messages), text)
-        self._put(len(self.messages), self._answering.message)
-        self._engine.ask(turns, text, max_new_tokens=settings.max_new_tokens, sampling=self._sampling())
+        self._answering = Answering(self.current, len(self.messages) + 1, text, replaces=replaces)
+        for message in self._answering.turns:
+            self._put(len(self.messages), message)
+        self._engine.ask(
+            turns, text, max_new_tokens=settings.max_new_tokens, sampling=sampling_for(settings, self._options)
+        )
         self.busy_changed.emit(True)
         self.chats_changed.emit()
-
-    def _sampling(self) -> Sampling:
-        temperature, seed = self._settings().temperature, self._options.seed
-        if not temperature:
-            return Sampling()
-        return Sampling(temperature, self._options.top_p, secrets.randbits(63) if seed is None else seed)
 
     def stop(self) -> None:
         """End the answer where it is confirmed."""
@@ -168,11 +162,12 @@ class ChatController(QObject):
             self.edit(asked[-1], self.messages[asked[-1]].content)
 
     def edit(self, position: int, text: str) -> None:
-        """Ask the question at a position in other words; what followed is gone."""
+        """Ask the question at a position in other words; what followed is gone with the first words of an answer."""
         if self.busy or self._engine.chat is None:
             return
-        self._truncate(position)
-        self.send(text)
+        del self.messages[position:]
+        self.truncated.emit(position)
+        self.send(text, replaces=True)
 
     def close(self) -> None:
         """Store the answer that is being written as it stands."""
@@ -202,6 +197,9 @@ class ChatController(QObject):
             elif isinstance(event, Paused) and not answering.message.content:
                 self.waiting.emit(PAUSES[event.reason])
         self._show(answering)
+        if answering.replaces and answering.confirmed:
+            answering.replaces = False
+            self._try(lambda: self.history.replace(answering.chat, answering.position - 1, answering.turns), None)
         if not self._clock.isActive():
             self._clock.start(_SAVE_MS)
 
@@ -253,8 +251,14 @@ class ChatController(QObject):
             self.busy_changed.emit(True)
 
     def _take_back(self, answering: Answering) -> None:
-        """Nothing came: the question goes back to where it was written."""
-        if answering.chat == self.current:
+        """Nothing came: the question goes back to where it was written, and what it was to replace stays."""
+        if answering.replaces and answering.chat == self.current:
+            self.open_chat(answering.chat)
+            if answering.question not in [message.content for message in self.messages]:
+                self.returned.emit(answering.question)
+        elif answering.replaces:
+            return
+        elif answering.chat == self.current:
             del self.messages[answering.position :]
             self.returned.emit(self._drop_last())
         else:
@@ -289,6 +293,9 @@ class ChatController(QObject):
             self._store(self._answering.chat, self._answering.position, self._answering.message)
 
     def _store(self, chat: int, position: int, message: Message) -> None:
+        running = self._answering
+        if running is not None and running.replaces and running.chat == chat:
+            return
         self._try(lambda: self.history.save(chat, position, message), None)
 
     def _try(self, does: Callable[[], T], otherwise: T) -> T:

@@ -134,7 +134,7 @@ def _field(fields: Mapping[str, Any], name: str, kind: type | tuple[type, ...], 
     # bool is a kind of int in Python, but not in JSON.
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        expected = " or ".join(_KINDS[one] for one in kinds)
+        expected = " or ".join(_KINDS[one] for one in kinds if one is not int or float not in kinds)
         raise ApiError(400, f"{name} must be {expected}, not {_kind(value)}", param=name)
     return value
 
@@ -157,7 +157,8 @@ def _kind(value: object) -> str:
 def _messages(fields: Mapping[str, Any]) -> list[dict[str, str]]:
     given = _field(fields, "messages", list, [])
     if not given:
-        raise ApiError(400, "messages is missing: the turns so far, the last one the user's", param="messages")
+        wrong = "empty" if "messages" in fields else "missing"
+        raise ApiError(400, f"messages is {wrong}: the turns so far, the last one the user's", param="messages")
     messages = [_message(message, f"messages[{index}]") for index, message in enumerate(given)]
     if messages[-1]["role"] != "user":
         text = f"the last message must be the user's, not of the role {messages[-1]['role']!r}"

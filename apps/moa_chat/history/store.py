@@ -105,19 +105,13 @@ class History:
     def save(self, chat: int, position: int, message: Message) -> None:
         """Write one message, over what was there; the chat moves to the top of the list."""
         with self._transaction():
-            self._database.execute(
-                "INSERT OR REPLACE INTO message VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    chat,
-                    position,
-                    message.role,
-                    message.content,
-                    spans_to_json(message),
-                    message.finished,
-                    message.figures,
-                ),
-            )
-            self._database.execute("UPDATE chat SET updated = ? WHERE id = ?", (time.time(), chat))
+            self._write(chat, position, [message])
+
+    def replace(self, chat: int, start: int, messages: Sequence[Message]) -> None:
+        """Put these in place of all from position ``start`` on, in one step."""
+        with self._transaction():
+            self._database.execute("DELETE FROM message WHERE chat = ? AND position >= ?", (chat, start))
+            self._write(chat, start, messages)
 
     def truncate(self, chat: int, length: int) -> None:
         """Drop a chat's messages from position ``length`` on."""
@@ -133,6 +127,12 @@ class History:
                 yield
         except sqlite3.Error as error:
             raise MoaError(f"the history could not be read or written: {error}") from error
+
+    def _write(self, chat: int, start: int, messages: Sequence[Message]) -> None:
+        for position, each in enumerate(messages, start):
+            row = (chat, position, each.role, each.content, spans_to_json(each), each.finished, each.figures)
+            self._database.execute("INSERT OR REPLACE INTO message VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        self._database.execute("UPDATE chat SET updated = ? WHERE id = ?", (time.time(), chat))
 
     def _change(self, statement: str, values: Sequence[object] = ()) -> int:
         with self._transaction():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFileDialog
@@ -14,7 +15,7 @@ from moa_bench.link.background import background_link
 from moa_chat.desktop.question import Question
 from moa_chat.history.message import Message
 from moa_chat.history.store import History
-from moa_runtime.answer import Origin
+from moa_runtime.answer import LinkStatus, Origin
 
 
 def test_a_question_is_answered_word_by_word(connected, qtbot):
@@ -89,6 +90,29 @@ def test_an_answer_is_written_again_and_copied(connected, qtbot):
     assert QGuiApplication.clipboard().text() == first
 
 
+@pytest.mark.parametrize("edited", [True, False], ids=["edited", "again"])
+def test_old_turns_stay_until_a_new_answer_has_its_first_words(open_window, verifier, profile, qtbot, edited):
+    """Giving up loses nothing, in the window and on disk."""
+    with background_link(with_round_trip(10), "127.0.0.1", verifier.port) as link:
+        window = open_window(server=f"ws://127.0.0.1:{link.port}", token=TOKEN)
+        qtbot.waitUntil(window.page.composer.is_ready, timeout=WAIT)
+        ask(qtbot, window)
+        first = wait_for_answer(qtbot, window)
+        window.page.offline.click()
+        qtbot.waitUntil(lambda: window.engine.chat.status is LinkStatus.OFFLINE, timeout=WAIT)
+        if edited:
+            window.chats.edit(0, "Something else?")
+        else:
+            window.chats.again()
+        assert window.chats.busy and len(window.chats.messages) == 2 and window.chats.messages[1].content != first
+        assert [message.content for message in window.chats.history.messages(window.chats.current)] == [QUESTION, first]
+        window.chats.stop()
+        qtbot.waitUntil(lambda: not window.chats.busy, timeout=WAIT)
+        assert [message.content for message in window.chats.messages] == [QUESTION, first]
+        qtbot.waitUntil(lambda: shown_messages(window) == sorted([QUESTION, first]), timeout=WAIT)
+        assert window.page.composer.text == ("Something else?" if edited else "")
+
+
 def test_a_cut_link_is_written_through_and_reconciled(open_window, verifier, qtbot):
     with background_link(with_round_trip(10), "127.0.0.1", verifier.port) as link:
         window = open_window(server=f"ws://127.0.0.1:{link.port}", token=TOKEN, max_new_tokens=60)
@@ -114,18 +138,30 @@ def test_a_cut_link_is_written_through_and_reconciled(open_window, verifier, qtb
         qtbot.waitUntil(lambda: window.page.pill.accessibleDescription() in ("online", "slow"), timeout=WAIT)
 
 
-def test_working_offline_on_purpose(connected, qtbot):
-    ask(qtbot, connected)
-    before = wait_for_answer(qtbot, connected)
+def test_working_offline_on_purpose(open_window, verifier, writing_bundle, qtbot):
+    window = open_window(server=verifier.url, token=TOKEN, bundle=str(writing_bundle), max_new_tokens=24)
+    qtbot.waitUntil(window.page.composer.is_ready, timeout=WAIT)
+    ask(qtbot, window)
+    before = wait_for_answer(qtbot, window)
+    window.page.offline.click()
+    qtbot.waitUntil(lambda: window.page.pill.accessibleDescription() == "working offline", timeout=WAIT)
+    ask(qtbot, window, "And now?")
+    qtbot.waitUntil(lambda: len(window.chats.messages[-1].content) > 10, timeout=WAIT)
+    assert all(span.origin is Origin.OFFLINE for span in window.chats.messages[-1].spans)
+    window.page.offline.click()
+    wait_for_answer(qtbot, window)
+    assert window.chats.messages[1].content == before
+    assert all(span.committed for span in window.chats.messages[-1].spans)
+
+
+def test_without_a_writer_a_new_question_waits_for_the_verifier(connected, qtbot):
     connected.page.offline.click()
     qtbot.waitUntil(lambda: connected.page.pill.accessibleDescription() == "working offline", timeout=WAIT)
-    ask(qtbot, connected, "And now?")
-    qtbot.waitUntil(lambda: len(connected.chats.messages[-1].content) > 10, timeout=WAIT)
-    assert all(span.origin is Origin.OFFLINE for span in connected.chats.messages[-1].spans)
+    ask(qtbot, connected)
+    qtbot.wait(300)
+    assert connected.chats.busy and connected.chats.messages[-1].content == ""
     connected.page.offline.click()
-    wait_for_answer(qtbot, connected)
-    assert connected.chats.messages[1].content == before
-    assert all(span.committed for span in connected.chats.messages[-1].spans)
+    assert wait_for_answer(qtbot, connected)
 
 
 def test_what_was_written_is_there_after_closing(connected, open_window, qtbot):
