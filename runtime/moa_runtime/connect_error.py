@@ -46,7 +46,8 @@ def connect_error(address: str, error: Exception, within_s: float) -> ConnectErr
         text = f"the host of {address} is not known to the network's name service"
         return ConnectError(f"{text}: check the name, and whether there is a network", final=False)
     if isinstance(error, TimeoutError):
-        return ConnectError(f"nothing answers at {address} within {within_s:g} s: a verifier may still be starting", final=False)
+        text = f"nothing answers at {address} within {within_s:g} s"
+        return ConnectError(f"{text}: a verifier may still be starting", final=False)
     return ConnectError(f"no verifier answers at {address}; start one with moa-serve", final=False)
 
 
