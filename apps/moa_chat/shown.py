@@ -14,6 +14,7 @@ from moa_runtime.answer import (
     Disagreement,
     FinishReason,
     LinkChanged,
+    Origin,
     Paused,
     Statistics,
 )
@@ -50,6 +51,13 @@ class Shown:
         elif isinstance(event, AnswerFinished):
             self._update, self._pause = None, ""
             self.confirmed, self.statistics, self.reason = event.text, event.statistics, event.reason
+
+    @property
+    def left_behind(self) -> str:
+        """Text that the device wrote without the verifier, of an answer that was stopped before it was confirmed."""
+        if self._update is None:
+            return ""
+        return "".join(each.text for each in self._update.spans if each.origin is Origin.OFFLINE and not each.committed)
 
     def tentative(self, palette: Palette) -> list[Span]:
         """The text behind the confirmed one."""

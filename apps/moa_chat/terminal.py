@@ -235,6 +235,9 @@ class Terminal:
             finally:
                 self._view.finish(shown.confirmed)
         self._last = shown.statistics
+        if shown.left_behind and isinstance(self._view, LiveView):
+            self._view.write(Span(clean(shown.left_behind), self._palette.offline))
+            self._say("(written without the verifier and not confirmed: no part of the conversation)")
         if problem is not None:
             self._complain(str(problem))
         if problem is None or shown.confirmed:

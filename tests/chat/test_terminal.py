@@ -73,6 +73,22 @@ def test_ctrl_c_stops_the_answer_and_the_next_question_works():
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_what_was_written_offline_stays_readable_when_the_answer_is_stopped():
+    def interrupt():
+        signal.raise_signal(signal.SIGINT)
+
+    chat = FakeChat([update("Par", "", "is, of course."), interrupt, HANG], [finished("Rome.")])
+    out = io.StringIO()
+    text = talk(chat, Lines("France?", "Italy?"), LiveView(out, lambda: (80, 24)))
+    shown = out.getvalue()
+    assert (
+        text == ""
+        and "is, of course." in shown.split("not confirmed: no part of the conversation")[0].split("Par\n")[-1]
+    )
+    assert "Rome." in shown and chat.stopped == 1
+    assert "no part of the conversation" not in talk(FakeChat([update("a", "bc"), interrupt, HANG]), Lines("x?"))
+
+
 def test_ctrl_c_at_the_prompt_hints_and_leaves_at_the_second():
     lines = Lines(KeyboardInterrupt(), "/stats", KeyboardInterrupt(), KeyboardInterrupt(), "never read")
     out = talk(FakeChat(), lines)
