@@ -69,6 +69,7 @@ class ConversationView(QScrollArea):
         self.verticalScrollBar().rangeChanged.connect(self._range_changed)
         self.verticalScrollBar().valueChanged.connect(self._moved)
         look.changed.connect(self._refresh)
+        self._settle()
         self._refresh()
 
     def show_messages(self, messages: Sequence[Message]) -> None:

@@ -98,4 +98,9 @@ class _Chart(QWidget):
         if not self._values:
             return "none yet"
         unit = f" {self._unit}" if self._unit else ""
-        return f"now {self._values[-1]:.3g}{unit}, at most {max(self._values):.3g}{unit}"
+        return f"now {_figure(self._values[-1])}{unit}, at most {_figure(max(self._values))}{unit}"
+
+
+def _figure(value: float) -> str:
+    """Three digits, and no powers of ten: ``2500``, ``14.2``."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -184,6 +184,10 @@ def test_a_long_chat_opens_with_its_end(open_window):
     assert [widget.message for widget in page.widgets] == messages
 
 
+def test_an_empty_chat_offers_no_earlier_messages(open_window):
+    assert not open_window().page.conversation.earlier.isVisible()
+
+
 def test_plot_and_status_say_their_figures(open_window):
     from moa_chat.desktop.figures import Round
 
@@ -193,3 +197,5 @@ def test_plot_and_status_say_their_figures(open_window):
     window.page.plot.add(Round(0.25, 3.0))
     assert not window.page.plot.grab().isNull()
     assert "250 ms" in window.page.plot.round_trips.accessibleDescription()
+    window.page.plot.add(Round(2.4567, 1.0))
+    assert "now 2457 ms" in window.page.plot.round_trips.accessibleDescription()
