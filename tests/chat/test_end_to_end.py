@@ -116,7 +116,7 @@ def hung(onnx_bundle: Path, hanging: Running, *arguments: str) -> Iterator[Termi
         hanging.process.send_signal(signal.SIGSTOP)
         terminal.wait(r"slow \| tau .* tentative \| the verdict is late")
         # Nobody is asked about a few words: wait for more, and for an attempt to connect that failed.
-        terminal.wait(r"\| tau .* ([2-9]\d|\d{3}) tentative \| no verifier answers")
+        terminal.wait(r"\| tau .* ([2-9]\d|\d{3}) tentative \| nothing answers")
         yield terminal
 
 
