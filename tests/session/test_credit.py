@@ -313,3 +313,16 @@ def test_the_answer_ends_within_the_credit() -> None:
     pair.settle()
     assert isinstance(pair.told[-1], Finished) and not pair.server.session.pushes
     assert pair.server.session.next_work() is None
+
+
+def test_the_second_answer_to_a_repeated_prompt_may_say_more() -> None:
+    """The engine failed on a prompt, and then wrote for a client that said nothing: what it knows it says once."""
+    pair, ends = asked(4), len(PROMPT) + 4
+    pair.flush()
+    assert pair.client.resend()
+    for end, finish in ((ends - 2, wire.FINISH_UNSPECIFIED), (ends, wire.FINISH_LENGTH)):
+        tokens = decode(PROMPT, end)[len(PROMPT) :]
+        verdict = wire.Verdict(epoch=1, base_len=len(PROMPT), tokens=tokens, finish=wire.Finish.Name(finish))
+        assert pair.client.answering
+        pair.client.receive(wire.ServerMessage(verdict=verdict).SerializeToString())
+    assert pair.client.committed == decode(PROMPT, ends) and not pair.client.answering

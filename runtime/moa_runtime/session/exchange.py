@@ -149,7 +149,9 @@ class Exchange(Link):
 
     def _verdict(self, verdict: wire.Verdict) -> list[Event]:
         flight = self._outgoing.in_flight
-        if not self.awaiting_verdict or verdict.epoch != self._outgoing.epoch:
+        # What was sent twice may be answered twice, and the second answer say more; the server does not say it again.
+        awaited = self.awaiting_verdict or (self.answering and self._outgoing.repeated)
+        if not awaited or verdict.epoch != self._outgoing.epoch:
             return []
         check_verdict(verdict, self._vocab_size)
         known = len(self.committed) + len(self._supplied)

@@ -36,6 +36,7 @@ class Outgoing:
         credit: the position up to which the server goes on by itself.
         awaits_standing: the credit was withdrawn, and the server may not have heard yet.
         serial: of this connection's newest Credit.
+        repeated: something was sent twice on this connection.
         stamp: of the newest frame that has one.
         round_trip_us: of the link, for the server; 0 where it is not known.
     """
@@ -44,7 +45,7 @@ class Outgoing:
         self.epoch, self.connection = epoch, connection
         self.in_flight: InFlight | None = None
         self.credit = self.serial = self.stamp = self.round_trip_us = 0
-        self.awaits_standing = False
+        self.awaits_standing = self.repeated = False
         self._cuts: list[tuple[int, int]] = []  # epochs of this connection that cut, and where
         self._frames: list[bytes] = []
 
@@ -56,7 +57,7 @@ class Outgoing:
     def clear(self) -> None:
         """The connection is gone, and with it what was under way."""
         self.in_flight = None
-        self.awaits_standing, self.serial = False, 0
+        self.awaits_standing, self.serial, self.repeated = False, 0, False
         self._cuts.clear()
         self._frames.clear()
 
@@ -88,6 +89,7 @@ class Outgoing:
             self._frames.append(self.in_flight.frame)
         if self.credit or self.awaits_standing:
             self._credit()
+        self.repeated = self.repeated or len(self._frames) > before
         return len(self._frames) > before
 
     def hello(self, fingerprints: Fingerprints, row_encoding: int, resume: wire.Resume) -> None:

@@ -47,6 +47,7 @@ class Client(NamedTuple):
     shared: int = 0  # committed tokens that the server has too
     credit: int = 0
     serial: int = 0  # of the newest Credit of this connection
+    repeated: bool = False  # something was sent twice on this connection, so it may be answered twice
 
     @property
     def known(self) -> Tokens:
@@ -63,7 +64,9 @@ Said = tuple[Client, tuple[Up, ...]]
 
 def connect(client: Client) -> Client:
     """Before the Hello: its count is stored first."""
-    return client._replace(link="greeting", connection=client.connection + 1, awaits="", cuts=(), serial=0)
+    return client._replace(
+        link="greeting", connection=client.connection + 1, awaits="", cuts=(), serial=0, repeated=False
+    )
 
 
 def hello(client: Client) -> Hello:
@@ -162,7 +165,7 @@ def _verdict(client: Client, verdict: Verdict) -> Said:
         raise WrongError("decided twice, and differently")
     if not new:
         return client, ()
-    if not client.awaits and client.credit <= len(client.committed):
+    if not client.awaits and client.credit <= len(client.committed) and not client.repeated:
         raise WrongError("a verdict that nobody asked for")
     agreed = 0
     while agreed < min(len(new), len(client.tentative)) and new[agreed] == client.tentative[agreed]:
@@ -194,6 +197,7 @@ def _fault(client: Client, fault: Fault) -> Said:
     if fault.code == "OUT_OF_SYNC":
         raise WrongError("the server lacks what it had")
     # The engine failed: what was asked for is asked for again.
+    client = client._replace(repeated=True)
     again: Said = (client, ())
     if client.awaits == "prompt":
         again = _prompt(client, client.asked_from)
