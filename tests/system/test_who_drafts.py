@@ -17,7 +17,7 @@ from moa_runtime.drafters.base import Budget
 from moa_runtime.drafting import DRAFTINGS, Drafting
 from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.session.events import Policy, Sampling, Welcomed
-from moa_runtime.transport import Endpoint
+from moa_runtime.transport import Endpoint, Timing
 from moa_server.server_drafts import ServerDrafts
 from moa_server.settings import Settings
 from moa_server.torch_backend import backend_of
@@ -57,7 +57,8 @@ def verifier(engine, drafts: bool) -> Iterator[Verifier]:
 
 def options(drafting: Drafting) -> dict[str, Any]:
     settings = LoopSettings(offline_limit=40, outage_after_s=0.0, drafting=drafting)
-    return {"settings": settings, "controller": Always(TREES)}
+    # A busy machine may be late with a pong, and that is no outage here.
+    return {"settings": settings, "controller": Always(TREES), "timing": Timing(first_backoff=0.05)}
 
 
 class Turns:
