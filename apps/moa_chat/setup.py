@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import secrets
 import ssl
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from moa_chat.sampling import sampling_for
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.draft_length import DraftLength
@@ -80,10 +80,7 @@ class Setup:
 
     def sampling(self) -> Sampling:
         """How the target chooses in the next answer."""
-        if not self.temperature:
-            return Sampling()
-        seed = secrets.randbits(63) if self.seed is None else self.seed
-        return Sampling(self.temperature, self.top_p, seed)
+        return sampling_for(self.temperature, self.top_p, self.seed)
 
 
 def setup_for(options: argparse.Namespace, bundle: Bundle, endpoint: Endpoint) -> Setup:

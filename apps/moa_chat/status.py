@@ -57,9 +57,9 @@ def figures(statistics: Statistics) -> str:
     """Such as ``tau 2.31 | 14.2 tokens/s | 12 rounds | rtt 63 ms``."""
     parts = [f"tau {statistics.tau:.2f}", f"{statistics.tokens_per_second:.1f} tokens/s", f"{statistics.rounds} rounds"]
     if statistics.round_trips:
-        waited = f"{1000 * stats.median(statistics.round_trips[-_RECENT_TRIPS:]):.0f} ms"
         # From sending to the verdict: the network and the target together.
-        parts.append("server drafts" if statistics.server_drafts else f"rtt {waited}")
+        waited = 1000 * stats.median(statistics.round_trips[-_RECENT_TRIPS:])
+        parts.append("server drafts" if statistics.server_drafts else f"rtt {waited:.0f} ms")
     return " | ".join(parts)
 
 

@@ -56,6 +56,7 @@ class ExportSettings:
         drafter: folder of a checkpoint.
         questions: on whose answers the graphs are proved.
         writer: which model writes offline.
+        checked: whether what is made is compared with PyTorch.
     """
 
     targets: tuple[str, ...]

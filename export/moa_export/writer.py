@@ -89,15 +89,14 @@ def make_writer(
     if model == NONE:
         return None, note
     source, before = _source(model, target, recordings, progress)
-    made = None
-    for bits in (settings.bits,) if settings.bits else (4, 8):
-        lost = made.proof.failures[0] if made else ""
-        made = _make(model, bits, source, before, recordings, folder, progress)
+    made = _make(model, settings.bits or 4, source, before, recordings, folder, progress)
+    if made.proof.failures and settings.bits is None:
+        lost = made.proof.failures[0]
+        made = _make(model, 8, source, before, recordings, folder, progress)
         if not made.proof.failures:
-            return made, f"the offline writer has {bits} bits, for with fewer {lost}" if lost else ""
-    assert made is not None
-    if settings.model is not None or settings.bits is not None:
-        return made, ""
+            note = f"the offline writer has 8 bits, for with fewer {lost}"
+    if not made.proof.failures or settings.model is not None or settings.bits is not None:
+        return made, note
     (folder / made.entry.file).unlink()
     return None, f"the bundle has no offline writer: {made.proof.failures[0]} (--offline-model names another model)"
 

@@ -41,38 +41,33 @@ def told(url: str, answer: Answer | None = None) -> ConnectError:
     return asyncio.run(run())
 
 
-async def speak_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read(100)
-    writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
-    writer.close()
+def saying(data: bytes) -> Answer:
+    """A server that answers whatever comes with ``data``, and hangs up."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(data)
+        writer.close()
+
+    return answer
 
 
-async def speak_nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read(100)
-    writer.write(b"220 mail.example ESMTP\r\n\r\n")
-    writer.close()
+def refusing(status: str) -> Answer:
+    return saying(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
 
 
-async def alert(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """As a server with TLS answers plain text."""
-    await reader.read(100)
-    writer.write(b"\x15\x03\x03\x00\x02\x02\x16")
-    writer.close()
-
-
-async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read(100)
-    writer.close()
+HTTP = refusing("400 Bad Request")
+TLS_ALERT = b"\x15\x03\x03\x00\x02\x02\x16"  # as a server with TLS answers plain text
 
 
 @pytest.mark.parametrize(
     ("url", "answer", "said", "final"),
     [
-        ("wss://127.0.0.1:PORT", speak_http, "does not speak TLS: use ws://", True),
-        ("ws://127.0.0.1:PORT", speak_http, "answered HTTP 400: is it a moa-edge verifier", True),
-        ("ws://127.0.0.1:PORT", speak_nonsense, "does not speak WebSocket: is it", True),
-        ("ws://127.0.0.1:PORT", alert, "closed the connection without an answer; if it speaks TLS, use wss://", False),
-        ("wss://127.0.0.1:PORT", hang_up, "no verifier answers|closed the connection", False),
+        ("wss://127.0.0.1:PORT", HTTP, "does not speak TLS: use ws://", True),
+        ("ws://127.0.0.1:PORT", HTTP, "answered HTTP 400: is it a moa-edge verifier", True),
+        ("ws://127.0.0.1:PORT", saying(b"220 mail.example ESMTP\r\n\r\n"), "does not speak WebSocket: is it", True),
+        ("ws://127.0.0.1:PORT", saying(TLS_ALERT), "without an answer; if it speaks TLS, use wss://", False),
+        ("wss://127.0.0.1:PORT", saying(b""), "no verifier answers|closed the connection", False),
         ("ws://127.0.0.1:9", None, "no verifier answers at .*; start one with moa-serve", False),
     ],
 )
@@ -93,13 +88,8 @@ def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_proxy_is_used_but_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(100)
-        writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
-        writer.close()
-
     async def run() -> None:
-        proxy = await asyncio.start_server(refuse, "127.0.0.1", 0)
+        proxy = await asyncio.start_server(refusing("407 Proxy Authentication Required"), "127.0.0.1", 0)
         address = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
         for name in ("http_proxy", "https_proxy", "all_proxy"):
             monkeypatch.setenv(name, address)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import secrets
 from collections.abc import Mapping, Sequence
 
 from moa_chat.desktop.figures import Round, new_round, summary
-from moa_chat.desktop.profile import Settings
 from moa_chat.history.message import Dropped, Message
 from moa_chat.history.store import History
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, Statistics
 from moa_runtime.sequences import common_length
-from moa_runtime.session.events import Sampling
 
 
 def answering_again(history: History, turns: Sequence[Mapping[str, str]], question: str) -> Answering | None:
@@ -27,14 +23,6 @@ def answering_again(history: History, turns: Sequence[Mapping[str, str]], questi
         if [message.turn for message in history.messages(chat)][:position] == known:
             return Answering(chat, position, question)
     return None
-
-
-def sampling_for(settings: Settings, options: argparse.Namespace) -> Sampling:
-    """How the target chooses in the next answer: with a seed of its own unless the command line has one."""
-    if not settings.temperature:
-        return Sampling()
-    seed = secrets.randbits(63) if options.seed is None else options.seed
-    return Sampling(settings.temperature, options.top_p, seed)
 
 
 class Answering:

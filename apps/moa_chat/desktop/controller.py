@@ -8,12 +8,13 @@ from typing import TypeVar
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from moa_chat.desktop.answering import Answering, answering_again, sampling_for
+from moa_chat.desktop.answering import Answering, answering_again
 from moa_chat.desktop.engine import Engine
 from moa_chat.desktop.figures import figures, round_trip
 from moa_chat.desktop.profile import Settings
 from moa_chat.history.message import Message, title_of
 from moa_chat.history.store import History
+from moa_chat.sampling import sampling_for
 from moa_chat.words import PAUSES, as_sentence
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Disagreement, Paused, Statistics
 from moa_runtime.errors import MoaError
@@ -145,9 +146,8 @@ class ChatController(QObject):
         self._answering = Answering(self.current, len(self.messages) + 1, text, replaces=replaces)
         for message in self._answering.turns:
             self._put(len(self.messages), message)
-        self._engine.ask(
-            turns, text, max_new_tokens=settings.max_new_tokens, sampling=sampling_for(settings, self._options)
-        )
+        sampling = sampling_for(settings.temperature, self._options.top_p, self._options.seed)
+        self._engine.ask(turns, text, max_new_tokens=settings.max_new_tokens, sampling=sampling)
         self.busy_changed.emit(True)
         self.chats_changed.emit()
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from moa_chat.gateway.errors import ApiError
+from moa_chat.sampling import sampling_for
 from moa_runtime.offline import OFFLINES, Offline
 from moa_runtime.session.events import Sampling
 
@@ -204,10 +204,8 @@ def _sampling(fields: Mapping[str, Any], defaults: Defaults) -> Sampling:
     if not 0 < top_p <= 1:
         raise ApiError(400, f"top_p must be above 0 and at most 1, not {top_p}", param="top_p")
     seed = _field(fields, "seed", int, defaults.seed)
-    if not temperature:
-        return Sampling()
     # OpenAI's seeds may be negative; the verifier's have 64 bits.
-    return Sampling(temperature, top_p, secrets.randbits(63) if seed is None else seed % (1 << 64))
+    return sampling_for(temperature, top_p, None if seed is None else seed % (1 << 64))
 
 
 def _max_new_tokens(fields: Mapping[str, Any], defaults: Defaults) -> int:

@@ -15,6 +15,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.paths import free_name
 
 _BUSY_SECONDS = 2.0
+_DELETE_FROM = "DELETE FROM message WHERE chat = ? AND position >= ?"
 
 
 class History:
@@ -110,12 +111,12 @@ class History:
     def replace(self, chat: int, start: int, messages: Sequence[Message]) -> None:
         """Put these in place of all from position ``start`` on, in one step."""
         with self._transaction():
-            self._database.execute("DELETE FROM message WHERE chat = ? AND position >= ?", (chat, start))
+            self._database.execute(_DELETE_FROM, (chat, start))
             self._write(chat, start, messages)
 
     def truncate(self, chat: int, length: int) -> None:
         """Drop a chat's messages from position ``length`` on."""
-        self._change("DELETE FROM message WHERE chat = ? AND position >= ?", (chat, length))
+        self._change(_DELETE_FROM, (chat, length))
 
     # -- helpers -------------------------------------------------------------------------------
 

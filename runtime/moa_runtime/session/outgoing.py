@@ -89,8 +89,9 @@ class Outgoing:
             self._frames.append(self.in_flight.frame)
         if self.credit or self.awaits_standing:
             self._credit()
-        self.repeated = self.repeated or len(self._frames) > before
-        return len(self._frames) > before
+        sent = len(self._frames) > before
+        self.repeated = self.repeated or sent
+        return sent
 
     def hello(self, fingerprints: Fingerprints, row_encoding: int, resume: wire.Resume) -> None:
         """The Hello of the next connection.
