@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,8 +50,13 @@ def drafter(tiny_drafter: Path, target: Target) -> MoADrafter:
 
 @pytest.fixture(scope="session")
 def onnx_bundle(tiny_target: Path, tiny_drafter: Path) -> Path:
-    """A bundle with one graph, which any process can run. Offline its drafter writes."""
-    return _bundle(tiny_target, tiny_drafter, "none")
+    """A bundle with one graph, which any process can run. Offline its drafter writes, sure or not: it knows nothing."""
+    from moa_runtime.bundle import read_manifest, write_manifest
+    from moa_runtime.manners import Manners
+
+    bundle = _bundle(tiny_target, tiny_drafter, "none")
+    write_manifest(bundle, replace(read_manifest(bundle), manners=Manners(0.0, repeated=1000, longest=1000)))
+    return bundle
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,7 @@ PAUSES = {
     PauseReason.LENGTH: "Written to its greatest length; the verifier has to confirm it…",
     PauseReason.LIMIT: "So much may be written offline; waiting for the verifier…",
     PauseReason.OFF: "Waiting for the verifier…",
+    PauseReason.UNSURE: "This device is not sure how it goes on; waiting for the verifier…",
     PauseReason.UNPREPARED: "Waiting for the verifier: it has to read a question before this device can write on…",
     PauseReason.LOW_POWER: "Saving power: this device writes nothing alone; waiting for the verifier…",
     PauseReason.BACKGROUND: "In the background; it goes on when you are back…",

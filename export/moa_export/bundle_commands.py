@@ -13,8 +13,9 @@ from typing import Any
 from moa_export.example import worked_example
 from moa_export.table import Row, format_rows
 from moa_runtime.backends.load import BACKENDS, load_backend
-from moa_runtime.bundle import Bundle, read_manifest
+from moa_runtime.bundle import Bundle, Manifest, read_manifest
 from moa_runtime.extras import require_extra
+from moa_runtime.manners import Manners
 
 
 def inspect(words: Sequence[str]) -> int:
@@ -37,7 +38,7 @@ def inspect(words: Sequence[str]) -> int:
         "context": f"{manifest.max_context} tokens",
         "vocabulary": f"{manifest.draft_vocab_size} of {manifest.vocab_size} tokens can be drafted",
         "recipe": ", ".join(f"{part} {manifest.recipe[part]['bits']} bits" for part in ("linear", "head", "embedding")),
-        "offline": f"{manifest.writer.details['model']} writes" if manifest.writer else "the drafter writes",
+        "offline": _offline(manifest),
         "made with": ", ".join(f"{name} {number}" for name, number in manifest.tools.items()),
     }
     for name, fact in facts.items():
@@ -135,6 +136,13 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(inner, f"{path}/{key}" if path else str(key))
     else:
         yield path, value
+
+
+def _offline(manifest: Manifest) -> str:
+    if manifest.writer:
+        return f"{manifest.writer.details['model']} writes"
+    manners = manifest.manners or Manners()
+    return f"the drafter writes while it is sure, up to {manners.longest} tokens"
 
 
 def _shown(value: Any) -> str:

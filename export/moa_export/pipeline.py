@@ -20,6 +20,7 @@ from moa_drafter.target_source import DEFAULT_TARGET, resolve_target
 from moa_export.bundle_writer import rejected_path, staged_bundle
 from moa_export.calibration import calibrate, needs_calibration
 from moa_export.errors import ExportError, ParityError
+from moa_export.manners import fit_manners
 from moa_export.progress import Progress
 from moa_export.prompts import CALIBRATION_PROMPTS, PROMPTS
 from moa_export.proof import NOT_ASKED, Proof, Reference, prove, reference_of, unproved
@@ -122,6 +123,10 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
         reference = None
         if settings.checked:
             reference = reference_of(drafter, recordings, settings.recipe, manifest.stop_tokens, progress)
+            with progress.stage("finding where the drafter should stop", len(recordings)) as advance:
+                backend = drafter.backend(top_k=settings.recipe.top_k)
+                manners = fit_manners(backend, recordings, manifest.stop_tokens, advance)
+            manifest = dataclasses.replace(manifest, manners=manners)
         drafter = rotate_residual_stream(drafter)
         if others:
             with progress.stage("rounding with an eye on real inputs"):

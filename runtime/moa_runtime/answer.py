@@ -193,6 +193,7 @@ class PauseReason(enum.Enum):
     END = "end"  # it has ended the turn
     LENGTH = "length"  # the answer has its greatest length
     LIMIT = "limit"  # so much may be written offline, or the context is full
+    UNSURE = "unsure"  # what the drafter would write alone is worth no more
     UNPREPARED = "unprepared"  # no drafter, or the target has not sent it anything to draft from
     OFF = "off"  # nothing is written without the verifier, as the host chose
     LOW_POWER = "low power"  # the verifier is away, and the host asked to save power

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from moa_runtime.errors import MoaError
+from moa_runtime.manners import Manners
 
 SCHEMA_VERSION = 2
 MANIFEST_FILE = "manifest.json"
@@ -93,6 +94,7 @@ class Manifest:
         files: every file of the bundle but the manifest, by path relative to it.
         writer: the graph of a whole model, which the device writes with while it has no verifier; None without one.
             Its ``details`` name the model, its bits, and ``max_context``, the positions it was trained for.
+        manners: when the drafter stops where it writes alone; None where nobody fitted them.
     """
 
     fingerprints: Fingerprints
@@ -110,6 +112,7 @@ class Manifest:
     targets: Mapping[str, TargetEntry]
     files: Mapping[str, FileEntry]
     writer: TargetEntry | None = None
+    manners: Manners | None = None
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> str:
@@ -143,6 +146,7 @@ class Manifest:
                 tools={str(k): str(v) for k, v in raw["tools"].items()},
                 targets={name: _target(entry) for name, entry in raw["targets"].items()},
                 writer=_target(raw["writer"]) if raw.get("writer") else None,
+                manners=_manners(raw["manners"]) if raw.get("manners") else None,
                 files={_checked_name(name): FileEntry(**entry) for name, entry in raw["files"].items()},
                 **{name: int(raw[name]) for name in _INTEGER_FIELDS},
             )
@@ -155,6 +159,10 @@ class Manifest:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             raise BundleError(f"{MANIFEST_FILE} is malformed ({why}): export the bundle again") from error
+
+
+def _manners(raw: Mapping[str, Any]) -> Manners:
+    return Manners(float(raw["least_probability"]), int(raw["repeated"]), int(raw["longest"]))
 
 
 _INTEGER_FIELDS = ("kv_heads", "head_dim", "top_k", "vocab_size", "draft_vocab_size", "max_context")

@@ -94,7 +94,7 @@ class Decisions:
         session = self._session
         if not session.answering or session.tentatively_finished or self.conditions.background:
             return None
-        by = self._writer if self._writes else self._drafter
+        by = self._by
         if by is None or by is self.exhausted or not self._prepared:
             return None
         budget = self._budget()
@@ -118,7 +118,7 @@ class Decisions:
             return PauseReason.LOW_POWER
         finish = session.tentative_finish
         if finish is None:
-            return PauseReason.LIMIT
+            return PauseReason.UNSURE if self._unsure else PauseReason.LIMIT
         return PauseReason.END if finish is FinishReason.STOP else PauseReason.LENGTH
 
     # -- helpers -------------------------------------------------------------------------------
@@ -142,6 +142,19 @@ class Decisions:
         return self._writer is not None and self.offline == "writer" and self._watch.outage
 
     @property
+    def _by(self) -> Drafter | None:
+        """Who drafts now, if anybody can."""
+        return self._writer if self._writes else self._drafter
+
+    @property
+    def _unsure(self) -> bool:
+        """Whether what it would write alone is worth no more."""
+        if self._by is None or self._by.manners is None:
+            return False
+        session, tentative = self._session, len(self._session.tentative)
+        return not self._by.manners.go_on(session.tokens, tentative, self._tentative_logprob(tentative))
+
+    @property
     def _alone(self) -> bool:
         """Whether the device has to go on without the target."""
         return self._session.link is not LinkState.UP or self._watch.late
@@ -160,7 +173,7 @@ class Decisions:
             return None
         one = replace(ONE, tentative=tentative)
         if self._alone:
-            return one if tentative < self._settings.offline_limit else None
+            return one if tentative < self._settings.offline_limit and not self._unsure else None
         if self._session.awaiting_prefill or self._session.server_speaks or self.conditions.metered:
             return None
         probability = math.exp(self._tentative_logprob(tentative))

@@ -24,6 +24,7 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.manners import Manners
 from moa_runtime.session.sampling import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_server.scoring import log_probabilities
@@ -132,11 +133,11 @@ def test_repetition_is_counted_within_each_text():
 # -- whole questions -------------------------------------------------------------------------------
 
 
-def toy_measurement(tiny, engine: ToyEngine, right: int, settings: OfflineSettings, *texts: str):
+def toy_measurement(tiny, engine: ToyEngine, right: int, settings: OfflineSettings, *texts: str, drafter=ToyDrafter):
     """Results and trials of questions to a toy target with the tiny tokenizer."""
     tokenizer = ChatTokenizer.from_bundle(Bundle.open(tiny[2]))
     engine.vocab_size, engine.stop_tokens = 512, (STOP,)
-    device = Device(PRINTS, tokenizer, lambda: ToyDrafter(engine, right), (STOP,))
+    device = Device(PRINTS, tokenizer, lambda: drafter(engine, right), (STOP,))
 
     def score(prefix, tokens):
         """Minus 1 for what the target would write, minus 3 for anything else."""
@@ -163,6 +164,20 @@ def test_figures_of_a_writer_that_is_right_for_five_tokens(tiny):
     assert long["perplexity_ratio"] == pytest.approx(math.exp(2 * 3 / 8), abs=1e-3)
     nothing = results.tallies["nothing"][8].as_dict()
     assert (nothing["written"], nothing["kept"], nothing["perplexity"]) == (0.0, 0.0, None)
+
+
+def test_a_drafter_with_manners_stops_and_without_them_goes_on(tiny):
+    """Both write from the same point, and what the one writes begins what the other does."""
+
+    class Mannerly(ToyDrafter):
+        manners = Manners(0.0, 1000, 4)
+
+    _, trials = toy_measurement(tiny, ToyEngine(), 5, OfflineSettings(10, (8,)), "Why?", drafter=Mannerly)
+    (trial,) = trials
+    bounded, unbounded = (trial.written[name] for name in ("moa", "moa-unbounded"))
+    assert (len(bounded.text.tokens), bounded.kept) == (4, 4)
+    assert (len(unbounded.text.tokens), unbounded.kept) == (8, 5)
+    assert unbounded.text.tokens[:4] == bounded.text.tokens
 
 
 def test_questions_that_cannot_be_cut_are_listed(tiny):
@@ -242,8 +257,8 @@ def test_the_command_prints_one_object_and_plots_it(command, tmp_path):
         "after": 6,
         "lengths": [4, 16],
     }
-    assert list(found["writers"]) == ["moa", "ngram", "nothing"]
-    assert [list(figures) for figures in found["writers"].values()] == [["4", "16"]] * 3
+    assert list(found["writers"]) == ["moa", "moa-unbounded", "ngram", "nothing"]
+    assert [list(figures) for figures in found["writers"].values()] == [["4", "16"]] * 4
     moa = found["writers"]["moa"]["16"]
     assert moa["kept"] == moa["agreement"] <= moa["written"]
     assert moa["perplexity_ratio"] == pytest.approx(moa["perplexity"] / moa["target_perplexity"], abs=1e-3)
@@ -272,7 +287,7 @@ def test_an_interrupted_run_keeps_whole_questions(command, monkeypatch):
 
     def interrupted(self, text):
         calls.append(text)
-        if len(calls) == 4:  # each question reconnects three times
+        if len(calls) == 5:  # each question reconnects four times
             raise KeyboardInterrupt
         return reconnect(self, text)
 

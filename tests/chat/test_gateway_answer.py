@@ -133,6 +133,19 @@ def test_without_text_of_the_device_a_loss_is_waited_out(monkeypatch):
     assert caught.value.status == 503
 
 
+def test_a_drafter_that_is_not_sure_has_the_verifier_waited_for(monkeypatch):
+    monkeypatch.setattr("moa_chat.gateway.answer._PATIENCE_S", 0.3)
+    lost, unsure = LinkChanged(LinkStatus.OFFLINE, "gone"), Paused(PauseReason.UNSURE)
+    back = LinkChanged(LinkStatus.ONLINE)
+    pieces, ending, chat = write(
+        update("a", "b"), lost, update("a", "bc"), unsure, back, 0.6, update("ax"), finished("axy"), offline="drafter"
+    )
+    assert "".join(pieces).endswith("xy") and not ending.offline and chat.offline == "drafter"
+    with pytest.raises(ApiError, match=r"stayed away for 0\.3 s") as caught:
+        write(update("a", "b"), lost, unsure, HANG, offline="drafter")
+    assert caught.value.status == 503
+
+
 def test_a_stop_text_stops_the_answer():
     pieces, ending, chat = write(update("one t"), update("one two"), finished("never"), stop=["tw"])
     assert pieces == ["one "] and ending.reason == "stop" and chat.stopped == 1

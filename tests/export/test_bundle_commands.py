@@ -28,6 +28,7 @@ def test_inspect_prints_the_manifest_or_a_summary(bundle: Path, capsys: pytest.C
     assert cli.main(["inspect", str(bundle)]) == 0
     out = capsys.readouterr().out
     assert "device_half.onnx" in out and Bundle.open(bundle).manifest.fingerprints.drafter in out
+    assert "the drafter writes while it is sure, up to" in out
 
 
 def test_verify_proves_the_graphs_again(

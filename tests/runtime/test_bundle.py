@@ -20,6 +20,7 @@ from moa_runtime.bundle import (
     tokenizer_fingerprint,
     write_manifest,
 )
+from moa_runtime.manners import Manners
 
 MANIFEST = Manifest(
     fingerprints=Fingerprints(target="aa", tokenizer="bb", drafter="cc"),
@@ -55,6 +56,7 @@ MANIFEST = Manifest(
         ),
     },
     files={},
+    manners=Manners(0.4, 12, 8),
 )
 
 
@@ -83,6 +85,7 @@ def test_what_was_written_is_read_back(folder: Path) -> None:
     assert Manifest.from_json(bundle.manifest.to_json()) == bundle.manifest
     assert bundle.graph_path("coreml") == folder / "Half.mlpackage"
     assert bundle.manifest.targets == MANIFEST.targets
+    assert bundle.manifest.manners == MANIFEST.manners
     assert bundle.manifest.stop_tokens == (2, 0)
 
 
@@ -134,6 +137,10 @@ def test_another_schema_version_is_refused(folder: Path, version: object) -> Non
         {"tools": []},
         {"targets": {"onnx": {"file": "x"}}},
         {"files": []},
+        {"manners": {"least_probability": 0.4}},
+        {"manners": {"least_probability": 2, "repeated": 12, "longest": 8}},
+        {"manners": {"least_probability": 0.4, "repeated": "twelve", "longest": 8}},
+        {"manners": 3},
         {"files": {"../outside": {"sha256": "", "bytes": 0}}},
         {"files": {"/etc/passwd": {"sha256": "", "bytes": 0}}},
     ],
@@ -181,6 +188,8 @@ def test_the_json_schema_takes_what_is_written(folder: Path) -> None:
         ({"schema_version": 1}, "$.schema_version"),
         ({"surprise": 1}, "$"),
         ({"top_k": 0}, "$.top_k"),
+        ({"manners": {"least_probability": 2, "repeated": 12, "longest": 8}}, "$.manners"),
+        ({"manners": {"least_probability": 0.4, "repeated": 12}}, "$.manners"),
         ({"files": {"../outside": {"sha256": "0" * 64, "bytes": 0}}}, "$.files"),
         ({"files": {"a": {"sha256": "xyz", "bytes": 0}}}, "$.files.a.sha256"),
     ],

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from moa_runtime.answer import AnswerFinished, ChatEvent, Paused, PauseReason
-from moa_runtime.bundle import Bundle
+from moa_runtime.bundle import Bundle, read_manifest, write_manifest
 from moa_runtime.chat import Chat
+from moa_runtime.manners import Manners
 from moa_runtime.session.events import Sampling
 from server.running import Verifier
 from system.asking import (
@@ -91,6 +93,36 @@ def test_who_wants_no_writer_gets_none(verifier: Verifier, writing: Bundle, offl
 
     count, why, answer = asyncio.run(asyncio.wait_for(run(), TIMEOUT_S))
     assert (count, why) == (0, reason) and len(answer.tokens) > 0
+
+
+@pytest.mark.parametrize(
+    ("manners", "written"),
+    [(Manners(0.0, 1000, 5), range(5, 6)), (Manners(1.0, 1000, 1000), range(2)), (Manners(0.0, 1, 1000), range(1, 40))],
+    ids=["length", "doubt", "circle"],
+)
+def test_a_drafter_that_is_not_sure_waits(verifier: Verifier, onnx_bundle: Path, tmp_path: Path, manners, written):
+    """It says so, and the answer is the target's when it is back."""
+    folder = shutil.copytree(onnx_bundle, tmp_path / "bundle")
+    write_manifest(folder, replace(read_manifest(folder), manners=manners))
+
+    async def run() -> None:
+        async with chatting(Bundle.open(folder), endpoint(verifier)) as chat:
+            seen: list[ChatEvent] = []
+            tasks: list[asyncio.Task[None]] = []
+
+            def watch(event: ChatEvent) -> None:
+                seen.append(event)
+                if committed(event) >= 4 and not tasks:
+                    tasks.append(asyncio.create_task(chat.work_offline(True)))
+                if isinstance(event, Paused) and len(tasks) == 1:
+                    tasks.append(asyncio.create_task(chat.work_offline(False)))
+
+            answer = await ask(chat, count=48, watch=watch)
+            assert [event.reason for event in seen if isinstance(event, Paused)] == [PauseReason.UNSURE]
+            assert max(map(written_offline, seen)) in written
+            assert ids(answer) == own_decoding(verifier, chat, answer, 48, Sampling())
+
+    asyncio.run(asyncio.wait_for(run(), TIMEOUT_S))
 
 
 def test_off_writes_nothing_in_the_middle_of_an_answer_either(verifier: Verifier, bundle: Bundle):

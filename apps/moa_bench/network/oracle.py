@@ -20,6 +20,7 @@ class OracleDrafter:
     """
 
     needs_rows = False
+    manners = None
 
     def __init__(self, prompt_length: int, answer: Sequence[int]) -> None:
         self._prompt_length, self._answer = prompt_length, answer

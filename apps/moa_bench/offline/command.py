@@ -29,16 +29,17 @@ from moa_runtime.extras import require_extra
 _DESCRIPTION = """\
 Measure what a device writes while the link is away, and what is left of it when the link is back.
 
-The first turn of every question is asked, and the link is cut in the middle of the answer. Then, each from the
-same point, write on: "writer", the bundle's whole model, if it has one; "moa", its drafter; "ngram", which
-copies what followed the last one to five tokens earlier in the conversation; and "nothing", a device that
-waits. Afterwards each reconnects, and the target verifies the text in one pass: it is rolled back from the
-first token that the target would not have written.
+The first turn of every question is asked, and the link is cut in the middle of the answer. Then, each from
+the same point, write on: "writer", the bundle's whole model, if it has one; "moa", its drafter, which stops
+when it is no longer sure; "moa-unbounded", the same drafter without its manners; "ngram", which copies what
+followed the last one to five tokens earlier in the conversation; and "nothing", a device that waits.
+Afterwards each reconnects, and the target verifies the text in one pass: it is rolled back from the first
+token that the target would not have written.
 Everything is greedy, so the text before the cut does not depend on the drafter, and results from before and after
 a training can be compared.
 
 For each writer and length:
-  written            tokens on screen during the outage; fewer than the length where the writer ends the turn
+  written            tokens on screen during the outage; fewer than the length where the writer ends the turn or stops
   agreement          leading tokens equal to the target's own continuation
   kept, share_kept   tokens that survive the reconnection, also as a share of all written
   perplexity         of the text under the target: exp of the mean negative log-probability of a token

@@ -24,7 +24,7 @@ from moa_runtime.session.handshake import Limits
 from moa_server.engine import Engine
 from moa_server.plain import decode
 
-WRITERS = ("writer", "moa", "ngram", "nothing")
+WRITERS = ("writer", "moa", "moa-unbounded", "ngram", "nothing")
 
 #: The target's log-probabilities (nats, float32 ``[n]``) of n tokens that follow a prefix: ``score(prefix, tokens)``.
 Score = Callable[[Sequence[int], Sequence[int]], NDArray[np.float32]]
@@ -169,11 +169,10 @@ def _try(
         outage = Outage(conversation.cut(), verifier)
         writer = device.new_writer
         texts = {} if writer is None else {"writer": outage.write(writer(), longest)}
-        texts |= {
-            "moa": outage.write(drafter, longest),
-            "ngram": outage.write(NgramDrafter(device.stop_tokens), longest),
-            "nothing": [],
-        }
+        texts["moa"] = outage.write(drafter, longest)
+        drafter.manners = None
+        texts["moa-unbounded"] = outage.write(drafter, longest)
+        texts |= {"ngram": outage.write(NgramDrafter(device.stop_tokens), longest), "nothing": []}
         kept = {writer: outage.reconnect(text) for writer, text in texts.items()}
     finally:
         verifier.close()

@@ -31,9 +31,10 @@ def tables(result: dict[str, Any]) -> list[Table]:
 def headlines(result: dict[str, Any]) -> list[Headline]:
     """See :class:`moa_bench.output.Presentation`."""
     longest = result["settings"]["lengths"][-1]
-    figures = result["writers"]["moa"][str(longest)]
+    writer = next(iter(result["writers"]))
+    figures = result["writers"][writer][str(longest)]
     return [
-        (f"perplexity of {longest} offline tokens, ratio to the target's own", figures["perplexity_ratio"]),
+        (f"perplexity of {longest} offline tokens of {writer}, ratio to the target's own", figures["perplexity_ratio"]),
         ("leading offline tokens that agree with the target", figures["agreement"]),
     ]
 

@@ -85,6 +85,8 @@ class _Listening(SharedBackend):
 class _Recorder:
     """Drafts in all shapes and proposes nothing. Implements :class:`moa_runtime.drafters.base.Drafter`."""
 
+    manners = None
+
     def __init__(self, drafter: Drafter, on_position: Callable[[], None]) -> None:
         self._drafter, self._on_position = drafter, on_position
 

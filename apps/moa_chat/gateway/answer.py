@@ -29,6 +29,8 @@ from moa_runtime.offline import Offline
 
 #: A verifier that went away in the middle of an answer is waited for so long, seconds.
 _PATIENCE_S = 60.0
+#: Pauses at which an answer waits for the verifier; at others it ends without.
+_WAITING = (PauseReason.OFF, PauseReason.UNSURE)
 #: Why the device did not write, by what it may write with.
 _WHY_NOTHING: dict[Offline, str] = {
     "off": 'and nothing is to be written without it ("offline": "writer" has the device answer)',
@@ -93,7 +95,7 @@ async def answer(chat: Chat, request: ChatRequest) -> AsyncGenerator[str | Endin
                 continue
             elif latest is None:
                 raise verifier_away(f"the verifier is away, {_WHY_NOTHING[request.offline]}")
-            elif event.reason is PauseReason.OFF:
+            elif event.reason in _WAITING:
                 continue
             reason, offline = _reason(event), isinstance(event, Paused)
             text, tokens = _whole(latest) if reason else _certain(latest)
@@ -127,9 +129,11 @@ async def _patiently(events: AsyncGenerator[ChatEvent, None]) -> AsyncGenerator[
             except asyncio.TimeoutError:
                 text = f"the verifier went away in the middle of the answer and stayed away for {_PATIENCE_S:g} s"
                 raise verifier_away(text) from None
-            if isinstance(event, LinkChanged) and event.status is LinkStatus.ONLINE:
+            if isinstance(event, AnswerUpdate) or (
+                isinstance(event, LinkChanged) and event.status is LinkStatus.ONLINE
+            ):
                 ends = None
-            elif isinstance(event, Paused) and event.reason is PauseReason.OFF:
+            elif isinstance(event, Paused) and event.reason in _WAITING:
                 ends = loop.time() + _PATIENCE_S
             yield event
 

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from moa_runtime.manners import Manners
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
 
@@ -114,6 +115,10 @@ class Drafter(Protocol):
     @property
     def needs_rows(self) -> bool:
         """Whether nothing worth reading is drafted without a memory row."""
+
+    @property
+    def manners(self) -> Manners | None:
+        """When it stops where it writes alone; None, and it has no reason to."""
 
     def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
         """Store memory rows of committed tokens.

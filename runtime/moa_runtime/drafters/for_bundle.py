@@ -6,6 +6,7 @@ from moa_runtime.backends.base import Backend
 from moa_runtime.bundle import Manifest
 from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.manners import Manners
 
 
 def drafter_for(manifest: Manifest, backend: Backend, *, ngrams: bool = True) -> MoaDrafter:
@@ -16,7 +17,13 @@ def drafter_for(manifest: Manifest, backend: Backend, *, ngrams: bool = True) ->
             :class:`moa_runtime.drafters.mixture.NgramMixture`.
     """
     mixture = NgramMixture(manifest.stop_tokens) if ngrams else None
-    return MoaDrafter(backend, max_context=manifest.max_context, stop_tokens=manifest.stop_tokens, mixture=mixture)
+    return MoaDrafter(
+        backend,
+        max_context=manifest.max_context,
+        stop_tokens=manifest.stop_tokens,
+        mixture=mixture,
+        manners=manifest.manners or Manners(),
+    )
 
 
 def writer_for(manifest: Manifest, backend: Backend) -> MoaDrafter:

@@ -16,6 +16,7 @@ from moa_runtime.drafters.mixture import NgramMixture, worth_copying
 from moa_runtime.drafters.ngram import LONGEST_SUFFIX
 from moa_runtime.drafters.rows import GrowingRows
 from moa_runtime.drafters.tree import GrowingTree
+from moa_runtime.manners import Manners
 from moa_runtime.sequences import common_length
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
@@ -39,6 +40,7 @@ class MoaDrafter:
         stop_tokens: ids that end a turn. One is drafted only where it is more likely than not: a wrong guess
             would end what the device writes offline, and costs no more than another token online.
         mixture: what the backend's candidates are mixed with; None, and they are taken as they are.
+        manners: when it stops where it writes alone; None, and it does not.
     """
 
     def __init__(
@@ -48,7 +50,9 @@ class MoaDrafter:
         max_context: int,
         stop_tokens: Collection[int] = (),
         mixture: NgramMixture | None = None,
+        manners: Manners | None = None,
     ) -> None:
+        self.manners = manners
         self._backend = backend
         self._stop_tokens, self._mixture = frozenset(stop_tokens), mixture
         self._luck = NO_LUCK

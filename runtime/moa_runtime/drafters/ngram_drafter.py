@@ -24,6 +24,7 @@ class NgramDrafter:
 
     rows = 0
     needs_rows = False
+    manners = None
 
     def __init__(self, stop_tokens: Collection[int] = ()) -> None:
         self._mixture = NgramMixture(stop_tokens)

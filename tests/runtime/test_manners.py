@@ -1,0 +1,61 @@
+"""When a drafter that writes alone stops."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from moa_runtime.manners import Manners, repeats
+
+NEVER = 1000
+
+
+def test_it_goes_on_while_it_is_sure() -> None:
+    manners = Manners(0.5, NEVER, NEVER)
+    assert manners.go_on([1, 2, 3], 2, math.log(0.51))
+    assert manners.go_on([1, 2, 3], 2, math.log(0.5))
+    assert not manners.go_on([1, 2, 3], 2, math.log(0.49))
+    assert Manners(0.0, NEVER, NEVER).go_on([1, 2, 3], 2, -math.inf)
+
+
+def test_it_writes_so_much_and_no_more() -> None:
+    assert Manners(0.0, NEVER, 3).go_on([1, 2, 3, 4, 5], 2, -1.0)
+    assert not Manners(0.0, NEVER, 3).go_on([1, 2, 3, 4, 5], 3, -1.0)
+    assert not Manners(0.0, NEVER, 0).go_on([1, 2], 0, 0.0)
+
+
+def test_it_stops_in_a_circle() -> None:
+    manners = Manners(0.0, 3, NEVER)
+    text = [7, 8, 9, 1, 7, 8]
+    assert manners.go_on(text, 2, -1.0)
+    assert not manners.go_on([*text, 9], 3, -1.0)
+    assert manners.go_on([*text, 9], 0, 0.0), "what the target wrote itself is no circle of the drafter's"
+    assert manners.go_on([*text, 5], 3, -1.0)
+
+
+def test_repeats_is_what_a_plain_search_finds() -> None:
+    rng = random.Random(3)
+    found = 0
+    for _ in range(2000):
+        text = [rng.randrange(3) for _ in range(rng.randrange(1, 40))]
+        length, new = rng.randrange(1, 6), rng.randrange(0, 4)
+        joined = "".join(map(str, text))
+        expected = bool(new) and len(text) >= length and joined.find(joined[-length:]) < len(joined) - length
+        assert repeats(text, length, new) == expected, (text, length, new)
+        found += expected
+    assert 200 < found < 1800
+
+
+def test_only_recent_text_counts() -> None:
+    phrase = [90001, 90002, 90003]
+    filler = list(range(300))
+    assert repeats([*phrase, *filler[:250], *phrase], 3, 3)
+    assert not repeats([*phrase, *filler, *phrase], 3, 3)
+
+
+@pytest.mark.parametrize("numbers", [(-0.1, 8, 8), (1.1, 8, 8), (0.5, 0, 8), (0.5, 8, -1)])
+def test_numbers_out_of_range_are_refused(numbers: tuple[float, int, int]) -> None:
+    with pytest.raises(ValueError, match="manners are"):
+        Manners(*numbers)
