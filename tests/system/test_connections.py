@@ -24,7 +24,7 @@ from moa_runtime.session.events import Sampling
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from system.asking import DEVICE_DRAFTS
 from system.fuzz_world import World, living
-from system.test_hints import RIGHT, Seen, answered
+from system.test_outages_and_hints import RIGHT, Seen, answered
 from toy_engine import plain
 from virtual_loop import VirtualLoop, run_virtually
 

@@ -25,7 +25,7 @@ from moa_runtime.transport import Endpoint
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from system.asking import DEVICE_DRAFTS, committed
 from system.fuzz_world import SETTINGS, World, living
-from system.test_hints import RIGHT
+from system.test_outages_and_hints import RIGHT
 from toy_engine import plain
 from virtual_loop import VirtualLoop, run_virtually
 
