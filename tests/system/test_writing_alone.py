@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moa_runtime.answer import AnswerFinished, ChatEvent, Paused, PauseReason
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Paused, PauseReason
 from moa_runtime.bundle import Bundle, read_manifest, write_manifest
 from moa_runtime.chat import Chat
 from moa_runtime.manners import Manners
@@ -96,12 +96,16 @@ def test_who_wants_no_writer_gets_none(verifier: Verifier, writing: Bundle, offl
 
 
 @pytest.mark.parametrize(
-    ("manners", "written"),
-    [(Manners(0.0, 1000, 5), range(5, 6)), (Manners(1.0, 1000, 1000), range(2)), (Manners(0.0, 1, 1000), range(1, 40))],
+    ("manners", "unconfirmed"),
+    [
+        (Manners(0.0, 1000, 20), range(20, 21)),
+        (Manners(1.0, 1000, 1000), range(20)),
+        (Manners(0.0, 1, 1000), range(1, 40)),
+    ],
     ids=["length", "doubt", "circle"],
 )
-def test_a_drafter_that_is_not_sure_waits(verifier: Verifier, onnx_bundle: Path, tmp_path: Path, manners, written):
-    """It says so, and the answer is the target's when it is back."""
+def test_a_drafter_that_is_not_sure_waits(verifier: Verifier, onnx_bundle: Path, tmp_path: Path, manners, unconfirmed):
+    """It says so, and the answer is the target's when it is back. What was under way when the link went counts too."""
     folder = shutil.copytree(onnx_bundle, tmp_path / "bundle")
     write_manifest(folder, replace(read_manifest(folder), manners=manners))
 
@@ -119,7 +123,9 @@ def test_a_drafter_that_is_not_sure_waits(verifier: Verifier, onnx_bundle: Path,
 
             answer = await ask(chat, count=48, watch=watch)
             assert [event.reason for event in seen if isinstance(event, Paused)] == [PauseReason.UNSURE]
-            assert max(map(written_offline, seen)) in written
+            waiting = next(index for index, event in enumerate(seen) if isinstance(event, Paused))
+            newest = [event for event in seen[:waiting] if isinstance(event, AnswerUpdate)][-1]
+            assert sum(not token.committed for token in newest.tokens) in unconfirmed
             assert ids(answer) == own_decoding(verifier, chat, answer, 48, Sampling())
 
     asyncio.run(asyncio.wait_for(run(), TIMEOUT_S))
