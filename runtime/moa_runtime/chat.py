@@ -16,7 +16,7 @@ from moa_runtime.answer import ChatEvent
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend, load_writer
 from moa_runtime.bundle import Bundle
-from moa_runtime.chat_answers import ChatAnswers
+from moa_runtime.chat_checks import ChatChecks
 from moa_runtime.chat_keeper import ChatKeeper
 from moa_runtime.chat_state import ChatState
 from moa_runtime.control import Controller
@@ -33,12 +33,13 @@ from moa_runtime.throughput import Throughput
 from moa_runtime.timeline import Timeline
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.transport import Endpoint, Timing
+from moa_runtime.unconfirmed import Unconfirmed
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 __all__ = ["Chat", "ChatError", "ContextFullError"]
 
 
-class Chat(ChatAnswers):
+class Chat(ChatChecks):
     """One conversation. It keeps its history over turns and survives lost connections.
 
     Use :meth:`connect`; every method must be called in the event loop it was called in.
@@ -164,7 +165,7 @@ class Chat(ChatAnswers):
         """How many tokens the conversation had up to the last answer's beginning."""
         return self._record.start
 
-    def restore(self, messages: Sequence[Mapping[str, str]]) -> None:
+    def restore(self, messages: Sequence[Mapping[str, str]], unconfirmed: Sequence[Unconfirmed] = ()) -> None:
         """Set the conversation to these turns, so that the next question continues them.
 
         For regenerating an answer (all turns but the last two), editing a question (the turns before it) and
@@ -173,13 +174,14 @@ class Chat(ChatAnswers):
 
         Args:
             messages: ``{"role": ..., "content": ...}`` each; none, a system message, or turns up to an answer.
+            unconfirmed: those answers among them that :meth:`check` is to have checked.
 
         Raises:
             ChatError: an answer is being written.
-            MoaError: a message of another form.
+            MoaError: a message of another form, or a mark on what is no answer.
         """
         self._check_idle()
-        self._conversation.restore(messages)
+        self._conversation.restore(messages, unconfirmed)
         self._record.disputed = None
         if self._pending:
             self._pending = self._unheard = False
@@ -192,7 +194,8 @@ class Chat(ChatAnswers):
         """Ask, and follow the answer as it is written; the last event is :class:`AnswerFinished`, unless the chat is
         closed before.
 
-        Leaving the iteration early stops the answer where the target has confirmed it.
+        Leaving the iteration early stops the answer where the target has confirmed it. What the device has written
+        while the verifier was away stays as well, and is :attr:`unconfirmed`; with policy ``KEEP`` it just stays.
 
         Args:
             while_away: whether the verifier may finish the answer while there is no link.
@@ -203,8 +206,7 @@ class Chat(ChatAnswers):
             ChatTemplateError: the target's template refuses the conversation.
         """
         self._check_idle()
-        if self._pending:
-            raise ChatError("the answer of the stored chat is not complete: follow pending(), or restore() other turns")
+        self._check_complete()
         self._check_accepted()
         if sampling is not None and not 0 <= sampling.temperature <= LARGEST_REAL:
             raise ChatError(f"a temperature is 0 or more, not {sampling.temperature}")

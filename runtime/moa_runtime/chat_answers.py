@@ -22,6 +22,7 @@ from moa_runtime.session.events import Committed, Finished, Origin, Policy, Roll
 from moa_runtime.timeline import Timeline
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.transport import Endpoint, Timing
+from moa_runtime.unconfirmed import Unconfirmed
 
 
 class ChatAnswers(ChatLink):
@@ -46,6 +47,8 @@ class ChatAnswers(ChatLink):
         self._following = False
         self._pending = False  # an answer of another program is under way, and nobody follows it yet
         self._unheard = False  # the application has not heard the end of the record's answer
+        #: While an answer is checked: turns and marks as they were, which stay until that is done.
+        self._checking: tuple[list[dict[str, str]], list[Unconfirmed]] | None = None
 
     @property
     def question(self) -> str:
@@ -95,6 +98,10 @@ class ChatAnswers(ChatLink):
     def _check_idle(self) -> None:
         if self._following:
             raise ChatError("an answer is being written: stop it or wait for its end")
+
+    def _check_complete(self) -> None:
+        if self._pending:
+            raise ChatError("the answer of the stored chat is not complete: follow pending(), or restore() other turns")
 
     def _new_record(self, question: Question) -> AnswerRecord:
         return AnswerRecord(self.tokenizer, question, self._driver.bytes_moved)
@@ -170,21 +177,37 @@ class ChatAnswers(ChatLink):
         self._driver.post(keep)
 
     async def _stop_answer(self) -> None:
-        """Cancel, and keep of question and answer what the target has confirmed."""
+        """Cancel, and keep of question and answer what the target has confirmed, and what the device wrote without
+        it."""
         if self._closed:
             return
-        stopped = asyncio.get_running_loop().create_future()
+        stopped: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
 
         def cancel() -> None:
+            stopped.set_result(self._written_alone())
             self._loop.cancel()
-            stopped.set_result(None)
 
         self._driver.post(cancel)
-        await self._done(stopped)
+        done = await self._done(stopped)
         if self._unheard and not self._closed:
-            if len(self._loop.committed) >= self._record.start:
+            written, most = stopped.result() if done else ("", 0)
+            if written:
+                kept, sampling = self.policy is Policy.KEEP, self._session.sampling
+                self._conversation.set_aside(self._record.question, written, sampling, most, kept=kept)
+            elif len(self._loop.committed) >= self._record.start:
                 self._answered(self._record.confirmed_text())
             self._unheard = False
+            self._keeper.save()
+
+    def _written_alone(self) -> tuple[str, int]:
+        """The answer as it stands and how many tokens it may have, if the device wrote of it without the verifier; else
+        no text. Where it is not at its end, the user wants no more."""
+        session = self._session
+        if Origin.OFFLINE not in [origin for _, origin in self._loop.unconfirmed]:
+            return "", 0
+        update = self._record.update(self._loop.unconfirmed)
+        most = session.max_new_tokens if session.tentatively_finished else session.length - session.answer_start
+        return update.committed + update.tentative, most
 
     async def _done(self, something: asyncio.Future[Any]) -> bool:
         """Wait for what the loop or the disk does; says whether it did, before the loop ended."""
@@ -202,21 +225,25 @@ class ChatAnswers(ChatLink):
     def _state(self) -> dict[str, Any]:
         """What the next program needs."""
         record, answer = self._record, None
-        if self._unheard:
+        messages, unconfirmed = self._checking or (self._conversation.messages, self._conversation.unconfirmed)
+        if self._unheard and not self._checking:
             question = record.question
             answer = AnswerState(
                 self.question, question.kept, record.start, record.origins, record.figures(), record.ended
             )
-        messages = record.question.messages[:-1] if answer else self._conversation.messages
+            messages = question.messages[:-1]
+            unconfirmed = [mark for mark in unconfirmed if mark.turn < len(messages)]
+        ends = self._conversation.ends
         return ChatState(
-            self._server, self._session.snapshot(), list(messages), self._conversation.ends, answer
+            self._server, self._session.snapshot(), list(messages), ends, answer, list(unconfirmed)
         ).to_json()
 
     def _resume(self, saved: ChatState) -> None:
         """Go on where another program ended; the session does already."""
         session, answer = self._session, saved.answer
         committed = len(session.committed)
-        self._conversation.resume(saved.messages, saved.ends, committed if answer is None else answer.kept)
+        left = committed if answer is None else answer.kept
+        self._conversation.resume(saved.messages, saved.ends, left, saved.unconfirmed)
         if answer is None:
             self._record = self._new_record(Question([], 0, session.committed[: saved.session["answer_start"] or 0]))
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import groupby
 from typing import Any
 
@@ -14,6 +14,8 @@ from moa_runtime.chat_store import StoreError
 from moa_runtime.conversation import checked_turn
 from moa_runtime.errors import MoaError
 from moa_runtime.session.client import ClientSession
+from moa_runtime.session.snapshot import sampling_from_json
+from moa_runtime.unconfirmed import Unconfirmed, checked_marks
 
 STATE_VERSION = 1
 _MOST_TOKENS = 1 << 24  # of an answer: far more than any context holds
@@ -75,6 +77,7 @@ class ChatState:
         messages: the turns, without those of an answer under way.
         ends: how many committed tokens so many turns take.
         answer: the one under way.
+        unconfirmed: those of the turns.
     """
 
     server: str
@@ -82,6 +85,7 @@ class ChatState:
     messages: list[dict[str, str]]
     ends: list[tuple[int, int]]
     answer: AnswerState | None
+    unconfirmed: list[Unconfirmed] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -90,6 +94,7 @@ class ChatState:
             "messages": self.messages,
             "ends": self.ends,
             "answer": None if self.answer is None else self.answer.to_json(),
+            "unconfirmed": [asdict(mark) for mark in self.unconfirmed],
             "session": self.session,
         }
 
@@ -106,12 +111,15 @@ class ChatState:
                 "with the version of moa-edge that wrote it"
             )
         try:
+            messages = [checked_turn(turn) for turn in data["messages"]]
+            marks = [unconfirmed_of(mark) for mark in data.get("unconfirmed", [])]
             return cls(
                 server=str(data["server"]),
                 session=dict(data["session"]),
-                messages=[checked_turn(turn) for turn in data["messages"]],
+                messages=messages,
                 ends=[(_count(turns), _count(length)) for turns, length in data["ends"]],
                 answer=None if data["answer"] is None else AnswerState.from_json(data["answer"]),
+                unconfirmed=checked_marks(marks, messages),
             )
         except KeyError as error:
             raise StoreError(f"the chat's file is broken: {error.args[0]} is missing") from error
@@ -143,6 +151,11 @@ class ChatState:
                 f"{committed} are confirmed"
             )
         return session
+
+
+def unconfirmed_of(data: Any) -> Unconfirmed:
+    """A mark of JSON. Raises KeyError, TypeError, ValueError or MoaError where it is broken."""
+    return Unconfirmed(_count(data["turn"]), sampling_from_json(data["sampling"]), _count(data["most"]))
 
 
 def _count(value: Any) -> int:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from moa_runtime.errors import MoaError
 from moa_runtime.sequences import common_length
+from moa_runtime.session.events import Sampling
 from moa_runtime.tokenizer import ChatTokenizer, HistoryRewrittenError
+from moa_runtime.unconfirmed import Unconfirmed, checked_marks
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,15 @@ class Conversation:
 
     Answers keep the tokens that were committed: encoding their text anew could give others. So it is remembered
     where each answer ends; text that came from elsewhere is encoded.
+
+    Attributes:
+        messages: the turns.
+        unconfirmed: those answers among them that the target has not confirmed, in order.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, system: str | None = None) -> None:
         self.messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+        self.unconfirmed: list[Unconfirmed] = []
         self._tokenizer = tokenizer
         self._ends = [(0, 0)]  # (turns, committed tokens that these take)
 
@@ -52,18 +59,29 @@ class Conversation:
         """How many committed tokens so many turns take."""
         return list(self._ends)
 
-    def resume(self, messages: Sequence[Mapping[str, str]], ends: Sequence[tuple[int, int]], committed: int) -> None:
-        """Go on with the turns of another program, of whose tokens ``committed`` are left."""
-        self.messages = [checked_turn(message) for message in messages]
+    def resume(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        ends: Sequence[tuple[int, int]],
+        committed: int,
+        unconfirmed: Sequence[Unconfirmed],
+    ) -> None:
+        """Go on with the turns of another program, of whose tokens ``committed`` are left.
+
+        Raises:
+            MoaError: see :meth:`restore`.
+        """
+        self.restore(messages, unconfirmed)
         self._ends = [(0, 0), *(end for end in ends if 0 < end[1] <= committed)]
 
-    def restore(self, messages: Sequence[Mapping[str, str]]) -> None:
+    def restore(self, messages: Sequence[Mapping[str, str]], unconfirmed: Sequence[Unconfirmed] = ()) -> None:
         """Replace the turns.
 
         Raises:
-            MoaError: a message that is not ``{"role": text, "content": text}``.
+            MoaError: a message that is not ``{"role": text, "content": text}``, or a mark on what is no answer.
         """
         turns = [checked_turn(message) for message in messages]
+        self.unconfirmed = checked_marks(unconfirmed, turns)
         common = common_length(self.messages, turns)
         self._ends = [end for end in self._ends if end[0] <= common]
         self.messages = turns
@@ -90,9 +108,24 @@ class Conversation:
 
     def answered(self, question: Question, text: str, length: int) -> None:
         """Add a question and its answer; ``length`` committed tokens hold the conversation up to its end."""
+        self._close(question, text)
+        self._ends.append((len(self.messages), length))
+
+    def set_aside(self, question: Question, text: str, sampling: Sampling, most: int, *, kept: bool = False) -> None:
+        """Add a question and an answer whose end the target has not confirmed; ``kept``: nor is to."""
+        self._close(question, text)
+        if not kept:
+            self.unconfirmed.append(Unconfirmed(len(self.messages) - 1, sampling, most))
+
+    def add(self, turns: Sequence[dict[str, str]], unconfirmed: Sequence[Unconfirmed]) -> None:
+        """Add those of ``turns`` that come behind the newest one; ``unconfirmed`` are the marks of all."""
+        self.messages = [*self.messages, *turns[len(self.messages) :]]
+        self.unconfirmed = list(unconfirmed)
+
+    def _close(self, question: Question, text: str) -> None:
         self.messages = [*question.messages, {"role": "assistant", "content": text}]
         self._ends = [end for end in self._ends if end[1] <= question.kept]
-        self._ends.append((len(self.messages), length))
+        self.unconfirmed = [mark for mark in self.unconfirmed if mark.turn < len(question.messages)]
 
 
 def checked_turn(message: Mapping[str, str]) -> dict[str, str]:

@@ -144,14 +144,28 @@ class DraftingLoop:
     # -- what the user wants -----------------------------------------------------------------------
 
     def ask(
-        self, kept: int, tokens: Sequence[int], sampling: Sampling, max_new_tokens: int, *, while_away: bool = True
+        self,
+        kept: int,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        max_new_tokens: int,
+        *,
+        while_away: bool = True,
+        draft: Sequence[int] = (),
     ) -> None:
-        """Begin an answer: to ``tokens`` after the first ``kept`` committed ones, see :meth:`ClientSession.prompt`."""
+        """Begin an answer: to ``tokens`` after the first ``kept`` committed ones, see :meth:`ClientSession.prompt`.
+
+        Args:
+            draft: the answer as it was written without the target, which is asked about it first.
+        """
         self._forget_rows(kept)
         self._rounds.begin()
         self._watch.idle()
         self._session.rewind(kept)
         self._session.prompt(tokens, sampling, max_new_tokens, while_away=while_away)
+        if draft:
+            self._session.extend(draft[: self._session.room], Origin.OFFLINE)
+            self._rounds.resume(len(self._session.tentative))
         self._paused = None
 
     def cancel(self) -> None:

@@ -13,6 +13,7 @@ from moa_runtime.chat import Chat
 from moa_runtime.loop_settings import Conditions
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint
+from moa_runtime.unconfirmed import Unconfirmed
 
 T = TypeVar("T")
 
@@ -71,6 +72,16 @@ class SyncChat:
         events = self._run(_call(self.chat.keep_mine))
         return None if events is None else self._follow(events)
 
+    @property
+    def unconfirmed(self) -> Sequence[Unconfirmed]:
+        """See :attr:`moa_runtime.chat.Chat.unconfirmed`."""
+        return self.chat.unconfirmed
+
+    def check(self) -> Iterator[ChatEvent] | None:
+        """See :meth:`moa_runtime.chat.Chat.check`."""
+        events = self._run(_call(self.chat.check))
+        return None if events is None else self._follow(events)
+
     def _follow(self, events: AsyncGenerator[ChatEvent, None]) -> Iterator[ChatEvent]:
         try:
             while not self._loop.is_closed():
@@ -82,9 +93,9 @@ class SyncChat:
             if not self._loop.is_closed():
                 self._run(events.aclose())
 
-    def restore(self, messages: Sequence[Mapping[str, str]]) -> None:
+    def restore(self, messages: Sequence[Mapping[str, str]], unconfirmed: Sequence[Unconfirmed] = ()) -> None:
         """See :meth:`moa_runtime.chat.Chat.restore`."""
-        self._run(_call(self.chat.restore, messages))
+        self._run(_call(self.chat.restore, messages, unconfirmed))
 
     def work_offline(self, offline: bool) -> None:
         """See :meth:`moa_runtime.chat.Chat.work_offline`."""

@@ -77,7 +77,7 @@ class Snapshot:
                     f"the snapshot was made with {name} {_shown(theirs)}, this bundle is for {_shown(ours)}: "
                     "restore it with the bundle that it was made with, or begin a new conversation"
                 )
-        limits, sampling = top.inner("limits"), top.inner("sampling")
+        limits = top.inner("limits")
         snapshot = cls(
             policy=top.choice("policy", Policy),
             limits=Limits(
@@ -99,13 +99,7 @@ class Snapshot:
             origins=top.choices("origins", Origin),
             answering=top.flag("answering"),
             answer_start=None if top.get("answer_start") is None else top.number("answer_start", _UINT32),
-            sampling=Sampling(
-                temperature=sampling.real("temperature"),
-                top_p=sampling.real("top_p"),
-                seed=sampling.number("seed", _UINT64),
-                top_k=sampling.number("top_k", _UINT32),
-                min_p=sampling.real("min_p"),
-            ),
+            sampling=sampling_from_json(top.get("sampling")),
             max_length=top.number("max_length", _UINT64),
             while_away=top.flag("while_away"),
         )
@@ -123,6 +117,22 @@ class Snapshot:
             raise _broken("no answer runs, and yet tokens await the target")
         if self.answering and (self.answer_start is None or not 0 < self.answer_start <= known):
             raise _broken(f"an answer runs from position {self.answer_start} behind {known} tokens")
+
+
+def sampling_from_json(data: object) -> Sampling:
+    """What ``dataclasses.asdict`` made of one.
+
+    Raises:
+        SnapshotError: it is broken.
+    """
+    sampling = _Reader(data, "sampling")
+    return Sampling(
+        temperature=sampling.real("temperature"),
+        top_p=sampling.real("top_p"),
+        seed=sampling.number("seed", _UINT64),
+        top_k=sampling.number("top_k", _UINT32),
+        min_p=sampling.real("min_p"),
+    )
 
 
 class _Reader:

@@ -98,6 +98,11 @@ class ConversationState:
         return max(0, self._max_length - self.length)
 
     @property
+    def max_new_tokens(self) -> int:
+        """What the last answer may have; 0 for no limit."""
+        return self._max_length - self.answer_start if self._max_length else 0
+
+    @property
     def tentatively_finished(self) -> bool:
         """Whether the device has nothing more to write."""
         return self.tentative_finish is not None
