@@ -16,6 +16,7 @@ from moa_runtime.answer import (
     LinkChanged,
     Origin,
     Paused,
+    PauseReason,
     Statistics,
 )
 
@@ -36,7 +37,7 @@ class Shown:
         self.disagreement: Disagreement | None = None
         self._link, self._link_since = link, time.monotonic()
         self._update: AnswerUpdate | None = None
-        self._pause = ""
+        self._pause: PauseReason | None = None
 
     def take(self, event: ChatEvent) -> None:
         if isinstance(event, LinkChanged):
@@ -44,12 +45,12 @@ class Shown:
         elif isinstance(event, Disagreement):
             self.disagreement = event
         elif isinstance(event, Paused):
-            self._pause = PAUSES[event.reason]
+            self._pause = event.reason
         elif isinstance(event, AnswerUpdate):
-            self._update, self._pause = event, ""
+            self._update, self._pause = event, None
             self.confirmed, self.statistics = event.committed, event.statistics
         elif isinstance(event, AnswerFinished):
-            self._update, self._pause = None, ""
+            self._update, self._pause = None, None
             self.confirmed, self.statistics, self.reason = event.text, event.statistics, event.reason
 
     @property
@@ -58,6 +59,11 @@ class Shown:
         if self._update is None:
             return ""
         return "".join(each.text for each in self._update.spans if each.origin is Origin.OFFLINE and not each.committed)
+
+    @property
+    def ended_alone(self) -> bool:
+        """Whether the device has written it to its end without the verifier, so that nothing more can come by now."""
+        return bool(self.left_behind) and self._pause in (PauseReason.END, PauseReason.LENGTH)
 
     def tentative(self, palette: Palette) -> list[Span]:
         """The text behind the confirmed one."""
@@ -74,8 +80,9 @@ class Shown:
         if link.retry_in_s is not None:
             left = max(0.0, self._link_since + link.retry_in_s - time.monotonic())
         words = link_words(link, left, wanted_offline=wanted_offline)
-        detail = self._pause or ("" if wanted_offline else link.detail)
+        pause = PAUSES[self._pause] if self._pause else ""
+        detail = pause or ("" if wanted_offline else link.detail)
         row = status_line(link, words, self._update, palette)
         notes = [Span(f" | {note}", palette.quiet) for note in (detail, hint) if note]
-        first = self.disagreement is not None or self._pause  # why nothing is written says more than figures do
+        first = self.disagreement is not None or pause  # why nothing is written says more than figures do
         return [row[0], *notes, *row[1:]] if first else [*row, *notes]

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from moa_chat.keys import Keyboard, watch_keyboard
 from moa_chat.saving import save_conversation
@@ -107,6 +108,7 @@ class Terminal:
         interrupted = False
         while True:
             try:
+                self._check()
                 line = self._read_line(self._prompt()).strip()
                 interrupted = False
                 if line == "/quit":
@@ -206,7 +208,17 @@ class Terminal:
             self._view.write(Span(clean(f"you> {self._chat.question}")))
             self._settle(self._show(lambda: self._worker.follow(pending)))
 
+    def _check(self) -> None:
+        """Have the verifier, if it is there, check what was written without it."""
+        stopped = False
+        while not stopped and (events := self._worker.call(self._chat.check)) is not None:
+            mark, turns = self._chat.unconfirmed[0], self._chat.messages
+            self._say("checked by the verifier, after it was written without it:")
+            self._view.write(Span(clean(f"you> {turns[mark.turn - 1]['content']}")))
+            stopped = self._show(partial(self._worker.follow, events)).reason is None
+
     def _ask(self, question: str) -> None:
+        self._check()
         setup = self._setup
         self._settle(self._show(lambda: self._worker.ask(self._chat, question, setup.max_new_tokens, setup.sampling())))
 
@@ -237,7 +249,8 @@ class Terminal:
         self._last = shown.statistics
         if shown.left_behind and isinstance(self._view, LiveView):
             self._view.write(Span(clean(shown.left_behind), self._palette.offline))
-            self._say("(written without the verifier and not confirmed: no part of the conversation)")
+            later = "the verifier checks it when it is back" if self._chat.unconfirmed else "it stays as it is"
+            self._say(f"(written without the verifier: {later})")
         if problem is not None:
             self._complain(str(problem))
         if problem is None or shown.confirmed:
@@ -250,7 +263,7 @@ class Terminal:
             while not running.ended:
                 for event in running.events():
                     shown.take(event)
-                if keyboard.interrupts:
+                if keyboard.interrupts or (shown.ended_alone and isinstance(self._view, LiveView)):
                     running.stop()
                 keys = keyboard.pressed()
                 if "\t" in keys:

@@ -48,6 +48,10 @@ def dropped_sentence(text: str) -> str:
     return f"This device wrote “{text}”, and the server wrote something else instead."
 
 
+def corrected_sentence(words: int) -> str:
+    return f"{words} {'word' if words == 1 else 'words'} that this device wrote were corrected."
+
+
 def link_words(link: LinkChanged, retry_in_s: float | None, *, wanted_offline: bool, slow: bool = False) -> str:
     """The pill's text; ``retry_in_s`` is the time left until the next attempt."""
     if wanted_offline:

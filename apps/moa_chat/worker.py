@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from moa_runtime.answer import ChatEvent, LinkChanged, LinkStatus
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
+from moa_runtime.unconfirmed import Unconfirmed
 
 T = TypeVar("T")
 
@@ -37,7 +38,12 @@ class ChatLike(Protocol):
     @property
     def store_problem(self) -> str: ...
 
+    @property
+    def unconfirmed(self) -> Sequence[Unconfirmed]: ...
+
     def pending(self) -> AsyncGenerator[ChatEvent, None] | None: ...
+
+    def check(self) -> AsyncGenerator[ChatEvent, None] | None: ...
 
     def restore(self, messages: Sequence[Mapping[str, str]]) -> None: ...
 

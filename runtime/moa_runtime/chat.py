@@ -153,7 +153,7 @@ class Chat(ChatChecks):
     @property
     def messages(self) -> list[dict[str, str]]:
         """The turns so far, ``{"role": ..., "content": ...}``, finished answers included."""
-        return list(self._conversation.messages)
+        return list(self._turns[0])
 
     @property
     def tokens(self) -> list[int]:

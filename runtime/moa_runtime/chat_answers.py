@@ -209,6 +209,11 @@ class ChatAnswers(ChatLink):
         most = session.max_new_tokens if session.tentatively_finished else session.length - session.answer_start
         return update.committed + update.tentative, most
 
+    @property
+    def _turns(self) -> tuple[list[dict[str, str]], list[Unconfirmed]]:
+        """The conversation's turns, and the marks of those that are unconfirmed."""
+        return self._checking or (self._conversation.messages, self._conversation.unconfirmed)
+
     async def _done(self, something: asyncio.Future[Any]) -> bool:
         """Wait for what the loop or the disk does; says whether it did, before the loop ended."""
         await asyncio.wait({something, *([self._running] if self._running else [])}, return_when="FIRST_COMPLETED")
@@ -225,7 +230,7 @@ class ChatAnswers(ChatLink):
     def _state(self) -> dict[str, Any]:
         """What the next program needs."""
         record, answer = self._record, None
-        messages, unconfirmed = self._checking or (self._conversation.messages, self._conversation.unconfirmed)
+        messages, unconfirmed = self._turns
         if self._unheard and not self._checking:
             question = record.question
             answer = AnswerState(

@@ -17,7 +17,7 @@ class ChatChecks(ChatAnswers):
     def unconfirmed(self) -> Sequence[Unconfirmed]:
         """The answers among :attr:`~moa_runtime.chat.Chat.messages` that :meth:`check` has something to do for, in
         order: written without the verifier, and then left, by the user or since there was nothing more to write."""
-        return tuple(self._conversation.unconfirmed)
+        return tuple(self._turns[1])
 
     def check(self) -> AsyncGenerator[ChatEvent, None] | None:
         """Have the verifier check the first of :attr:`unconfirmed`: what the device wrote there is the draft of the

@@ -14,8 +14,7 @@ from moa_runtime.chat_store import StoreError
 from moa_runtime.conversation import checked_turn
 from moa_runtime.errors import MoaError
 from moa_runtime.session.client import ClientSession
-from moa_runtime.session.snapshot import sampling_from_json
-from moa_runtime.unconfirmed import Unconfirmed, checked_marks
+from moa_runtime.unconfirmed import Unconfirmed, checked_marks, mark_from_json
 
 STATE_VERSION = 1
 _MOST_TOKENS = 1 << 24  # of an answer: far more than any context holds
@@ -112,7 +111,7 @@ class ChatState:
             )
         try:
             messages = [checked_turn(turn) for turn in data["messages"]]
-            marks = [unconfirmed_of(mark) for mark in data.get("unconfirmed", [])]
+            marks = [mark_from_json(mark) for mark in data.get("unconfirmed", [])]
             return cls(
                 server=str(data["server"]),
                 session=dict(data["session"]),
@@ -151,11 +150,6 @@ class ChatState:
                 f"{committed} are confirmed"
             )
         return session
-
-
-def unconfirmed_of(data: Any) -> Unconfirmed:
-    """A mark of JSON. Raises KeyError, TypeError, ValueError or MoaError where it is broken."""
-    return Unconfirmed(_count(data["turn"]), sampling_from_json(data["sampling"]), _count(data["most"]))
 
 
 def _count(value: Any) -> int:

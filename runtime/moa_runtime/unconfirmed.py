@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
+from moa_runtime.session.snapshot import sampling_from_json
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,18 @@ class Unconfirmed:
     most: int
 
 
+def mark_from_json(data: Any) -> Unconfirmed:
+    """What ``dataclasses.asdict`` made of one.
+
+    Raises:
+        MoaError: it is broken.
+    """
+    turn, most = (data.get("turn"), data.get("most")) if isinstance(data, dict) else (None, None)
+    if not _is_count(turn) or not _is_count(most):
+        raise MoaError(f"an unconfirmed turn must have a turn and a most, whole numbers, not {data!r}")
+    return Unconfirmed(turn, sampling_from_json(data.get("sampling")), most)
+
+
 def checked_marks(marks: Sequence[Unconfirmed], turns: Sequence[dict[str, str]]) -> list[Unconfirmed]:
     """The marks of these turns, in order.
 
@@ -36,3 +50,7 @@ def checked_marks(marks: Sequence[Unconfirmed], turns: Sequence[dict[str, str]])
         if not answers:
             raise MoaError(f"an unconfirmed turn must be an answer behind its question, and turn {turn} is not")
     return sorted({mark.turn: mark for mark in marks}.values(), key=lambda mark: mark.turn)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -58,6 +58,7 @@ class FakeChat:
         worked_offline: what ``work_offline`` was told.
         pending_script: of the answer that was under way when the program before ended.
         kept: how often the device's text was to be kept.
+        marks: of the unconfirmed turns.
     """
 
     def __init__(self, *scripts) -> None:
@@ -72,6 +73,7 @@ class FakeChat:
         self.kept = 0
         self.question = self.store_problem = ""
         self.pending_script = None
+        self.marks = []
 
     @property
     def link(self) -> LinkChanged:
@@ -79,6 +81,22 @@ class FakeChat:
 
     def restore(self, messages) -> None:
         self.messages = list(messages)
+
+    @property
+    def unconfirmed(self):
+        return tuple(self.marks)
+
+    def check(self):
+        """The next script is what the first unconfirmed answer becomes."""
+        return self._check() if self.marks and self.status is LinkStatus.ONLINE else None
+
+    async def _check(self):
+        async with contextlib.aclosing(self._play(self._scripts.pop(0))) as events:
+            async for event in events:
+                if isinstance(event, AnswerFinished):
+                    mark = self.marks.pop(0)
+                    self.messages[mark.turn] = {"role": "assistant", "content": event.text}
+                yield event
 
     def pending(self):
         """The script of an answer of the program before."""

@@ -148,6 +148,7 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(onnx_bundle, hanging):
         terminal.wait("you>", count=2)
         terminal.press("And of Italy?\n")
         terminal.wait(r"tokens in .* rounds \| server drafts", count=2)
+        terminal.wait(r"you>\s*\Z")  # behind the check of what was written while it hung
         terminal.press("/quit\n")
         assert terminal.process.wait(30) == 0
         assert "Traceback" not in terminal.text()

@@ -23,6 +23,8 @@ from moa_runtime.answer import Disagreement, FinishReason, LinkChanged, LinkStat
 from moa_runtime.chat import ChatError
 from moa_runtime.chat_store import StoreError
 from moa_runtime.connect_error import ConnectError
+from moa_runtime.session.events import Sampling
+from moa_runtime.unconfirmed import Unconfirmed
 
 
 class Lines:
@@ -81,12 +83,48 @@ def test_what_was_written_offline_stays_readable_when_the_answer_is_stopped():
     out = io.StringIO()
     text = talk(chat, Lines("France?", "Italy?"), LiveView(out, lambda: (80, 24)))
     shown = out.getvalue()
-    assert (
-        text == ""
-        and "is, of course." in shown.split("not confirmed: no part of the conversation")[0].split("Par\n")[-1]
-    )
+    note = "(written without the verifier: it stays as it is)"
+    assert text == "" and "is, of course." in shown.split(note)[0].split("Par\n")[-1]
     assert "Rome." in shown and chat.stopped == 1
-    assert "no part of the conversation" not in talk(FakeChat([update("a", "bc"), interrupt, HANG]), Lines("x?"))
+    assert "without the verifier" not in talk(FakeChat([update("a", "bc"), interrupt, HANG]), Lines("x?"))
+
+
+@pytest.mark.parametrize("reason", [PauseReason.END, PauseReason.LENGTH])
+def test_an_answer_at_its_end_need_not_be_waited_for(reason):
+    """On a terminal. What goes into a pipe is confirmed text alone."""
+    chat = FakeChat([update("Par", "", "is."), Paused(reason), HANG], [finished("Rome.")])
+    chat.marks = [Unconfirmed(1, Sampling(), 8)]
+    chat.status = LinkStatus.OFFLINE
+    out = io.StringIO()
+    talk(chat, Lines("France?", "Italy?"), LiveView(out, lambda: (80, 24)))
+    assert "the verifier checks it when it is back" in out.getvalue() and "Rome." in out.getvalue()
+    assert chat.asked == ["France?", "Italy?"] and chat.stopped == 1
+
+
+def test_what_was_written_alone_is_checked_before_the_next_question():
+    chat = FakeChat([finished("Paris.")], [finished("Rome.")], [finished("Bern.")])
+    chat.messages = [
+        {"role": role, "content": text}
+        for role, text in [("user", "France?"), ("assistant", "Pisa."), ("user", "Italy?"), ("assistant", "Rome.")]
+    ]
+    chat.marks = [Unconfirmed(1, Sampling(), 8), Unconfirmed(3, Sampling(), 8)]
+    out = talk(chat, Lines("Switzerland?"))
+    assert [each["content"] for each in chat.messages[1:4:2]] == ["Paris.", "Rome."] and chat.marks == []
+    order = ["you> France?", "Paris.", "you> Italy?", "Rome.", "Bern."]
+    places = [out.rindex(each) for each in order]
+    assert places == sorted(places)
+    assert out.count("checked by the verifier") == 2 and chat.asked == ["Switzerland?"]
+
+
+def test_a_check_that_is_stopped_is_not_begun_again_at_once():
+    def interrupt():
+        signal.raise_signal(signal.SIGINT)
+
+    chat = FakeChat([interrupt, HANG])
+    chat.messages = [{"role": "user", "content": "France?"}, {"role": "assistant", "content": "Pisa."}]
+    chat.marks = [Unconfirmed(1, Sampling(), 8)]
+    out = talk(chat, Lines())
+    assert out.count("checked by the verifier") == 1 and chat.messages[1]["content"] == "Pisa."
 
 
 def test_ctrl_c_at_the_prompt_hints_and_leaves_at_the_second():

@@ -111,6 +111,7 @@ def test_leaving_a_check_changes_nothing(verifier: Verifier, writing: Bundle):
                 async for _ in events:
                     with pytest.raises(ChatError, match="is being written"):
                         chat.check()
+                    assert (chat.messages, chat.unconfirmed) == (TURNS, marks)
                     break
             assert (chat.messages, chat.unconfirmed) == (TURNS, marks)
 

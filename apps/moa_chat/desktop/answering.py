@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from moa_chat.desktop.figures import Round, new_round, summary
 from moa_chat.history.message import Dropped, Message
 from moa_chat.history.store import History
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, Statistics
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, Origin, PauseReason, Statistics, TextSpan
 from moa_runtime.sequences import common_length
+from moa_runtime.unconfirmed import Unconfirmed
 
 
 def answering_again(history: History, turns: Sequence[Mapping[str, str]], question: str) -> Answering | None:
@@ -36,12 +37,14 @@ class Answering:
             confirmed.
         message: the answer as it stands.
         statistics: its figures.
+        pause: why the device does not write on; None while it does.
     """
 
     def __init__(self, chat: int, position: int, question: str, *, replaces: bool = False) -> None:
         self.chat, self.position, self.question, self.replaces = chat, position, question, replaces
         self.message = Message("assistant", "", finished=False)
         self.statistics = Statistics()
+        self.pause: PauseReason | None = None
         self._committed = ""
 
     @property
@@ -54,6 +57,17 @@ class Answering:
         """Whether the target has confirmed any words."""
         return bool(self._committed or (self.message.finished and self.message.content))
 
+    @property
+    def ended_alone(self) -> bool:
+        """Whether the device has written it to its end without the verifier: nothing more can come before that is back,
+        and the user may ask on."""
+        alone = any(span.origin is Origin.OFFLINE and not span.committed for span in self.message.spans)
+        return alone and not self.replaces and self.pause in (PauseReason.END, PauseReason.LENGTH)
+
+    def place_in(self, messages: list[Message]) -> None:
+        """Show it among the stored messages of its chat."""
+        messages[self.position - 1 :] = self.turns
+
     def update(self, event: AnswerUpdate) -> Round | None:
         """Take the answer as it is now; returns the verifier's rounds since the update before."""
         text = event.committed + event.tentative
@@ -61,6 +75,8 @@ class Answering:
         dropped = tuple(one for one in self.message.dropped if not text.startswith(one.text, one.offset))
         if event.dropped:
             dropped = (*dropped, Dropped(common_length(self.message.content, text), event.dropped))
+        if text != self.message.content:
+            self.pause = None
         self._committed = event.committed
         self.message = Message("assistant", text, event.spans, dropped, finished=False)
         before, self.statistics = self.statistics, event.statistics
@@ -70,6 +86,16 @@ class Answering:
         self.statistics = event.statistics
         figures = summary(event.statistics, event.reason)
         self.message = Message("assistant", event.text, event.spans, self.message.dropped, figures=figures)
+
+    def set_aside(self, text: str, mark: Unconfirmed) -> None:
+        """It ended without the verifier, as ``text``, which is checked later."""
+        words = len(text.split())
+        figures = f"{words} {'word' if words == 1 else 'words'} not confirmed yet"
+        shown = self.message.content
+        rest = (TextSpan(text[len(shown) :], Origin.OFFLINE, False),) if text != shown else ()
+        spans = (*self.message.spans, *rest) if text.startswith(shown) else ()
+        mark = dataclasses.replace(mark, turn=self.position)
+        self.message = Message("assistant", text, spans, self.message.dropped, figures=figures, unconfirmed=mark)
 
     def stop(self) -> None:
         """It ended early: what is not confirmed goes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from PySide6.QtCore import QObject, QTimer, Signal
@@ -15,7 +15,7 @@ from moa_chat.desktop.profile import Settings
 from moa_chat.history.message import Message, title_of
 from moa_chat.history.store import History
 from moa_chat.sampling import sampling_for
-from moa_chat.words import PAUSES, as_sentence
+from moa_chat.words import PAUSES, as_sentence, corrected_sentence
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Disagreement, Paused, Statistics
 from moa_runtime.errors import MoaError
 
@@ -105,7 +105,7 @@ class ChatController(QObject):
         self.current = chat
         self.messages = [message.settled for message in self._try(lambda: self.history.messages(chat), [])]
         if running is not None and running.chat == chat:
-            self.messages[running.position - 1 :] = running.turns
+            running.place_in(self.messages)
         elif self.messages and self.messages[-1].role == "user":
             # The program ended before there was an answer.
             self.returned.emit(self._drop_last())
@@ -140,9 +140,7 @@ class ChatController(QObject):
         if not ready or self.current is None:
             self.returned.emit(text)
             return
-        settings = self._settings()
-        turns = [{"role": "system", "content": settings.system}] if settings.system else []
-        turns += [message.turn for message in self.messages]
+        settings, turns = self._settings(), self._turns(self.messages)
         self._answering = Answering(self.current, len(self.messages) + 1, text, replaces=replaces)
         for message in self._answering.turns:
             self._put(len(self.messages), message)
@@ -194,9 +192,13 @@ class ChatController(QObject):
                 answering.finish(event)
             elif isinstance(event, Disagreement):
                 self.handle_disagreement(event)
-            elif isinstance(event, Paused) and not answering.message.content:
-                self.waiting.emit(PAUSES[event.reason])
+            elif isinstance(event, Paused):
+                answering.pause = event.reason
+                if not answering.message.content:
+                    self.waiting.emit(PAUSES[event.reason])
         self._show(answering)
+        if answering.ended_alone:
+            self._engine.stop()
         if answering.replaces and answering.confirmed:
             answering.replaces = False
             self._try(lambda: self.history.replace(answering.chat, answering.position - 1, answering.turns), None)
@@ -204,12 +206,14 @@ class ChatController(QObject):
             self._clock.start(_SAVE_MS)
 
     def handle_disagreement(self, event: Disagreement) -> None:
-        """Ask the user, or do what was said to be done always."""
+        """Ask the user, or do what is set, and say so."""
         choice = self._settings().disagreement
         if choice == "ask":
             self.disagreed.emit(event)
+        elif choice == "mine":
+            self.settle(True)
         else:
-            self.settle(choice == "mine")
+            self.told.emit(corrected_sentence(len(event.dropped_text.split())), "Undo", lambda: self.settle(True))
 
     def _show(self, answering: Answering) -> None:
         if answering.chat == self.current:
@@ -224,7 +228,8 @@ class ChatController(QObject):
         if answering is None:
             return
         if not answering.message.finished:
-            answering.stop()
+            left = None if answering.replaces else self._engine.left_alone(answering.position)
+            answering.stop() if left is None else answering.set_aside(*left)
         self._last = answering
         if answering.message.content:
             self._show(answering)
@@ -263,6 +268,12 @@ class ChatController(QObject):
             self.returned.emit(self._drop_last())
         else:
             self._try(lambda: self.history.truncate(answering.chat, answering.position), None)
+
+    def _turns(self, messages: Sequence[Message]) -> list[dict[str, str]]:
+        """What the runtime gets of them."""
+        system = self._settings().system
+        before = [{"role": "system", "content": system}] if system else []
+        return before + [message.turn for message in messages]
 
     # -- storing -------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from moa_runtime.listening import is_loopback
 from moa_runtime.loop_settings import Conditions
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint
+from moa_runtime.unconfirmed import Unconfirmed
 
 if TYPE_CHECKING:
     from moa_chat.desktop.profile import Settings
@@ -119,6 +120,22 @@ class Engine(QObject):
         assert self.chat is not None and self._answer is None
         self._answer = self._worker.follow(_answer(self.chat, list(turns), question, max_new_tokens, sampling))
         self._timer.setInterval(_BUSY_MS)
+
+    def check(self, turns: Sequence[dict[str, str]], mark: Unconfirmed) -> None:
+        """Have the verifier check an answer among ``turns``; :attr:`ended` follows at once where there is none."""
+        assert self.chat is not None and self._answer is None
+        self._answer = self._worker.follow(_check(self.chat, list(turns), mark))
+        self._timer.setInterval(_BUSY_MS)
+
+    def left_alone(self, position: int) -> tuple[str, Unconfirmed] | None:
+        """The answer that has just been left, the message at ``position``, where the device had written of it without
+        the verifier."""
+        assert self.chat is not None
+        turns, marks = self.chat.messages, self.chat.unconfirmed
+        last = len(turns) - 1
+        if not marks or marks[-1].turn != last or last - (turns[0]["role"] == "system") != position:
+            return None
+        return turns[last]["content"], marks[-1]
 
     def go_on(self) -> None:
         """Follow the answer of the program before."""
@@ -244,3 +261,12 @@ async def _answer(
     async with contextlib.aclosing(chat.send(question, max_new_tokens=max_new_tokens, sampling=sampling)) as events:
         async for event in events:
             yield event
+
+
+async def _check(chat: Chat, turns: list[dict[str, str]], mark: Unconfirmed) -> AsyncGenerator[ChatEvent, None]:
+    chat.restore(turns, [mark])
+    checks = chat.check()
+    if checks is not None:
+        async with contextlib.aclosing(checks) as events:
+            async for event in events:
+                yield event

@@ -46,7 +46,7 @@ class Settings:
     system: str = ""
     max_new_tokens: int = 512
     temperature: float = 0.0
-    disagreement: str = "ask"
+    disagreement: str = "theirs"
     theme: str = "system"
     zoom: int = 100
     origins: bool = False

@@ -14,9 +14,9 @@ from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QWidget
 
 from moa_chat.desktop.chat_list import ChatList
 from moa_chat.desktop.chat_page import ChatPage
+from moa_chat.desktop.checking_controller import CheckingController
 from moa_chat.desktop.commands import Command, ShortcutDialog, add_commands
 from moa_chat.desktop.connector import Connector
-from moa_chat.desktop.controller import ChatController
 from moa_chat.desktop.engine import Engine
 from moa_chat.desktop.first_run import FirstRun
 from moa_chat.desktop.hints import HostHints
@@ -50,7 +50,7 @@ class Window(QWidget):
         self._stored = profile.load()
         self.engine = Engine(profile.answer_path, self)
         self.connector = Connector(self.engine, options, self)
-        self.chats = ChatController(self.engine, history, lambda: self.settings, options, self)
+        self.chats = CheckingController(self.engine, history, lambda: self.settings, options, self)
         self.list = ChatList(look)
         self.page = ChatPage(look)
         self.first_run = FirstRun(look, self.connector, settings)
@@ -252,6 +252,8 @@ class Window(QWidget):
 
     def _link_changed(self, link: LinkChanged) -> None:
         self.page.pill.set_link(link)
+        if link.status is LinkStatus.ONLINE:
+            self.chats.check()
         if link.status is LinkStatus.OFFLINE and not self.page.offline.isChecked():
             self.page.conversation.set_waiting("The verifier is away; this device goes on as far as it can…")
 

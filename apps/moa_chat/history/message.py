@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from moa_runtime.answer import Origin, TextSpan
+from moa_runtime.unconfirmed import Unconfirmed, mark_from_json
 
 _TITLE_LENGTH = 48
 
@@ -28,6 +29,7 @@ class Message:
         dropped: what was taken back, by offset.
         finished: False for an answer that is being written, or was when the program ended.
         figures: one line about the answer, perhaps empty.
+        unconfirmed: of an answer that the device wrote without the verifier, which is still to check it.
     """
 
     role: str
@@ -36,6 +38,7 @@ class Message:
     dropped: tuple[Dropped, ...] = ()
     finished: bool = True
     figures: str = ""
+    unconfirmed: Unconfirmed | None = None
 
     @property
     def settled(self) -> Message:
@@ -70,17 +73,20 @@ def title_of(question: str) -> str:
     return words[:_TITLE_LENGTH].rsplit(" ", 1)[0] + "…"
 
 
-def spans_to_json(message: Message) -> str:
-    """Origins and dropped text of a message; spans by their lengths, since the content is stored beside them."""
+def origins_to_json(message: Message) -> str:
+    """Origins and dropped text of a message, and the mark of an unconfirmed one; spans by their lengths, since the
+    content is stored beside them."""
     spans = [[len(span.text), span.origin.value, span.committed] for span in message.spans]
-    return json.dumps({"spans": spans, "dropped": [[one.offset, one.text] for one in message.dropped]})
+    stored = {"spans": spans, "dropped": [[one.offset, one.text] for one in message.dropped]}
+    return json.dumps(stored if message.unconfirmed is None else {**stored, "unconfirmed": asdict(message.unconfirmed)})
 
 
-def spans_from_json(text: str, content: str) -> tuple[tuple[TextSpan, ...], tuple[Dropped, ...]]:
-    """What :func:`spans_to_json` wrote."""
+def origins_from_json(text: str, content: str) -> tuple[tuple[TextSpan, ...], tuple[Dropped, ...], Unconfirmed | None]:
+    """What :func:`origins_to_json` wrote."""
     raw = json.loads(text)
     spans, offset = [], 0
     for length, origin, committed in raw["spans"]:
         spans.append(TextSpan(content[offset : offset + length], Origin(origin), committed))
         offset += length
-    return tuple(spans), tuple(Dropped(offset, dropped) for offset, dropped in raw["dropped"])
+    mark = mark_from_json(raw["unconfirmed"]) if "unconfirmed" in raw else None
+    return tuple(spans), tuple(Dropped(offset, dropped) for offset, dropped in raw["dropped"]), mark

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from moa_chat.history.message import ChatSummary, Message, spans_from_json, spans_to_json
+from moa_chat.history.message import ChatSummary, Message, origins_from_json, origins_to_json
 from moa_chat.history.schema import prepare
 from moa_runtime.errors import MoaError
 from moa_runtime.paths import free_name
@@ -93,14 +93,23 @@ class History:
         )
         return [(int(chat), int(position)) for chat, position in rows]
 
+    def unconfirmed(self) -> list[tuple[int, int]]:
+        """Chats and positions of answers that are to be checked; those of a chat in order, the latest chat first."""
+        rows = self._rows(
+            "SELECT chat, position FROM message JOIN chat ON chat.id = chat WHERE NOT deleted AND finished "
+            "AND role = 'assistant' AND instr(spans, '\"unconfirmed\"') ORDER BY updated DESC, chat DESC, position",
+            (),
+        )
+        return [(int(chat), int(position)) for chat, position in rows]
+
     def messages(self, chat: int) -> list[Message]:
         rows = self._rows(
             "SELECT role, content, spans, finished, figures FROM message WHERE chat = ? ORDER BY position", (chat,)
         )
         messages = []
         for role, content, spans, finished, figures in rows:
-            pieces, dropped = spans_from_json(spans, content)
-            messages.append(Message(role, content, pieces, dropped, bool(finished), figures))
+            pieces, dropped, mark = origins_from_json(spans, content)
+            messages.append(Message(role, content, pieces, dropped, bool(finished), figures, mark))
         return messages
 
     def save(self, chat: int, position: int, message: Message) -> None:
@@ -131,7 +140,7 @@ class History:
 
     def _write(self, chat: int, start: int, messages: Sequence[Message]) -> None:
         for position, each in enumerate(messages, start):
-            row = (chat, position, each.role, each.content, spans_to_json(each), each.finished, each.figures)
+            row = (chat, position, each.role, each.content, origins_to_json(each), each.finished, each.figures)
             self._database.execute("INSERT OR REPLACE INTO message VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         self._database.execute("UPDATE chat SET updated = ? WHERE id = ?", (time.time(), chat))
 

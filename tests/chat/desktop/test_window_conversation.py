@@ -130,8 +130,12 @@ def test_a_cut_link_is_written_through_and_reconciled(open_window, verifier, qtb
         stored = window.chats.history
         # Before the answer's end, which cannot come now.
         qtbot.waitUntil(lambda: stored.messages(window.chats.current)[-1].content != "", timeout=WAIT)
-        assert not stored.messages(window.chats.current)[-1].finished
+        newest = stored.messages(window.chats.current)[-1]
+        assert not newest.finished or newest.unconfirmed  # where the device came to an end
         link.restore()
+        qtbot.waitUntil(
+            lambda: not stored.unconfirmed() and stored.messages(window.chats.current)[-1].finished, timeout=WAIT
+        )
         text = wait_for_answer(qtbot, window)
         assert all(span.committed for span in window.chats.messages[-1].spans)
         assert text == window.engine.chat.messages[-1]["content"]
@@ -149,9 +153,9 @@ def test_working_offline_on_purpose(open_window, verifier, writing_bundle, qtbot
     qtbot.waitUntil(lambda: len(window.chats.messages[-1].content) > 10, timeout=WAIT)
     assert all(span.origin is Origin.OFFLINE for span in window.chats.messages[-1].spans)
     window.page.offline.click()
+    qtbot.waitUntil(lambda: all(span.committed for span in window.chats.messages[-1].spans), timeout=WAIT)
     wait_for_answer(qtbot, window)
     assert window.chats.messages[1].content == before
-    assert all(span.committed for span in window.chats.messages[-1].spans)
 
 
 def test_without_a_writer_a_new_question_waits_for_the_verifier(connected, qtbot):

@@ -215,8 +215,19 @@ def test_another_address_is_connected_to_at_once(connected, verifier, qtbot):
     assert wait_for_answer(qtbot, connected)
 
 
+def test_the_server_s_version_stands_unless_one_takes_it_back(connected, monkeypatch):
+    kept = []
+    monkeypatch.setattr(connected.engine, "keep_mine", lambda: kept.append(True))
+    connected.chats.handle_disagreement(Disagreement(3, 12, "the device's words", "the server's words"))
+    assert not connected.page.disagreement.isVisible() and kept == []
+    assert connected.page.notice.text == "3 words that this device wrote were corrected."
+    connected.page.notice.button.click()
+    assert kept == [True]
+
+
 def test_the_user_decides_who_is_right(connected, qtbot, monkeypatch, profile):
     kept = []
+    connected.settings = dataclasses.replace(connected.settings, disagreement="ask")
     monkeypatch.setattr(connected.engine, "keep_mine", lambda: kept.append(True))
     banner = connected.page.disagreement
     disagreement = Disagreement(3, 12, "the device's words", "the server's words")
@@ -238,7 +249,7 @@ def test_the_user_decides_who_is_right(connected, qtbot, monkeypatch, profile):
 
 def test_what_was_written_offline_can_be_kept(connected, qtbot):
     """Greedy and random, target and drafter disagree soon: the question comes, and "keep mine" is obeyed."""
-    connected.settings = dataclasses.replace(connected.settings, max_new_tokens=60)
+    connected.settings = dataclasses.replace(connected.settings, max_new_tokens=60, disagreement="ask")
     ask(qtbot, connected)
     qtbot.waitUntil(lambda: any(span.committed for span in connected.chats.messages[-1].spans), timeout=WAIT)
     connected.page.offline.click()
