@@ -15,6 +15,7 @@ from moa_chat.setup import Setup
 from moa_chat.shown import Shown
 from moa_chat.status import Palette, summary
 from moa_chat.text import Span, clean
+from moa_chat.words import excerpt
 from moa_chat.worker import ChatLike, RunningAnswer, Worker
 from moa_runtime.answer import Disagreement, LinkStatus, Statistics
 from moa_runtime.chat import Chat
@@ -231,8 +232,8 @@ class Terminal:
 
     def _wants_own(self, disagreement: Disagreement, answer: str) -> bool:
         self._say("The server disagrees with what was written offline. From where they differ:")
-        self._say(f"  server: {_excerpt(answer[disagreement.offset :])}")
-        self._say(f"  mine:   {_excerpt(disagreement.dropped_text)}")
+        self._say(f"  server: {excerpt(answer[disagreement.offset :], _EXCERPT_LENGTH)}")
+        self._say(f"  mine:   {excerpt(disagreement.dropped_text, _EXCERPT_LENGTH)}")
         return self._agrees("Keep mine, and go on from there? [y/N] ")
 
     def _show(self, begin: Callable[[], RunningAnswer]) -> Shown:
@@ -294,8 +295,3 @@ class Terminal:
         if shown.disagreement is not None:
             return "the server disagrees; Ctrl-K: keep the offline text"
         return f"Tab: go {'online' if self._offline else 'offline'}"
-
-
-def _excerpt(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _EXCERPT_LENGTH else f"{line[:_EXCERPT_LENGTH]}..."

@@ -52,6 +52,19 @@ def corrected_sentence(words: int) -> str:
     return f"{words} {'word' if words == 1 else 'words'} that this device wrote were corrected."
 
 
+def excerpt(text: str, most: int) -> str:
+    """The beginning of a text in one line, as many whole words as ``most`` characters hold, and a dot for the rest.
+
+    >>> excerpt("one two\\nthree", 10)
+    'one two…'
+    """
+    line = " ".join(text.split())
+    if len(line) <= most:
+        return line
+    whole = line[: most + 1].rpartition(" ")[0]
+    return (whole or line[:most]) + "…"
+
+
 def link_words(link: LinkChanged, retry_in_s: float | None, *, wanted_offline: bool, slow: bool = False) -> str:
     """The pill's text; ``retry_in_s`` is the time left until the next attempt."""
     if wanted_offline:

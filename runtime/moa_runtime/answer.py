@@ -176,8 +176,8 @@ class Disagreement:
 
     Attributes:
         position: index of the first token of the answer that differs.
-        offset: the same in characters of its text.
-        dropped_text: what the device had written from there on.
+        offset: where in its text the word begins in which they differ, in characters.
+        dropped_text: what the device had written from that word on.
         replacement_text: what of the target's version is known by now.
     """
 

@@ -14,7 +14,7 @@ from moa_runtime.answer import (
     Statistics,
     TokenOrigin,
 )
-from moa_runtime.answer_text import AnswerText
+from moa_runtime.answer_text import AnswerText, shared_word
 from moa_runtime.conversation import Question
 from moa_runtime.loop_events import Drafted, LinkLost, LoopEvent, Pushed, RoundEnded
 from moa_runtime.session.events import Cause, Committed, Decided, RolledBack
@@ -141,8 +141,11 @@ class AnswerRecord:
             return None
         self.disputed = rolled_back
         position = rolled_back.start - self.start
-        offset = len(self._text.before(position))
-        return Disagreement(position, offset, update.dropped, (update.committed + update.tentative)[offset:])
+        before = self._text.before(position)
+        text = update.committed + update.tentative
+        shared = shared_word(before, update.dropped, text[len(before) :])
+        offset = len(before) - len(shared)
+        return Disagreement(position, offset, shared + update.dropped, text[offset:])
 
     def take_back(self, position: int) -> None:
         """Forget the confirmed tokens from absolute ``position`` on."""

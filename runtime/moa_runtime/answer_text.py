@@ -66,6 +66,21 @@ class AnswerText:
         return "".join(self._pieces[:count])
 
 
+def shared_word(before: str, *versions: str) -> str:
+    """The word at the end of a text that one of its continuations goes on with.
+
+    >>> shared_word("in every col", "ours", "umn")
+    'col'
+    >>> shared_word("in every column", " of it", ", too")
+    'column'
+    >>> shared_word("in every column", " of it", " and row")
+    ''
+    """
+    goes_on = any(version[:1].strip() for version in versions)
+    words = before.split()
+    return words[-1] if goes_on and words and not before[-1].isspace() else ""
+
+
 def _kind(shown: tuple[TokenOrigin, str]) -> tuple[Origin, bool]:
     token, _ = shown
     return token.origin, token.committed

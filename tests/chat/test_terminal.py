@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import json
 import signal
 import sys
@@ -246,7 +247,7 @@ def test_the_user_decides_about_text_written_offline(keeps):
     script = [update("It"), update("It", "", " is mine"), disagreement, finished("It is the server's.")]
     chat = FakeChat(script, [finished("It is mine.")])
     out = talk(chat, Lines("Whose?", "y" if keeps else ""))
-    assert "  server: is the server's.\n" in out and "  mine:   is mine is mine" in out and "..." in out
+    assert "  server: is the server's.\n" in out and re.search(r"  mine:   is mine .*( is| mine)…\n", out)
     assert chat.kept == keeps and ("It is mine.\n" in out) == keeps
 
 

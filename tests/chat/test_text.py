@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moa_chat.text import Span, char_width, clean, clip, cut_spans, text_width, wrap
+from moa_chat.words import excerpt
 
 
 def rows(text: str, columns: int) -> list[str]:
@@ -66,3 +67,17 @@ def test_spans_are_cut_where_the_text_is():
     spans = [Span("abc"), Span("def", "2")]
     assert cut_spans(spans, 2, 5) == [Span("c"), Span("de", "2")]
     assert clip([Span("青い"), Span("空", "2")], 5) == [Span("青い")]
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "expected"),
+    [
+        ("one two\nthree", 13, "one two three"),
+        ("one two\nthree", 12, "one two…"),
+        ("one two\nthree", 7, "one two…"),
+        ("one two\nthree", 6, "one…"),
+        ("unbreakable", 4, "unbr…"),
+    ],
+)
+def test_an_excerpt_ends_with_a_whole_word(text, most, expected):
+    assert excerpt(text, most) == expected

@@ -9,7 +9,7 @@ import pytest
 
 import tiny
 from moa_runtime.answer import Origin, TextSpan, TokenOrigin
-from moa_runtime.answer_text import AnswerText
+from moa_runtime.answer_text import AnswerText, shared_word
 from moa_runtime.conversation import Conversation
 from moa_runtime.tokenizer import ChatTokenizer
 
@@ -109,3 +109,20 @@ def test_a_template_may_rewrite_history(tiny_target: Path) -> None:
     conversation.answered(again, "So.", again.length + 2)
     conversation.restore(conversation.messages[:2])
     assert conversation.length == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "versions", "word"),
+    [
+        ("in every col", ("ours", "umn"), "col"),
+        ("in every column", (" of it", ", too"), "column"),
+        ("in every column", (" of it", " and row"), ""),
+        ("in every column", (" of it", ""), ""),
+        ("in every ", ("column", "row"), ""),
+        ("", ("It", "We"), ""),
+    ],
+)
+def test_versions_that_differ_within_a_word_share_its_beginning(
+    before: str, versions: tuple[str, str], word: str
+) -> None:
+    assert shared_word(before, *versions) == word

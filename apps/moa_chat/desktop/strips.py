@@ -11,7 +11,7 @@ from moa_chat.desktop.buttons import IconButton
 from moa_chat.desktop.figures import Figure
 from moa_chat.desktop.look import Look
 from moa_chat.desktop.style import lines
-from moa_chat.words import DROPPED, ORIGINS, TENTATIVE
+from moa_chat.words import DROPPED, ORIGINS, TENTATIVE, excerpt
 from moa_runtime.answer import Disagreement
 
 _NOTICE_MS = 9000
@@ -140,16 +140,11 @@ class DisagreementBanner(QFrame):
 
     def ask(self, disagreement: Disagreement) -> None:
         """Show both versions; the answer goes on meanwhile with the server's."""
-        mine, theirs = _quote(disagreement.dropped_text), _quote(disagreement.replacement_text)
-        self.versions.setText(f"Yours: {mine}\nIts: {theirs}")
+        mine, theirs = (excerpt(text, _QUOTED) for text in (disagreement.dropped_text, disagreement.replacement_text))
+        self.versions.setText(f"Yours: “{mine}”\nIts: “{theirs}”")
         self.always.setChecked(False)
         self.show()
 
     def _choose(self, mine: bool) -> None:
         self.hide()
         self.chosen.emit(mine, self.always.isChecked())
-
-
-def _quote(text: str) -> str:
-    words = " ".join(text.split())
-    return f"“{words if len(words) <= _QUOTED else words[:_QUOTED] + '…'}”"
