@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 from moa_runtime.answer import AnswerFinished, ChatEvent, LinkStatus
 from moa_runtime.chat_answers import ChatAnswers
+from moa_runtime.errors import MoaError
 from moa_runtime.unconfirmed import Unconfirmed
 
 
@@ -24,7 +25,8 @@ class ChatChecks(ChatAnswers):
         answer, and what the target would have written otherwise takes its place.
 
         The turns behind it stay. Where the answer changed, theirs are answers to another conversation: they are
-        unconfirmed from then on. Leaving the iteration early changes nothing.
+        unconfirmed from then on. Leaving the iteration early changes nothing. One that the verifier refuses stays as
+        the device wrote it, and is no longer unconfirmed.
 
         Returns:
             the answer's events, like those of :meth:`~moa_runtime.chat.Chat.send`; None where all is confirmed, or
@@ -59,6 +61,11 @@ class ChatChecks(ChatAnswers):
                         self._record.disputed, self._checking, finished = None, None, True
                         self._keeper.save()
                     yield event
+        except MoaError:
+            if self.status is LinkStatus.ONLINE:
+                # Refused for good, as where the target's context has no room for it: asking again would not help.
+                marks = [each for each in marks if each is not mark]
+            raise
         finally:
             self._checking = None
             if not finished:

@@ -118,6 +118,20 @@ def test_leaving_a_check_changes_nothing(verifier: Verifier, writing: Bundle):
     run(work())
 
 
+def test_an_answer_that_the_verifier_refuses_keeps_no_other_from_its_check(verifier: Verifier, writing: Bundle):
+    async def work() -> None:
+        async with chatting(writing, endpoint(verifier)) as chat:
+            endless = [{"role": "user", "content": "word " * 2000}, *TURNS[1:2]]
+            chat.restore([*endless, *TURNS[2:]], [Unconfirmed(1, Sampling(), 16), Unconfirmed(3, Sampling(), 16)])
+            for left in (1, 0):
+                with pytest.raises(MoaError, match="context"):
+                    await check(chat)
+                assert len(chat.unconfirmed) == left and chat.messages == [*endless, *TURNS[2:]]
+            assert chat.check() is None and chat.status is LinkStatus.ONLINE
+
+    run(work())
+
+
 def test_what_answered_a_corrected_answer_is_unconfirmed_too(verifier: Verifier, writing: Bundle):
     async def work() -> None:
         async with chatting(writing, endpoint(verifier)) as online:
