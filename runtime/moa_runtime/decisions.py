@@ -18,6 +18,10 @@ from moa_runtime.rounds import Rounds
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Origin
 
+#: The server may go on by itself for so many tokens; after so many it hears that it may go on further, and its answer
+#: says what the link takes by then.
+_CREDIT, _RENEWED_AFTER = 256, 32
+
 
 class Decisions:
     """The drafting loop's. They change nothing of what they look at.
@@ -53,9 +57,13 @@ class Decisions:
         return self._session.may_propose and not self.conditions.background
 
     @property
-    def server_due(self) -> bool:
-        """Whether the server is to go on by itself, and may be told so."""
-        return self._placement.at_server and self._session.may_lend and not self.conditions.background
+    def credit_due(self) -> int | None:
+        """The position up to which the server is to go on by itself, where it is to be told one."""
+        session = self._session
+        if not self._placement.at_server or not session.may_lend or self.conditions.background:
+            return None
+        reached = len(session.committed) + session.supplied
+        return reached + _CREDIT if session.credit - reached <= _CREDIT - _RENEWED_AFTER else None
 
     @property
     def device_due(self) -> bool:

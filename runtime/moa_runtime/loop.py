@@ -5,35 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from moa_runtime.answer import LinkChanged, LinkStatus, PauseReason
+from moa_runtime.arrivals import Arrivals
 from moa_runtime.control import Controller
 from moa_runtime.decisions import Decisions
 from moa_runtime.drafters.base import Drafter
-from moa_runtime.errors import MoaError
 from moa_runtime.lessons import Lessons
 from moa_runtime.link_watch import Alarm, LinkWatch
 from moa_runtime.listeners import Listeners
-from moa_runtime.loop_events import Draft, Drafted, LinkLost, LoopEvent, PauseBegan, Problem, Wait
+from moa_runtime.loop_events import Draft, Drafted, LinkLost, LoopEvent, PauseBegan, Wait
 from moa_runtime.loop_settings import Conditions, LoopSettings
 from moa_runtime.offline import Offline
 from moa_runtime.placement import Placement
 from moa_runtime.rounds import Rounds
 from moa_runtime.session.client import ClientSession, LinkState
-from moa_runtime.session.events import (
-    Decided,
-    Echoed,
-    Faulted,
-    Origin,
-    Policy,
-    RowsReceived,
-    Sampling,
-    Welcomed,
-)
+from moa_runtime.session.events import Origin, Policy, Sampling
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.trial import Trial
-
-#: The server may go on by itself for so many tokens; after so many it hears that it may go on further, and its answer
-#: says what the link takes by then.
-_CREDIT, _RENEWED_AFTER = 256, 32
 
 
 class DraftingLoop:
@@ -79,12 +66,15 @@ class DraftingLoop:
         settings = settings or LoopSettings()
         self._watch, self._rounds = LinkWatch(settings), Rounds(len(session.tentative))
         self._placement, self._trial = Placement(settings.drafting, able=drafter is not None), Trial()
-        self._lessons = Lessons(session, controller, self._rounds, self._placement, self._trial)
+        lessons = Lessons(session, controller, self._rounds, self._placement, self._trial)
         self._decisions = Decisions(
             session, drafter, writer, controller, settings, self._watch, self._rounds, self._placement
         )
         self._listeners = Listeners()
         self._tell, self._set_link = self._listeners.tell, self._listeners.set_link
+        self._arrivals = Arrivals(
+            session, drafter, lessons, self._watch, self._rounds, self._placement, self._listeners
+        )
         self._paused: PauseReason | None = None
 
     def listen(self, listener: Callable[[LoopEvent], None]) -> None:
@@ -218,22 +208,7 @@ class DraftingLoop:
     def received(self, frame: bytes, now: float) -> None:
         """A frame came."""
         self._decisions.exhausted = None
-        events = self._session.receive(frame)
-        # What the frame says besides is taken first: the session has taken it.
-        events += [fault for event in events if isinstance(event, RowsReceived) and (fault := self._add_rows(event))]
-        for event in events:
-            if isinstance(event, Welcomed):
-                self._watch.up()
-                self._placement.server_drafts = event.drafts
-                self._rounds.resume(len(self._session.tentative))
-                self._set_link(LinkStatus.ONLINE)
-            elif isinstance(event, Decided):
-                self._decided(event, now)
-            elif isinstance(event, Echoed):
-                self._echoed(event, now)
-            elif isinstance(event, Faulted):
-                self._faulted(event, now)
-            self._tell(event)
+        self._arrivals.take(frame, now)
 
     # -- what the device does ----------------------------------------------------------------------
 
@@ -290,10 +265,6 @@ class DraftingLoop:
             self._watch.sent(now, prefill=self._session.awaiting_prefill)
         return frames
 
-    def resend(self) -> None:
-        """Send what is in flight once more."""
-        self._session.resend()
-
     def _send(self, tree: DraftTree) -> None:
         """Have the tentative tokens verified, with what branches off them."""
         self._rounds.sent(len(self._session.tentative), tree.depth)
@@ -305,7 +276,7 @@ class DraftingLoop:
         if alarm is Alarm.LATE:
             self._set_link(LinkStatus.ONLINE, "the verdict is late; the device writes on")
         elif alarm is Alarm.RESEND:
-            self.resend()
+            self._session.resend()
         elif self._session.declare_offline(self._rounds.sent_path):
             self._tell(Drafted(0.0))
 
@@ -315,53 +286,12 @@ class DraftingLoop:
             self._tell(PauseBegan(reason))
         self._paused = reason
 
-    # -- what came ---------------------------------------------------------------------------------
-
-    def _decided(self, verdict: Decided, now: float) -> None:
-        was_late, waited_s = self._watch.late, self._watch.answered(now)
-        if was_late:
-            self._set_link(LinkStatus.ONLINE)
-        if self._session.awaiting_verdict:
-            self._watch.sent(now, prefill=False)  # the server goes on: from here on silence is late
-        if self._session.rows_coming:
-            self._watch.await_rows(now)
-        learnt = self._lessons.learn(verdict, waited_s)
-        if learnt is not None:
-            self._tell(learnt)
-
-    def _echoed(self, echo: Echoed, now: float) -> None:
-        trip_s = self._watch.echoed(echo.stamp, echo.held_s, now)
-        if trip_s is not None:
-            self._session.note_round_trip(self._placement.trip(trip_s))
-
     def _place(self) -> None:
         """Have the server go on by itself, or take over."""
-        session = self._session
         if self._decisions.device_due:
-            session.take_over()
-        elif self._decisions.server_due:
-            reached = len(session.committed) + session.supplied
-            if session.credit - reached <= _CREDIT - _RENEWED_AFTER:
-                session.lend(reached + _CREDIT)
-
-    def _add_rows(self, received: RowsReceived) -> Faulted | None:
-        """Give them to the drafter; a fault where it cannot read them."""
-        if self._drafter is None:
-            return None
-        try:
-            self._drafter.add_rows(received.start, received.keys, received.values)
-        except ValueError as error:
-            self._session.rows = self._drafter.rows
-            text = f"the verifier's memory rows are not those of this bundle's drafter: {error}"
-            return Faulted("ROWS_MISMATCH", text, 0)
-        return None
-
-    def _faulted(self, fault: Faulted, now: float) -> None:
-        if fault.code == "IDLE":
-            return  # the server closes a silent connection; the transport makes another
-        if fault.retry_after_ms:
-            self._watch.resend(now + fault.retry_after_ms / 1000)
-        self._tell(Problem(MoaError(fault.text), final=not fault.retry_after_ms))
+            self._session.take_over()
+        elif (credit := self._decisions.credit_due) is not None:
+            self._session.lend(credit)
 
     def _forget_rows(self, length: int) -> None:
         if self._drafter is not None:

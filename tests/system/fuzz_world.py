@@ -269,8 +269,8 @@ async def living(
     """A world whose chat has begun to connect."""
     world = World(loop, limits, bundle, rng, store)
     connecting = mock.patch("moa_runtime.transport.connect", world.link.connect)
-    renewed = mock.patch("moa_runtime.loop._RENEWED_AFTER", min(32, limits.credit))
-    with connecting, renewed, mock.patch("moa_runtime.loop._CREDIT", limits.credit):
+    renewed = mock.patch("moa_runtime.decisions._RENEWED_AFTER", min(32, limits.credit))
+    with connecting, renewed, mock.patch("moa_runtime.decisions._CREDIT", limits.credit):
         await world.chat.open(wait=False)
         yield world
         await world.end()
