@@ -62,8 +62,9 @@ class Chat(ChatChecks):
         system: str | None = None,
         timeline: Timeline | None = None,
         store: str | Path | None = None,
+        raw: bool = False,
     ) -> None:
-        tokenizer, manifest = ChatTokenizer.from_bundle(bundle), bundle.manifest
+        tokenizer, manifest = ChatTokenizer.from_bundle(bundle, raw=raw), bundle.manifest
         prints = manifest.fingerprints
         # Without a drafter nobody would read the memory rows, and they are most of what a verdict weighs.
         rows = wire.ROW_ENCODING_INT8 if drafter else wire.ROW_ENCODING_UNSPECIFIED
@@ -105,6 +106,7 @@ class Chat(ChatChecks):
         system: str | None = None,
         timeline: Timeline | None = None,
         store: str | Path | None = None,
+        raw: bool = False,
         wait: bool = True,
     ) -> Chat:
         """Load the bundle's drafter and open the first connection.
@@ -120,6 +122,7 @@ class Chat(ChatChecks):
             timeline: gets what the device does and when, see :class:`moa_runtime.driver.Driver`.
             store: a file to keep the conversation in. The one that is there goes on, an answer that was under way
                 included (:meth:`pending`); one that cannot is set aside, and :attr:`store_problem` says why.
+            raw: without the target's chat template: what is sent is a text, and the answer what the target writes on.
             wait: see :meth:`open`.
 
         Raises:
@@ -142,6 +145,7 @@ class Chat(ChatChecks):
             system=system,
             timeline=timeline,
             store=store,
+            raw=raw,
         )
         try:
             await chat.open(wait=wait)
@@ -220,9 +224,10 @@ class Chat(ChatChecks):
             raise ChatError(f"an answer may have 0 tokens (no limit) or more, not {max_new_tokens}")
         question = self._conversation.ask(self._loop.committed, text)
         if question.length >= self._max_context:
+            what = "text" if self.tokenizer.raw else "conversation"
             raise ContextFullError(
-                f"the conversation would have {question.length} tokens, the target's context holds "
-                f"{self._max_context}; shorten the message or begin a new chat"
+                f"the {what} would have {question.length} tokens, the target's context holds {self._max_context}; "
+                f"shorten {'it' if self.tokenizer.raw else 'the message or begin a new chat'}"
             )
         most, chosen = min(max_new_tokens, self._max_context), sampling or Sampling()
 
