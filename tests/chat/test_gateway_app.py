@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -169,9 +170,14 @@ def test_what_is_not_there_is_an_error_object_too():
     assert all(line.isprintable() for line in lines) and lines
 
 
-def test_a_body_may_not_be_endless():
-    answered = client().post("/v1/chat/completions", content=b" " * ((4 << 20) + 1))
-    assert answered.status_code == 413 and answered.json()["error"]["message"].endswith("4 MiB")
+@pytest.mark.parametrize(("context", "mib"), [(512, 1), (1 << 15, 2), (1 << 20, 4)])
+def test_a_body_may_have_what_a_full_context_takes(context, mib):
+    pool = ChatPool(lambda needs_verifier: None)
+    app = create_app(pool, pool, replace(DEFAULTS, max_context=context), Access("", (), None), lambda line: None)
+    for size, status in ((mib << 20, 400), ((mib << 20) + 1, 413)):
+        answered = TestClient(app).post("/v1/completions", content=b" " * size)
+        assert answered.status_code == status
+    assert answered.json()["error"]["message"].endswith(f"{mib} MiB")
 
 
 def test_a_token_is_asked_for_where_one_is_set():

@@ -155,7 +155,7 @@ def test_a_field_that_cannot_be_meant_is_named(endpoint, path, fields, param, sa
         (b"messages=Hi&model=target", 400, "the body is no JSON"),
         (b'{"model": "gpt-5", "messages": []}', 404, "there is no model 'gpt-5' here, only 'target'"),
         (b'{"model": "\\u001b[2J", "messages": []}', 404, "there is no model '\\x1b[2J' here"),
-        (b" " * ((4 << 20) + 1), 413, "the body is larger than 4 MiB"),
+        (b" " * ((1 << 20) + 1), 413, "the body is larger than 1 MiB"),
     ],
     ids=lambda value: repr(value)[:30],
 )

@@ -29,7 +29,9 @@ from moa_chat.gateway.writing import Writing
 from moa_chat.status import figures
 from moa_runtime.errors import MoaError
 
-_MOST_BYTES = 4 << 20
+#: What a body may have at least and at most, and for each token of the context: JSON is read in one piece, during which
+#: all other requests wait.
+_LEAST_BYTES, _MOST_BYTES, _BYTES_PER_TOKEN = 1 << 20, 4 << 20, 64
 _CLIENT_LEFT = 499
 _THERE_IS = "GET /v1/models, GET /v1/models/{name}, POST /v1/chat/completions and POST /v1/completions"
 
@@ -67,11 +69,11 @@ def create_app(
         return JSONResponse(model)
 
     async def chat_completions(request: Request) -> Response:
-        asked = parse_chat(await _body(request), defaults)
+        asked = parse_chat(await _body(request, defaults.max_context), defaults)
         return await _answered(request, asked, Writing(pool, asked), Reply(defaults.model, asked.count))
 
     async def completions(request: Request) -> Response:
-        asked = parse_completion(await _body(request), defaults)
+        asked = parse_completion(await _body(request, defaults.max_context), defaults)
         return await _answered(request, asked, Writing(texts, asked), TextReply(defaults.model, asked.count))
 
     @contextlib.asynccontextmanager
@@ -113,12 +115,13 @@ async def _warm(pool: ChatPool, say: Callable[[str], None]) -> None:
         say(f"warning: {error}; requests that need it are refused meanwhile")
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, max_context: int) -> bytes:
+    most = min(_MOST_BYTES, max(_LEAST_BYTES, _BYTES_PER_TOKEN * max_context))
     data = bytearray()
     async for part in request.stream():
         data += part
-        if len(data) > _MOST_BYTES:
-            raise ApiError(413, f"the body is larger than {_MOST_BYTES >> 20} MiB")
+        if len(data) > most:
+            raise ApiError(413, f"the body is larger than {most >> 20} MiB")
     return bytes(data)
 
 

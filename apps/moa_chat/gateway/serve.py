@@ -53,6 +53,8 @@ def run_gateway(setup: Setup, address: Address, *, as_json: bool) -> int:
     access = Access(address.token, address.origins, LOOPBACK_NAMES if is_loopback(address.host) else None)
     chats, texts = _pools(setup)
     with listen(address.host, address.port) as listening:
+        # Also of those who connect: a piece of a stream must not wait for the acknowledgement of the one before.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _serve(create_app(chats, texts, defaults, access, _say), listening, setup.target, as_json)
     return 0
 
