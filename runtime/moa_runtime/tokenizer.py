@@ -60,12 +60,16 @@ class ChatTokenizer:
 
     @classmethod
     def from_bundle(cls, bundle: Bundle, *, raw: bool = False) -> ChatTokenizer:
-        """The bundle's tokenizer, the same object each time it is asked for; ``raw`` without its template."""
+        """The bundle's tokenizer, the same object each time it is asked for; ``raw`` without its template.
+
+        Raises:
+            MoaError: see the class.
+        """
         manifest = bundle.manifest
         return _of_bundle(
             bundle.tokenizer_path,
             manifest.fingerprints.tokenizer,
-            None if raw else bundle.chat_template_path.read_text(encoding="utf-8"),
+            None if raw else _source_of(bundle.chat_template_path),
             tuple(manifest.special_tokens.items()),
             manifest.stop_tokens,
         )
@@ -231,6 +235,13 @@ class ChatTokenizer:
             if at > start:
                 start, best = at, (piece, at + len(piece))
         return best
+
+
+def _source_of(template: Path) -> str:
+    try:
+        return template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ChatTemplateError(f"the chat template {template} cannot be read: export the bundle again") from error
 
 
 @lru_cache(maxsize=4)

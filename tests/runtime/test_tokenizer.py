@@ -6,7 +6,9 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -208,6 +210,10 @@ def test_what_cannot_be_read_is_one_sentence(folder: Path, tmp_path: Path) -> No
         load(folder, "{% if %}")
     with pytest.raises(MoaError, match="cannot read the tokenizer"):
         load(tmp_path)
+    (tmp_path / "template").write_bytes(b"\xff")
+    broken = SimpleNamespace(chat_template_path=tmp_path / "template", tokenizer_path=folder, manifest=MagicMock())
+    with pytest.raises(ChatTemplateError, match="template cannot be read: export the bundle again"):
+        ChatTokenizer.from_bundle(broken)  # type: ignore[arg-type]
 
 
 def test_decode_skips_special_tokens_unless_told(folder: Path) -> None:
