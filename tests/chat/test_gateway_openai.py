@@ -81,6 +81,17 @@ def test_an_answer_is_the_targets_own_streamed_or_not(endpoint, onnx_bundle, ser
     assert figures.choices == [] and figures.usage.completion_tokens == 24 and figures.usage.moa["rounds"] >= 1
 
 
+def test_no_request_waits_for_an_acknowledgement(endpoint):
+    """Of its headers, before the body is sent: 40 ms."""
+    taken = []
+    with httpx.Client(timeout=TIMEOUT_S) as connection:
+        for _ in range(20):
+            began = time.monotonic()
+            connection.get(f"{endpoint.url}/models")
+            taken.append(time.monotonic() - began)
+    assert min(taken[5:]) < 0.03
+
+
 def test_sampling_follows_the_seed(endpoint, onnx_bundle, server):
     sampled = {"temperature": 0.9, "top_p": 0.95, "seed": 7}
     expected = once(onnx_bundle, server.url, "--temperature", "0.9", "--top-p", "0.95", "--seed", "7")
