@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from moa_drafter.target_source import DEFAULT_TARGET, TargetError, quiet_transformers, resolve_target
 
@@ -114,14 +114,45 @@ def load_target(name: str = DEFAULT_TARGET, *, device: str = "cpu", dtype: torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = resolve_target(name)
+    _check_architecture(folder)
     dtype = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise TargetError(f"cannot load the target in {folder}: {str(error).splitlines()[0]}") from error
-    if not hasattr(model.config, "num_key_value_heads") or not hasattr(model, "model"):
-        raise TargetError(
-            f"{model.config.model_type} is not supported: expected a Llama-like model with grouped key-value heads"
-        )
+    except (RuntimeError, SafetensorError) as error:
+        text = "its weights are damaged, or not those of its config.json: fetch it again"
+        raise TargetError(f"cannot load the target in {folder}: {text}") from error
+    if not hasattr(model, "model"):
+        raise _unsupported(folder, model.config.model_type)
     return Target(folder, model.eval().to(device), tokenizer, target_fingerprint(folder))
+
+
+def _check_architecture(folder: Path) -> None:
+    """Before the weights are read. Code that comes with a model is not run, nor is anybody asked whether to.
+
+    Raises:
+        TargetError: the target's architecture is not supported.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    try:
+        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise TargetError(f"{folder / 'config.json'} is no configuration of a model: fetch the target again") from error
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise _unsupported(folder, kind) from error
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or not hasattr(config.get_text_config(), "num_key_value_heads"):
+        raise _unsupported(folder, kind)
+
+
+def _unsupported(folder: Path, kind: object) -> TargetError:
+    named = f"of the architecture {kind!r}" if kind else "of no named architecture"
+    return TargetError(
+        f"the target in {folder} is {named}, which is not supported: expected a Llama-like model with grouped "
+        "key-value heads"
+    )

@@ -49,7 +49,7 @@ class AnswerRecord:
         self._stop_tokens = tokenizer.stop_tokens
         self._tokens: list[TokenOrigin] = []
         self._settled = 0  # how many of them were shown
-        self._text = AnswerText(tokenizer)
+        self._text = AnswerText(tokenizer, question.behind)
         self._rolled_back: RolledBack | None = None
         self._fetched = self._pushed = False  # how what is committed next came
         self._bytes_moved, self._bytes_before = bytes_moved, bytes_moved()

@@ -7,7 +7,8 @@ from itertools import groupby
 
 from moa_runtime.answer import Origin, TextSpan, TokenOrigin
 from moa_runtime.sequences import common_length
-from moa_runtime.tokenizer import ChatTokenizer, TextStream
+from moa_runtime.text_stream import TextStream
+from moa_runtime.tokenizer import ChatTokenizer
 
 
 class AnswerText:
@@ -15,10 +16,13 @@ class AnswerText:
 
     Example: after ``show`` of the tokens of "Paris is nice", one of "Paris is big" decodes one token and returns
     the dropped " nice".
+
+    Args:
+        behind: tokens of a text that the answer goes on with; none where it is a text of its own.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
-        self._stream = TextStream(tokenizer)
+    def __init__(self, tokenizer: ChatTokenizer, behind: Sequence[int] = ()) -> None:
+        self._stream = TextStream(tokenizer, behind)
         self._tokens: list[TokenOrigin] = []
         self._pieces: list[str] = []
         self._settled = 0  # tokens that are the same as when the runs were made

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -20,7 +21,7 @@ from moa_runtime.chat_checks import ChatChecks
 from moa_runtime.chat_keeper import ChatKeeper
 from moa_runtime.chat_state import ChatState
 from moa_runtime.control import Controller
-from moa_runtime.conversation import Conversation
+from moa_runtime.conversation import Conversation, Question
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.for_bundle import drafter_for, writer_for
 from moa_runtime.errors import ChatError, ContextFullError
@@ -37,6 +38,9 @@ from moa_runtime.unconfirmed import Unconfirmed
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 __all__ = ["Chat", "ChatError", "ContextFullError"]
+
+#: Characters of a conversation that become tokens within a few milliseconds.
+_LONG = 1 << 13
 
 
 class Chat(ChatChecks):
@@ -62,8 +66,9 @@ class Chat(ChatChecks):
         system: str | None = None,
         timeline: Timeline | None = None,
         store: str | Path | None = None,
+        raw: bool = False,
     ) -> None:
-        tokenizer, manifest = ChatTokenizer.from_bundle(bundle), bundle.manifest
+        tokenizer, manifest = ChatTokenizer.from_bundle(bundle, raw=raw), bundle.manifest
         prints = manifest.fingerprints
         # Without a drafter nobody would read the memory rows, and they are most of what a verdict weighs.
         rows = wire.ROW_ENCODING_INT8 if drafter else wire.ROW_ENCODING_UNSPECIFIED
@@ -105,6 +110,7 @@ class Chat(ChatChecks):
         system: str | None = None,
         timeline: Timeline | None = None,
         store: str | Path | None = None,
+        raw: bool = False,
         wait: bool = True,
     ) -> Chat:
         """Load the bundle's drafter and open the first connection.
@@ -120,6 +126,7 @@ class Chat(ChatChecks):
             timeline: gets what the device does and when, see :class:`moa_runtime.driver.Driver`.
             store: a file to keep the conversation in. The one that is there goes on, an answer that was under way
                 included (:meth:`pending`); one that cannot is set aside, and :attr:`store_problem` says why.
+            raw: without the target's chat template: what is sent is a text, and the answer what the target writes on.
             wait: see :meth:`open`.
 
         Raises:
@@ -142,6 +149,7 @@ class Chat(ChatChecks):
             system=system,
             timeline=timeline,
             store=store,
+            raw=raw,
         )
         try:
             await chat.open(wait=wait)
@@ -218,11 +226,12 @@ class Chat(ChatChecks):
             raise ChatError("the verifier takes temperature, top_p and a seed so far: leave out top_k and min_p")
         if max_new_tokens < 0:
             raise ChatError(f"an answer may have 0 tokens (no limit) or more, not {max_new_tokens}")
-        question = self._conversation.ask(self._loop.committed, text)
+        question = await self._question(text)
         if question.length >= self._max_context:
+            what = "text" if self.tokenizer.raw else "conversation"
             raise ContextFullError(
-                f"the conversation would have {question.length} tokens, the target's context holds "
-                f"{self._max_context}; shorten the message or begin a new chat"
+                f"the {what} would have {question.length} tokens, the target's context holds {self._max_context}; "
+                f"shorten {'it' if self.tokenizer.raw else 'the message or begin a new chat'}"
             )
         most, chosen = min(max_new_tokens, self._max_context), sampling or Sampling()
 
@@ -232,3 +241,15 @@ class Chat(ChatChecks):
         async with aclosing(self._ask(question, ask)) as events:
             async for event in events:
                 yield event
+
+    async def _question(self, text: str) -> Question:
+        """What to send for ``text``. Making tokens of a long conversation takes tenths of a second, in which the event
+        loop goes on."""
+        conversation, committed = self._conversation, self._loop.committed
+        if len(text) + sum(len(turn["content"]) for turn in conversation.messages) < _LONG:
+            return conversation.ask(committed, text)
+        self._following = True  # nobody else asks, or changes the turns, meanwhile
+        try:
+            return await asyncio.to_thread(conversation.ask, committed, text)
+        finally:
+            self._following = False

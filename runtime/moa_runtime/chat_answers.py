@@ -253,7 +253,7 @@ class ChatAnswers(ChatLink):
             self._record = self._new_record(Question([], 0, session.committed[: saved.session["answer_start"] or 0]))
             return
         messages = [*saved.messages, {"role": "user", "content": answer.question}]
-        question = Question(messages, answer.kept, session.tokens[answer.kept : answer.start])
+        question = self._conversation.question(messages, session.tokens[: answer.start], answer.kept)
         record = self._record = self._new_record(question)
         record.resume(session.committed[answer.start :], answer.origins, answer.statistics)
         if not session.answering and answer.ended is None:  # the user had stopped it

@@ -54,6 +54,9 @@ def connect_error(address: str, error: Exception, within_s: float) -> ConnectErr
 def _refused(address: str, status: int) -> ConnectError:
     if status in (401, 403):
         return ConnectError(f"the verifier at {address} refused the token; check --token", final=True)
+    if 300 <= status < 400:
+        text = f"{address} sends its clients elsewhere (HTTP {status}), which is not followed"
+        return ConnectError(f"{text}: name the verifier's own address", final=True)
     if status == 503:
         return ConnectError(f"the verifier at {address} is full or shutting down", final=False)
     final = 400 <= status < 500 and status not in (408, 429)

@@ -11,6 +11,9 @@ from moa_runtime.session.events import Sampling
 from moa_runtime.tokenizer import ChatTokenizer, HistoryRewrittenError
 from moa_runtime.unconfirmed import Unconfirmed, checked_marks
 
+#: Tokens before a raw answer that its first ones are decoded with: more than the bytes of a character.
+_BEHIND = 32
+
 
 @dataclass(frozen=True)
 class Question:
@@ -20,11 +23,13 @@ class Question:
         messages: the turns, the question included.
         kept: how many of the committed tokens stay.
         supplied: the tokens that follow them, at least one.
+        behind: the last ones of a raw text, which the answer goes on with; none in a conversation of turns.
     """
 
     messages: list[dict[str, str]]
     kept: int
     supplied: list[int]
+    behind: tuple[int, ...] = ()
 
     @property
     def length(self) -> int:
@@ -94,7 +99,7 @@ class Conversation:
 
         Raises:
             ChatTemplateError: the template refuses the conversation.
-            MoaError: what is no text.
+            MoaError: what is no text, or an empty one where there is no template.
         """
         messages = [*self.messages, checked_turn({"role": "user", "content": text})]
         turns, length = self._ends[-1]
@@ -103,8 +108,14 @@ class Conversation:
             whole = known + self._tokenizer.continue_turns(known, messages[:turns], messages[turns:])
         except HistoryRewrittenError:
             whole = self._tokenizer.encode_chat(messages)
-        kept = min(common_length(committed, whole), len(whole) - 1)
-        return Question(messages, kept, whole[kept:])
+        if not whole:
+            raise MoaError("there is no text to go on with: it is empty")
+        return self.question(messages, whole, min(common_length(committed, whole), len(whole) - 1))
+
+    def question(self, messages: list[dict[str, str]], tokens: Sequence[int], kept: int) -> Question:
+        """The question at the end of ``messages``, whose tokens these are."""
+        behind = tuple(tokens[-_BEHIND:]) if self._tokenizer.raw else ()
+        return Question(messages, kept, list(tokens[kept:]), behind)
 
     def answered(self, question: Question, text: str, length: int) -> None:
         """Add a question and its answer; ``length`` committed tokens hold the conversation up to its end."""

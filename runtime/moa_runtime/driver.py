@@ -201,6 +201,7 @@ class Driver:
         self._taken_up_ns = time.time_ns()
         with self._timeline.measure("receive", "link", bytes=len(data)):
             self._loop.received(data, time.monotonic())
+        self._transport.taken_up(data)
 
     def _closed(self, problem: ConnectError, retry_in_s: float | None) -> None:
         self._loop.lost(str(problem), retry_in_s, time.monotonic())

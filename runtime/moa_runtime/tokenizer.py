@@ -2,50 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
 from functools import cached_property, lru_cache
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, NoReturn
 
-from jinja2 import TemplateError as JinjaError
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from moa_runtime.bundle import Bundle
+from moa_runtime.chat_template import ChatTemplate, ChatTemplateError, Message
 from moa_runtime.errors import MoaError
 
-Message = Mapping[str, str]
+__all__ = ["ChatTemplateError", "ChatTokenizer", "HistoryRewrittenError", "Message"]
 
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-#: Longer runs of replacement characters are the model's own noise, not a character still to come.
-_NOISE = 8
+#: In the place of a chat template: the messages' texts, one behind the other.
+_RAW = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
 #: Around the number of a special token that a user has typed. Unicode keeps these characters for internal use.
 _GUARD_OPEN, _GUARD_CLOSE = "\ufdd0", "\ufdd1"
 _GUARDED = re.compile(f"{_GUARD_OPEN}([0-9]+){_GUARD_CLOSE}")
 
 
-class ChatTemplateError(MoaError):
-    """A chat template that cannot be read, or that refuses a conversation."""
-
-
 class HistoryRewrittenError(ChatTemplateError):
     """The template writes earlier messages differently once others follow: some drop an answer's reasoning."""
-
-
-class _GenerationBlock(Extension):
-    """``{% generation %}`` marks the assistant's text for training; here it only lets its content through."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class ChatTokenizer:
@@ -53,9 +33,13 @@ class ChatTokenizer:
 
     Args:
         tokenizer_file: a ``tokenizer.json`` of the tokenizers library.
-        template: the chat template's source (Jinja, as transformers keeps it).
+        template: the chat template's source (Jinja, as transformers keeps it). None for raw text: a message is its
+            text alone, behind what the tokenizer itself puts before a text (of some targets a token that begins it).
         special_tokens: names the template may use, such as ``{"bos_token": "<s>"}``.
         stop_tokens: ids that end the assistant's turn.
+
+    Attributes:
+        raw: whether there is no template.
 
     Raises:
         MoaError: the tokenizer file or the template cannot be read.
@@ -64,35 +48,28 @@ class ChatTokenizer:
     def __init__(
         self,
         tokenizer_file: Path,
-        template: str,
+        template: str | None,
         special_tokens: Mapping[str, str],
         stop_tokens: Collection[int],
     ) -> None:
         self._file = tokenizer_file
         self._tokenizer = self._read()
-        # The same settings as transformers, so that a template renders to the same text. The sandbox
-        # matters: a template is code that came with a download.
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        try:
-            self._template = environment.from_string(template)
-        except JinjaError as error:
-            raise ChatTemplateError(f"the chat template cannot be read: {error}") from error
-        self._special_tokens = dict(special_tokens)
+        self.raw = template is None
+        self._template = ChatTemplate(_RAW if template is None else template, special_tokens)
         self.stop_tokens = frozenset(stop_tokens)
 
     @classmethod
-    def from_bundle(cls, bundle: Bundle) -> ChatTokenizer:
-        """The bundle's tokenizer, the same object each time it is asked for."""
+    def from_bundle(cls, bundle: Bundle, *, raw: bool = False) -> ChatTokenizer:
+        """The bundle's tokenizer, the same object each time it is asked for; ``raw`` without its template.
+
+        Raises:
+            MoaError: see the class.
+        """
         manifest = bundle.manifest
         return _of_bundle(
             bundle.tokenizer_path,
             manifest.fingerprints.tokenizer,
-            bundle.chat_template_path.read_text(encoding="utf-8"),
+            None if raw else _source_of(bundle.chat_template_path),
             tuple(manifest.special_tokens.items()),
             manifest.stop_tokens,
         )
@@ -103,7 +80,9 @@ class ChatTokenizer:
         return int(self._tokenizer.get_vocab_size())
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        # As a batch it lets other threads run meanwhile, and finds no offsets, which nobody needs.
+        [encoded] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoded.ids)
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ``tokens``; bytes that are no UTF-8 become replacement characters."""
@@ -118,21 +97,15 @@ class ChatTokenizer:
         Raises:
             ChatTemplateError: the template refuses these messages, or fails.
         """
-        try:
-            return self._template.render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
-            )
-        except (JinjaError, TypeError, KeyError, ValueError) as error:
-            raise ChatTemplateError(f"the chat template refuses this conversation: {error}") from error
+        return self._template.render(messages, add_generation_prompt)
 
     def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
         """Tokens of a conversation, equal to transformers' ``apply_chat_template``.
 
         Except where a message spells a special token: that stays the text which the user typed.
         """
-        return self._encode_guarded(self.render_chat(self._guard(messages), add_generation_prompt))
+        tokens = self._encode_guarded(self.render_chat(self._guard(messages), add_generation_prompt))
+        return [*self._text_beginning, *tokens] if self.raw else tokens
 
     def continue_chat(self, committed: Sequence[int], history: Sequence[Message], text: str) -> list[int]:
         """The tokens that follow ``committed`` to ask ``text``; see :meth:`continue_turns`."""
@@ -185,6 +158,13 @@ class ChatTokenizer:
         # Encoded behind the end-of-turn token, because some tokenizers treat the start of a text specially.
         lead = len(self.encode(end_text))
         return self._encode_guarded(end_text + after[cut:])[lead:]
+
+    @cached_property
+    def _text_beginning(self) -> list[int]:
+        """What the tokenizer itself puts before a text."""
+        encoded = self._tokenizer.encode("a", add_special_tokens=True)
+        marked = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
+        return [token for token, _ in takewhile(lambda each: each[1], marked)]
 
     # -- special tokens typed by a user --------------------------------------------------------
 
@@ -257,76 +237,19 @@ class ChatTokenizer:
         return best
 
 
+def _source_of(template: Path) -> str:
+    try:
+        return template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ChatTemplateError(f"the chat template {template} cannot be read: export the bundle again") from error
+
+
 @lru_cache(maxsize=4)
 def _of_bundle(
     tokenizer_file: Path,
     fingerprint: str,  # tells apart what lay at the same path
-    template: str,
+    template: str | None,
     special_tokens: tuple[tuple[str, str], ...],
     stop_tokens: tuple[int, ...],
 ) -> ChatTokenizer:
     return ChatTokenizer(tokenizer_file, template, dict(special_tokens), stop_tokens)
-
-
-class TextStream:
-    """Turns a growing list of tokens into text, piece by piece, without ever emitting half a character.
-
-    Example: a character whose UTF-8 bytes are spread over two tokens comes out with the second: the
-    tokens ``Caf``, ``0xC3``, ``0xA9`` give ``"Caf"``, ``""``, ``"é"``.
-    """
-
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._tokens: list[int] = []
-        # The text up to token `_anchor` is out. Decoding starts at `_window` before it, because decoders
-        # treat the first token's leading space specially, and not at 0, which would cost quadratic time.
-        self._window = 0
-        self._anchor = 0
-        self._emitted = 0  # characters behind the anchor that are out already
-        self._states: list[tuple[int, int, int]] = []  # these three before each token
-
-    def push(self, token: int) -> str:
-        """Add one token; returns the text that is certain now, perhaps none."""
-        self._states.append((self._window, self._anchor, self._emitted))
-        self._tokens.append(token)
-        pending = self._pending()
-        whole = pending.rstrip(_REPLACEMENT)
-        if 0 < len(pending) - len(whole) <= _NOISE:
-            piece = whole[self._emitted :]
-            self._emitted += len(piece)
-            return piece
-        return self._release(pending)
-
-    def finish(self) -> str:
-        """The text held back; a character that never became whole is a replacement character."""
-        return self._pending()[self._emitted :]
-
-    def truncate(self, count: int) -> None:
-        """Forget all but the first ``count`` tokens, as if the others had never come."""
-        if count < len(self._tokens):
-            self._window, self._anchor, self._emitted = self._states[count]
-            del self._tokens[count:], self._states[count:]
-
-    def _pending(self) -> str:
-        known = self._tokenizer.decode(self._tokens[self._window : self._anchor])
-        return self._tokenizer.decode(self._tokens[self._window :])[len(known) :]
-
-    def _release(self, pending: str) -> str:
-        piece = pending[self._emitted :]
-        self._window, self._anchor, self._emitted = self._anchor, len(self._tokens), 0
-        return piece
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _refuse(message: str) -> NoReturn:
-    """``raise_exception`` of transformers' templates."""
-    raise JinjaError(message)

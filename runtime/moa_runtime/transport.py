@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import connect as _connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from moa_runtime.connect_error import ConnectError, connect_error
@@ -18,6 +19,18 @@ from moa_runtime.timeline import NO_TIMELINE, Timeline
 SESSION_PATH = "/v1/session"
 #: Of a frame that the verifier may send; memory rows are the largest, and come in some 300 kB.
 _MOST_FRAME_BYTES = 4 << 20
+#: Of frames that nobody has taken up yet, as while the device drafts: then no more are read.
+_MOST_WAITING_BYTES = 16 << 20
+
+
+class _Connect(_connect):
+    """Follows no redirect: the conversation is for the verifier that the user named."""
+
+    def process_redirect(self, exc: Exception) -> Exception:
+        return exc
+
+
+connect = _Connect
 
 
 @dataclass(frozen=True)
@@ -109,6 +122,8 @@ class Transport:
         self._wanted = asyncio.Event()
         self._wanted.set()
         self._welcomed = asyncio.Event()
+        self._waiting = 0  # bytes that were not taken up
+        self._room = asyncio.Event()
         self.bytes_up = 0
         self.bytes_down = 0
 
@@ -119,6 +134,11 @@ class Transport:
     def welcomed(self) -> None:
         """The verifier has answered the Hello of the connection that stands."""
         self._welcomed.set()
+
+    def taken_up(self, frame: bytes) -> None:
+        """Whoever got the frame is done with it."""
+        self._waiting -= len(frame)
+        self._room.set()
 
     def hold(self, held: bool) -> None:
         """Whether to make no new connection for now; one that stands stays."""
@@ -210,6 +230,10 @@ class Transport:
             async for frame in socket:
                 data = frame.encode() if isinstance(frame, str) else frame
                 self.bytes_down += len(data)
+                self._waiting += len(data)
                 self._handlers.frame(data)
+                while self._waiting > _MOST_WAITING_BYTES:
+                    self._room.clear()
+                    await self._room.wait()
         except ConnectionClosed:
             return

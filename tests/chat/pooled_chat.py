@@ -6,15 +6,19 @@ import json
 
 from fake_chat import FakeChat
 
-from moa_chat.gateway.request import ChatRequest, Defaults, parse_request
+from moa_chat.gateway.request import AnswerRequest, Defaults, parse_chat, parse_completion
 
 DEFAULTS = Defaults("tiny", max_new_tokens=64, temperature=0.0, top_p=1.0, seed=None, system=None)
 USER = {"role": "user", "content": "Hi"}
 ASSISTANT = {"role": "assistant", "content": "Hello."}
 
 
-def parse(defaults: Defaults = DEFAULTS, **fields) -> ChatRequest:
-    return parse_request(json.dumps({"model": "tiny", "messages": [USER], **fields}).encode(), defaults)
+def parse(defaults: Defaults = DEFAULTS, **fields) -> AnswerRequest:
+    return parse_chat(json.dumps({"model": "tiny", "messages": [USER], **fields}).encode(), defaults)
+
+
+def parse_text(defaults: Defaults = DEFAULTS, **fields) -> AnswerRequest:
+    return parse_completion(json.dumps({"model": "tiny", "prompt": "Once", **fields}).encode(), defaults)
 
 
 class PooledChat(FakeChat):

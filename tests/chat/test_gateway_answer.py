@@ -14,6 +14,7 @@ from pooled_chat import PooledChat, parse
 
 from moa_chat.gateway.answer import Ending, answer
 from moa_chat.gateway.errors import ApiError
+from moa_chat.gateway.reply import usage_of
 from moa_chat.gateway.stops import StopFilter
 from moa_runtime.answer import (
     AnswerUpdate,
@@ -70,7 +71,7 @@ def test_online_only_confirmed_text_is_sent():
     pieces, ending, _ = write(update("", "Pb"), update("P", "cd"), update("Par"), finished("Paris"))
     assert pieces == ["P", "ar", "is"]
     assert ending.reason == "stop" and not ending.offline
-    usage = ending.usage()
+    usage = usage_of([ending])
     figures = usage.pop("moa")
     assert usage == {"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10}
     assert figures["offline"] is False and figures["offline_tokens"] == 0
@@ -97,14 +98,14 @@ def test_offline_the_devices_text_is_sent_and_stays():
 def test_an_answer_ends_where_the_device_cannot_go_on_alone(why, reason):
     pieces, ending, chat = write(update("ab"), update("ab", "c", "de"), Paused(why), finished("never"))
     assert pieces == ["ab", "cde"] and ending.reason == reason and ending.offline and chat.stopped == 1
-    assert ending.completion_tokens == 5 and ending.usage()["moa"]["offline_tokens"] == 3
+    assert ending.completion_tokens == 5 and ending.own_tokens == 3
 
 
 def test_what_a_verdict_was_awaited_for_is_not_lost_at_the_end():
     """The draft under way ended the turn: an answer that says "stop" must not lack its last words."""
     pieces, ending, _ = write(update("ab", "cd"), Paused(PauseReason.END))
     assert pieces == ["ab", "cd"] and ending.reason == "stop" and ending.offline
-    assert ending.completion_tokens == 4 and ending.usage()["moa"]["offline_tokens"] == 2
+    assert ending.completion_tokens == 4 and ending.own_tokens == 2
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,9 @@ openai = pytest.importorskip("openai")
 from openai import OpenAI  # noqa: E402
 from programs import TOKEN, Running, chat, gateway, verifier  # noqa: E402
 
+from moa_runtime.bundle import Bundle  # noqa: E402
+from moa_runtime.tokenizer import ChatTokenizer  # noqa: E402
+
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 MODEL = "target"
 TIMEOUT_S = 60
@@ -78,11 +81,60 @@ def test_an_answer_is_the_targets_own_streamed_or_not(endpoint, onnx_bundle, ser
     assert figures.choices == [] and figures.usage.completion_tokens == 24 and figures.usage.moa["rounds"] >= 1
 
 
+def test_no_request_waits_for_an_acknowledgement(endpoint):
+    """Of its headers, before the body is sent: 40 ms."""
+    taken = []
+    with httpx.Client(timeout=TIMEOUT_S) as connection:
+        for _ in range(20):
+            began = time.monotonic()
+            connection.get(f"{endpoint.url}/models")
+            taken.append(time.monotonic() - began)
+    assert min(taken[5:]) < 0.03
+
+
 def test_sampling_follows_the_seed(endpoint, onnx_bundle, server):
     sampled = {"temperature": 0.9, "top_p": 0.95, "seed": 7}
     expected = once(onnx_bundle, server.url, "--temperature", "0.9", "--top-p", "0.95", "--seed", "7")
     assert text_of(create(endpoint, **sampled)) == text_of(create(endpoint, **sampled)) == expected
     assert text_of(create(endpoint, **{**sampled, "seed": 8})) != expected
+
+
+@pytest.mark.parametrize("sampled", [{}, {"temperature": 0.9, "top_p": 0.95}])
+@pytest.mark.parametrize("prompt", ["The capital of France is", " It <|im_end|> \n"])
+def test_a_text_is_gone_on_with_as_the_verifier_decodes_it(endpoint, onnx_bundle, server, sampled, prompt):
+    tokenizer = ChatTokenizer.from_bundle(Bundle.open(onnx_bundle), raw=True)
+    tokens = tokenizer.encode_chat([{"role": "user", "content": prompt}])
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == prompt and not {0, 1, 2} & set(tokens)
+
+    def decoded(seed: int) -> str:
+        sampling = {**sampled, "seed": seed} if sampled else {}
+        body = {"tokens": tokens, "max_new_tokens": 24, **sampling}
+        url, headers = f"http://127.0.0.1:{server.port}/v1/decode", {"Authorization": f"Bearer {TOKEN}"}
+        return tokenizer.decode(httpx.post(url, json=body, headers=headers, timeout=TIMEOUT_S).json()["tokens"])
+
+    def complete(**options):
+        options = {"model": MODEL, "prompt": prompt, "max_tokens": 24, "seed": 7, **sampled, **options}
+        return client(endpoint).completions.create(**options)
+
+    whole = complete(n=3)
+    assert [choice.text for choice in whole.choices] == [decoded(seed) for seed in (7, 8, 9)]
+    assert [choice.index for choice in whole.choices] == [0, 1, 2] and whole.usage.prompt_tokens == len(tokens)
+    assert len({choice.text for choice in whole.choices}) == (3 if sampled else 1)
+    *chunks, figures = complete(stream=True, stream_options={"include_usage": True})
+    assert "".join(chunk.choices[0].text for chunk in chunks) == decoded(7)
+    assert chunks[-1].choices[0].finish_reason in ("length", "stop") and figures.usage.completion_tokens <= 24
+
+
+def test_several_answers_are_those_of_their_seeds(endpoint):
+    sampled = {"temperature": 0.9, "top_p": 0.95}
+    alone = [text_of(create(endpoint, seed=seed, **sampled)) for seed in (7, 8, 9)]
+    whole = create(endpoint, seed=7, n=3, **sampled)
+    assert [choice.message.content for choice in whole.choices] == alone and len(set(alone)) == 3
+    assert whole.usage.completion_tokens == sum(each["tokens"] for each in whole.usage.moa["choices"])
+    streamed = {0: "", 1: "", 2: ""}
+    for chunk in create(endpoint, seed=7, n=3, stream=True, **sampled):
+        streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert list(streamed.values()) == alone
 
 
 def test_a_conversation_goes_on(endpoint):

@@ -113,7 +113,7 @@ def test_a_folder_that_is_no_bundle(tmp_path: Path) -> None:
         Bundle.open(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "{}", "not json", '"schema_version"'])
+@pytest.mark.parametrize("text", ["", "[]", "null", "{}", "not json", '"schema_version"', "[" * 10**5, "9" * 5000])
 def test_a_file_that_is_no_manifest(folder: Path, text: str) -> None:
     (folder / "manifest.json").write_text(text)
     with pytest.raises(BundleError, match="no bundle manifest"):
@@ -143,12 +143,33 @@ def test_another_schema_version_is_refused(folder: Path, version: object) -> Non
         {"manners": 3},
         {"files": {"../outside": {"sha256": "", "bytes": 0}}},
         {"files": {"/etc/passwd": {"sha256": "", "bytes": 0}}},
+        {"fingerprints": {"target": "aa", "tokenizer": "bb", "surprise": "cc"}},
+        {"max_context": True},
+        {"max_context": -1},
+        {"vocab_size": 1.5},
+        {"target": ["a"]},
+        {"stop_tokens": 2},
+        {"stop_tokens": [None]},
+        {"special_tokens": "bos"},
+        {"targets": {"onnx": {"file": ["x"], "bytes": 1, "inputs": [], "outputs": [], "states": []}}},
+        {"writer": {"file": "graph.onnx", "bytes": 1, "inputs": [], "outputs": [], "states": [], "details": {}}},
     ],
 )
-def test_a_malformed_field_is_an_error_not_a_crash(folder: Path, fields: dict[str, object]) -> None:
+def test_a_malformed_field_is_named_and_no_crash(folder: Path, fields: dict[str, object]) -> None:
     edit(folder, **fields)
-    with pytest.raises(BundleError, match="malformed"):
+    with pytest.raises(BundleError, match=r"^manifest\.json is malformed \(") as caught:
         Bundle.open(folder)
+    [name] = fields
+    assert "leaves the bundle" in str(caught.value) or f"{name!r} is not of the form that an" in str(caught.value)
+
+
+def test_a_field_that_is_missing_is_named(folder: Path) -> None:
+    path = folder / "manifest.json"
+    whole = json.loads(path.read_text())
+    for name in whole.keys() - {"schema_version", "writer", "manners"}:
+        path.write_text(json.dumps({key: value for key, value in whole.items() if key != name}))
+        with pytest.raises(BundleError, match=rf"malformed \(it lacks '{name}'\): export the bundle again"):
+            Bundle.open(folder)
 
 
 def test_a_graph_must_be_among_the_checked_files(folder: Path) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 import tiny
 from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
-from moa_runtime.tokenizer import ChatTemplateError, ChatTokenizer, TextStream
+from moa_runtime.text_stream import TextStream
+from moa_runtime.tokenizer import ChatTemplateError, ChatTokenizer
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "Name three colours: rouge, naïve, 日本語 🦊"}
@@ -146,6 +151,11 @@ def test_a_template_that_rewrites_history_cannot_be_continued(folder: Path) -> N
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages.append(1) }}", "refuses"),
         ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "refuses"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
+        ("{{ 'a' * 10 ** 12 }}", r"what it makes by '\*' is too large"),
+        ("{{ 10 ** 999999999 }}", r"what it makes by '\*\*' is too large"),
+        ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "recursion"),
     ],
 )
 def test_a_template_cannot_escape_or_crash(folder: Path, template: str, says: str) -> None:
@@ -153,11 +163,57 @@ def test_a_template_cannot_escape_or_crash(folder: Path, template: str, says: st
         load(folder, template).encode_chat([USER])
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro a(n) %}{% if n %}{{ a(n - 1) }}{{ a(n - 1) }}{% endif %}{% endmacro %}{{ a(60) }}",
+    ],
+)
+def test_a_template_without_an_end_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch, template: str) -> None:
+    monkeypatch.setattr("moa_runtime.chat_template._LONGEST_S", 0.2)
+    watching = sys.gettrace()
+    tokenizer, began = load(folder, template), time.monotonic()
+    with pytest.raises(ChatTemplateError, match=r"no end within 0\.2 s"):
+        tokenizer.encode_chat([USER])
+    assert time.monotonic() - began < 2 and sys.gettrace() is watching
+    assert load(folder).encode_chat([USER])
+
+
+@pytest.mark.parametrize("text", ["Once upon", " a  time\n", "naïve 🦊", TYPED, "\ufdd00\ufdd1", "{{ messages }}"])
+def test_raw_text_is_encoded_without_a_template(folder: Path, text: str) -> None:
+    raw = ChatTokenizer(folder / "tokenizer.json", None, SPECIAL, [2])
+    tokens = raw.encode_chat([{"role": "user", "content": text}])
+    assert raw.decode(tokens, skip_special_tokens=False) == text and not {0, 1, 2} & set(tokens)
+    if text != TYPED:
+        assert tokens == raw.encode(text)
+    more = [{"role": "assistant", "content": "b"}, {"role": "user", "content": " c"}]
+    turns = [{"role": "user", "content": text}, *more[:1]]
+    assert raw.continue_turns([*tokens, *raw.encode("b")], turns, more[1:]) == raw.encode(" c")
+
+
+def test_raw_text_begins_as_the_tokenizer_has_texts_begin(folder: Path, tmp_path: Path) -> None:
+    """As Llama 3's does."""
+    from tokenizers import Tokenizer, processors
+
+    begins = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    special = [("<|im_start|>", 1), ("<|im_end|>", 2)]
+    begins.post_processor = processors.TemplateProcessing("<|im_start|> $A <|im_end|>", special_tokens=special)
+    begins.save(str(tmp_path / "tokenizer.json"))
+    raw = ChatTokenizer(tmp_path / "tokenizer.json", None, SPECIAL, [2])
+    assert raw.encode_chat([USER]) == [1, *raw.encode(USER["content"])]
+    assert load(tmp_path).encode_chat([USER]) == load(folder).encode_chat([USER])
+
+
 def test_what_cannot_be_read_is_one_sentence(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ChatTemplateError, match="cannot be read"):
         load(folder, "{% if %}")
     with pytest.raises(MoaError, match="cannot read the tokenizer"):
         load(tmp_path)
+    (tmp_path / "template").write_bytes(b"\xff")
+    broken = SimpleNamespace(chat_template_path=tmp_path / "template", tokenizer_path=folder, manifest=MagicMock())
+    with pytest.raises(ChatTemplateError, match="template cannot be read: export the bundle again"):
+        ChatTokenizer.from_bundle(broken)  # type: ignore[arg-type]
 
 
 def test_decode_skips_special_tokens_unless_told(folder: Path) -> None:
@@ -223,3 +279,9 @@ def test_a_stream_decodes_tokens_of_byte_fallback_vocabularies(tmp_path: Path) -
     pieces = [stream.push(token) for token in tokens]
     assert "".join(pieces) == "a🦊🦊é b"
     assert pieces[4] == "🦊"
+    # By itself a text's first space is left out; behind another text it is not.
+    for behind, expected in ((), "b🦊"), ([1, *(b + 3 for b in "é".encode())], " b🦊"):
+        stream = TextStream(tokenizer, behind)
+        assert "".join(map(stream.push, [2, *(b + 3 for b in "🦊".encode())])) + stream.finish() == expected
+        stream.truncate(1)
+        assert stream.push(1) + stream.finish() == "a"

@@ -12,6 +12,7 @@ import pytest
 from moa_runtime.bundle import Bundle
 from server.running import Verifier, serving
 from system.fuzz_world import toy_bundle
+from system.hostile import CONTEXT
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +32,14 @@ def toys(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     """What a chat needs of a bundle, and who is to draft; ``auto`` is the server, which is faster in this world."""
     bundle = toy_bundle(tmp_path_factory.mktemp("toys"))
     bundle.drafting = request.param
+    return bundle
+
+
+@pytest.fixture(scope="module")
+def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What a chat with a server of tests needs."""
+    bundle = toy_bundle(tmp_path_factory.mktemp("small"))
+    bundle.manifest.max_context = CONTEXT
     return bundle
 
 

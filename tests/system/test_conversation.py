@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ from moa_runtime.answer import (
     PauseReason,
 )
 from moa_runtime.bundle import Bundle
-from moa_runtime.chat import Chat, ChatError
+from moa_runtime.chat import Chat, ChatError, ContextFullError
 from moa_runtime.errors import MoaError
 from moa_runtime.loop_events import RoundEnded
 from moa_runtime.loop_settings import Conditions
@@ -255,3 +257,29 @@ def test_the_blocking_wrapper_restores_keeps_and_tells(verifier: Verifier, bundl
         again = list(chat.send(QUESTION, max_new_tokens=8))[-1]
         assert isinstance(first, AnswerFinished) and isinstance(again, AnswerFinished) and again.text == first.text
         assert chat.chat.conditions.low_power
+
+
+def test_the_event_loop_goes_on_while_a_long_text_becomes_tokens(
+    small_bundle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        chat = Chat(small_bundle, Endpoint("ws://127.0.0.1:9"), drafter=None)
+        begun = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def encode(messages: object) -> list[int]:
+            loop.call_soon_threadsafe(begun.set)
+            time.sleep(0.3)
+            return [5] * 1000
+
+        monkeypatch.setattr(chat.tokenizer, "encode_chat", encode)
+        asking = asyncio.create_task(chat.send("a" * 10_000).__anext__())
+        await begun.wait()
+        assert not asking.done()
+        with pytest.raises(ChatError, match="an answer is being written"):
+            chat.restore([])
+        with pytest.raises(ContextFullError, match="would have 1000 tokens"):
+            await asking
+        chat.restore([])
+
+    asyncio.run(run())

@@ -17,7 +17,8 @@ import pytest
 from moa_runtime.bundle import Bundle
 from moa_runtime.conversation import Conversation
 from moa_runtime.paths import default_bundle
-from moa_runtime.tokenizer import ChatTokenizer, TextStream
+from moa_runtime.text_stream import TextStream
+from moa_runtime.tokenizer import ChatTokenizer
 from system.killed import QUESTIONS, Programs, Setting
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="forks and signals")

@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
 
 from moa_chat.gateway.errors import verifier_away
-from moa_chat.gateway.request import ChatRequest
+from moa_chat.gateway.request import AnswerRequest
 from moa_chat.gateway.stops import StopFilter
 from moa_runtime.answer import (
     AnswerFinished,
@@ -59,18 +58,9 @@ class Ending:
     offline: bool
     own_tokens: int
 
-    def usage(self) -> dict[str, Any]:
-        """OpenAI's figures, and the chat's own as the extension ``moa``."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "moa": {**self.statistics.as_dict(), "offline": self.offline, "offline_tokens": self.own_tokens},
-        }
 
-
-async def answer(chat: Chat, request: ChatRequest) -> AsyncGenerator[str | Ending, None]:
-    """Ask; yields the text piece by piece, and at last how it ended.
+async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGenerator[str | Ending, None]:
+    """Ask for one of the request's answers; yields the text piece by piece, and at last how it ended.
 
     While the verifier is there, only text that it has confirmed. While it is away, what the device writes too, where
     the request has it so; the chat's policy must be KEEP, so that this text stays when the verifier is back. Such an
@@ -86,7 +76,8 @@ async def answer(chat: Chat, request: ChatRequest) -> AsyncGenerator[str | Endin
     tokens: Sequence[TokenOrigin] = ()
     latest: AnswerUpdate | AnswerFinished | None = None
     chat.offline = request.offline
-    sending = chat.send(request.question, max_new_tokens=request.max_new_tokens, sampling=request.sampling)
+    sampling = request.sampling_of(index)
+    sending = chat.send(request.question, max_new_tokens=request.max_new_tokens, sampling=sampling)
     async with aclosing(_patiently(sending)) as events:
         async for event in events:
             if isinstance(event, AnswerUpdate | AnswerFinished):

@@ -23,17 +23,20 @@ from moa_chat.gateway.errors import ApiError, as_api_error
 from moa_chat.gateway.guard import Guard
 from moa_chat.gateway.log import RequestLog, note
 from moa_chat.gateway.pool import ChatPool
-from moa_chat.gateway.reply import Reply, event
-from moa_chat.gateway.request import ChatRequest, Defaults, parse_request
+from moa_chat.gateway.reply import Reply, TextReply, event
+from moa_chat.gateway.request import AnswerRequest, Defaults, parse_chat, parse_completion
 from moa_chat.gateway.writing import Writing
 from moa_chat.status import figures
 from moa_runtime.errors import MoaError
 
-_MOST_BYTES = 4 << 20
+#: What a body may have at least and at most, and for each token of the context: JSON is read in one piece, during which
+#: all other requests wait.
+_LEAST_BYTES, _MOST_BYTES, _BYTES_PER_TOKEN = 1 << 20, 4 << 20, 64
 _CLIENT_LEFT = 499
-_THERE_IS = "GET /v1/models, GET /v1/models/{name} and POST /v1/chat/completions"
+_THERE_IS = "GET /v1/models, GET /v1/models/{name}, POST /v1/chat/completions and POST /v1/completions"
 
 T = TypeVar("T")
+Pieces = AsyncGenerator[tuple[int, str | Ending], None]
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,13 @@ class Access:
     hosts: Collection[str] | None
 
 
-def create_app(pool: ChatPool, defaults: Defaults, access: Access, say: Callable[[str], None]) -> Starlette:
-    """The app; it closes the pool when it ends.
+def create_app(
+    pool: ChatPool, texts: ChatPool, defaults: Defaults, access: Access, say: Callable[[str], None]
+) -> Starlette:
+    """The app; it closes the pools when it ends.
 
     Args:
+        texts: of chats without the target's template.
         say: shows a line for each request.
     """
     model = {"id": defaults.model, "object": "model", "created": int(time.time()), "owned_by": "moa-edge"}
@@ -63,26 +69,20 @@ def create_app(pool: ChatPool, defaults: Defaults, access: Access, say: Callable
         return JSONResponse(model)
 
     async def chat_completions(request: Request) -> Response:
-        asked = parse_request(await _body(request), defaults)
-        writing = Writing(pool, asked)
-        reply = Reply(defaults.model)
-        pieces = _noted(request, writing.pieces())
-        try:
-            # The first piece decides between an answer and an error, which have different statuses.
-            first = await _unless_gone(request, anext(pieces))
-            if asked.stream:
-                return StreamingResponse(_stream(writing, reply, asked, first, pieces), media_type="text/event-stream")
-            return await _unless_gone(request, _whole(reply, first, pieces))
-        except BaseException:
-            writing.stop()
-            raise
+        asked = parse_chat(await _body(request, defaults.max_context), defaults)
+        return await _answered(request, asked, Writing(pool, asked), Reply(defaults.model, asked.count))
+
+    async def completions(request: Request) -> Response:
+        asked = parse_completion(await _body(request, defaults.max_context), defaults)
+        return await _answered(request, asked, Writing(texts, asked), TextReply(defaults.model, asked.count))
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         warming = asyncio.create_task(_warm(pool, say))
         yield
         warming.cancel()
-        await pool.close()
+        for each in (pool, texts):
+            await each.close()
 
     middleware = [
         Middleware(RequestLog, say=say),
@@ -96,6 +96,7 @@ def create_app(pool: ChatPool, defaults: Defaults, access: Access, say: Callable
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", one_model),
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+            Route("/v1/completions", completions, methods=["POST"]),
         ],
         middleware=middleware,
         exception_handlers={
@@ -114,52 +115,74 @@ async def _warm(pool: ChatPool, say: Callable[[str], None]) -> None:
         say(f"warning: {error}; requests that need it are refused meanwhile")
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, max_context: int) -> bytes:
+    most = min(_MOST_BYTES, max(_LEAST_BYTES, _BYTES_PER_TOKEN * max_context))
     data = bytearray()
     async for part in request.stream():
         data += part
-        if len(data) > _MOST_BYTES:
-            raise ApiError(413, f"the body is larger than {_MOST_BYTES >> 20} MiB")
+        if len(data) > most:
+            raise ApiError(413, f"the body is larger than {most >> 20} MiB")
     return bytes(data)
 
 
-async def _whole(reply: Reply, first: str | Ending, pieces: AsyncGenerator[str | Ending, None]) -> Response:
-    text, piece = "", first
-    while not isinstance(piece, Ending):
-        text += piece
-        piece = await anext(pieces)
-    return JSONResponse(reply.whole(text, piece))
-
-
-async def _stream(
-    writing: Writing,
-    reply: Reply,
-    asked: ChatRequest,
-    first: str | Ending,
-    pieces: AsyncGenerator[str | Ending, None],
-) -> AsyncGenerator[str, None]:
+async def _answered(request: Request, asked: AnswerRequest, writing: Writing, reply: Reply) -> Response:
+    pieces = _noted(request, writing.pieces())
     try:
-        yield reply.first_chunk()
-        piece = first
-        while not isinstance(piece, Ending):
-            yield reply.chunk(piece)
-            piece = await anext(pieces)
-        yield reply.last_chunks(piece, include_usage=asked.include_usage)
+        # The first piece decides between an answer and an error, which have different statuses.
+        first = await _unless_gone(request, anext(pieces))
+        pieces = _with(first, pieces)
+        if asked.stream:
+            return StreamingResponse(_stream(writing, reply, asked, pieces), media_type="text/event-stream")
+        return await _unless_gone(request, _whole(reply, pieces))
+    except BaseException:
+        writing.stop()
+        raise
+
+
+async def _with(first: tuple[int, str | Ending], others: Pieces) -> Pieces:
+    yield first
+    async for piece in others:
+        yield piece
+
+
+async def _whole(reply: Reply, pieces: Pieces) -> Response:
+    texts, endings = [""] * reply.choices, {}
+    async for index, piece in pieces:
+        if isinstance(piece, Ending):
+            endings[index] = piece
+        else:
+            texts[index] += piece
+    return JSONResponse(reply.whole(texts, [ending for _, ending in sorted(endings.items())]))
+
+
+async def _stream(writing: Writing, reply: Reply, asked: AnswerRequest, pieces: Pieces) -> AsyncGenerator[str, None]:
+    endings = []
+    try:
+        yield reply.first_chunks()
+        async for index, piece in pieces:
+            if isinstance(piece, Ending):
+                endings.append(piece)
+                yield reply.last_chunk(index, piece)
+            else:
+                yield reply.chunk(index, piece)
+        yield reply.end(endings, include_usage=asked.include_usage)
     except MoaError as error:
         # The status is sent already; clients know an error object in the stream.
-        yield event(as_api_error(error).body)
+        yield event(as_api_error(error, asked.asked_in).body)
     finally:
         writing.stop()
 
 
-async def _noted(request: Request, pieces: AsyncGenerator[str | Ending, None]) -> AsyncGenerator[str | Ending, None]:
-    """The pieces; how the answer ended goes into the request's line of the log."""
+async def _noted(request: Request, pieces: Pieces) -> Pieces:
+    """The pieces; how the answers ended goes into the request's line of the log."""
+    ends = []
     async with aclosing(pieces):
-        async for piece in pieces:
+        async for index, piece in pieces:
             if isinstance(piece, Ending):
                 end = f"{'offline, ' if piece.offline else ''}{piece.reason}, {piece.completion_tokens} tokens"
-                note(request.scope, f"{end} | {figures(piece.statistics)}")
-            yield piece
+                ends.append(f"{end} | {figures(piece.statistics)}")
+                note(request.scope, "; ".join(ends))
+            yield index, piece
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:

@@ -51,14 +51,14 @@ def verifier_away(text: str) -> ApiError:
     return ApiError(503, text, code="verifier_unavailable", headers={"Retry-After": str(RETRY_SECONDS)})
 
 
-def as_api_error(error: MoaError) -> ApiError:
-    """What an error of the runtime means for a request."""
+def as_api_error(error: MoaError, asked_in: str | None = None) -> ApiError:
+    """What an error of the runtime means for a request, whose question is in this field."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextFullError):
-        return ApiError(400, str(error), param="messages", code="context_length_exceeded")
+        return ApiError(400, str(error), param=asked_in, code="context_length_exceeded")
     if isinstance(error, ChatTemplateError):
-        return ApiError(400, str(error), param="messages")
+        return ApiError(400, str(error), param=asked_in)
     if isinstance(error, ConnectError) and not error.final:
         return verifier_away(str(error))
     return ApiError(502, str(error), code="verifier_refused")

@@ -11,13 +11,16 @@ from moa_runtime.connect_error import ConnectError
 from moa_runtime.sequences import common_length
 from moa_runtime.tokenizer import Message
 
+#: A text that goes on with another of so many characters is the same one, as of an editor that completes what is typed.
+_LONG = 100
+
 
 class ChatPool:
     """Lends a chat for each request: the one that knows most of the conversation already.
 
     Args:
         connect: opens another chat with the verifier; whether it must be there is its argument.
-        size: chats at most, which is also how many requests are answered at once.
+        size: chats at most, which is also how many answers are written at once.
     """
 
     def __init__(self, connect: Callable[[bool], Awaitable[Chat]], size: int = 8) -> None:
@@ -27,30 +30,32 @@ class ChatPool:
 
     @asynccontextmanager
     async def lend(
-        self, history: Sequence[Message], question: str, *, needs_verifier: bool = True
-    ) -> AsyncIterator[Chat]:
-        """A chat that is set to the turns of ``history``, for ``question`` to be sent.
+        self, history: Sequence[Message], question: str, *, count: int = 1, needs_verifier: bool = True
+    ) -> AsyncIterator[list[Chat]]:
+        """Chats that are set to the turns of ``history``, for ``question`` to be sent.
 
         Args:
+            count: how many.
             needs_verifier: whether another chat is only opened where the verifier is there.
 
         Raises:
-            ApiError: 429, as many requests are being answered as can be.
+            ApiError: 429, as many answers are being written as can be.
             ConnectError: the verifier is away, and there is no chat from before.
         """
-        if self._lent == self._size:
-            text = f"{self._size} requests are being answered already: try again later"
+        if self._lent + count > self._size:
+            text = f"at most {self._size} answers are written at once, {self._lent} are already: try again later"
             raise ApiError(429, text, code="rate_limit_exceeded", headers={"Retry-After": str(RETRY_SECONDS)})
-        self._lent += 1
+        self._lent += count
+        chats: list[Chat] = []
         try:
-            chat = await self._take([*history, {"role": "user", "content": question}], needs_verifier)
-            try:
-                chat.restore(history)
-                yield chat
-            finally:
-                self._idle.append(chat)
+            turns = [*history, {"role": "user", "content": question}]
+            while len(chats) < count:
+                chats.append(await self._take(turns, needs_verifier))
+                chats[-1].restore(history)
+            yield chats
         finally:
-            self._lent -= 1
+            self._idle += chats
+            self._lent -= count
 
     async def warm(self) -> None:
         """Open a chat before the first request.
@@ -70,9 +75,9 @@ class ChatPool:
             await self._idle.pop().close()
 
     async def _take(self, turns: Sequence[Message], needs_verifier: bool) -> Chat:
-        best = max(self._idle, key=lambda chat: common_length(chat.messages, turns), default=None)
+        best = max(self._idle, key=lambda chat: _common(chat, turns), default=None)
         # A system message in common is no conversation in common.
-        if best is not None and common_length(best.messages, turns) > (turns[0]["role"] == "system"):
+        if best is not None and _common(best, turns) > (int(turns[0]["role"] == "system"), _LONG):
             self._idle.remove(best)
             return best
         if self._lent + len(self._idle) <= self._size:
@@ -83,3 +88,13 @@ class ChatPool:
                 if not self._idle:
                     raise
         return self._idle.pop(0)
+
+
+def _common(chat: Chat, turns: Sequence[Message]) -> tuple[int, int]:
+    """How many turns a chat has in common with these, and how many characters of the next one go on with its own."""
+    known = chat.messages
+    turns_known = common_length(known, turns)
+    if turns_known < min(len(known), len(turns)):
+        begins, text = known[turns_known]["content"], turns[turns_known]["content"]
+        return turns_known, len(begins) if text.startswith(begins) else 0
+    return turns_known, 0

@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 import sys
+from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
@@ -50,12 +51,16 @@ def run_gateway(setup: Setup, address: Address, *, as_json: bool) -> int:
         max_context=setup.bundle.manifest.max_context,
     )
     access = Access(address.token, address.origins, LOOPBACK_NAMES if is_loopback(address.host) else None)
+    chats, texts = _pools(setup)
     with listen(address.host, address.port) as listening:
-        _serve(create_app(_pool(setup), defaults, access, _say), listening, setup.target, as_json)
+        # Also of those who connect: a piece of a stream must not wait for the acknowledgement of the one before.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _serve(create_app(chats, texts, defaults, access, _say), listening, setup.target, as_json)
     return 0
 
 
-def _pool(setup: Setup) -> ChatPool:
+def _pools(setup: Setup) -> tuple[ChatPool, ChatPool]:
+    """Of chats, and of chats without the target's template. They share the drafter and the writer."""
     backend = SharedBackend(load_backend(setup.bundle, setup.backend, threads=setup.threads))
     loaded = load_writer(setup.bundle, threads=setup.threads)
     writer = None if loaded is None else SharedBackend(loaded)
@@ -68,7 +73,7 @@ def _pool(setup: Setup) -> ChatPool:
         outage_after_s=_OUTAGE_AFTER_S,
     )
 
-    async def connect(needs_verifier: bool) -> Chat:
+    async def connect(needs_verifier: bool, *, raw: bool) -> Chat:
         return await Chat.connect(
             setup.bundle,
             setup.endpoint,
@@ -78,10 +83,11 @@ def _pool(setup: Setup) -> ChatPool:
             controller=controller_for(setup.draft_length),
             policy=Policy.KEEP,
             settings=settings,
+            raw=raw,
             wait=needs_verifier,
         )
 
-    return ChatPool(connect)
+    return ChatPool(partial(connect, raw=False)), ChatPool(partial(connect, raw=True))
 
 
 def _serve(app: Starlette, listening: socket.socket, model: str, as_json: bool) -> None:

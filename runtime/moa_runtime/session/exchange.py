@@ -163,6 +163,9 @@ class Exchange(Link):
             return []  # said before
         if behind and list(verdict.tokens[:behind]) != self.committed[verdict.base_len :]:
             raise BrokenFrameError("the server decided a position twice, and differently")
+        most = min(self.limits.max_context, self._max_length or self.limits.max_context)
+        if known + len(new) > most:
+            raise BrokenFrameError(f"the server wrote up to position {known + len(new)}, and the answer ends at {most}")
         self._outgoing.in_flight, self._out_of_sync = None, 0
         accepted = max(0, verdict.accepted - behind)
         if verdict.pushed or flight is None:

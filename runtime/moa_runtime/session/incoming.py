@@ -19,6 +19,10 @@ FINISH = {
 
 #: A verifier that counts further lies: the counts of a conversation go on from its own, in 64 bits.
 _MOST_COUNTED = 1 << 62
+#: Nor has any target a longer context.
+_LONGEST_CONTEXT = 1 << 24
+#: Characters of a fault's text that are shown.
+_MOST_SAID = 400
 
 
 class BrokenFrameError(Exception):
@@ -52,7 +56,7 @@ def limits_of(welcome: wire.Welcome) -> Limits:
     """What the verifier allows.
 
     Raises:
-        BrokenFrameError: it speaks another version, or has counted more than there can be.
+        BrokenFrameError: it speaks another version, or names numbers that cannot be.
     """
     if max(welcome.epoch, welcome.connection) > _MOST_COUNTED:
         raise BrokenFrameError(f"the server counts {welcome.epoch} epochs and {welcome.connection} connections")
@@ -60,6 +64,8 @@ def limits_of(welcome: wire.Welcome) -> Limits:
         text = f"the verifier speaks protocol version {welcome.protocol_version}, this client {PROTOCOL_VERSION}"
         raise BrokenFrameError(text, "VERSION_MISMATCH")
     limits = welcome.limits
+    if not 0 < limits.max_context <= _LONGEST_CONTEXT:
+        raise BrokenFrameError(f"the server says that its target has a context of {limits.max_context} tokens")
     return Limits(
         limits.max_context,
         limits.max_draft_tokens,
@@ -103,4 +109,10 @@ def fault_of(fault: wire.Fault) -> Faulted:
     """A fault as the application hears of it."""
     known = fault.code in wire.FaultCode.values()
     code = wire.FaultCode.Name(fault.code).removeprefix("FAULT_CODE_") if known else "UNKNOWN"
-    return Faulted(code, fault.text, fault.retry_after_ms)
+    return Faulted(code, _said(fault.text) or f"the verifier refused, and said only {code}", fault.retry_after_ms)
+
+
+def _said(text: str) -> str:
+    """A text from outside as it may be shown: nothing in it talks to a terminal."""
+    shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text[:_MOST_SAID])
+    return f"{shown}..." if len(text) > _MOST_SAID else shown

@@ -1,0 +1,145 @@
+"""A target's chat template: code that came with a download, and so in a sandbox, with an end."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from types import FrameType
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError as JinjaError
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from moa_runtime.errors import MoaError
+
+Message = Mapping[str, str]
+
+#: A long conversation takes some milliseconds.
+_LONGEST_S = 3.0
+#: Characters that a template may make of few by "*", and bits of its numbers.
+_MOST_CHARACTERS, _MOST_BITS = 1 << 20, 1 << 12
+
+
+class ChatTemplateError(MoaError):
+    """A chat template that cannot be read, or that refuses a conversation."""
+
+
+class _GenerationBlock(Extension):
+    """``{% generation %}`` marks the assistant's text for training; here it only lets its content through."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The same settings as transformers', so that a template renders to the same text."""
+
+    intercepted_binops = frozenset(["*", "**"])
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"])
+        self.filters["tojson"] = _to_json
+        self.globals["raise_exception"] = _refuse
+        self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Nothing interrupts a single operation of Python's: its result is bounded before."""
+        bits = [value.bit_length() if isinstance(value, int) else 0 for value in (left, right)]
+        sizes = [len(value) if isinstance(value, Sequence) else 0 for value in (left, right)]
+        if operator == "**":
+            too_large = bits[0] * (right if isinstance(right, int) else 0) > _MOST_BITS
+        else:
+            counts = [value if isinstance(value, int) else 0 for value in (right, left)]
+            repeated = max(size * count for size, count in zip(sizes, counts, strict=True))
+            too_large = sum(bits) > _MOST_BITS or repeated > _MOST_CHARACTERS
+        if too_large:
+            raise JinjaError(f"what it makes by {operator!r} is too large")
+        return super().call_binop(context, operator, left, right)
+
+
+class ChatTemplate:
+    """A chat template. Any thread may use it.
+
+    Args:
+        source: Jinja, as transformers keeps it.
+        special_tokens: names the template may use, such as ``{"bos_token": "<s>"}``.
+
+    Raises:
+        ChatTemplateError: it cannot be read.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        try:
+            self._template = _Environment().from_string(source)
+        except (JinjaError, RecursionError) as error:
+            raise ChatTemplateError(f"the chat template cannot be read: {error}") from error
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        """The conversation as the text the target was trained on.
+
+        Raises:
+            ChatTemplateError: the template refuses these messages, fails, or comes to no end.
+        """
+        try:
+            with _for_seconds(_LONGEST_S):
+                return self._template.render(
+                    messages=[dict(message) for message in messages],
+                    add_generation_prompt=add_generation_prompt,
+                    **self._special_tokens,
+                )
+        except ChatTemplateError:
+            raise
+        except Exception as error:  # whatever foreign code may raise
+            why = str(error) or type(error).__name__
+            raise ChatTemplateError(f"the chat template refuses this conversation: {why}") from error
+
+
+@contextmanager
+def _for_seconds(seconds: float) -> Iterator[None]:
+    """Ends the Python code in it, templates included, when the time is up.
+
+    Raises:
+        ChatTemplateError: it is.
+    """
+    ends = time.monotonic() + seconds
+
+    def watch(frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
+        if time.monotonic() > ends:
+            raise ChatTemplateError(
+                f"the chat template comes to no end within {seconds:g} s: it is broken, export the bundle again with "
+                "another one"
+            )
+        return watch
+
+    before = sys.gettrace()
+    sys.settrace(watch)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> NoReturn:
+    """``raise_exception`` of transformers' templates."""
+    raise JinjaError(message)
