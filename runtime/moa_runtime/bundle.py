@@ -16,6 +16,7 @@ from typing import Any
 
 from moa_runtime.errors import MoaError
 from moa_runtime.manners import Manners
+from moa_runtime.recommended import RecommendedSampling
 
 SCHEMA_VERSION = 2
 MANIFEST_FILE = "manifest.json"
@@ -95,6 +96,7 @@ class Manifest:
         writer: the graph of a whole model, which the device writes with while it has no verifier; None without one.
             Its ``details`` name the model, its bits, and ``max_context``, the positions it was trained for.
         manners: when the drafter stops where it writes alone; None where nobody fitted them.
+        sampling: what the target's authors recommend for chats; None where they do not say.
     """
 
     fingerprints: Fingerprints
@@ -113,6 +115,7 @@ class Manifest:
     files: Mapping[str, FileEntry]
     writer: TargetEntry | None = None
     manners: Manners | None = None
+    sampling: RecommendedSampling | None = None
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> str:
@@ -147,6 +150,7 @@ class Manifest:
                 targets={name: _target(entry) for name, entry in raw["targets"].items()},
                 writer=_target(raw["writer"]) if raw.get("writer") else None,
                 manners=_manners(raw["manners"]) if raw.get("manners") else None,
+                sampling=RecommendedSampling.from_json(raw["sampling"]) if raw.get("sampling") else None,
                 files={_checked_name(name): FileEntry(**entry) for name, entry in raw["files"].items()},
                 **{name: int(raw[name]) for name in _INTEGER_FIELDS},
             )

@@ -46,6 +46,7 @@ class Chat(ChatChecks):
 
     Attributes:
         tokenizer: the bundle's.
+        manifest: the bundle's.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Chat(ChatChecks):
         conversation = Conversation(tokenizer, system)
         loop = DraftingLoop(session, drafter, controller or Throughput(), settings, writer)
         super().__init__(session, loop, conversation, tokenizer, endpoint, timing, timeline, keeper)
-        self._max_context = manifest.max_context
+        self.manifest = manifest
         if saved:
             self._resume(saved[0])
 
@@ -219,12 +220,12 @@ class Chat(ChatChecks):
         if max_new_tokens < 0:
             raise ChatError(f"an answer may have 0 tokens (no limit) or more, not {max_new_tokens}")
         question = self._conversation.ask(self._loop.committed, text)
-        if question.length >= self._max_context:
+        if question.length >= self.manifest.max_context:
             raise ContextFullError(
                 f"the conversation would have {question.length} tokens, the target's context holds "
-                f"{self._max_context}; shorten the message or begin a new chat"
+                f"{self.manifest.max_context}; shorten the message or begin a new chat"
             )
-        most, chosen = min(max_new_tokens, self._max_context), sampling or Sampling()
+        most, chosen = min(max_new_tokens, self.manifest.max_context), sampling or Sampling()
 
         def ask() -> None:
             self._loop.ask(question.kept, question.supplied, chosen, most, while_away=while_away)
