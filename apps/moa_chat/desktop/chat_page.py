@@ -27,6 +27,7 @@ class ChatPage(QWidget):
         self.offline = _toggle(look, "offline", "Work offline", "Ctrl+Shift+O")
         self.origins = _toggle(look, "origins", "Colour the text by origin", "Ctrl+Shift+G")
         self.plot_button = _toggle(look, "plot", "Show the rounds", "Ctrl+Shift+P")
+        self.chat_settings = IconButton(look, "settings", "Settings of this chat", shortcut="Ctrl+Shift+S")
         self.export = IconButton(look, "export", "Save this chat as a file", shortcut="Ctrl+S")
         self.conversation = ConversationView(look)
         self.plot = RoundPlot(look)
@@ -64,7 +65,7 @@ class ChatPage(QWidget):
         row.setContentsMargins(lines(0.6), lines(0.4), lines(0.6), lines(0.4))
         row.addWidget(self.sidebar)
         row.addWidget(self.title, 1)
-        for widget in (self.pill, self.offline, self.origins, self.plot_button, self.export):
+        for widget in (self.pill, self.offline, self.origins, self.plot_button, self.chat_settings, self.export):
             row.addWidget(widget)
         return header
 

@@ -26,6 +26,7 @@ from moa_runtime.unconfirmed import Unconfirmed
 if TYPE_CHECKING:
     from moa_chat.desktop.profile import Settings
     from moa_runtime.chat import Chat
+    from moa_runtime.recommended import RecommendedSampling
 
 T = TypeVar("T")
 
@@ -70,6 +71,11 @@ class Engine(QObject):
         self._timer = QTimer(self)
         self._timer.timeout.connect(self._tick)
         self._timer.start(_IDLE_MS)
+
+    @property
+    def recommended(self) -> RecommendedSampling | None:
+        """What the target's authors recommend, by the chat's bundle."""
+        return self.chat.manifest.sampling if self.chat is not None else None
 
     @property
     def answering(self) -> bool:

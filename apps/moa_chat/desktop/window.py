@@ -14,8 +14,9 @@ from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QWidget
 
 from moa_chat.desktop.chat_list import ChatList
 from moa_chat.desktop.chat_page import ChatPage
+from moa_chat.desktop.chat_settings import ChatSettingsDialog
 from moa_chat.desktop.checking_controller import CheckingController
-from moa_chat.desktop.commands import Command, ShortcutDialog, add_commands
+from moa_chat.desktop.commands import add_commands, commands_of
 from moa_chat.desktop.connector import Connector
 from moa_chat.desktop.engine import Engine
 from moa_chat.desktop.first_run import FirstRun
@@ -55,6 +56,7 @@ class Window(QWidget):
         self.page = ChatPage(look)
         self.first_run = FirstRun(look, self.connector, settings)
         self.settings_dialog: SettingsDialog | None = None
+        self.chat_settings_dialog: ChatSettingsDialog | None = None
         self._pages = QStackedWidget()
         self._pages.addWidget(self.page)
         self._pages.addWidget(self.first_run)
@@ -66,7 +68,7 @@ class Window(QWidget):
         self._connect_chats()
         self._connect_page()
         self._connect_connection()
-        self.commands = self._commands()
+        self.commands = commands_of(self)
         add_commands(self, self.commands)
         self._restore_size()
         self._show_chats()
@@ -107,11 +109,11 @@ class Window(QWidget):
         chats.told.connect(self._tell)
         chats.disagreed.connect(page.disagreement.ask)
         self.list.wanted.connect(self._open_chat)
-        self.list.new_wanted.connect(self._new_chat)
+        self.list.new_wanted.connect(self.new_chat)
         self.list.renamed.connect(chats.rename)
         self.list.deleted.connect(chats.delete)
         self.list.searched.connect(lambda _: self._show_chats())
-        self.list.settings_wanted.connect(self._open_settings)
+        self.list.settings_wanted.connect(self.open_settings)
 
     def _connect_page(self) -> None:
         page = self.page
@@ -125,7 +127,8 @@ class Window(QWidget):
         page.offline.toggled.connect(self._work_offline)
         page.origins.setChecked(self.settings.origins)
         page.origins.toggled.connect(self._color_origins)
-        page.export.clicked.connect(self._export)
+        page.chat_settings.clicked.connect(self.open_chat_settings)
+        page.export.clicked.connect(self.export)
 
     def _connect_connection(self) -> None:
         self.engine.link.connect(self._link_changed)
@@ -133,30 +136,6 @@ class Window(QWidget):
         self.connector.connected.connect(self._connected)
         self.connector.failed.connect(self._connection_failed)
         self.first_run.wanted.connect(self._first_connection)
-
-    def _commands(self) -> list[Command]:
-        page = self.page
-        return [
-            Command("New chat", "Ctrl+N", self._new_chat),
-            Command("Search the chats", "Ctrl+K", self._search),
-            Command("Go to the list of chats", "Ctrl+Shift+L", self._to_list),
-            Command("Write a message", "Ctrl+L", page.composer.field.setFocus),
-            Command("Stop the answer", "Esc", self.chats.stop),
-            Command("Answer again", "Ctrl+R", self.chats.again),
-            Command("Edit the last question", "Ctrl+E", page.conversation.edit_last),
-            Command("Copy the last answer", "Ctrl+Shift+C", page.conversation.copy_last),
-            Command("Jump to the newest message", "Ctrl+End", page.conversation.jump),
-            Command("Save this chat as a file", "Ctrl+S", self._export),
-            Command("Work offline", "Ctrl+Shift+O", page.offline.toggle),
-            Command("Colour the text by origin", "Ctrl+Shift+G", page.origins.toggle),
-            Command("Show the rounds", "Ctrl+Shift+P", page.plot_button.toggle),
-            Command("Show or hide the chats", "Ctrl+B", page.sidebar.click),
-            Command("Larger letters", "Ctrl++", lambda: self._zoom(1)),
-            Command("Smaller letters", "Ctrl+-", lambda: self._zoom(-1)),
-            Command("Settings", "Ctrl+,", self._open_settings),
-            Command("Keyboard", "F1", lambda: ShortcutDialog(self.commands, self).open()),
-            Command("Quit", "Ctrl+Q", self.close),
-        ]
 
     # -- chats ---------------------------------------------------------------------------------
 
@@ -183,7 +162,7 @@ class Window(QWidget):
         self._pages.setCurrentWidget(self.page)
         self.chats.open_chat(chat)
 
-    def _new_chat(self) -> None:
+    def new_chat(self) -> None:
         self._pages.setCurrentWidget(self.page)
         self.chats.new_chat()
 
@@ -198,16 +177,16 @@ class Window(QWidget):
             self._change(disagreement="mine" if mine else "theirs")
         self.chats.settle(mine)
 
-    def _search(self) -> None:
+    def search(self) -> None:
         self.list.show()
         self.list.search.setFocus()
         self.list.search.selectAll()
 
-    def _to_list(self) -> None:
+    def go_to_list(self) -> None:
         self.list.show()
         self.list.list.setFocus()
 
-    def _export(self) -> None:
+    def export(self) -> None:
         turns = [message.turn for message in self.chats.messages]
         try:
             saved = ask_and_save(self, self.page.title.text(), turns)
@@ -244,7 +223,7 @@ class Window(QWidget):
         if self._pages.currentWidget() is self.first_run:
             self.first_run.show_problem(error)
         elif isinstance(error, ConnectionFailedError):
-            self.page.notice.say(as_sentence(str(error)), "Settings", self._open_settings, stays=True)
+            self.page.notice.say(as_sentence(str(error)), "Settings", self.open_settings, stays=True)
         else:
             # Nothing that the settings could mend: a program of ours that ended, perhaps.
             again = partial(self.connector.connect_as, self.settings)
@@ -267,10 +246,16 @@ class Window(QWidget):
 
     # -- settings ------------------------------------------------------------------------------
 
-    def _open_settings(self) -> None:
-        self.settings_dialog = SettingsDialog(self.connector, self.settings, self)
+    def open_settings(self) -> None:
+        self.settings_dialog = SettingsDialog(self.connector, self.settings, self.engine.recommended, self)
         self.settings_dialog.saved.connect(self._save_settings)
         self.settings_dialog.open()
+
+    def open_chat_settings(self) -> None:
+        title, settings = self.page.title.text(), self.chats.settings
+        self.chat_settings_dialog = ChatSettingsDialog(title, settings, self.engine.recommended, self)
+        self.chat_settings_dialog.saved.connect(self.chats.change_settings)
+        self.chat_settings_dialog.open()
 
     def _save_settings(self, settings: Settings) -> None:
         before = self.settings
@@ -300,7 +285,7 @@ class Window(QWidget):
         self.look.set_origins(shown)
         self._change(origins=shown)
 
-    def _zoom(self, step: int) -> None:
+    def zoom(self, step: int) -> None:
         self.look.step_zoom(step)
         self._change(zoom=self.look.zoom)
 

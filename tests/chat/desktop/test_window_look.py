@@ -80,7 +80,7 @@ def _is_inside(widget: QWidget) -> bool:
 def test_screen_readers_get_a_name_for_everything(open_window):
     window = open_window()
     window.page.conversation.show_messages([Message("user", "Question"), ANSWER])
-    dialog = SettingsDialog(window.connector, window.settings, window)
+    dialog = SettingsDialog(window.connector, window.settings, None, window)
     found = controls(window) + controls(dialog)
     assert len(found) > 40
     for widget in found:
