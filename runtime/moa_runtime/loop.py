@@ -158,15 +158,26 @@ class DraftingLoop:
         Args:
             draft: the answer as it was written without the target, which is asked about it first.
         """
-        self._forget_rows(kept)
-        self._rounds.begin()
-        self._watch.idle()
-        self._session.rewind(kept)
+        self._begin_at(kept)
         self._session.prompt(tokens, sampling, max_new_tokens, while_away=while_away)
         if draft:
             self._session.extend(draft[: self._session.room], Origin.OFFLINE)
             self._rounds.resume(len(self._session.tentative))
-        self._paused = None
+
+    def continue_answer(
+        self,
+        kept: int,
+        tokens: Sequence[int],
+        answer_start: int,
+        sampling: Sampling,
+        max_new_tokens: int,
+        *,
+        while_away: bool = True,
+    ) -> None:
+        """Have an answer go on that ends with ``tokens`` after the first ``kept`` committed ones, see
+        :meth:`ClientSession.continue_answer`."""
+        self._begin_at(kept)
+        self._session.continue_answer(tokens, answer_start, sampling, max_new_tokens, while_away=while_away)
 
     def cancel(self) -> None:
         """End the answer where the target has confirmed it."""
@@ -362,6 +373,14 @@ class DraftingLoop:
         if fault.retry_after_ms:
             self._watch.resend(now + fault.retry_after_ms / 1000)
         self._tell(Problem(MoaError(fault.text), final=not fault.retry_after_ms))
+
+    def _begin_at(self, kept: int) -> None:
+        """Nothing is under way, and the first ``kept`` committed tokens stay."""
+        self._forget_rows(kept)
+        self._rounds.begin()
+        self._watch.idle()
+        self._session.rewind(kept)
+        self._paused = None
 
     def _forget_rows(self, length: int) -> None:
         if self._drafter is not None:
