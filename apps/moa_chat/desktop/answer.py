@@ -10,6 +10,7 @@ from moa_chat.desktop.buttons import CopyButton, IconButton
 from moa_chat.desktop.look import Look
 from moa_chat.desktop.markdown.blocks import GrowingMarkdown
 from moa_chat.desktop.markdown.origins import SpanIndex
+from moa_chat.desktop.markdown.whole_words import whole_dropped, whole_words
 from moa_chat.desktop.style import lines
 from moa_chat.history.message import Dropped, Message
 from moa_runtime.sequences import common_length
@@ -20,15 +21,21 @@ class Answer(QWidget):
 
     Signals:
         again: the user wants another answer to the same question.
+        continued: the user wants more of this one.
+
+    Attributes:
+        offers: buttons that ask for an answer.
     """
 
     again = Signal()
+    continued = Signal()
 
     def __init__(self, look: Look, message: Message, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._look = look
         self.message = Message("assistant", "")
         self._markdown = GrowingMarkdown()
+        self._dropped: list[Dropped] = []
         self._widgets: list[BlockWidget] = []
         self._blocks = QVBoxLayout()
         self._blocks.setSpacing(lines(0.7))
@@ -36,8 +43,14 @@ class Answer(QWidget):
         self._waiting.setObjectName("muted")
         self._waiting.setAccessibleName("State of the answer")
         self._footer = QWidget()
-        self.again_button = IconButton(look, "again", "Answer again", self.again.emit)
-        self.copy_button = CopyButton(look, "Copy the answer as Markdown", lambda: self.message.content)
+        self._last = True
+        self.again_button = IconButton(look, "again", "Answer again", self.again.emit, label="Again")
+        self.continue_button = IconButton(
+            look, "continue", "Go on with this answer, which was cut off", self.continued.emit, label="Continue"
+        )
+        self.offers = (self.again_button, self.continue_button)
+        says = "Copy the answer as Markdown"
+        self.copy_button = CopyButton(look, says, lambda: self.message.content, label="Copy")
         self._figures = QLabel()
         self._figures.setObjectName("figures")
         self._figures.setWordWrap(True)
@@ -47,6 +60,7 @@ class Answer(QWidget):
         footer.setSpacing(lines(0.1))
         footer.addWidget(self.copy_button)
         footer.addWidget(self.again_button)
+        footer.addWidget(self.continue_button)
         footer.addSpacing(lines(0.4))
         footer.addWidget(self._figures, 1)
         layout = QVBoxLayout(self)
@@ -67,6 +81,13 @@ class Answer(QWidget):
         self._waiting.setVisible(not message.content and not message.finished)
         self._footer.setVisible((bool(message.content) and message.finished) or bool(message.figures))
         self._figures.setText(message.figures)
+        self.set_last(self._last)
+
+    def set_last(self, last: bool) -> None:
+        """Only of the last answer one can have another, or more."""
+        self._last = last
+        self.again_button.setVisible(last)
+        self.continue_button.setVisible(last and self.message.can_go_on)
 
     def set_waiting(self, words: str) -> None:
         """What stands in the place of an answer that has no text yet."""
@@ -80,7 +101,8 @@ class Answer(QWidget):
     # -- helpers -------------------------------------------------------------------------------
 
     def _render(self, first: int) -> None:
-        blocks, index = self._markdown.blocks, SpanIndex(self.message.spans)
+        blocks, index = self._markdown.blocks, SpanIndex(whole_words(self.message.spans))
+        self._dropped = whole_dropped(self.message.dropped, self.message.content)
         self._remove_from(len(blocks))
         for number in range(first, len(blocks)):
             block = blocks[number]
@@ -114,7 +136,7 @@ class Answer(QWidget):
         blocks = self._markdown.blocks
         start = blocks[number].start if number else 0
         end = blocks[number + 1].start if number + 1 < len(blocks) else len(self.message.content) + 1
-        return [one for one in self.message.dropped if start <= one.offset < end]
+        return [one for one in self._dropped if start <= one.offset < end]
 
 
 def _agreed(before: Message, after: Message) -> int:

@@ -11,7 +11,7 @@ from moa_chat.desktop.conversation_view import ConversationView
 from moa_chat.desktop.look import Look
 from moa_chat.desktop.pill import ConnectionPill
 from moa_chat.desktop.plot import RoundPlot
-from moa_chat.desktop.strips import DisagreementBanner, Legend, Notice, StatusStrip
+from moa_chat.desktop.strips import DisagreementBanner, Legend, Notice
 from moa_chat.desktop.style import COLUMN_LETTERS, letters, lines
 
 
@@ -26,7 +26,7 @@ class ChatPage(QWidget):
         self.pill = ConnectionPill(look)
         self.offline = _toggle(look, "offline", "Work offline", "Ctrl+Shift+O")
         self.origins = _toggle(look, "origins", "Colour the text by origin", "Ctrl+Shift+G")
-        self.plot_button = _toggle(look, "plot", "Show the rounds", "Ctrl+Shift+P")
+        self.plot_button = _toggle(look, "plot", "Show how the answer is made, in figures", "Ctrl+Shift+P")
         self.chat_settings = IconButton(look, "settings", "Settings of this chat", shortcut="Ctrl+Shift+S")
         self.export = IconButton(look, "export", "Save this chat as a file", shortcut="Ctrl+S")
         self.conversation = ConversationView(look)
@@ -36,10 +36,9 @@ class ChatPage(QWidget):
         self.disagreement = DisagreementBanner()
         self.legend = Legend(look)
         self.composer = Composer(look)
-        self.status = StatusStrip()
         self._column = QWidget()
         column = self._strips = QVBoxLayout(self._column)
-        for widget in (self.notice, self.disagreement, self.legend, self.composer, self.status):
+        for widget in (self.notice, self.disagreement, self.legend, self.composer):
             column.addWidget(widget)
         centered = self._centered = QHBoxLayout()
         centered.addStretch(1)

@@ -47,6 +47,10 @@ class CheckingController(ChatController):
         if not self._after_check(lambda: self.edit(position, text)):
             super().edit(position, text)
 
+    def continue_answer(self) -> None:
+        if not self._after_check(self.continue_answer):
+            super().continue_answer()
+
     def handle_disagreement(self, event: Disagreement) -> None:
         """Of a check one hears at its end."""
         if not isinstance(self._answering, Checking) or self._general().disagreement == "mine":

@@ -87,10 +87,10 @@ class ChatController(OpenChat):
             self.returned.emit(text)
             return
         settings, turns = self.settings, self._turns(self.settings, self.messages)
-        self._answering = Answering(self.current, len(self.messages) + 1, text, replaces=replaces)
+        sampling = sampling_of(settings, self._engine.recommended, self._options.seed)
+        self._answering = Answering(self.current, len(self.messages) + 1, text, sampling, replaces=replaces)
         for message in self._answering.turns:
             self._put(len(self.messages), message)
-        sampling = sampling_of(settings, self._engine.recommended, self._options.seed)
         self._engine.ask(turns, text, max_new_tokens=settings.max_new_tokens, sampling=sampling)
         self.busy_changed.emit(True)
         self.chats_changed.emit()
@@ -104,6 +104,19 @@ class ChatController(OpenChat):
         asked = [number for number, message in enumerate(self.messages) if message.role == "user"]
         if asked and not self.busy:
             self.edit(asked[-1], self.messages[asked[-1]].content)
+
+    def continue_answer(self) -> None:
+        """Go on with the last answer, which was cut off."""
+        last, chat = self.messages[-1] if self.messages else None, self.current
+        if self.busy or self._engine.chat is None or chat is None or last is None or not last.can_go_on:
+            return
+        settings, turns, position = self.settings, self._turns(self.settings, self.messages), len(self.messages) - 1
+        question = self.messages[position - 1].content
+        self._answering = Answering(chat, position, question, last.cut_off, before=last)
+        self._show(self._answering)
+        self._save()
+        self._engine.continue_answer(turns, max_new_tokens=settings.max_new_tokens, sampling=last.cut_off)
+        self.busy_changed.emit(True)
 
     def edit(self, position: int, text: str) -> None:
         """Ask the question at a position in other words; what followed is gone with the first words of an answer."""
@@ -165,7 +178,7 @@ class ChatController(OpenChat):
         if answering.chat == self.current:
             self.messages[answering.position] = answering.message
             self.message_changed.emit(answering.position, answering.message)
-        self.figures_changed.emit(figures(answering.statistics))
+        self.figures_changed.emit(figures(answering.statistics, answering.words_a_token))
         self.round_trip_changed.emit(round_trip(answering.statistics))
 
     def _ended(self, problem: MoaError | None) -> None:

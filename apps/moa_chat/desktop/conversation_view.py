@@ -25,10 +25,12 @@ class ConversationView(QScrollArea):
     Signals:
         edited: a question at this position is to be asked in other words.
         again: the last answer is to be written again.
+        continued: the last answer is to go on.
     """
 
     edited = Signal(int, str)
     again = Signal()
+    continued = Signal()
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -109,8 +111,9 @@ class ConversationView(QScrollArea):
     def set_busy(self, busy: bool) -> None:
         """While an answer is written nothing else can be asked for."""
         for widget in self.widgets:
-            button = widget.edit_button if isinstance(widget, Question) else widget.again_button
-            button.setEnabled(not busy)
+            buttons = [widget.edit_button] if isinstance(widget, Question) else widget.offers
+            for button in buttons:
+                button.setEnabled(not busy)
 
     def edit_last(self) -> None:
         """Open the last question as a field."""
@@ -152,6 +155,7 @@ class ConversationView(QScrollArea):
             return question
         answer = Answer(self._look, message)
         answer.again.connect(self.again)
+        answer.continued.connect(self.continued)
         return answer
 
     def _remove_widgets(self, first: int) -> None:
@@ -178,7 +182,7 @@ class ConversationView(QScrollArea):
         self._empty.setVisible(not self._messages)
         answers = [widget for widget in self.widgets if isinstance(widget, Answer)]
         for answer in answers:
-            answer.again_button.setVisible(answer is answers[-1])
+            answer.set_last(answer is answers[-1])
 
     def _refresh(self) -> None:
         self._column.setSpacing(lines(1.1))

@@ -127,6 +127,14 @@ class Engine(QObject):
         self._answer = self._worker.follow(_answer(self.chat, list(turns), question, max_new_tokens, sampling))
         self._timer.setInterval(_BUSY_MS)
 
+    def continue_answer(
+        self, turns: Sequence[dict[str, str]], *, max_new_tokens: int, sampling: Sampling | None
+    ) -> None:
+        """Go on with the answer that ``turns`` end with."""
+        assert self.chat is not None and self._answer is None
+        self._answer = self._worker.follow(_continue(self.chat, list(turns), max_new_tokens, sampling))
+        self._timer.setInterval(_BUSY_MS)
+
     def check(self, turns: Sequence[dict[str, str]], mark: Unconfirmed) -> None:
         """Have the verifier check an answer among ``turns``; :attr:`ended` follows at once where there is none."""
         assert self.chat is not None and self._answer is None
@@ -262,11 +270,26 @@ async def _try(settings: Settings, options: argparse.Namespace) -> str:
 async def _answer(
     chat: Chat, turns: list[dict[str, str]], question: str, max_new_tokens: int, sampling: Sampling
 ) -> AsyncGenerator[ChatEvent, None]:
-    if chat.messages != turns or chat.pending() is not None:
-        chat.restore(turns)
+    _have_turns(chat, turns)
     async with contextlib.aclosing(chat.send(question, max_new_tokens=max_new_tokens, sampling=sampling)) as events:
         async for event in events:
             yield event
+
+
+async def _continue(
+    chat: Chat, turns: list[dict[str, str]], max_new_tokens: int, sampling: Sampling | None
+) -> AsyncGenerator[ChatEvent, None]:
+    _have_turns(chat, turns)
+    answer = chat.continue_answer(max_new_tokens=max_new_tokens, sampling=sampling)
+    async with contextlib.aclosing(answer) as events:
+        async for event in events:
+            yield event
+
+
+def _have_turns(chat: Chat, turns: list[dict[str, str]]) -> None:
+    """What the chat knows of its turns beyond their text stays where they are the same."""
+    if chat.messages != turns or chat.pending() is not None:
+        chat.restore(turns)
 
 
 async def _check(chat: Chat, turns: list[dict[str, str]], mark: Unconfirmed) -> AsyncGenerator[ChatEvent, None]:

@@ -119,8 +119,8 @@ class History:
         )
         messages = []
         for role, content, spans, finished, figures in rows:
-            pieces, dropped, mark = origins_from_json(spans, content)
-            messages.append(Message(role, content, pieces, dropped, bool(finished), figures, mark))
+            known = origins_from_json(spans, content)
+            messages.append(Message(role, content, finished=bool(finished), figures=figures, **known))
         return messages
 
     def save(self, chat: int, position: int, message: Message) -> None:

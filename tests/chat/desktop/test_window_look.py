@@ -130,7 +130,8 @@ def test_origins_are_coloured_on_demand(open_window, look):
     assert color_at("paint") == LIGHT.offline, "what is not confirmed has a colour of its own anyhow"
     assert color_at("bold") == "#000000", "the colour of the page"
     window.page.origins.click()
-    assert color_at("bo") == LIGHT.drafted
+    assert color_at("Some") == LIGHT.drafted
+    assert color_at("bold") == LIGHT.corrected, "a word in two colours is shown in one"
     assert color_at("text") == LIGHT.corrected
     assert color_at("another") == LIGHT.dropped
     code = answer.findChildren(CodeBlock)[0]
