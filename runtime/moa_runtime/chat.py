@@ -167,6 +167,11 @@ class Chat(ChatChecks):
         """How many tokens the conversation had up to the last answer's beginning."""
         return self._record.start
 
+    @property
+    def new_tokens(self) -> int:
+        """How many of these the verifier was given with the last question: it had not read them yet."""
+        return len(self._record.question.supplied)
+
     def restore(self, messages: Sequence[Mapping[str, str]], unconfirmed: Sequence[Unconfirmed] = ()) -> None:
         """Set the conversation to these turns, so that the next question continues them.
 

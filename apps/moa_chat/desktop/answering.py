@@ -50,6 +50,7 @@ class Answering:
         replaces: the stored chat has other turns from the question on, which stay until words of this answer are
             confirmed.
         message: the answer as it stands.
+        tokens: how many it has by now; 0 before the first news.
         statistics: its figures.
         pause: why the device does not write on; None while it does.
     """
@@ -70,7 +71,7 @@ class Answering:
         self.message = dataclasses.replace(begun, finished=False, figures="", cut_off=sampling)
         self.statistics = Statistics()
         self.pause: PauseReason | None = None
-        self._tokens = 0
+        self.tokens = 0
         self._before, self._committed = before, begun.content
 
     @property
@@ -86,7 +87,7 @@ class Answering:
     @property
     def words_a_token(self) -> float:
         """How many words of the text so far a token makes on average, below 1 in most languages."""
-        return len(self.message.content.split()) / self._tokens if self._tokens else 0.0
+        return len(self.message.content.split()) / self.tokens if self.tokens else 0.0
 
     @property
     def ended_alone(self) -> bool:
@@ -108,7 +109,7 @@ class Answering:
             dropped = (*dropped, Dropped(common_length(self.message.content, text), event.dropped))
         if text != self.message.content:
             self.pause = None
-        self._committed, self._tokens = event.committed, len(event.tokens)
+        self._committed, self.tokens = event.committed, len(event.tokens)
         spans = self._with_known(event.spans)
         self.message = Message("assistant", text, spans, dropped, finished=False, cut_off=self.sampling)
         before, self.statistics = self.statistics, event.statistics
@@ -116,7 +117,7 @@ class Answering:
 
     def finish(self, event: AnswerFinished) -> None:
         self.statistics = event.statistics
-        self._tokens = len(event.tokens)
+        self.tokens = len(event.tokens)
         figures, spans = summary(event.statistics, event.reason), self._with_known(event.spans)
         cut_off = self.sampling if event.reason is FinishReason.LENGTH else None
         self.message = Message("assistant", event.text, spans, self.message.dropped, figures=figures, cut_off=cut_off)

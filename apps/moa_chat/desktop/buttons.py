@@ -62,6 +62,12 @@ class IconButton(QToolButton):
         beside, alone = Qt.ToolButtonStyle.ToolButtonTextBesideIcon, Qt.ToolButtonStyle.ToolButtonIconOnly
         self.setToolButtonStyle(beside if shown else alone)
 
+    def width_without_label(self) -> int:
+        """What the icon alone takes."""
+        if self.toolButtonStyle() is Qt.ToolButtonStyle.ToolButtonIconOnly:
+            return self.sizeHint().width()
+        return self.sizeHint().width() - self.fontMetrics().horizontalAdvance(self.text())
+
     def redraw(self) -> None:
         theme = self._look.theme
         self.setIcon(icon(self._icon, getattr(theme, self._color), theme.muted))

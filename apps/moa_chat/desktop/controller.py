@@ -15,11 +15,12 @@ from moa_chat.desktop.profile import Settings
 from moa_chat.history.message import title_of
 from moa_chat.history.store import History
 from moa_chat.sampling import sampling_of
-from moa_chat.words import PAUSES, as_sentence, corrected_sentence
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Disagreement, Paused, Statistics
+from moa_chat.words import PAUSES, as_sentence, corrected_sentence, reading_words
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Disagreement, LinkStatus, Paused, Statistics
 from moa_runtime.errors import MoaError
 
 _SAVE_MS = 700  # a crash loses at most what came after
+_PATIENCE_MS = 800  # until it is said what one waits for
 
 
 class ChatController(OpenChat):
@@ -31,6 +32,7 @@ class ChatController(OpenChat):
         round_seen: one more Round.
         round_trip_changed: seconds.
         waiting: why there is no text yet.
+        context_changed: how many tokens the open chat takes, and how many the target can read; 0 where not known.
         disagreed: the server would have written something else, and the user has to say what counts.
     """
 
@@ -39,6 +41,7 @@ class ChatController(OpenChat):
     round_seen = Signal(object)
     round_trip_changed = Signal(float)
     waiting = Signal(str)
+    context_changed = Signal(int, int)
     disagreed = Signal(object)
 
     def __init__(
@@ -55,6 +58,10 @@ class ChatController(OpenChat):
         self._clock = QTimer(self)
         self._clock.setSingleShot(True)
         self._clock.timeout.connect(self._save)
+        self._patience = QTimer(self)
+        self._patience.setSingleShot(True)
+        self._patience.timeout.connect(self._say_what_is_read)
+        self.opened.connect(self.measure_context)
         engine.events.connect(self._take)
         engine.ended.connect(self._ended)
         engine.reopened.connect(self._reopened)
@@ -92,6 +99,7 @@ class ChatController(OpenChat):
         for message in self._answering.turns:
             self._put(len(self.messages), message)
         self._engine.ask(turns, text, max_new_tokens=settings.max_new_tokens, sampling=sampling)
+        self._patience.start(_PATIENCE_MS)
         self.busy_changed.emit(True)
         self.chats_changed.emit()
 
@@ -125,6 +133,16 @@ class ChatController(OpenChat):
         del self.messages[position:]
         self.truncated.emit(position)
         self.send(text, replaces=True)
+
+    def measure_context(self) -> None:
+        """Say how full the target's context is; of an answer under way it is said as it is written."""
+        chat, turns = self.current, self._turns(self.settings, self.messages)
+
+        def say(tokens: int) -> None:
+            if chat == self.current and not self.busy:
+                self.context_changed.emit(tokens, self._engine.max_context)
+
+        self._engine.count(turns, say)
 
     def close(self) -> None:
         """Store the answer that is being written as it stands."""
@@ -178,8 +196,18 @@ class ChatController(OpenChat):
         if answering.chat == self.current:
             self.messages[answering.position] = answering.message
             self.message_changed.emit(answering.position, answering.message)
+            if answering.tokens and answering.position == len(self.messages) - 1:
+                self.context_changed.emit(self._engine.prompt_tokens + answering.tokens, self._engine.max_context)
         self.figures_changed.emit(figures(answering.statistics, answering.words_a_token))
         self.round_trip_changed.emit(round_trip(answering.statistics))
+
+    def _say_what_is_read(self) -> None:
+        """Nothing has come for a while, and the link is there: the target reads."""
+        answering, chat = self._answering, self._engine.chat
+        if answering is None or chat is None or answering.message.content or chat.status is not LinkStatus.ONLINE:
+            return
+        if answering.chat == self.current:
+            self.waiting.emit(reading_words(chat.new_tokens))
 
     def _ended(self, problem: MoaError | None) -> None:
         answering, self._answering = self._answering, None
@@ -190,6 +218,7 @@ class ChatController(OpenChat):
             left = None if answering.replaces else self._engine.left_alone(answering.position)
             answering.stop() if left is None else answering.set_aside(*left)
         self._last = answering
+        self._patience.stop()
         if answering.message.content:
             self._show(answering)
             self._store(answering.chat, answering.position, answering.message)

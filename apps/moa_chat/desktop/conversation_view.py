@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QScrollArea, QVB
 from moa_chat.desktop.answer import Answer
 from moa_chat.desktop.buttons import IconButton
 from moa_chat.desktop.look import Look
+from moa_chat.desktop.origin_text import OriginText
 from moa_chat.desktop.question import Question
 from moa_chat.desktop.style import COLUMN_LETTERS, letters, lines
 from moa_chat.history.message import Message
@@ -26,11 +27,13 @@ class ConversationView(QScrollArea):
         edited: a question at this position is to be asked in other words.
         again: the last answer is to be written again.
         continued: the last answer is to go on.
+        stopped: the user waits no longer for the answer.
     """
 
     edited = Signal(int, str)
     again = Signal()
     continued = Signal()
+    stopped = Signal()
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -128,6 +131,18 @@ class ConversationView(QScrollArea):
         if answers:
             answers[-1].copy_button.copy()
 
+    def texts(self) -> list[OriginText]:
+        """The texts on the page, from the top."""
+        return [text for widget in self.widgets for text in widget.texts]
+
+    def reveal(self, text: str) -> None:
+        """Show earlier messages up to the first that has this text, in any case of letters."""
+        wanted = text.casefold()
+        hidden = self._messages[: self._first]
+        first = next((number for number, each in enumerate(hidden) if wanted in each.content.casefold()), self._first)
+        while self._first > first:
+            self._show_earlier()
+
     def jump(self) -> None:
         """Go to the end, and stay there while it moves."""
         self._follows = True
@@ -156,6 +171,7 @@ class ConversationView(QScrollArea):
         answer = Answer(self._look, message)
         answer.again.connect(self.again)
         answer.continued.connect(self.continued)
+        answer.stopped.connect(self.stopped)
         return answer
 
     def _remove_widgets(self, first: int) -> None:

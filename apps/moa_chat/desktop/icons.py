@@ -26,6 +26,7 @@ _DRAWINGS = {
     "origins": '<path d="M4 18h7M4 12h16M4 6h10"/><circle cx="17" cy="18" r="2.5" fill="{color}"/>',
     "plot": '<path d="M4 19h16M6 15l4-5 4 3 5-8"/>',
     "down": '<path d="M12 5v14M6 13l6 6 6-6"/>',
+    "up": '<path d="M12 19V5M6 11l6-6 6 6"/>',
     "close": '<path d="M6 6l12 12M18 6L6 18"/>',
     "sidebar": '<rect x="4" y="5" width="16" height="14" rx="2"/><path d="M10 5v14"/>',
     "mark": '<path d="M5 18V8l5 6 5-6v10" stroke-width="2.4"/>'

@@ -90,6 +90,14 @@ class OriginText(QTextBrowser):
         ]
         self._tips = [*moved, (position, position + length, dropped_sentence(words))]
 
+    def find_all(self, text: str) -> list[QTextCursor]:
+        """Where a text stands, in any case of letters; what was taken back is no part of it."""
+        found, cursor = [], QTextCursor(self.document())
+        while not (cursor := self.document().find(text, cursor)).isNull():
+            if not cursor.charFormat().fontStrikeOut():
+                found.append(cursor)
+        return found
+
     def _color(self, origin: Origin, committed: bool) -> str | None:
         """None for text in the usual colour."""
         theme = self._look.theme

@@ -74,6 +74,10 @@ class Question(QWidget):
         self._bubble.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Preferred)
         self._fit_bubble()
 
+    @property
+    def texts(self) -> list[OriginText]:
+        return [self._text]
+
     def show_message(self, message: Message) -> None:
         """A question does not change once it is asked."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from PySide6.QtCore import QByteArray
@@ -17,6 +16,7 @@ from moa_chat.desktop.chat_page import ChatPage
 from moa_chat.desktop.chat_settings import ChatSettingsDialog
 from moa_chat.desktop.checking_controller import CheckingController
 from moa_chat.desktop.commands import add_commands, commands_of
+from moa_chat.desktop.connecting import Connecting
 from moa_chat.desktop.connector import Connector
 from moa_chat.desktop.engine import Engine
 from moa_chat.desktop.first_run import FirstRun
@@ -26,10 +26,9 @@ from moa_chat.desktop.profile import Profile, Settings
 from moa_chat.desktop.saving import ask_and_save
 from moa_chat.desktop.settings_dialog import SettingsDialog
 from moa_chat.desktop.style import letters, lines
-from moa_chat.desktop.trouble import ConnectionFailedError
+from moa_chat.history.chat_settings import ChatSettings
 from moa_chat.history.store import History
 from moa_chat.words import as_sentence
-from moa_runtime.answer import LinkChanged, LinkStatus
 from moa_runtime.errors import MoaError
 
 
@@ -67,7 +66,7 @@ class Window(QWidget):
         layout.addWidget(self._pages, 5)
         self._connect_chats()
         self._connect_page()
-        self._connect_connection()
+        self.connecting = Connecting(self)
         self.commands = commands_of(self)
         add_commands(self, self.commands)
         self._restore_size()
@@ -79,10 +78,7 @@ class Window(QWidget):
     def begin(self) -> None:
         """Connect, or let a newcomer choose to what. The window is there already."""
         self.hints = HostHints(self.engine, self)
-        ready = self.settings.ready
-        self._show_first_run(not ready)
-        if ready:
-            self.connector.connect_as(self.settings)
+        self.connecting.begin()
 
     def come_to_front(self) -> None:
         """Another instance of the program was asked for this one."""
@@ -100,6 +96,8 @@ class Window(QWidget):
         chats.opened.connect(self._opened)
         chats.message_changed.connect(conversation.set_message)
         chats.truncated.connect(conversation.truncate)
+        for changed in (chats.opened, chats.message_changed, chats.truncated):
+            changed.connect(page.find.refresh)
         chats.busy_changed.connect(self._busy)
         chats.figures_changed.connect(page.plot.figures.show_figures)
         chats.round_seen.connect(page.plot.add)
@@ -107,6 +105,7 @@ class Window(QWidget):
         chats.waiting.connect(conversation.set_waiting)
         chats.returned.connect(page.composer.put_back)
         chats.told.connect(self._tell)
+        chats.context_changed.connect(page.context.show_use)
         chats.disagreed.connect(page.disagreement.ask)
         self.list.wanted.connect(self._open_chat)
         self.list.new_wanted.connect(self.new_chat)
@@ -123,20 +122,13 @@ class Window(QWidget):
         page.conversation.edited.connect(self.chats.edit)
         page.conversation.again.connect(self.chats.again)
         page.conversation.continued.connect(self.chats.continue_answer)
+        page.conversation.stopped.connect(self.chats.stop)
         page.disagreement.chosen.connect(self._settle)
         page.sidebar.clicked.connect(lambda: self.list.setVisible(not self.list.isVisible()))
-        page.offline.toggled.connect(self._work_offline)
         page.origins.setChecked(self.settings.origins)
         page.origins.toggled.connect(self._color_origins)
         page.chat_settings.clicked.connect(self.open_chat_settings)
         page.export.clicked.connect(self.export)
-
-    def _connect_connection(self) -> None:
-        self.engine.link.connect(self._link_changed)
-        self.connector.connecting.connect(self._connecting)
-        self.connector.connected.connect(self._connected)
-        self.connector.failed.connect(self._connection_failed)
-        self.first_run.wanted.connect(self._first_connection)
 
     # -- chats ---------------------------------------------------------------------------------
 
@@ -175,8 +167,12 @@ class Window(QWidget):
 
     def _settle(self, mine: bool, always: bool) -> None:
         if always:
-            self._change(disagreement="mine" if mine else "theirs")
+            self.change(disagreement="mine" if mine else "theirs")
         self.chats.settle(mine)
+
+    def escape(self) -> None:
+        """One thing at a time: the search first, if it is open."""
+        self.page.find.leave() if self.page.find.isVisible() else self.chats.stop()
 
     def search(self) -> None:
         self.list.show()
@@ -197,51 +193,11 @@ class Window(QWidget):
             if saved is not None:
                 self._tell(f"Saved as {saved}.", "", None)
 
-    # -- connection ----------------------------------------------------------------------------
+    @property
+    def shows_first_run(self) -> bool:
+        return self._pages.currentWidget() is self.first_run
 
-    def _first_connection(self, settings: Settings) -> None:
-        self.settings = settings
-        self.connector.connect_as(settings)
-
-    def _connecting(self, where: str) -> None:
-        self.page.composer.set_ready(False)
-        self.page.pill.set_server(where)
-        words = "Starting a verifier on this machine. The first start takes a while…" if self.settings.local else ""
-        self.first_run.show_progress(words or "Connecting…")
-
-    def _connected(self, where: str) -> None:
-        self.page.pill.set_server(where)
-        self.page.composer.set_ready(True)
-        if self.page.offline.isChecked():
-            self.engine.work_offline(True)
-        if self._pages.currentWidget() is self.first_run:
-            self._change(**dataclasses.asdict(self.settings))
-            self._show_first_run(False)
-        self.page.composer.field.setFocus()
-
-    def _connection_failed(self, error: MoaError) -> None:
-        self.page.pill.set_server("")
-        if self._pages.currentWidget() is self.first_run:
-            self.first_run.show_problem(error)
-        elif isinstance(error, ConnectionFailedError):
-            self.page.notice.say(as_sentence(str(error)), "Settings", self.open_settings, stays=True)
-        else:
-            # Nothing that the settings could mend: a program of ours that ended, perhaps.
-            again = partial(self.connector.connect_as, self.settings)
-            self.page.notice.say(as_sentence(str(error)), "Try again", again, stays=True)
-
-    def _link_changed(self, link: LinkChanged) -> None:
-        self.page.pill.set_link(link)
-        if link.status is LinkStatus.ONLINE:
-            self.chats.check()
-        if link.status is LinkStatus.OFFLINE and not self.page.offline.isChecked():
-            self.page.conversation.set_waiting("The verifier is away; this device goes on as far as it can…")
-
-    def _work_offline(self, offline: bool) -> None:
-        self.page.pill.set_wanted_offline(offline)
-        self.engine.work_offline(offline)
-
-    def _show_first_run(self, shown: bool) -> None:
+    def show_first_run(self, shown: bool) -> None:
         self._pages.setCurrentWidget(self.first_run if shown else self.page)
         self.list.setVisible(not shown)
 
@@ -255,12 +211,16 @@ class Window(QWidget):
     def open_chat_settings(self) -> None:
         title, settings = self.page.title.text(), self.chats.settings
         self.chat_settings_dialog = ChatSettingsDialog(title, settings, self.engine.recommended, self)
-        self.chat_settings_dialog.saved.connect(self.chats.change_settings)
+        self.chat_settings_dialog.saved.connect(self._save_chat_settings)
         self.chat_settings_dialog.open()
+
+    def _save_chat_settings(self, settings: ChatSettings) -> None:
+        self.chats.change_settings(settings)
+        self.chats.measure_context()
 
     def _save_settings(self, settings: Settings) -> None:
         before = self.settings
-        self._change(**dataclasses.asdict(settings))
+        self.change(**dataclasses.asdict(settings))
         if settings.theme != before.theme:
             self.look.set_theme(settings.theme)
         if settings.zoom != before.zoom:
@@ -270,9 +230,9 @@ class Window(QWidget):
         if changed or self.engine.chat is None:
             self.page.notice.hide()
             self.chats.stop()
-            self.connector.connect_as(settings)
+            self.connecting.again()
 
-    def _change(self, **values: Any) -> None:
+    def change(self, **values: Any) -> None:
         """Change settings and store them."""
         self.settings = dataclasses.replace(self.settings, **values)
         # What the command line says counts for this time only.
@@ -284,11 +244,11 @@ class Window(QWidget):
 
     def _color_origins(self, shown: bool) -> None:
         self.look.set_origins(shown)
-        self._change(origins=shown)
+        self.change(origins=shown)
 
     def zoom(self, step: int) -> None:
         self.look.step_zoom(step)
-        self._change(zoom=self.look.zoom)
+        self.change(zoom=self.look.zoom)
 
     def _tell(self, text: str, offer: str, does: Callable[[], None] | None) -> None:
         self.page.notice.say(text, offer, does or (lambda: None))
@@ -302,7 +262,7 @@ class Window(QWidget):
 
     def closeEvent(self, event: QCloseEvent) -> None:
         """Out of sight at once; what has to be waited for is done behind it."""
-        self._change(geometry=bytes(self.saveGeometry().toHex().data()).decode())
+        self.change(geometry=bytes(self.saveGeometry().toHex().data()).decode())
         self.hide()
         self.chats.close()
         self.connector.close()

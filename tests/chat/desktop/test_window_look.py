@@ -50,6 +50,7 @@ def test_every_text_can_be_read(theme):
         assert min(contrast(colors[name], colors[background]) for background in ("window", "code")) >= 4.5, name
     for name in ("string", "keyword", "number", "comment", "name"):
         assert contrast(colors[name], theme.code) >= 4.5, name
+    assert contrast(theme.text, theme.found) >= 4.5
     assert contrast(theme.on_accent, theme.accent) >= 4.5
     assert min(contrast(theme.focus, background) for background in backgrounds) >= 3
 
