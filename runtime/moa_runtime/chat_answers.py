@@ -217,11 +217,6 @@ class ChatAnswers(ChatLink):
         """The conversation's turns, and the marks of those that are unconfirmed."""
         return self._checking or (self._conversation.messages, self._conversation.unconfirmed)
 
-    async def _done(self, something: asyncio.Future[Any]) -> bool:
-        """Wait for what the loop or the disk does; says whether it did, before the loop ended."""
-        await asyncio.wait({something, *([self._running] if self._running else [])}, return_when="FIRST_COMPLETED")
-        return something.done()
-
     def _answered(self, text: str) -> None:
         self._record.pause_clock()
         self._conversation.answered(self._record.question, text, len(self._loop.committed))

@@ -65,7 +65,7 @@ class CheckingController(ChatController):
         if checking is not None and (mark := checking.written.unconfirmed) is not None:
             self._answering = checking
             messages = self._try(lambda: self.history.messages(checking.chat), [])
-            turns = self._turns(self.settings_of(checking.chat), messages)
+            turns = self.turns_of(self.settings_of(checking.chat), messages)
             system = turns[0]["role"] == "system"
             self._engine.check(turns, replace(mark, turn=checking.position + system))
         elif self._checks.any_done:

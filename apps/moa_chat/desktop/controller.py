@@ -93,7 +93,7 @@ class ChatController(OpenChat):
         if not ready or self.current is None:
             self.returned.emit(text)
             return
-        settings, turns = self.settings, self._turns(self.settings, self.messages)
+        settings, turns = self.settings, self.turns
         sampling = sampling_of(settings, self._engine.recommended, self._options.seed)
         self._answering = Answering(self.current, len(self.messages) + 1, text, sampling, replaces=replaces)
         for message in self._answering.turns:
@@ -118,7 +118,7 @@ class ChatController(OpenChat):
         last, chat = self.messages[-1] if self.messages else None, self.current
         if self.busy or self._engine.chat is None or chat is None or last is None or not last.can_go_on:
             return
-        settings, turns, position = self.settings, self._turns(self.settings, self.messages), len(self.messages) - 1
+        settings, turns, position = self.settings, self.turns, len(self.messages) - 1
         question = self.messages[position - 1].content
         self._answering = Answering(chat, position, question, last.cut_off, before=last)
         self._show(self._answering)
@@ -136,13 +136,13 @@ class ChatController(OpenChat):
 
     def measure_context(self) -> None:
         """Say how full the target's context is; of an answer under way it is said as it is written."""
-        chat, turns = self.current, self._turns(self.settings, self.messages)
+        chat = self.current
 
         def say(tokens: int) -> None:
             if chat == self.current and not self.busy:
                 self.context_changed.emit(tokens, self._engine.max_context)
 
-        self._engine.count(turns, say)
+        self._engine.count(self.turns, say)
 
     def close(self) -> None:
         """Store the answer that is being written as it stands."""

@@ -58,6 +58,17 @@ class OpenChat(QObject):
         """Of the open chat; one that has none of its own follows the program's."""
         return self._own or self._general().of_new_chats
 
+    @property
+    def turns(self) -> list[dict[str, str]]:
+        """Of the open chat, its instructions included, as the runtime gets them."""
+        return self.turns_of(self.settings, self.messages)
+
+    @staticmethod
+    def turns_of(settings: ChatSettings, messages: Sequence[Message]) -> list[dict[str, str]]:
+        """Of any chat."""
+        before = [{"role": "system", "content": settings.system}] if settings.system else []
+        return before + [message.turn for message in messages]
+
     def change_settings(self, settings: ChatSettings) -> None:
         """They count from the open chat's next question on."""
         self._own = settings
@@ -108,11 +119,6 @@ class OpenChat(QObject):
         self.open_chat(chat)
 
     # -- storing -------------------------------------------------------------------------------
-
-    def _turns(self, settings: ChatSettings, messages: Sequence[Message]) -> list[dict[str, str]]:
-        """What the runtime gets of a chat's messages."""
-        before = [{"role": "system", "content": settings.system}] if settings.system else []
-        return before + [message.turn for message in messages]
 
     def _drop_last(self) -> str:
         """Take the last question out of the open chat, and the chat out of the list if that was all."""

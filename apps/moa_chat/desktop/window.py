@@ -184,9 +184,8 @@ class Window(QWidget):
         self.list.list.setFocus()
 
     def export(self) -> None:
-        turns = [message.turn for message in self.chats.messages]
         try:
-            saved = ask_and_save(self, self.page.title.text(), turns)
+            saved = ask_and_save(self, self.page.title.text(), self.chats.turns)
         except MoaError as error:
             self._tell(as_sentence(str(error)), "", None)
         else:

@@ -46,7 +46,7 @@ def test_a_chat_has_settings_of_its_own(connected, open_window, qtbot):
     ask(qtbot, connected)
     wait_for_answer(qtbot, connected)
     chat = connected.chats.current
-    assert connected.engine.chat.messages[0] == {"role": "system", "content": SYSTEM}
+    assert connected.engine.chat.messages[0] == connected.chats.turns[0] == {"role": "system", "content": SYSTEM}
     assert (sampling(connected).temperature, sampling(connected).top_p) == (0.5, 0.8)
     connected.new_chat()
     ask(qtbot, connected, "And now?")
