@@ -40,7 +40,7 @@ class IconButton(QToolButton):
     ) -> None:
         super().__init__(parent)
         self._look, self._icon, self._color = look, name, color
-        self.setText(label)
+        self.setText(f" {label}" if label else "")  # the style leaves no room between icon and word
         self.show_label(bool(label))
         self.setAccessibleName(says)
         keys = QKeySequence(shortcut).toString(QKeySequence.SequenceFormat.NativeText)

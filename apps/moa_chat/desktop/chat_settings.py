@@ -48,7 +48,7 @@ class ChatSettingsForm(QWidget):
         self.temperature.setValue(settings.temperature)
         self.top_p.setValue(settings.top_p)
         self.recommended.toggled.connect(self._show_own)
-        form = QFormLayout(self)
+        form = self._form = QFormLayout(self)
         form.setRowWrapPolicy(QFormLayout.RowWrapPolicy.WrapLongRows)
         form.setContentsMargins(0, 0, 0, 0)
         form.setSpacing(lines(0.6))
@@ -71,8 +71,9 @@ class ChatSettingsForm(QWidget):
         )
 
     def _show_own(self, recommended: bool) -> None:
-        self.temperature.setEnabled(not recommended)
-        self.top_p.setEnabled(not recommended)
+        self._said.setVisible(recommended)
+        for field in (self.temperature, self.top_p):
+            self._form.setRowVisible(field, not recommended)
 
 
 class ChatSettingsDialog(QDialog):

@@ -116,9 +116,10 @@ def style_sheet(theme: Theme) -> str:
             padding: {small}px {gap}px; selection-background-color: {theme.accent};
             selection-color: {theme.on_accent};
         }}
+        QDoubleSpinBox QLineEdit {{ border: 0; padding: 0; background: transparent; }}
         QComboBox::drop-down {{ border: 0; width: {line}px; }}
         QLineEdit, QPlainTextEdit {{ placeholder-text-color: {theme.muted}; }}
-        QLineEdit:disabled, QDoubleSpinBox:disabled {{ color: {theme.muted}; background: {theme.sidebar}; }}
+        QLineEdit:disabled {{ color: {theme.muted}; background: {theme.sidebar}; }}
         QComboBox QAbstractItemView, QMenu {{
             background: {theme.surface}; border: 1px solid {theme.border}; padding: {small}px;
         }}

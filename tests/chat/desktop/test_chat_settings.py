@@ -64,9 +64,10 @@ def test_new_chats_begin_with_the_general_settings(open_window, qtbot):
     window.open_settings()
     form = window.settings_dialog.of_chats
     assert form.system.toPlainText() == "Be brief." and form.recommended.isChecked()
-    assert not form.temperature.isEnabled()
+    assert not form.temperature.isVisibleTo(form)
     form.system.setPlainText(SYSTEM)
     form.recommended.setChecked(False)
+    assert form.temperature.isVisibleTo(form)
     form.temperature.setValue(1.2)
     window.settings_dialog.save()
     assert window.chats.settings == window.settings.of_new_chats == ChatSettings(SYSTEM, 24, False, 1.2, 1.0)
