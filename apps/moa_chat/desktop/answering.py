@@ -106,7 +106,7 @@ class Answering:
         # What was kept after all stands there again.
         dropped = tuple(one for one in self.message.dropped if not text.startswith(one.text, one.offset))
         if event.dropped:
-            dropped = (*dropped, Dropped(common_length(self.message.content, text), event.dropped))
+            dropped = (*dropped, Dropped(_place_of(event.dropped, self.message.content, text), event.dropped))
         if text != self.message.content:
             self.pause = None
         self._committed, self.tokens = event.committed, len(event.tokens)
@@ -157,3 +157,10 @@ class Answering:
                 kept.append(dataclasses.replace(span, text=span.text[skipped:]))
             skipped = max(0, skipped - len(span.text))
         return (*before.spans, *kept)
+
+
+def _place_of(dropped: str, before: str, after: str) -> int:
+    """Where in ``after`` the end of ``before`` stood that was dropped: it may have begun like what stands there now."""
+    if before.endswith(dropped):
+        return min(len(before) - len(dropped), len(after))
+    return common_length(before, after)

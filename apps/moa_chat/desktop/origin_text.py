@@ -81,6 +81,8 @@ class OriginText(QTextBrowser):
         struck.setFontPointSize(_STRUCK_SIZE * self.font().pointSizeF())
         struck.setForeground(QColor(self._look.theme.dropped))
         cursor.setPosition(position)
+        if text[:1].isspace():
+            cursor.insertText("\N{THIN SPACE}", QTextCharFormat())
         cursor.insertText(shown, struck)
         cursor.insertText("\N{THIN SPACE}", QTextCharFormat())
         length = cursor.position() - position

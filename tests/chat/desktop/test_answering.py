@@ -44,6 +44,15 @@ def test_what_was_taken_back_is_kept_with_its_place():
     assert answering.message.dropped == ()
 
 
+def test_what_begins_like_what_came_instead_stood_before_it():
+    answering = Answering(1, 1, "Question", SAMPLING)
+    answering.update(update(("However,", CORRECTED, True), (" in", DRAFTED, False)))
+    answering.update(update(("However, it's", CORRECTED, True), dropped=" in"))
+    assert answering.message.dropped == (Dropped(8, " in"),)
+    answering.update(update(("However, it", CORRECTED, True), dropped="never shown"))
+    assert answering.message.dropped[-1] == Dropped(11, "never shown")
+
+
 def test_stopping_leaves_what_is_confirmed():
     answering = Answering(1, 1, "Question", SAMPLING)
     answering.update(update(("Red ", DRAFTED, True), ("and", CORRECTED, True), (" yellow", DRAFTED, False)))

@@ -60,7 +60,8 @@ def test_nothing_is_lost_and_no_word_is_divided(spans):
     [
         ("a boat", Dropped(4, "ld"), Dropped(2, "bold")),
         ("bold", Dropped(4, "er"), Dropped(0, "bolder")),
-        ("a boat", Dropped(1, " ship"), Dropped(1, " ship")),
+        ("a boat", Dropped(1, " ship"), Dropped(2, "ship")),
+        ("a boat.", Dropped(6, " ship"), Dropped(6, " ship")),
         ("a boat", Dropped(2, "ship"), Dropped(2, "ship")),
     ],
 )

@@ -57,11 +57,13 @@ def _divided_words(text: str, spans: Sequence[TextSpan]) -> Iterator[tuple[int, 
 
 
 def whole_dropped(dropped: Sequence[Dropped], content: str) -> list[Dropped]:
-    """What was taken back of ``content``, each from the beginning of its first word on."""
+    """What was taken back of ``content``, each from the beginning of its first word on, behind a space that stayed."""
     return [_from_word(one, content) for one in dropped]
 
 
 def _from_word(one: Dropped, content: str) -> Dropped:
+    if one.text[:1].isspace() and content[one.offset : one.offset + 1].isspace():
+        return Dropped(one.offset + 1, one.text[1:])
     if not _LETTER.match(one.text):
         return one
     start = one.offset
