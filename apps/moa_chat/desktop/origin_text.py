@@ -69,7 +69,8 @@ class OriginText(QTextBrowser):
         self._tips = [(places[run.start], places[run.end], origin_sentence(run.origin, run.committed)) for run in runs]
         # From the end on, so that the places before are still right.
         for one in sorted(struck, key=lambda one: one.before, reverse=True) if self._look.origins else ():
-            self._strike(cursor, places[one.before], one.text)
+            if one.text.strip():
+                self._strike(cursor, places[one.before], one.text)
         cursor.endEditBlock()
 
     def _strike(self, cursor: QTextCursor, position: int, text: str) -> None:

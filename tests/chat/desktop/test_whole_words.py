@@ -60,6 +60,10 @@ def test_nothing_is_lost_and_no_word_is_divided(spans):
     [
         ("a boat", Dropped(4, "ld"), Dropped(2, "bold")),
         ("bold", Dropped(4, "er"), Dropped(0, "bolder")),
+        ("so it is", Dropped(5, "'s"), Dropped(3, "it's")),
+        ("so it is", Dropped(5, "'"), Dropped(5, "'")),
+        ("so it", Dropped(9, "self"), Dropped(3, "itself")),
+        ("", Dropped(9, "self"), Dropped(0, "self")),
         ("a boat", Dropped(1, " ship"), Dropped(2, "ship")),
         ("a boat.", Dropped(6, " ship"), Dropped(6, " ship")),
         ("a boat", Dropped(2, "ship"), Dropped(2, "ship")),

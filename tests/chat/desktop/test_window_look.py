@@ -35,7 +35,7 @@ ANSWER = Message(
         TextSpan(CONTENT[9:40], Origin.CORRECTED, True),
         TextSpan(CONTENT[40:], Origin.OFFLINE, False),
     ),
-    (Dropped(7, "another"), Dropped(33, "y")),
+    (Dropped(7, "another"), Dropped(14, "\n "), Dropped(33, "y")),
 )
 
 
@@ -135,6 +135,7 @@ def test_origins_are_coloured_on_demand(open_window, look):
     assert color_at("bold") == LIGHT.corrected, "a word in two colours is shown in one"
     assert color_at("text") == LIGHT.corrected
     assert color_at("another") == LIGHT.dropped
+    assert "\N{THIN SPACE}text" not in answer.texts[0].toPlainText(), "what was taken back and is blank is not shown"
     code = answer.findChildren(CodeBlock)[0]
     code.copy_button.copy()
     assert QGuiApplication.clipboard().text() == "x = '🎨'  # paint", "what was taken back is not copied"

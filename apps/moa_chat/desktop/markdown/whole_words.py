@@ -17,7 +17,7 @@ from moa_runtime.answer import Origin, TextSpan
 _WEAKEST_LAST = (Origin.DRAFTED, Origin.CORRECTED, Origin.OFFLINE, Origin.KEPT)
 #: Letters and digits, but not of scripts that write no spaces: a sentence of these would be one word.
 _LETTER = re.compile("[^\\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff]")
-_APOSTROPHES = "'\N{RIGHT SINGLE QUOTATION MARK}"
+_APOSTROPHES = ("'", "\N{RIGHT SINGLE QUOTATION MARK}")
 
 
 def whole_words(spans: Sequence[TextSpan]) -> list[TextSpan]:
@@ -64,12 +64,13 @@ def whole_dropped(dropped: Sequence[Dropped], content: str) -> list[Dropped]:
 def _from_word(one: Dropped, content: str) -> Dropped:
     if one.text[:1].isspace() and content[one.offset : one.offset + 1].isspace():
         return Dropped(one.offset + 1, one.text[1:])
-    if not _LETTER.match(one.text):
+    letters = one.text[1:] if one.text[:1] in _APOSTROPHES else one.text
+    if not _LETTER.match(letters):
         return one
-    start = one.offset
+    start = offset = min(one.offset, len(content))  # the text may have become shorter since
     while start > 0 and _in_word(content, start - 1):
         start -= 1
-    return Dropped(start, content[start : one.offset] + one.text)
+    return Dropped(start, content[start:offset] + one.text)
 
 
 def _word_around(text: str, at: int) -> tuple[int, int] | None:
