@@ -79,8 +79,13 @@ def build_parser() -> argparse.ArgumentParser:
     answer = parser.add_argument_group("answers")
     answer.add_argument("--system", metavar="TEXT", help="system message")
     answer.add_argument("--max-new-tokens", type=int, default=512, metavar="N", help="default: %(default)s")
-    answer.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy, the default")
-    answer.add_argument("--top-p", type=float, default=1.0, metavar="P", help="default: %(default)s")
+    answer.add_argument(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="0 is greedy, the default; a new chat in the window follows the bundle's recommendation by default",
+    )
+    answer.add_argument("--top-p", type=float, metavar="P", help="default: 1; in the window as with --temperature")
     answer.add_argument("--seed", type=int, help="of the sampling (default: a new one for each answer)")
 
     drafting = parser.add_argument_group("drafting")
@@ -158,9 +163,9 @@ def check_options(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value != "auto" and value < least:
             raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {value}")
-    if not 0 <= options.temperature < float("inf"):
+    if not 0 <= (options.temperature or 0) < float("inf"):
         raise UsageError(f"--temperature must be 0 (greedy) or larger, not {options.temperature}")
-    if not 0 < options.top_p <= 1:
+    if options.top_p is not None and not 0 < options.top_p <= 1:
         raise UsageError(f"--top-p must be above 0 and at most 1, not {options.top_p}")
     if options.seed is not None and not 0 <= options.seed < 1 << 64:
         raise UsageError(f"--seed must be between 0 and 2^64 - 1, not {options.seed}")

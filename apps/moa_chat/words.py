@@ -40,6 +40,11 @@ PAUSES = {
 }
 
 
+def reading_words(tokens: int) -> str:
+    """What one waits for before an answer's first words."""
+    return f"The verifier reads your text ({tokens:,} tokens)…" if tokens else "The verifier reads your text…"
+
+
 def origin_sentence(origin: Origin, committed: bool) -> str:
     return (_CONFIRMED if committed else _UNCONFIRMED)[origin]
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from moa_drafter.target_source import DEFAULT_TARGET, TargetError, quiet_transformers, resolve_target
+from moa_drafter.target_source import DEFAULT_TARGET, TargetError, builtin_of, quiet_transformers, resolve_target
+from moa_runtime.recommended import RecommendedSampling
 
 
 def target_fingerprint(folder: Path) -> str:
@@ -81,6 +82,15 @@ class Target:
         if not ids:
             raise TargetError(f"the target in {self.folder} names no end-of-turn token (eos_token_id)")
         return tuple(sorted(ids))
+
+    @property
+    def recommended_sampling(self) -> RecommendedSampling | None:
+        """What its authors recommend for chats: by its generation configuration, or a built-in target's model card."""
+        said = self.model.generation_config.to_diff_dict()
+        if said.get("temperature") is not None and said.get("do_sample", True):
+            return RecommendedSampling(float(said["temperature"]), float(said.get("top_p") or 1.0))
+        builtin = builtin_of(self.folder)
+        return builtin.sampling if builtin else None
 
     @property
     def chat_template(self) -> str:

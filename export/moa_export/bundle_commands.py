@@ -39,6 +39,7 @@ def inspect(words: Sequence[str]) -> int:
         "vocabulary": f"{manifest.draft_vocab_size} of {manifest.vocab_size} tokens can be drafted",
         "recipe": ", ".join(f"{part} {manifest.recipe[part]['bits']} bits" for part in ("linear", "head", "embedding")),
         "offline": _offline(manifest),
+        "sampling": _sampling(manifest),
         "made with": ", ".join(f"{name} {number}" for name, number in manifest.tools.items()),
     }
     for name, fact in facts.items():
@@ -143,6 +144,11 @@ def _offline(manifest: Manifest) -> str:
         return f"{manifest.writer.details['model']} writes"
     manners = manifest.manners or Manners()
     return f"the drafter writes while it is sure, up to {manners.longest} tokens"
+
+
+def _sampling(manifest: Manifest) -> str:
+    said = manifest.sampling
+    return f"temperature {said.temperature:g}, top-p {said.top_p:g}, as recommended" if said else "no recommendation"
 
 
 def _shown(value: Any) -> str:

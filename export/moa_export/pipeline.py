@@ -247,6 +247,7 @@ def _manifest(settings: ExportSettings, drafter: MoADrafter, target: Target, sta
         tools=installed_versions(_TOOLS),
         targets={},
         files={},
+        sampling=target.recommended_sampling,
     )
 
 

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from moa_runtime.answer import ChatEvent
+from moa_runtime.answer import ChatEvent, Origin
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend, load_writer
 from moa_runtime.bundle import Bundle
@@ -27,15 +27,16 @@ from moa_runtime.drafters.for_bundle import drafter_for, writer_for
 from moa_runtime.errors import ChatError, ContextFullError
 from moa_runtime.loop import DraftingLoop
 from moa_runtime.loop_settings import LoopSettings
+from moa_runtime.sequences import common_length
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Policy, Sampling
-from moa_runtime.session.snapshot import LARGEST_REAL
 from moa_runtime.throughput import Throughput
 from moa_runtime.timeline import Timeline
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.transport import Endpoint, Timing
 from moa_runtime.unconfirmed import Unconfirmed
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_runtime.wishes import check_wishes
 
 __all__ = ["Chat", "ChatError", "ContextFullError"]
 
@@ -50,6 +51,7 @@ class Chat(ChatChecks):
 
     Attributes:
         tokenizer: the bundle's.
+        manifest: the bundle's.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class Chat(ChatChecks):
         conversation = Conversation(tokenizer, system)
         loop = DraftingLoop(session, drafter, controller or Throughput(), settings, writer)
         super().__init__(session, loop, conversation, tokenizer, endpoint, timing, timeline, keeper)
-        self._max_context = manifest.max_context
+        self.manifest = manifest
         if saved:
             self._resume(saved[0])
 
@@ -173,6 +175,11 @@ class Chat(ChatChecks):
         """How many tokens the conversation had up to the last answer's beginning."""
         return self._record.start
 
+    @property
+    def new_tokens(self) -> int:
+        """How many of these the verifier was given with the last question: it had not read them yet."""
+        return len(self._record.question.supplied)
+
     def restore(self, messages: Sequence[Mapping[str, str]], unconfirmed: Sequence[Unconfirmed] = ()) -> None:
         """Set the conversation to these turns, so that the next question continues them.
 
@@ -216,29 +223,68 @@ class Chat(ChatChecks):
         self._check_idle()
         self._check_complete()
         self._check_accepted()
-        if sampling is not None and not 0 <= sampling.temperature <= LARGEST_REAL:
-            raise ChatError(f"a temperature is 0 or more, not {sampling.temperature}")
-        if sampling is not None and not 0 <= sampling.top_p <= 1:
-            raise ChatError(f"top_p is from 0 to 1, not {sampling.top_p}")
-        if sampling is not None and not 0 <= sampling.seed < 1 << 64:
-            raise ChatError(f"a seed is a whole number of 64 bits, 0 or more, not {sampling.seed}")
-        if sampling is not None and (sampling.top_k or sampling.min_p):
-            raise ChatError("the verifier takes temperature, top_p and a seed so far: leave out top_k and min_p")
-        if max_new_tokens < 0:
-            raise ChatError(f"an answer may have 0 tokens (no limit) or more, not {max_new_tokens}")
+        check_wishes(max_new_tokens, sampling)
         question = await self._question(text)
-        if question.length >= self._max_context:
+        room = self.manifest.max_context
+        if question.length >= room:
             what = "text" if self.tokenizer.raw else "conversation"
             raise ContextFullError(
-                f"the {what} would have {question.length} tokens, the target's context holds {self._max_context}; "
+                f"the {what} would have {question.length} tokens, the target's context holds {room}; "
                 f"shorten {'it' if self.tokenizer.raw else 'the message or begin a new chat'}"
             )
-        most, chosen = min(max_new_tokens, self._max_context), sampling or Sampling()
+        most, chosen = min(max_new_tokens, room), sampling or Sampling()
 
         def ask() -> None:
             self._loop.ask(question.kept, question.supplied, chosen, most, while_away=while_away)
 
         async with aclosing(self._ask(question, ask)) as events:
+            async for event in events:
+                yield event
+
+    async def continue_answer(
+        self, *, max_new_tokens: int = 512, sampling: Sampling | None = None, while_away: bool = True
+    ) -> AsyncGenerator[ChatEvent, None]:
+        """Go on with the last answer, which was cut off at its greatest length or stopped. Events, and leaving them, as
+        of :meth:`send`: texts are of the whole answer, figures of what is written now.
+
+        With the sampling that it was asked with, seed included, the answer becomes what a larger limit would have made
+        it. Its tokens are those that it was written with; of one that came by :meth:`restore` only the text is known,
+        which is encoded anew.
+
+        Args:
+            max_new_tokens: by how many tokens it may become longer.
+            sampling: as the last question was asked, when omitted.
+
+        Raises:
+            ContextFullError: the target's context is full.
+            ChatError: see :meth:`send`; there is no such answer, it has ended by itself, or it is :attr:`unconfirmed`.
+        """
+        self._check_idle()
+        self._check_complete()
+        self._check_accepted()
+        check_wishes(max_new_tokens, sampling)
+        committed, record = self._loop.committed, self._record
+        question, tokens = self._conversation.last_answer(committed)
+        if not tokens or tokens[-1] in self.tokenizer.stop_tokens:
+            raise ChatError("the answer has ended by itself: there is nothing to continue")
+        whole = [*committed[: question.kept], *question.supplied, *tokens]
+        if len(whole) >= self.manifest.max_context:
+            raise ContextFullError(
+                f"the target's context holds {self.manifest.max_context} tokens, which the conversation has: begin a "
+                "new chat"
+            )
+        same = record.question.messages == question.messages and len(record.origins) == len(tokens)
+        origins = record.origins if same else (Origin.CORRECTED,) * len(tokens)
+        kept = common_length(committed, whole)
+        chosen, most = sampling or self._session.sampling, min(max_new_tokens, self.manifest.max_context)
+
+        self._conversation.restore(question.messages[:-1], self._conversation.unconfirmed)
+
+        def go_on() -> None:
+            rest, start = whole[kept:], question.length
+            self._loop.continue_answer(kept, rest, start, chosen, most, while_away=while_away)
+
+        async with aclosing(self._ask(question, go_on, (tokens, origins))) as events:
             async for event in events:
                 yield event
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, Paused
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, Paused, Statistics
 from moa_runtime.answer_record import AnswerRecord
 from moa_runtime.chat_keeper import ChatKeeper
 from moa_runtime.chat_link import ChatLink
@@ -106,8 +106,10 @@ class ChatAnswers(ChatLink):
     def _new_record(self, question: Question) -> AnswerRecord:
         return AnswerRecord(self.tokenizer, question, self._driver.bytes_moved)
 
-    async def _ask(self, question: Question, ask: Callable[[], None]) -> AsyncGenerator[ChatEvent, None]:
-        """Have the loop ask, and follow the answer."""
+    async def _ask(
+        self, question: Question, ask: Callable[[], None], known: tuple[Sequence[int], Sequence[Origin]] = ((), ())
+    ) -> AsyncGenerator[ChatEvent, None]:
+        """Have the loop ask, and follow the answer, of whose beginning tokens and origins may be known."""
         asked = asyncio.get_running_loop().create_future()
         self._events.clear()
         edition = self._events.ask_for_edition()
@@ -115,6 +117,7 @@ class ChatAnswers(ChatLink):
         def begin() -> None:
             self._events.begin_edition(edition)
             self._record, self._unheard = self._new_record(question), True
+            self._record.resume(*known, Statistics())
             ask()
             asked.set_result(self._keeper.save())
 
@@ -213,11 +216,6 @@ class ChatAnswers(ChatLink):
     def _turns(self) -> tuple[list[dict[str, str]], list[Unconfirmed]]:
         """The conversation's turns, and the marks of those that are unconfirmed."""
         return self._checking or (self._conversation.messages, self._conversation.unconfirmed)
-
-    async def _done(self, something: asyncio.Future[Any]) -> bool:
-        """Wait for what the loop or the disk does; says whether it did, before the loop ended."""
-        await asyncio.wait({something, *([self._running] if self._running else [])}, return_when="FIRST_COMPLETED")
-        return something.done()
 
     def _answered(self, text: str) -> None:
         self._record.pause_clock()

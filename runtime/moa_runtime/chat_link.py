@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from moa_runtime.answer import LinkChanged, LinkStatus
 from moa_runtime.answer_events import AnswerEvents
@@ -157,6 +157,11 @@ class ChatLink:
         """Raises ChatError: the verifier refused, or the loop has ended."""
         if self._refusal is not None and (self._driver.gave_up or self._running is None or self._running.done()):
             raise self._refusal
+
+    async def _done(self, something: asyncio.Future[Any]) -> bool:
+        """Wait for what the loop or the disk does; says whether it did, before the loop ended."""
+        await asyncio.wait({something, *([self._running] if self._running else [])}, return_when="FIRST_COMPLETED")
+        return something.done()
 
     def _hear(self, event: LoopEvent) -> None:
         """What the loop says."""

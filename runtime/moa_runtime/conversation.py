@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from moa_runtime.errors import MoaError
+from moa_runtime.errors import ChatError, MoaError
 from moa_runtime.sequences import common_length
 from moa_runtime.session.events import Sampling
 from moa_runtime.tokenizer import ChatTokenizer, HistoryRewrittenError
@@ -101,8 +101,29 @@ class Conversation:
             ChatTemplateError: the template refuses the conversation.
             MoaError: what is no text, or an empty one where there is no template.
         """
-        messages = [*self.messages, checked_turn({"role": "user", "content": text})]
-        turns, length = self._ends[-1]
+        return self._question(committed, [*self.messages, checked_turn({"role": "user", "content": text})])
+
+    def last_answer(self, committed: Sequence[int]) -> tuple[Question, list[int]]:
+        """The last question, and the tokens of its answer: those that were committed, where it is known which.
+
+        Raises:
+            ChatError: the last turn is no answer to a question, or one that is to be checked first.
+            ChatTemplateError: see :meth:`ask`.
+        """
+        last = len(self.messages) - 1
+        if [turn["role"] for turn in self.messages[-2:]] != ["user", "assistant"]:
+            raise ChatError("there is no answer to continue: ask something")
+        if any(mark.turn == last for mark in self.unconfirmed):
+            raise ChatError("the answer is not confirmed yet: it can be continued once it is checked")
+        question = self._question(committed, self.messages[:last])
+        turns, end = self._ends[-1]
+        same = [*committed[: question.kept], *question.supplied] == list(committed[: question.length])
+        if turns == last + 1 and same:
+            return question, list(committed[question.length : end])
+        return question, self._tokenizer.encode(self.messages[last]["content"])
+
+    def _question(self, committed: Sequence[int], messages: list[dict[str, str]]) -> Question:
+        turns, length = next(end for end in reversed(self._ends) if end[0] < len(messages))
         known = list(committed[:length])
         try:
             whole = known + self._tokenizer.continue_turns(known, messages[:turns], messages[turns:])

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from moa_runtime.answer import LinkChanged, LinkStatus, PauseReason
+from moa_runtime.answer import LinkStatus, PauseReason
 from moa_runtime.arrivals import Arrivals
 from moa_runtime.control import Controller
 from moa_runtime.decisions import Decisions
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.lessons import Lessons
 from moa_runtime.link_watch import Alarm, LinkWatch
-from moa_runtime.listeners import Listeners
-from moa_runtime.loop_events import Draft, Drafted, LinkLost, LoopEvent, PauseBegan, Wait
-from moa_runtime.loop_settings import Conditions, LoopSettings
-from moa_runtime.offline import Offline
+from moa_runtime.loop_events import Draft, Drafted, LinkLost, PauseBegan, Wait
+from moa_runtime.loop_settings import LoopSettings
+from moa_runtime.loop_view import LoopView
 from moa_runtime.placement import Placement
 from moa_runtime.rounds import Rounds
 from moa_runtime.session.client import ClientSession, LinkState
-from moa_runtime.session.events import Origin, Policy, Sampling
+from moa_runtime.session.events import Origin, Sampling
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.trial import Trial
 
 
-class DraftingLoop:
+class DraftingLoop(LoopView):
     """A :class:`ClientSession`, a drafter and a controller, and what to do with them next.
 
     The host, which has sockets, threads and a clock, tells what happened and does what :meth:`next` says, one thing
@@ -62,74 +61,18 @@ class DraftingLoop:
         settings: LoopSettings | None = None,
         writer: Drafter | None = None,
     ) -> None:
-        self._session, self._drafter = session, drafter
         settings = settings or LoopSettings()
-        self._watch, self._rounds = LinkWatch(settings), Rounds(len(session.tentative))
+        self._watch, self._rounds = watch, rounds = LinkWatch(settings), Rounds(len(session.tentative))
         self._placement, self._trial = Placement(settings.drafting, able=drafter is not None), Trial()
-        lessons = Lessons(session, controller, self._rounds, self._placement, self._trial)
-        self._decisions = Decisions(
-            session, drafter, writer, controller, settings, self._watch, self._rounds, self._placement
+        lessons = Lessons(session, controller, rounds, self._placement, self._trial)
+        super().__init__(
+            session,
+            Decisions(session, drafter, writer, controller, settings, watch, rounds, self._placement),
         )
-        self._listeners = Listeners()
+        self._drafter = drafter
         self._tell, self._set_link = self._listeners.tell, self._listeners.set_link
-        self._arrivals = Arrivals(
-            session, drafter, lessons, self._watch, self._rounds, self._placement, self._listeners
-        )
+        self._arrivals = Arrivals(session, drafter, lessons, watch, rounds, self._placement, self._listeners)
         self._paused: PauseReason | None = None
-
-    def listen(self, listener: Callable[[LoopEvent], None]) -> None:
-        """Have ``listener`` called with each event."""
-        self._listeners.add(listener)
-
-    # -- what is known -----------------------------------------------------------------------------
-
-    @property
-    def link(self) -> LinkChanged:
-        """Its last change."""
-        return self._listeners.link
-
-    @property
-    def committed(self) -> list[int]:
-        """Tokens that the target has confirmed."""
-        return self._session.committed
-
-    @property
-    def unconfirmed(self) -> tuple[tuple[int, Origin], ...]:
-        """Answer tokens behind these, with their origins."""
-        return self._session.unconfirmed
-
-    @property
-    def answering(self) -> bool:
-        return self._session.answering
-
-    @property
-    def conditions(self) -> Conditions:
-        """What the host says; may be set at any time. Whether rows are wanted is told with the next connection."""
-        return self._decisions.conditions
-
-    @conditions.setter
-    def conditions(self, conditions: Conditions) -> None:
-        self._decisions.conditions = conditions
-        self._session.wants_rows = not conditions.metered
-        self._session.held = conditions.background
-
-    @property
-    def policy(self) -> Policy:
-        """What becomes of text written offline; may be set at any time."""
-        return self._session.policy
-
-    @policy.setter
-    def policy(self, policy: Policy) -> None:
-        self._session.policy = policy
-
-    @property
-    def offline(self) -> Offline:
-        """What writes while there is no verifier; may be set at any time."""
-        return self._decisions.offline
-
-    @offline.setter
-    def offline(self, offline: Offline) -> None:
-        self._decisions.offline = offline
 
     # -- what the user wants -----------------------------------------------------------------------
 
@@ -148,15 +91,26 @@ class DraftingLoop:
         Args:
             draft: the answer as it was written without the target, which is asked about it first.
         """
-        self._forget_rows(kept)
-        self._rounds.begin()
-        self._watch.idle()
-        self._session.rewind(kept)
+        self._begin_at(kept)
         self._session.prompt(tokens, sampling, max_new_tokens, while_away=while_away)
         if draft:
             self._session.extend(draft[: self._session.room], Origin.OFFLINE)
             self._rounds.resume(len(self._session.tentative))
-        self._paused = None
+
+    def continue_answer(
+        self,
+        kept: int,
+        tokens: Sequence[int],
+        answer_start: int,
+        sampling: Sampling,
+        max_new_tokens: int,
+        *,
+        while_away: bool = True,
+    ) -> None:
+        """Have an answer go on that ends with ``tokens`` after the first ``kept`` committed ones, see
+        :meth:`ClientSession.continue_answer`."""
+        self._begin_at(kept)
+        self._session.continue_answer(tokens, answer_start, sampling, max_new_tokens, while_away=while_away)
 
     def cancel(self) -> None:
         """End the answer where the target has confirmed it."""
@@ -292,6 +246,14 @@ class DraftingLoop:
             self._session.take_over()
         elif (credit := self._decisions.credit_due) is not None:
             self._session.lend(credit)
+
+    def _begin_at(self, kept: int) -> None:
+        """Nothing is under way, and the first ``kept`` committed tokens stay."""
+        self._forget_rows(kept)
+        self._rounds.begin()
+        self._watch.idle()
+        self._session.rewind(kept)
+        self._paused = None
 
     def _forget_rows(self, length: int) -> None:
         if self._drafter is not None:

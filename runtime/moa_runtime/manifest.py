@@ -14,6 +14,7 @@ from typing import Any
 
 from moa_runtime.errors import MoaError
 from moa_runtime.manners import Manners
+from moa_runtime.recommended import RecommendedSampling
 
 SCHEMA_VERSION = 2
 MANIFEST_FILE = "manifest.json"
@@ -93,6 +94,7 @@ class Manifest:
         writer: the graph of a whole model, which the device writes with while it has no verifier; None without one.
             Its ``details`` name the model, its bits, and ``max_context``, the positions it was trained for.
         manners: when the drafter stops where it writes alone; None where nobody fitted them.
+        sampling: what the target's authors recommend for chats; None where they do not say.
     """
 
     fingerprints: Fingerprints
@@ -111,6 +113,7 @@ class Manifest:
     files: Mapping[str, FileEntry]
     writer: TargetEntry | None = None
     manners: Manners | None = None
+    sampling: RecommendedSampling | None = None
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> str:
@@ -211,7 +214,7 @@ def _checked_name(name: str) -> str:
     return name
 
 
-_OPTIONAL = {"writer", "manners"}
+_OPTIONAL = {"writer", "manners", "sampling"}
 #: How each field is read.
 _PARTS: Mapping[str, Callable[[Any], Any]] = {
     "fingerprints": lambda raw: Fingerprints(**_texts(raw)),
@@ -224,5 +227,6 @@ _PARTS: Mapping[str, Callable[[Any], Any]] = {
     "targets": lambda raw: {name: _target(entry) for name, entry in raw.items()},
     "writer": _writer,
     "manners": _manners,
+    "sampling": RecommendedSampling.from_json,
     "files": lambda raw: {_checked_name(name): FileEntry(**entry) for name, entry in raw.items()},
 }

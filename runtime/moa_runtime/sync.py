@@ -53,6 +53,10 @@ class SyncChat:
         """See :meth:`moa_runtime.chat.Chat.send`. Leaving the loop early stops the answer."""
         return self._follow(self.chat.send(text, max_new_tokens=max_new_tokens, sampling=sampling))
 
+    def continue_answer(self, *, max_new_tokens: int = 512, sampling: Sampling | None = None) -> Iterator[ChatEvent]:
+        """See :meth:`moa_runtime.chat.Chat.continue_answer`. Leaving the loop early stops the answer."""
+        return self._follow(self.chat.continue_answer(max_new_tokens=max_new_tokens, sampling=sampling))
+
     @property
     def messages(self) -> list[dict[str, str]]:
         return self.chat.messages

@@ -10,8 +10,9 @@ import sys
 
 import pytest
 
+from moa_chat.history.chat_settings import ChatSettings
 from moa_chat.history.message import Dropped, Message, title_of
-from moa_chat.history.schema import VERSION
+from moa_chat.history.schema import _STEPS, VERSION
 from moa_chat.history.store import History
 from moa_runtime.answer import Origin, TextSpan
 from moa_runtime.errors import MoaError
@@ -55,6 +56,30 @@ def test_messages_come_back_as_they_were_saved(history, path):
     again = History.open(path)
     assert again.messages(chat) == [Message("user", "Gut?"), ANSWER] and again.set_aside is None
     again.close()
+
+
+def test_settings_of_a_chat(history):
+    plain, own = history.create("Plain"), history.create("Own", ChatSettings("Be\nbrief.", temperature=0.5))
+    assert history.settings(plain) is None
+    assert history.settings(own) == ChatSettings("Be\nbrief.", temperature=0.5)
+    history.change_settings(plain, ChatSettings(max_new_tokens=7))
+    assert history.settings(plain) == ChatSettings(max_new_tokens=7)
+    assert history.settings(99) is None
+
+
+def test_a_history_of_the_first_version_goes_on(path):
+    path.parent.mkdir()
+    database = sqlite3.connect(path)
+    database.executescript(f"BEGIN; {_STEPS[0]} PRAGMA user_version = 1; COMMIT;")
+    database.execute("INSERT INTO chat (title, updated) VALUES ('Colours', 1)")
+    database.execute("INSERT INTO message VALUES (1, 0, 'user', 'Gut?', '{\"spans\": [], \"dropped\": []}', 1, '')")
+    database.commit()
+    database.close()
+    history = History.open(path)
+    assert history.messages(1) == [Message("user", "Gut?")] and history.settings(1) is None
+    history.change_settings(1, ChatSettings("Be brief."))
+    assert history.settings(1) == ChatSettings("Be brief.") and history.set_aside is None
+    history.close()
 
 
 def test_the_latest_chat_is_first(history):

@@ -18,6 +18,7 @@ from moa_drafter import target_source as module
 from moa_drafter.target import Target, load_target, target_fingerprint
 from moa_drafter.target_source import DEFAULT_TARGET, TargetError, resolve_target
 from moa_runtime.bundle import sha256_of
+from moa_runtime.recommended import RecommendedSampling
 from tiny import make_tiny_target
 
 
@@ -179,3 +180,15 @@ def test_a_target_without_a_chat_template_says_so(target: Target, templates: obj
     tokenizer.chat_template = templates
     with pytest.raises(TargetError, match="has no chat template"):
         _ = dataclasses.replace(target, tokenizer=tokenizer).chat_template
+
+
+def test_what_the_authors_recommend(target: Target, monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
+    assert target.recommended_sampling is None
+    said = copy.deepcopy(target.model.generation_config)
+    said.update(do_sample=True, temperature=0.6, top_p=0.95)
+    monkeypatch.setattr(target.model, "generation_config", said)
+    assert target.recommended_sampling == RecommendedSampling(0.6, 0.95)
+    said.update(do_sample=False)
+    assert target.recommended_sampling is None
+    builtin = dataclasses.replace(target, folder=empty_cache / "targets" / DEFAULT_TARGET)
+    assert builtin.recommended_sampling == RecommendedSampling(0.2, 0.9)

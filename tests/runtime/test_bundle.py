@@ -21,6 +21,7 @@ from moa_runtime.bundle import (
     write_manifest,
 )
 from moa_runtime.manners import Manners
+from moa_runtime.recommended import RecommendedSampling
 
 MANIFEST = Manifest(
     fingerprints=Fingerprints(target="aa", tokenizer="bb", drafter="cc"),
@@ -57,6 +58,7 @@ MANIFEST = Manifest(
     },
     files={},
     manners=Manners(0.4, 12, 8),
+    sampling=RecommendedSampling(0.2, 0.9),
 )
 
 
@@ -85,7 +87,7 @@ def test_what_was_written_is_read_back(folder: Path) -> None:
     assert Manifest.from_json(bundle.manifest.to_json()) == bundle.manifest
     assert bundle.graph_path("coreml") == folder / "Half.mlpackage"
     assert bundle.manifest.targets == MANIFEST.targets
-    assert bundle.manifest.manners == MANIFEST.manners
+    assert bundle.manifest.manners == MANIFEST.manners and bundle.manifest.sampling == MANIFEST.sampling
     assert bundle.manifest.stop_tokens == (2, 0)
 
 
@@ -141,6 +143,10 @@ def test_another_schema_version_is_refused(folder: Path, version: object) -> Non
         {"manners": {"least_probability": 2, "repeated": 12, "longest": 8}},
         {"manners": {"least_probability": 0.4, "repeated": "twelve", "longest": 8}},
         {"manners": 3},
+        {"sampling": {"temperature": 0.2}},
+        {"sampling": {"temperature": -1, "top_p": 1}},
+        {"sampling": {"temperature": 0.2, "top_p": 0}},
+        {"sampling": "greedy"},
         {"files": {"../outside": {"sha256": "", "bytes": 0}}},
         {"files": {"/etc/passwd": {"sha256": "", "bytes": 0}}},
         {"fingerprints": {"target": "aa", "tokenizer": "bb", "surprise": "cc"}},
@@ -211,6 +217,8 @@ def test_the_json_schema_takes_what_is_written(folder: Path) -> None:
         ({"top_k": 0}, "$.top_k"),
         ({"manners": {"least_probability": 2, "repeated": 12, "longest": 8}}, "$.manners"),
         ({"manners": {"least_probability": 0.4, "repeated": 12}}, "$.manners"),
+        ({"sampling": {"temperature": 0.2, "top_p": 0}}, "$.sampling"),
+        ({"sampling": {"temperature": 0.2}}, "$.sampling"),
         ({"files": {"../outside": {"sha256": "0" * 64, "bytes": 0}}}, "$.files"),
         ({"files": {"a": {"sha256": "xyz", "bytes": 0}}}, "$.files.a.sha256"),
     ],

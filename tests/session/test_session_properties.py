@@ -263,6 +263,25 @@ class LossyLink(CheckedLink):
         self.pair.flush()
         self._ask(prompt, 10)
 
+    @rule(more=st.integers(0, 20), place=st.integers(0, 95))
+    def continue_answer(self, more: int, place: int) -> None:
+        """The answer has ended, or is stopped, and goes on from a place in it."""
+        client, start = self.pair.client, self.known.prompt_end
+        self.pair.events += client.cancel()
+        self.pair.flush()
+        if len(client.committed) <= start:
+            return
+        end = start + 1 + place % (len(client.committed) - start)
+        whole = list(client.committed[:end])
+        if whole[-1] == STOP or end >= LIMITS.max_context:
+            return
+        client.rewind(end - end % 2)
+        self.pair.forget_rows(len(client.committed))
+        limit = min(LIMITS.max_context, end + more) if more else LIMITS.max_context
+        self.known = replace(self.known, limit=limit, expected=tuple(decode(whole, limit)))
+        client.continue_answer(whole[len(client.committed) :], start, Sampling(), more)
+        self.pair.flush()
+
     @rule(place=st.integers(0, 95), kept=st.lists(st.integers(1, 12), min_size=1, max_size=4))
     @precondition(lambda self: len(self.pair.client.committed) >= self.known.prompt_end)
     def keep(self, place: int, kept: list[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from itertools import pairwise
@@ -29,10 +30,12 @@ from moa_runtime.loop_settings import Conditions
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.sync import SyncChat
 from moa_runtime.transport import Endpoint
+from moa_runtime.unconfirmed import Unconfirmed
 from server.running import Verifier
 from system.asking import QUESTION, TIMEOUT_S, ask, chatting, committed, endpoint, ids, own_decoding, written_offline
 
 SAMPLED = Sampling(0.9, 0.95, seed=7)
+LONG = Sampling(0.9, 0.95, seed=1)  # which does not end the answer soon
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED])
@@ -281,5 +284,147 @@ def test_the_event_loop_goes_on_while_a_long_text_becomes_tokens(
         with pytest.raises(ContextFullError, match="would have 1000 tokens"):
             await asking
         chat.restore([])
+
+    asyncio.run(asyncio.wait_for(run(), TIMEOUT_S))
+
+
+async def go_on(chat: Chat, **wanted: object) -> tuple[AnswerFinished, list[AnswerUpdate]]:
+    """Continue the last answer to its end."""
+    updates = []
+
+    async def follow() -> AnswerFinished:
+        async for event in chat.continue_answer(**wanted):
+            if isinstance(event, AnswerUpdate):
+                updates.append(event)
+            if isinstance(event, AnswerFinished):
+                return event
+        raise AssertionError("the answer ended without its last event")
+
+    return await asyncio.wait_for(follow(), TIMEOUT_S), updates
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), LONG])
+def test_a_continued_answer_is_what_a_larger_limit_gives(
+    verifier: Verifier, bundle: Bundle, sampling: Sampling
+) -> None:
+    async def run() -> None:
+        async with chatting(bundle, endpoint(verifier)) as chat:
+            whole = await ask(chat, count=40, sampling=sampling)
+            messages, tokens = chat.messages, chat.tokens
+            chat.restore([])
+            cut = await ask(chat, count=17, sampling=sampling)
+            assert cut.reason.value == "length" and ids(whole)[:17] == ids(cut)
+            sent: list[int] = []
+            chat._loop.listen(lambda event: sent.append(event.supplied) if isinstance(event, RoundEnded) else None)
+            longer, updates = await go_on(chat, max_new_tokens=23, sampling=sampling)
+            assert ids(longer) == ids(whole) and longer.text == whole.text
+            assert all(update.committed.startswith(cut.text) for update in updates)
+            assert [token.origin for token in longer.tokens[:17]] == [token.origin for token in cut.tokens]
+            assert longer.statistics.tokens == len(longer.tokens) - 17
+            assert chat.messages == messages and chat.tokens == tokens
+            assert max(sent) == 1, "what the verifier has is not sent again"
+            after = await ask(chat, "And why?", sampling=sampling)
+            assert ids(after) == own_decoding(verifier, chat, after, 24, sampling)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), LONG])
+def test_of_a_stored_answer_the_text_is_continued(verifier: Verifier, bundle: Bundle, sampling: Sampling) -> None:
+    """Its tokens are those of the text, and what follows them the target's."""
+
+    async def run() -> None:
+        async with chatting(bundle, endpoint(verifier)) as chat:
+            cut = await ask(chat, count=17, sampling=sampling)
+            stored, prompt = chat.messages, chat.tokens[: chat.prompt_tokens]
+            chat.restore([])
+            await ask(chat, "Something else.")
+            chat.restore(stored)
+            longer, _ = await go_on(chat, max_new_tokens=23, sampling=sampling)
+            begun = chat.tokenizer.encode(cut.text)
+            assert ids(longer) == [*begun, *verifier.decode([*prompt, *begun], 23, sampling)]
+            assert longer.text.startswith(cut.text) and chat.messages[-1]["content"] == longer.text
+
+    asyncio.run(run())
+
+
+def test_a_stopped_answer_is_continued_with_the_sampling_it_had(verifier: Verifier, bundle: Bundle) -> None:
+    async def run() -> None:
+        async with chatting(bundle, endpoint(verifier)) as chat:
+            whole = await ask(chat, count=40, sampling=LONG)
+            chat.restore([])
+            async with contextlib.aclosing(chat.send(QUESTION, max_new_tokens=40, sampling=LONG)) as events:
+                async for event in events:
+                    if isinstance(event, AnswerUpdate) and len(event.committed) > 10:
+                        break
+            stopped = chat.messages[-1]["content"]
+            assert whole.text.startswith(stopped) and stopped != whole.text
+            longer, _ = await go_on(chat, max_new_tokens=40 - len(chat.tokens) + chat.prompt_tokens)
+            assert longer.text == whole.text
+
+    asyncio.run(run())
+
+
+def test_an_answer_is_continued_without_the_verifier_and_checked_later(verifier: Verifier, bundle: Bundle) -> None:
+    async def run() -> None:
+        async with chatting(bundle, endpoint(verifier)) as chat:
+            whole = await ask(chat, count=22)
+            chat.restore([])
+            cut = await ask(chat, count=12)
+            await chat.work_offline(True)
+            async with contextlib.aclosing(chat.continue_answer(max_new_tokens=10)) as events:
+                async for event in events:
+                    if isinstance(event, Paused) and event.reason is PauseReason.LENGTH:
+                        break
+            assert chat.messages[-1]["content"].startswith(cut.text) and chat.unconfirmed[0].most == 22
+            await chat.work_offline(False)
+            while chat.status is not LinkStatus.ONLINE:
+                await asyncio.sleep(0.01)
+            checks = chat.check()
+            assert checks is not None
+            finished = [event async for event in checks if isinstance(event, AnswerFinished)]
+            assert finished[0].text == whole.text and not chat.unconfirmed
+
+    asyncio.run(run())
+
+
+def test_what_cannot_be_continued_says_why(verifier: Verifier, bundle: Bundle) -> None:
+    async def run() -> None:
+        async with chatting(bundle, endpoint(verifier)) as chat:
+            with pytest.raises(ChatError, match="no answer to continue"):
+                await go_on(chat)
+            await ask(chat, count=12)
+            with pytest.raises(ChatError, match="a temperature is 0 or more"):
+                await go_on(chat, sampling=Sampling(-1))
+            mark = Unconfirmed(1, Sampling(), 12)
+            chat.restore(chat.messages, [mark])
+            with pytest.raises(ChatError, match="not confirmed yet"):
+                await go_on(chat)
+            chat.restore([])
+            whole = await ask(chat, count=300)
+            if whole.reason.value == "stop":
+                with pytest.raises(ChatError, match="ended by itself"):
+                    await go_on(chat)
+
+    asyncio.run(run())
+
+
+def test_a_continued_answer_outlives_the_program(verifier: Verifier, bundle: Bundle, tmp_path) -> None:
+    async def run() -> None:
+        store = tmp_path / "chat.json"
+        async with chatting(bundle, endpoint(verifier), store=store) as chat:
+            whole = await ask(chat, count=40)
+            chat.restore([])
+            await ask(chat, count=17)
+            async for event in chat.continue_answer(max_new_tokens=23):
+                if isinstance(event, AnswerUpdate):
+                    await chat.close()
+        async with chatting(bundle, endpoint(verifier), store=store) as chat:
+            events = chat.pending()
+            assert not chat.store_problem and events is not None
+            async for event in events:
+                if isinstance(event, AnswerFinished):
+                    assert ids(event) == ids(whole)
+            assert chat.messages[-1]["content"] == whole.text
 
     asyncio.run(run())

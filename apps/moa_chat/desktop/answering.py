@@ -8,8 +8,17 @@ from collections.abc import Mapping, Sequence
 from moa_chat.desktop.figures import Round, new_round, summary
 from moa_chat.history.message import Dropped, Message
 from moa_chat.history.store import History
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, Origin, PauseReason, Statistics, TextSpan
+from moa_runtime.answer import (
+    AnswerFinished,
+    AnswerUpdate,
+    FinishReason,
+    Origin,
+    PauseReason,
+    Statistics,
+    TextSpan,
+)
 from moa_runtime.sequences import common_length
+from moa_runtime.session.events import Sampling
 from moa_runtime.unconfirmed import Unconfirmed
 
 
@@ -22,30 +31,48 @@ def answering_again(history: History, turns: Sequence[Mapping[str, str]], questi
     known = [*(turn for turn in turns if turn["role"] != "system"), {"role": "user", "content": question}]
     for chat, position in history.unfinished():
         if [message.turn for message in history.messages(chat)][:position] == known:
-            return Answering(chat, position, question)
+            sampling = history.messages(chat)[position].cut_off
+            return Answering(chat, position, question, sampling)
     return None
 
 
 class Answering:
     """What is known of the answer that is being written.
 
+    Args:
+        before: the answer as it was, where it is continued.
+
     Attributes:
         chat: id of its conversation.
         position: of the answer in it.
         question: what was asked.
+        sampling: how the target chooses; None where that is not known.
         replaces: the stored chat has other turns from the question on, which stay until words of this answer are
             confirmed.
         message: the answer as it stands.
+        tokens: how many it has by now; 0 before the first news.
         statistics: its figures.
         pause: why the device does not write on; None while it does.
     """
 
-    def __init__(self, chat: int, position: int, question: str, *, replaces: bool = False) -> None:
+    def __init__(
+        self,
+        chat: int,
+        position: int,
+        question: str,
+        sampling: Sampling | None,
+        *,
+        replaces: bool = False,
+        before: Message | None = None,
+    ) -> None:
         self.chat, self.position, self.question, self.replaces = chat, position, question, replaces
-        self.message = Message("assistant", "", finished=False)
+        self.sampling = sampling
+        begun = before or Message("assistant", "")
+        self.message = dataclasses.replace(begun, finished=False, figures="", cut_off=sampling)
         self.statistics = Statistics()
         self.pause: PauseReason | None = None
-        self._committed = ""
+        self.tokens = 0
+        self._before, self._committed = before, begun.content
 
     @property
     def turns(self) -> list[Message]:
@@ -56,6 +83,11 @@ class Answering:
     def confirmed(self) -> bool:
         """Whether the target has confirmed any words."""
         return bool(self._committed or (self.message.finished and self.message.content))
+
+    @property
+    def words_a_token(self) -> float:
+        """How many words of the text so far a token makes on average, below 1 in most languages."""
+        return len(self.message.content.split()) / self.tokens if self.tokens else 0.0
 
     @property
     def ended_alone(self) -> bool:
@@ -74,18 +106,21 @@ class Answering:
         # What was kept after all stands there again.
         dropped = tuple(one for one in self.message.dropped if not text.startswith(one.text, one.offset))
         if event.dropped:
-            dropped = (*dropped, Dropped(common_length(self.message.content, text), event.dropped))
+            dropped = (*dropped, Dropped(_place_of(event.dropped, self.message.content, text), event.dropped))
         if text != self.message.content:
             self.pause = None
-        self._committed = event.committed
-        self.message = Message("assistant", text, event.spans, dropped, finished=False)
+        self._committed, self.tokens = event.committed, len(event.tokens)
+        spans = self._with_known(event.spans)
+        self.message = Message("assistant", text, spans, dropped, finished=False, cut_off=self.sampling)
         before, self.statistics = self.statistics, event.statistics
         return new_round(before, event.statistics)
 
     def finish(self, event: AnswerFinished) -> None:
         self.statistics = event.statistics
-        figures = summary(event.statistics, event.reason)
-        self.message = Message("assistant", event.text, event.spans, self.message.dropped, figures=figures)
+        self.tokens = len(event.tokens)
+        figures, spans = summary(event.statistics, event.reason), self._with_known(event.spans)
+        cut_off = self.sampling if event.reason is FinishReason.LENGTH else None
+        self.message = Message("assistant", event.text, spans, self.message.dropped, figures=figures, cut_off=cut_off)
 
     def set_aside(self, text: str, mark: Unconfirmed) -> None:
         """It ended without the verifier, as ``text``, which is checked later."""
@@ -99,10 +134,33 @@ class Answering:
 
     def stop(self) -> None:
         """It ended early: what is not confirmed goes."""
+        if self._before is not None and self._committed == self._before.content:
+            self.message = self._before
+            return
         text, left, spans = self._committed, len(self._committed), []
         for span in self.message.spans:
             if left > 0:
                 spans.append(dataclasses.replace(span, text=span.text[:left]))
                 left -= len(span.text)
         dropped = tuple(one for one in self.message.dropped if one.offset <= len(text))
-        self.message = Message("assistant", text, tuple(spans), dropped, figures=summary(self.statistics, None))
+        figures = summary(self.statistics, None)
+        self.message = Message("assistant", text, tuple(spans), dropped, figures=figures, cut_off=self.sampling)
+
+    def _with_known(self, spans: Sequence[TextSpan]) -> tuple[TextSpan, ...]:
+        """Of what is continued the origins are stored; the runtime may have forgotten them."""
+        before, kept = self._before, []
+        if before is None or not before.spans or not "".join(span.text for span in spans).startswith(before.content):
+            return tuple(spans)
+        skipped = len(before.content)
+        for span in spans:
+            if skipped < len(span.text):
+                kept.append(dataclasses.replace(span, text=span.text[skipped:]))
+            skipped = max(0, skipped - len(span.text))
+        return (*before.spans, *kept)
+
+
+def _place_of(dropped: str, before: str, after: str) -> int:
+    """Where in ``after`` the end of ``before`` stood that was dropped: it may have begun like what stands there now."""
+    if before.endswith(dropped):
+        return min(len(before) - len(dropped), len(after))
+    return common_length(before, after)

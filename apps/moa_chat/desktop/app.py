@@ -68,10 +68,10 @@ def with_options(settings: Settings, options: argparse.Namespace) -> Settings:
         given |= {"server": server, "token": token, "local": False, "certificate": ""}
     if options.bundle is not None:
         given["bundle"] = str(options.bundle)
-    standard = build_parser().parse_args([])
-    for name in ("max_new_tokens", "temperature"):
-        if getattr(options, name) != getattr(standard, name):
-            given[name] = getattr(options, name)
+    if options.max_new_tokens != build_parser().parse_args([]).max_new_tokens:
+        given["max_new_tokens"] = options.max_new_tokens
+    if options.temperature is not None or options.top_p is not None:
+        given |= {"recommended": False, "temperature": options.temperature, "top_p": options.top_p}
     return dataclasses.replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 

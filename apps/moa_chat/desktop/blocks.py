@@ -55,7 +55,7 @@ class CodeBlock(QFrame):
         self._language = QLabel()
         self._language.setObjectName("muted")
         self._code = ""
-        self.copy_button = CopyButton(look, "Copy this code", lambda: self._code)
+        self.copy_button = CopyButton(look, "Copy this code", lambda: self._code, label="Copy")
         self.text = OriginText(look)
         self.text.setAccessibleName("Code")
         self.text.setLineWrapMode(QTextEdit.LineWrapMode.NoWrap)

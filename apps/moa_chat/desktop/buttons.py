@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtCore import QSize, QTimer
+from PySide6.QtCore import QSize, Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QKeySequence
 from PySide6.QtWidgets import QToolButton, QWidget
 
@@ -22,6 +22,7 @@ class IconButton(QToolButton):
         name: of the icon.
         says: what the button does, for the tooltip and screen readers.
         shortcut: shown in the tooltip; the window's actions make it work.
+        label: a word beside the icon, while :meth:`show_label` does not say otherwise.
         color: name of a colour of the theme.
     """
 
@@ -33,11 +34,14 @@ class IconButton(QToolButton):
         clicked: Callable[[], None] | None = None,
         *,
         shortcut: str = "",
+        label: str = "",
         color: str = "muted",
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
         self._look, self._icon, self._color = look, name, color
+        self.setText(f" {label}" if label else "")  # the style leaves no room between icon and word
+        self.show_label(bool(label))
         self.setAccessibleName(says)
         keys = QKeySequence(shortcut).toString(QKeySequence.SequenceFormat.NativeText)
         self.setToolTip(f"{says} ({keys})" if keys else says)
@@ -53,6 +57,17 @@ class IconButton(QToolButton):
         self.setToolTip(says)
         self.redraw()
 
+    def show_label(self, shown: bool) -> None:
+        """Whether there is room for the word beside the icon."""
+        beside, alone = Qt.ToolButtonStyle.ToolButtonTextBesideIcon, Qt.ToolButtonStyle.ToolButtonIconOnly
+        self.setToolButtonStyle(beside if shown else alone)
+
+    def width_without_label(self) -> int:
+        """What the icon alone takes."""
+        if self.toolButtonStyle() is Qt.ToolButtonStyle.ToolButtonIconOnly:
+            return self.sizeHint().width()
+        return self.sizeHint().width() - self.fontMetrics().horizontalAdvance(self.text())
+
     def redraw(self) -> None:
         theme = self._look.theme
         self.setIcon(icon(self._icon, getattr(theme, self._color), theme.muted))
@@ -66,8 +81,10 @@ class CopyButton(IconButton):
         text: called for what is to be copied.
     """
 
-    def __init__(self, look: Look, says: str, text: Callable[[], str], parent: QWidget | None = None) -> None:
-        super().__init__(look, "copy", says, self.copy, parent=parent)
+    def __init__(
+        self, look: Look, says: str, text: Callable[[], str], *, label: str = "", parent: QWidget | None = None
+    ) -> None:
+        super().__init__(look, "copy", says, self.copy, label=label, parent=parent)
         self._text = text
 
     def copy(self) -> None:

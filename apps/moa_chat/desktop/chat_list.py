@@ -44,7 +44,7 @@ class ChatList(QWidget):
         name.setObjectName("title")
         top = QHBoxLayout()
         top.addWidget(name, 1)
-        top.addWidget(IconButton(look, "new", "New chat", self.new_wanted.emit, shortcut="Ctrl+N", color="text"))
+        top.addWidget(IconButton(look, "new", "New chat", self.new_wanted.emit, shortcut="Ctrl+N", label="New"))
         self.search = QLineEdit()
         self.search.setPlaceholderText("Search chats")
         self.search.setAccessibleName("Search chats")
@@ -65,7 +65,8 @@ class ChatList(QWidget):
         self._nothing = QLabel("No chats")
         self._nothing.setObjectName("muted")
         self._nothing.setAlignment(Qt.AlignmentFlag.AlignHCenter)
-        self.settings_button = IconButton(look, "settings", "Settings", self.settings_wanted.emit, shortcut="Ctrl+,")
+        wanted = self.settings_wanted.emit
+        self.settings_button = IconButton(look, "settings", "Settings", wanted, shortcut="Ctrl+,", label="Settings")
         bottom = QHBoxLayout()
         bottom.addWidget(self.settings_button)
         bottom.addStretch()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSize, Qt
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from moa_chat.desktop.buttons import IconButton
 from moa_chat.desktop.composer import Composer
+from moa_chat.desktop.context_meter import ContextMeter
 from moa_chat.desktop.conversation_view import ConversationView
+from moa_chat.desktop.find_bar import FindBar
+from moa_chat.desktop.header import Header, Title
 from moa_chat.desktop.look import Look
 from moa_chat.desktop.pill import ConnectionPill
 from moa_chat.desktop.plot import RoundPlot
-from moa_chat.desktop.strips import DisagreementBanner, Legend, Notice, StatusStrip
+from moa_chat.desktop.progress import ProgressStrip
+from moa_chat.desktop.strips import DisagreementBanner, Legend, Notice
 from moa_chat.desktop.style import COLUMN_LETTERS, letters, lines
 
 
@@ -22,23 +25,28 @@ class ChatPage(QWidget):
         super().__init__(parent)
         self.setObjectName("main")
         self.sidebar = IconButton(look, "sidebar", "Show or hide the chats", shortcut="Ctrl+B")
-        self.title = _Title("New chat")
+        self.title = Title("New chat")
         self.pill = ConnectionPill(look)
-        self.offline = _toggle(look, "offline", "Work offline", "Ctrl+Shift+O")
-        self.origins = _toggle(look, "origins", "Colour the text by origin", "Ctrl+Shift+G")
-        self.plot_button = _toggle(look, "plot", "Show the rounds", "Ctrl+Shift+P")
-        self.export = IconButton(look, "export", "Save this chat as a file", shortcut="Ctrl+S")
+        self.offline = _toggle(look, "offline", "Offline", "Work offline", "Ctrl+Shift+O")
+        self.origins = _toggle(look, "origins", "Origins", "Colour the text by origin", "Ctrl+Shift+G")
+        self.plot_button = _toggle(look, "plot", "Figures", "Show how the answer is made, in figures", "Ctrl+Shift+P")
+        self.chat_settings = IconButton(
+            look, "settings", "Settings of this chat", shortcut="Ctrl+Shift+S", label="Settings"
+        )
+        self.export = IconButton(look, "export", "Save this chat as a file", shortcut="Ctrl+S", label="Save")
         self.conversation = ConversationView(look)
+        self.find = FindBar(look, self.conversation)
         self.plot = RoundPlot(look)
         self.plot.hide()
         self.notice = Notice(look)
+        self.progress = ProgressStrip()
+        self.context = ContextMeter(look)
         self.disagreement = DisagreementBanner()
         self.legend = Legend(look)
         self.composer = Composer(look)
-        self.status = StatusStrip()
         self._column = QWidget()
         column = self._strips = QVBoxLayout(self._column)
-        for widget in (self.notice, self.disagreement, self.legend, self.composer, self.status):
+        for widget in (self.progress, self.notice, self.disagreement, self.legend, self.composer, self.context):
             column.addWidget(widget)
         centered = self._centered = QHBoxLayout()
         centered.addStretch(1)
@@ -47,7 +55,9 @@ class ChatPage(QWidget):
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(0)
-        layout.addWidget(self._header())
+        buttons = (self.offline, self.origins, self.plot_button, self.chat_settings, self.export)
+        layout.addWidget(Header(look, self.sidebar, self.title, self.pill, buttons))
+        layout.addWidget(self.find)
         layout.addWidget(self.conversation, 1)
         layout.addLayout(centered)
         layout.addWidget(self.plot)
@@ -55,18 +65,6 @@ class ChatPage(QWidget):
         self.conversation.verticalScrollBar().rangeChanged.connect(lambda _, most: self._line_up(most > 0))
         look.changed.connect(self._fit)
         self._fit()
-
-    def _header(self) -> QWidget:
-        header = QWidget()
-        header.setObjectName("header")
-        header.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        row = QHBoxLayout(header)
-        row.setContentsMargins(lines(0.6), lines(0.4), lines(0.6), lines(0.4))
-        row.addWidget(self.sidebar)
-        row.addWidget(self.title, 1)
-        for widget in (self.pill, self.offline, self.origins, self.plot_button, self.export):
-            row.addWidget(widget)
-        return header
 
     def _fit(self) -> None:
         self._column.setMaximumWidth(letters(COLUMN_LETTERS))
@@ -79,21 +77,7 @@ class ChatPage(QWidget):
         self._centered.setContentsMargins(0, 0, bar.sizeHint().width() if scrolls else 0, 0)
 
 
-class _Title(QLabel):
-    """One line that gives way to the buttons when the window is narrow."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.setObjectName("title")
-        self.setAccessibleName("Title of the chat")
-        self.setTextFormat(Qt.TextFormat.PlainText)
-        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-
-    def minimumSizeHint(self) -> QSize:
-        return QSize(0, super().minimumSizeHint().height())
-
-
-def _toggle(look: Look, name: str, says: str, shortcut: str) -> IconButton:
-    button = IconButton(look, name, says, shortcut=shortcut)
+def _toggle(look: Look, name: str, label: str, says: str, shortcut: str) -> IconButton:
+    button = IconButton(look, name, says, shortcut=shortcut, label=label)
     button.setCheckable(True)
     return button

@@ -47,9 +47,13 @@ class CheckingController(ChatController):
         if not self._after_check(lambda: self.edit(position, text)):
             super().edit(position, text)
 
+    def continue_answer(self) -> None:
+        if not self._after_check(self.continue_answer):
+            super().continue_answer()
+
     def handle_disagreement(self, event: Disagreement) -> None:
         """Of a check one hears at its end."""
-        if not isinstance(self._answering, Checking) or self._settings().disagreement == "mine":
+        if not isinstance(self._answering, Checking) or self._general().disagreement == "mine":
             super().handle_disagreement(event)
 
     def check(self) -> None:
@@ -60,7 +64,8 @@ class CheckingController(ChatController):
         checking = self._try(lambda: self._checks.next(self.current), None)
         if checking is not None and (mark := checking.written.unconfirmed) is not None:
             self._answering = checking
-            turns = self._turns(self._try(lambda: self.history.messages(checking.chat), []))
+            messages = self._try(lambda: self.history.messages(checking.chat), [])
+            turns = self.turns_of(self.settings_of(checking.chat), messages)
             system = turns[0]["role"] == "system"
             self._engine.check(turns, replace(mark, turn=checking.position + system))
         elif self._checks.any_done:

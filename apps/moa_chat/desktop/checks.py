@@ -22,7 +22,8 @@ class Checking(Answering):
     """
 
     def __init__(self, chat: int, position: int, question: str, written: Message) -> None:
-        super().__init__(chat, position, question, replaces=True)
+        sampling = written.unconfirmed.sampling if written.unconfirmed else None
+        super().__init__(chat, position, question, sampling, replaces=True)
         self.written = self.message = written
         self.done = False
 

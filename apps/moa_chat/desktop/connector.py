@@ -22,11 +22,13 @@ class Connector(QObject):
 
     Signals:
         connecting: to whom, in words.
+        starting: whether the verifier of this machine is being started; :meth:`cancel` gives that up.
         connected: the same, once there is a chat; the verifier itself may still be away.
         failed: a MoaError; mostly a :class:`moa_chat.desktop.trouble.ConnectionFailedError`.
     """
 
     connecting = Signal(str)
+    starting = Signal(bool)
     connected = Signal(str)
     failed = Signal(object)
 
@@ -35,7 +37,7 @@ class Connector(QObject):
         self._engine, self._options = engine, options
         self._settings = Settings()
         self._verifier = LocalVerifier(self)
-        self._verifier.ready.connect(self._connect_to)
+        self._verifier.ready.connect(self._started)
         self._verifier.failed.connect(self.failed)
         self.export = BundleExport(self)
 
@@ -48,10 +50,17 @@ class Connector(QObject):
                 self._verifier.start()
             except MoaError as error:
                 self.failed.emit(error)
+            else:
+                self.starting.emit(True)
             return
         self._verifier.stop()
         self.connecting.emit(settings.server)
         self._engine.run(_endpoint(settings, self._options), self._connect_to, self.failed.emit)
+
+    def cancel(self) -> None:
+        """Start no verifier after all."""
+        self._verifier.stop()
+        self.failed.emit(MoaError("The verifier on this machine was not started"))
 
     def test(self, settings: Settings, works: Callable[[str], None], does_not: Callable[[MoaError], None]) -> None:
         """Connect with these settings beside the chat that runs; ``works`` gets the target's name."""
@@ -61,6 +70,10 @@ class Connector(QObject):
         """End what was started."""
         self._verifier.stop()
         self.export.stop()
+
+    def _started(self, endpoint: Endpoint) -> None:
+        self.starting.emit(False)
+        self._connect_to(endpoint)
 
     def _connect_to(self, endpoint: Endpoint) -> None:
         settings = self._settings

@@ -3,60 +3,45 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from moa_chat.desktop.answering import Answering, answering_again
 from moa_chat.desktop.engine import Engine
 from moa_chat.desktop.figures import figures, round_trip
+from moa_chat.desktop.open_chat import OpenChat
 from moa_chat.desktop.profile import Settings
-from moa_chat.history.message import Message, title_of
+from moa_chat.history.message import title_of
 from moa_chat.history.store import History
-from moa_chat.sampling import sampling_for
-from moa_chat.words import PAUSES, as_sentence, corrected_sentence
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Disagreement, Paused, Statistics
+from moa_chat.sampling import sampling_of
+from moa_chat.words import PAUSES, as_sentence, corrected_sentence, reading_words
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Disagreement, LinkStatus, Paused, Statistics
 from moa_runtime.errors import MoaError
 
-T = TypeVar("T")
-
 _SAVE_MS = 700  # a crash loses at most what came after
+_PATIENCE_MS = 800  # until it is said what one waits for
 
 
-class ChatController(QObject):
-    """The open conversation, and the answer that is being written, perhaps in another one.
-
-    Attributes:
-        current: id of the open chat; None for a new one without messages.
-        messages: of the open chat.
+class ChatController(OpenChat):
+    """The answer that is being written, in the open conversation or perhaps in another one.
 
     Signals:
-        chats_changed: the list of chats is another.
-        opened: another conversation is open.
-        message_changed: the message at this position is another, or there is one more.
-        truncated: the messages from this position on are gone.
         busy_changed: whether an answer is being written.
         figures_changed: the answer's figures, a list of Figure.
         round_seen: one more Round.
         round_trip_changed: seconds.
         waiting: why there is no text yet.
-        returned: a question that could not be asked, for the composer.
-        told: a sentence for the user; a button's text; what it does.
+        context_changed: how many tokens the open chat takes, and how many the target can read; 0 where not known.
         disagreed: the server would have written something else, and the user has to say what counts.
     """
 
-    chats_changed = Signal()
-    opened = Signal()
-    message_changed = Signal(int, object)
-    truncated = Signal(int)
     busy_changed = Signal(bool)
     figures_changed = Signal(list)
     round_seen = Signal(object)
     round_trip_changed = Signal(float)
     waiting = Signal(str)
-    returned = Signal(str)
-    told = Signal(str, str, object)
+    context_changed = Signal(int, int)
     disagreed = Signal(object)
 
     def __init__(
@@ -67,16 +52,16 @@ class ChatController(QObject):
         options: argparse.Namespace,
         parent: QObject | None = None,
     ) -> None:
-        super().__init__(parent)
-        self.current: int | None = None
-        self.messages: list[Message] = []
-        self.history = history
-        self._engine, self._settings, self._options = engine, settings, options
-        self._answering: Answering | None = None
+        super().__init__(history, settings, parent)
+        self._engine, self._options = engine, options
         self._last: Answering | None = None
         self._clock = QTimer(self)
         self._clock.setSingleShot(True)
         self._clock.timeout.connect(self._save)
+        self._patience = QTimer(self)
+        self._patience.setSingleShot(True)
+        self._patience.timeout.connect(self._say_what_is_read)
+        self.opened.connect(self.measure_context)
         engine.events.connect(self._take)
         engine.ended.connect(self._ended)
         engine.reopened.connect(self._reopened)
@@ -92,43 +77,10 @@ class ChatController(QObject):
         latest = self._answering or self._last
         return latest.statistics if latest is not None else Statistics()
 
-    # -- chats ---------------------------------------------------------------------------------
-
-    def new_chat(self) -> None:
-        """It is stored with its first question."""
-        self.current, self.messages = None, []
-        self.opened.emit()
-        self.chats_changed.emit()
-
-    def open_chat(self, chat: int) -> None:
-        running = self._answering
-        self.current = chat
-        self.messages = [message.settled for message in self._try(lambda: self.history.messages(chat), [])]
-        if running is not None and running.chat == chat:
-            running.place_in(self.messages)
-        elif self.messages and self.messages[-1].role == "user":
-            # The program ended before there was an answer.
-            self.returned.emit(self._drop_last())
-        self.opened.emit()
-        self.chats_changed.emit()
-
-    def rename(self, chat: int, title: str) -> None:
-        self._try(lambda: self.history.rename(chat, title), None)
-        self.chats_changed.emit()
-
     def delete(self, chat: int) -> None:
-        """Take a chat out of the list; the user may take that back."""
         if self._answering is not None and self._answering.chat == chat:
             self.stop()
-        self._try(lambda: self.history.delete(chat), None)
-        self.told.emit("The chat was deleted.", "Undo", lambda: self._undelete(chat))
-        if chat == self.current:
-            self.new_chat()
-        self.chats_changed.emit()
-
-    def _undelete(self, chat: int) -> None:
-        self._try(lambda: self.history.restore(chat), None)
-        self.open_chat(chat)
+        super().delete(chat)
 
     # -- asking --------------------------------------------------------------------------------
 
@@ -136,16 +88,18 @@ class ChatController(QObject):
         """Ask in the open chat; ``replaces``: in place of stored turns."""
         ready = not self.busy and self._engine.chat is not None
         if ready and self.current is None:
-            self.current = self._try(lambda: self.history.create(title_of(text)), None)
+            self.current = self._try(lambda: self.history.create(title_of(text), self.settings), None)
+            self._own = self.settings
         if not ready or self.current is None:
             self.returned.emit(text)
             return
-        settings, turns = self._settings(), self._turns(self.messages)
-        self._answering = Answering(self.current, len(self.messages) + 1, text, replaces=replaces)
+        settings, turns = self.settings, self.turns
+        sampling = sampling_of(settings, self._engine.recommended, self._options.seed)
+        self._answering = Answering(self.current, len(self.messages) + 1, text, sampling, replaces=replaces)
         for message in self._answering.turns:
             self._put(len(self.messages), message)
-        sampling = sampling_for(settings.temperature, self._options.top_p, self._options.seed)
         self._engine.ask(turns, text, max_new_tokens=settings.max_new_tokens, sampling=sampling)
+        self._patience.start(_PATIENCE_MS)
         self.busy_changed.emit(True)
         self.chats_changed.emit()
 
@@ -159,6 +113,19 @@ class ChatController(QObject):
         if asked and not self.busy:
             self.edit(asked[-1], self.messages[asked[-1]].content)
 
+    def continue_answer(self) -> None:
+        """Go on with the last answer, which was cut off."""
+        last, chat = self.messages[-1] if self.messages else None, self.current
+        if self.busy or self._engine.chat is None or chat is None or last is None or not last.can_go_on:
+            return
+        settings, turns, position = self.settings, self.turns, len(self.messages) - 1
+        question = self.messages[position - 1].content
+        self._answering = Answering(chat, position, question, last.cut_off, before=last)
+        self._show(self._answering)
+        self._save()
+        self._engine.continue_answer(turns, max_new_tokens=settings.max_new_tokens, sampling=last.cut_off)
+        self.busy_changed.emit(True)
+
     def edit(self, position: int, text: str) -> None:
         """Ask the question at a position in other words; what followed is gone with the first words of an answer."""
         if self.busy or self._engine.chat is None:
@@ -166,6 +133,16 @@ class ChatController(QObject):
         del self.messages[position:]
         self.truncated.emit(position)
         self.send(text, replaces=True)
+
+    def measure_context(self) -> None:
+        """Say how full the target's context is; of an answer under way it is said as it is written."""
+        chat = self.current
+
+        def say(tokens: int) -> None:
+            if chat == self.current and not self.busy:
+                self.context_changed.emit(tokens, self._engine.max_context)
+
+        self._engine.count(self.turns, say)
 
     def close(self) -> None:
         """Store the answer that is being written as it stands."""
@@ -207,7 +184,7 @@ class ChatController(QObject):
 
     def handle_disagreement(self, event: Disagreement) -> None:
         """Ask the user, or do what is set, and say so."""
-        choice = self._settings().disagreement
+        choice = self._general().disagreement
         if choice == "ask":
             self.disagreed.emit(event)
         elif choice == "mine":
@@ -219,8 +196,18 @@ class ChatController(QObject):
         if answering.chat == self.current:
             self.messages[answering.position] = answering.message
             self.message_changed.emit(answering.position, answering.message)
-        self.figures_changed.emit(figures(answering.statistics))
+            if answering.tokens and answering.position == len(self.messages) - 1:
+                self.context_changed.emit(self._engine.prompt_tokens + answering.tokens, self._engine.max_context)
+        self.figures_changed.emit(figures(answering.statistics, answering.words_a_token))
         self.round_trip_changed.emit(round_trip(answering.statistics))
+
+    def _say_what_is_read(self) -> None:
+        """Nothing has come for a while, and the link is there: the target reads."""
+        answering, chat = self._answering, self._engine.chat
+        if answering is None or chat is None or answering.message.content or chat.status is not LinkStatus.ONLINE:
+            return
+        if answering.chat == self.current:
+            self.waiting.emit(reading_words(chat.new_tokens))
 
     def _ended(self, problem: MoaError | None) -> None:
         answering, self._answering = self._answering, None
@@ -231,6 +218,7 @@ class ChatController(QObject):
             left = None if answering.replaces else self._engine.left_alone(answering.position)
             answering.stop() if left is None else answering.set_aside(*left)
         self._last = answering
+        self._patience.stop()
         if answering.message.content:
             self._show(answering)
             self._store(answering.chat, answering.position, answering.message)
@@ -268,51 +256,3 @@ class ChatController(QObject):
             self.returned.emit(self._drop_last())
         else:
             self._try(lambda: self.history.truncate(answering.chat, answering.position), None)
-
-    def _turns(self, messages: Sequence[Message]) -> list[dict[str, str]]:
-        """What the runtime gets of them."""
-        system = self._settings().system
-        before = [{"role": "system", "content": system}] if system else []
-        return before + [message.turn for message in messages]
-
-    # -- storing -------------------------------------------------------------------------------
-
-    def _drop_last(self) -> str:
-        """Take the last question out of the open chat, and the chat out of the list if that was all."""
-        question = self.messages[-1].content
-        self._truncate(len(self.messages) - 1)
-        if not self.messages and self.current is not None:
-            chat, self.current = self.current, None
-            self._try(lambda: self.history.delete(chat), None)
-            self.chats_changed.emit()
-        return question
-
-    def _truncate(self, length: int) -> None:
-        del self.messages[length:]
-        if (chat := self.current) is not None:
-            self._try(lambda: self.history.truncate(chat, length), None)
-        self.truncated.emit(length)
-
-    def _put(self, position: int, message: Message) -> None:
-        self.messages.append(message)
-        assert self.current is not None
-        self._store(self.current, position, message)
-        self.message_changed.emit(position, message)
-
-    def _save(self) -> None:
-        if self._answering is not None:
-            self._store(self._answering.chat, self._answering.position, self._answering.message)
-
-    def _store(self, chat: int, position: int, message: Message) -> None:
-        running = self._answering
-        if running is not None and running.replaces and running.chat == chat:
-            return
-        self._try(lambda: self.history.save(chat, position, message), None)
-
-    def _try(self, does: Callable[[], T], otherwise: T) -> T:
-        """What the history cannot do is said, and the chat goes on."""
-        try:
-            return does()
-        except MoaError as error:
-            self.told.emit(as_sentence(str(error)), "", None)
-            return otherwise

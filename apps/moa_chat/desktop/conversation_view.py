@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QScrollArea, QVB
 from moa_chat.desktop.answer import Answer
 from moa_chat.desktop.buttons import IconButton
 from moa_chat.desktop.look import Look
+from moa_chat.desktop.origin_text import OriginText
 from moa_chat.desktop.question import Question
 from moa_chat.desktop.style import COLUMN_LETTERS, letters, lines
 from moa_chat.history.message import Message
@@ -25,10 +26,14 @@ class ConversationView(QScrollArea):
     Signals:
         edited: a question at this position is to be asked in other words.
         again: the last answer is to be written again.
+        continued: the last answer is to go on.
+        stopped: the user waits no longer for the answer.
     """
 
     edited = Signal(int, str)
     again = Signal()
+    continued = Signal()
+    stopped = Signal()
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -109,8 +114,9 @@ class ConversationView(QScrollArea):
     def set_busy(self, busy: bool) -> None:
         """While an answer is written nothing else can be asked for."""
         for widget in self.widgets:
-            button = widget.edit_button if isinstance(widget, Question) else widget.again_button
-            button.setEnabled(not busy)
+            buttons = [widget.edit_button] if isinstance(widget, Question) else widget.offers
+            for button in buttons:
+                button.setEnabled(not busy)
 
     def edit_last(self) -> None:
         """Open the last question as a field."""
@@ -124,6 +130,18 @@ class ConversationView(QScrollArea):
         answers = [widget for widget in self.widgets if isinstance(widget, Answer)]
         if answers:
             answers[-1].copy_button.copy()
+
+    def texts(self) -> list[OriginText]:
+        """The texts on the page, from the top."""
+        return [text for widget in self.widgets for text in widget.texts]
+
+    def reveal(self, text: str) -> None:
+        """Show earlier messages up to the first that has this text, in any case of letters."""
+        wanted = text.casefold()
+        hidden = self._messages[: self._first]
+        first = next((number for number, each in enumerate(hidden) if wanted in each.content.casefold()), self._first)
+        while self._first > first:
+            self._show_earlier()
 
     def jump(self) -> None:
         """Go to the end, and stay there while it moves."""
@@ -152,6 +170,8 @@ class ConversationView(QScrollArea):
             return question
         answer = Answer(self._look, message)
         answer.again.connect(self.again)
+        answer.continued.connect(self.continued)
+        answer.stopped.connect(self.stopped)
         return answer
 
     def _remove_widgets(self, first: int) -> None:
@@ -178,7 +198,7 @@ class ConversationView(QScrollArea):
         self._empty.setVisible(not self._messages)
         answers = [widget for widget in self.widgets if isinstance(widget, Answer)]
         for answer in answers:
-            answer.again_button.setVisible(answer is answers[-1])
+            answer.set_last(answer is answers[-1])
 
     def _refresh(self) -> None:
         self._column.setSpacing(lines(1.1))

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
+from moa_chat.desktop import jobs
 from moa_chat.worker import RunningAnswer, Worker, call_in_loop
 from moa_runtime.answer import ChatEvent, LinkChanged
 from moa_runtime.errors import MoaError
@@ -26,6 +27,7 @@ from moa_runtime.unconfirmed import Unconfirmed
 if TYPE_CHECKING:
     from moa_chat.desktop.profile import Settings
     from moa_runtime.chat import Chat
+    from moa_runtime.recommended import RecommendedSampling
 
 T = TypeVar("T")
 
@@ -72,8 +74,19 @@ class Engine(QObject):
         self._timer.start(_IDLE_MS)
 
     @property
-    def answering(self) -> bool:
-        return self._answer is not None
+    def recommended(self) -> RecommendedSampling | None:
+        """What the target's authors recommend, by the chat's bundle."""
+        return self.chat.manifest.sampling if self.chat is not None else None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the conversation had before the answer."""
+        return self.chat.prompt_tokens if self.chat is not None else 0
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of a conversation at most; 0 while there is no chat."""
+        return self.chat.manifest.max_context if self.chat is not None else 0
 
     # -- the chat ------------------------------------------------------------------------------
 
@@ -97,13 +110,13 @@ class Engine(QObject):
             self._far = not is_loopback(urlsplit(endpoint.address).hostname or "")
             self.tell_conditions(self._conditions)
             if before is not None:
-                self.run(_replace(before, chat, self._store))
+                self.run(jobs.replace_chat(before, chat, self._store))
             done()
             if chat.pending() is not None:
                 self.pending.emit(chat.messages, chat.question)
 
         store = self._store if self.chat is None else None  # the chat before has it until it is closed
-        self.run(_connect(settings, endpoint, options, store), take, failed)
+        self.run(jobs.connect_chat(settings, endpoint, options, store), take, failed)
 
     def try_connection(
         self,
@@ -113,18 +126,31 @@ class Engine(QObject):
         failed: Callable[[MoaError], None],
     ) -> None:
         """Connect with other settings and leave again; ``done`` gets the target's name."""
-        self.run(_try(settings, options), done, failed)
+        self.run(jobs.try_connection(settings, options), done, failed)
 
     def ask(self, turns: Sequence[dict[str, str]], question: str, *, max_new_tokens: int, sampling: Sampling) -> None:
         """Begin an answer to ``question`` after ``turns``, whatever the chat was about before."""
         assert self.chat is not None and self._answer is None
-        self._answer = self._worker.follow(_answer(self.chat, list(turns), question, max_new_tokens, sampling))
+        self._answer = self._worker.follow(jobs.answer(self.chat, list(turns), question, max_new_tokens, sampling))
         self._timer.setInterval(_BUSY_MS)
+
+    def continue_answer(
+        self, turns: Sequence[dict[str, str]], *, max_new_tokens: int, sampling: Sampling | None
+    ) -> None:
+        """Go on with the answer that ``turns`` end with."""
+        assert self.chat is not None and self._answer is None
+        self._answer = self._worker.follow(jobs.continue_answer(self.chat, list(turns), max_new_tokens, sampling))
+        self._timer.setInterval(_BUSY_MS)
+
+    def count(self, turns: Sequence[dict[str, str]], done: Callable[[int], None]) -> None:
+        """Say how many tokens a conversation has, as it would be sent anew."""
+        if self.chat is not None:
+            self.run(jobs.count_tokens(self.chat, list(turns)), done)
 
     def check(self, turns: Sequence[dict[str, str]], mark: Unconfirmed) -> None:
         """Have the verifier check an answer among ``turns``; :attr:`ended` follows at once where there is none."""
         assert self.chat is not None and self._answer is None
-        self._answer = self._worker.follow(_check(self.chat, list(turns), mark))
+        self._answer = self._worker.follow(jobs.check(self.chat, list(turns), mark))
         self._timer.setInterval(_BUSY_MS)
 
     def left_alone(self, position: int) -> tuple[str, Unconfirmed] | None:
@@ -231,42 +257,3 @@ class Engine(QObject):
                 done(future.result())
             else:
                 failed(error if isinstance(error, MoaError) else MoaError(f"the program failed: {error!r}"))
-
-
-async def _connect(settings: Settings, endpoint: Endpoint, options: argparse.Namespace, store: Path | None) -> Chat:
-    # Imported here, in the runtime's thread: the window is there first.
-    from moa_chat.desktop.connection import connect
-
-    return await connect(settings, endpoint, options, store)
-
-
-async def _replace(before: Chat, chat: Chat, store: Path | None) -> None:
-    """Close the chat before, and let the new one have its file."""
-    await before.close()
-    if store is not None:
-        await chat.keep_in(store)
-
-
-async def _try(settings: Settings, options: argparse.Namespace) -> str:
-    from moa_chat.desktop.connection import try_connection
-
-    return await try_connection(settings, options)
-
-
-async def _answer(
-    chat: Chat, turns: list[dict[str, str]], question: str, max_new_tokens: int, sampling: Sampling
-) -> AsyncGenerator[ChatEvent, None]:
-    if chat.messages != turns or chat.pending() is not None:
-        chat.restore(turns)
-    async with contextlib.aclosing(chat.send(question, max_new_tokens=max_new_tokens, sampling=sampling)) as events:
-        async for event in events:
-            yield event
-
-
-async def _check(chat: Chat, turns: list[dict[str, str]], mark: Unconfirmed) -> AsyncGenerator[ChatEvent, None]:
-    chat.restore(turns, [mark])
-    checks = chat.check()
-    if checks is not None:
-        async with contextlib.aclosing(checks) as events:
-            async for event in events:
-                yield event

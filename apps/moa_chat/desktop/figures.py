@@ -17,7 +17,7 @@ _FINISH = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of the status bar, with what it means."""
+    """One figure of the panel, with what it means."""
 
     text: str
     meaning: str
@@ -36,24 +36,33 @@ def round_trip(statistics: Statistics) -> float:
     return stats.median(statistics.round_trips[-_RECENT_TRIPS:]) if statistics.round_trips else 0.0
 
 
-def figures(statistics: Statistics) -> list[Figure]:
-    """What the status bar says about an answer."""
-    saved = statistics.tokens - statistics.kept - statistics.rounds
-    shown = [
-        Figure(f"τ {statistics.tau:.2f}", "tokens that one pass of the server confirms"),
-        Figure(f"{generation_speed(statistics):.1f} tokens/s", "speed after the first token"),
-    ]
+def figures(statistics: Statistics, words_a_token: float) -> list[Figure]:
+    """What the panel says of an answer. A person counts words; what is drafted are pieces of them, the tokens."""
+    speed = words_a_token * generation_speed(statistics)
+    shown = [Figure(f"{speed:.1f} words a second", "behind the first ones")]
     if statistics.first_token_seconds is not None:
-        shown.append(Figure(f"first token {statistics.first_token_seconds:.2f} s", "from the question to it"))
+        shown.append(Figure(f"first word after {statistics.first_token_seconds:.2f} s", "from the question to it"))
+    for who, drafted, accepted in (
+        ("this device", statistics.drafted, statistics.accepted),
+        ("the server", statistics.server_drafted, statistics.server_accepted),
+    ):
+        if drafted:
+            says = f"{accepted} of {drafted} pieces of words drafted by {who} were right"
+            shown.append(Figure(says, "the others were corrected before they counted"))
+    if statistics.rounds:
+        written = statistics.tokens - statistics.kept - statistics.fetched + statistics.taken_back
+        says = f"{written} pieces of words in {statistics.rounds} passes of the model"
+        shown.append(Figure(says, f"without drafts it would be a pass for each; τ = {statistics.tau:.2f}"))
     if statistics.round_trips:
         waited = f"{1000 * round_trip(statistics):.0f} ms"
         if statistics.server_drafts:
-            shown.append(Figure("server drafts", f"it is faster now: it goes on by itself, every {waited}"))
+            shown.append(Figure(f"something new every {waited}", "the server drafts now, and goes on by itself"))
         else:
-            shown.append(Figure(f"round trip {waited}", "this device drafts: network and server together"))
-    shown.append(Figure(f"{max(saved, 0)} passes saved", "of the server, against one for each token"))
+            shown.append(Figure(f"an answer from the server after {waited}", "network and model together"))
     shown.append(
-        Figure(f"↑ {_size(statistics.bytes_up)}  ↓ {_size(statistics.bytes_down)}", "sent and received for this answer")
+        Figure(
+            f"{_size(statistics.bytes_up)} sent, {_size(statistics.bytes_down)} received", "for this answer, all told"
+        )
     )
     return shown
 
@@ -73,14 +82,11 @@ def new_round(before: Statistics, after: Statistics) -> Round | None:
 
 
 def summary(statistics: Statistics, reason: FinishReason | None) -> str:
-    """The line beneath an answer; ``reason`` is None for one that was stopped."""
+    """What is remarkable about an answer, for the line beneath it; ``reason`` is None for one that was stopped."""
     parts = [
         "stopped" if reason is None else _FINISH[reason],
-        f"{statistics.tokens} tokens",
-        f"{generation_speed(statistics):.1f} tokens/s",
-        f"τ {statistics.tau:.2f}" if statistics.rounds else "",
-        f"{statistics.offline} written offline" if statistics.offline else "",
-        f"{statistics.rolled_back} taken back" if statistics.offline and statistics.rolled_back else "",
+        "partly written offline" if statistics.offline else "",
+        "corrected by the server" if statistics.offline and statistics.rolled_back else "",
     ]
     return " · ".join(part for part in parts if part)
 

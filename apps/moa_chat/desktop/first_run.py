@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
 from moa_chat.desktop.connection_form import ConnectionForm
@@ -17,11 +17,15 @@ _WIDTH = 70
 
 
 class FirstRun(QScrollArea):
-    """Signals:
-    wanted: connect with these settings.
+    """What a newcomer sees.
+
+    Signals:
+        wanted: connect with these settings.
+        cancelled: do not, after all.
     """
 
     wanted = Signal(object)
+    cancelled = Signal()
 
     def __init__(self, look: Look, connector: Connector, settings: Settings, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -43,6 +47,9 @@ class FirstRun(QScrollArea):
         self.start.setObjectName("primary")
         self.start.setDefault(True)
         self.start.clicked.connect(self._begin)
+        self.cancel = QPushButton("Cancel")
+        self.cancel.clicked.connect(lambda: self.cancelled.emit())
+        self.cancel.hide()
         self.form.changed.connect(self._check)
         held = QWidget()
         self._held = held
@@ -54,7 +61,11 @@ class FirstRun(QScrollArea):
         column.addSpacing(lines(0.8))
         column.addWidget(self.form)
         column.addSpacing(lines(0.8))
-        column.addWidget(self.start, 0, Qt.AlignmentFlag.AlignLeft)
+        row = QHBoxLayout()
+        row.addWidget(self.start)
+        row.addWidget(self.cancel)
+        row.addStretch()
+        column.addLayout(row)
         column.addStretch()
         page = QWidget()
         page.setObjectName("column")
@@ -67,11 +78,13 @@ class FirstRun(QScrollArea):
         self._refresh()
         self._check()
 
-    def show_progress(self, words: str) -> None:
+    def show_progress(self, words: str, *, can_cancel: bool = False) -> None:
         self.start.setEnabled(False)
+        self.cancel.setVisible(can_cancel)
         self.form.show_progress(words)
 
     def show_problem(self, error: MoaError) -> None:
+        self.cancel.hide()
         self.form.show_problem(error)
         self._check()
 

@@ -16,6 +16,7 @@ _DRAWINGS = {
     '<path d="M15 9V6a2 2 0 0 0-2-2H6a2 2 0 0 0-2 2v7a2 2 0 0 0 2 2h3"/>',
     "done": '<path d="M5 12.5l4.5 4.5L19 7.5"/>',
     "again": '<path d="M19 12a7 7 0 1 1-2.2-5.1M19 4v4.5h-4.5"/>',
+    "continue": '<path d="M5 12h13M13 7l5 5-5 5"/>',
     "edit": '<path d="M4 20l1-4L16 5l3 3L8 19zM14 7l3 3"/>',
     "delete": '<path d="M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13M10 11v5M14 11v5"/>',
     "settings": '<path d="M4 7h9M17 7h3M4 17h3M11 17h9"/><circle cx="15" cy="7" r="2"/><circle cx="9" cy="17" r="2"/>',
@@ -25,6 +26,7 @@ _DRAWINGS = {
     "origins": '<path d="M4 18h7M4 12h16M4 6h10"/><circle cx="17" cy="18" r="2.5" fill="{color}"/>',
     "plot": '<path d="M4 19h16M6 15l4-5 4 3 5-8"/>',
     "down": '<path d="M12 5v14M6 13l6 6 6-6"/>',
+    "up": '<path d="M12 19V5M6 11l6-6 6 6"/>',
     "close": '<path d="M6 6l12 12M18 6L6 18"/>',
     "sidebar": '<rect x="4" y="5" width="16" height="14" rx="2"/><path d="M10 5v14"/>',
     "mark": '<path d="M5 18V8l5 6 5-6v10" stroke-width="2.4"/>'

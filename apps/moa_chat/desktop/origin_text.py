@@ -69,7 +69,8 @@ class OriginText(QTextBrowser):
         self._tips = [(places[run.start], places[run.end], origin_sentence(run.origin, run.committed)) for run in runs]
         # From the end on, so that the places before are still right.
         for one in sorted(struck, key=lambda one: one.before, reverse=True) if self._look.origins else ():
-            self._strike(cursor, places[one.before], one.text)
+            if one.text.strip():
+                self._strike(cursor, places[one.before], one.text)
         cursor.endEditBlock()
 
     def _strike(self, cursor: QTextCursor, position: int, text: str) -> None:
@@ -81,6 +82,8 @@ class OriginText(QTextBrowser):
         struck.setFontPointSize(_STRUCK_SIZE * self.font().pointSizeF())
         struck.setForeground(QColor(self._look.theme.dropped))
         cursor.setPosition(position)
+        if text[:1].isspace():
+            cursor.insertText("\N{THIN SPACE}", QTextCharFormat())
         cursor.insertText(shown, struck)
         cursor.insertText("\N{THIN SPACE}", QTextCharFormat())
         length = cursor.position() - position
@@ -89,6 +92,14 @@ class OriginText(QTextBrowser):
             for start, end, tip in self._tips
         ]
         self._tips = [*moved, (position, position + length, dropped_sentence(words))]
+
+    def find_all(self, text: str) -> list[QTextCursor]:
+        """Where a text stands, in any case of letters; what was taken back is no part of it."""
+        found, cursor = [], QTextCursor(self.document())
+        while not (cursor := self.document().find(text, cursor)).isNull():
+            if not cursor.charFormat().fontStrikeOut():
+                found.append(cursor)
+        return found
 
     def _color(self, origin: Origin, committed: bool) -> str | None:
         """None for text in the usual colour."""

@@ -1,35 +1,61 @@
-"""Two small drawings of the latest rounds: how long they took, and how many tokens each confirmed."""
+"""How an answer is made: two small drawings of the latest rounds, and its figures in words."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen, QPolygonF
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
-from moa_chat.desktop.figures import Round
+from moa_chat.desktop.figures import Figure, Round
 from moa_chat.desktop.look import Look
 from moa_chat.desktop.style import lines
 
 _ROUNDS = 80
 
 
+class FiguresLabel(QLabel):
+    """The running or last answer in figures; the tooltip says what they mean."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("figures")
+        self.setAccessibleName("Figures of the answer")
+        self.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.setWordWrap(True)
+        self.setText("Figures come with the next answer.")
+
+    def show_figures(self, figures: Sequence[Figure]) -> None:
+        # Lines break between figures, not in them.
+        self.setText("  · ".join(figure.text.replace(" ", "\N{NO-BREAK SPACE}") for figure in figures))
+        self.setToolTip("\n".join(f"{figure.text}: {figure.meaning}" for figure in figures))
+
+
 class RoundPlot(QFrame):
-    """Takes rounds as they come; the newest is at the right."""
+    """Takes rounds as they come; the newest is at the right.
+
+    Attributes:
+        figures: of the answer, below the drawings.
+    """
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("panel")
         self._rounds: deque[Round] = deque(maxlen=_ROUNDS)
-        self.round_trips = _Chart(look, "Round trip", "ms", "accent", line=True)
-        self.confirmed = _Chart(look, "Tokens confirmed per round", "", "drafted", line=False)
-        layout = QHBoxLayout(self)
+        self.round_trips = _Chart(look, "Time of a round", "ms", "accent", line=True)
+        self.confirmed = _Chart(look, "Pieces of words confirmed in a round", "", "drafted", line=False)
+        self.figures = FiguresLabel()
+        charts = QHBoxLayout()
+        charts.setSpacing(lines(1.5))
+        charts.addWidget(self.round_trips)
+        charts.addWidget(self.confirmed)
+        layout = QVBoxLayout(self)
         layout.setContentsMargins(lines(1), lines(0.5), lines(1), lines(0.5))
-        layout.setSpacing(lines(1.5))
-        layout.addWidget(self.round_trips)
-        layout.addWidget(self.confirmed)
+        layout.setSpacing(lines(0.4))
+        layout.addLayout(charts)
+        layout.addWidget(self.figures)
 
     def add(self, one: Round) -> None:
         self._rounds.append(one)

@@ -10,6 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from moa_chat.history.chat_settings import ChatSettings, well_typed
 from moa_runtime.errors import MoaError
 from moa_runtime.paths import data_dir
 
@@ -19,8 +20,8 @@ _ANSWER_FILE = "answer.json"
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What the user has chosen.
+class Settings(ChatSettings):
+    """What the user has chosen: for new chats, and for the program.
 
     Attributes:
         server: the verifier's address; empty until one was chosen.
@@ -28,8 +29,6 @@ class Settings:
         token: bearer token of the verifier.
         certificate: PEM of the one certificate the user trusts for ``server``; empty for the system's authorities.
         bundle: folder; empty for the default one.
-        system: instructions to the model; empty for none.
-        max_new_tokens, temperature: of every answer.
         disagreement: ``ask``, ``theirs`` or ``mine``: whose version counts where the target disagrees with text that
             was written offline.
         theme: ``system``, ``light`` or ``dark``.
@@ -43,9 +42,6 @@ class Settings:
     token: str = dataclasses.field(default="", repr=False)
     certificate: str = ""
     bundle: str = ""
-    system: str = ""
-    max_new_tokens: int = 512
-    temperature: float = 0.0
     disagreement: str = "theirs"
     theme: str = "system"
     zoom: int = 100
@@ -56,6 +52,11 @@ class Settings:
     def ready(self) -> bool:
         """Whether the first-run page was completed."""
         return self.local or bool(self.server)
+
+    @property
+    def of_new_chats(self) -> ChatSettings:
+        """What a new chat begins with."""
+        return ChatSettings(**{field.name: getattr(self, field.name) for field in dataclasses.fields(ChatSettings)})
 
 
 class Profile:
@@ -88,9 +89,10 @@ class Profile:
             stored = json.loads((self.folder / _SETTINGS_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             stored = {}
-        defaults = dataclasses.asdict(Settings())
-        stored = stored if isinstance(stored, dict) else {}
-        return Settings(**{name: stored[name] for name in defaults if type(stored.get(name)) is type(defaults[name])})
+        found = well_typed(stored, Settings())
+        # Before there were recommendations, 0 was what nobody had chosen.
+        found.setdefault("recommended", not found.get("temperature"))
+        return Settings(**found)
 
     def save(self, settings: Settings) -> None:
         """Write the settings so that only their owner can read them, and never half of them.

@@ -59,8 +59,9 @@ class Question(QWidget):
         self._actions = QHBoxLayout()
         self._actions.setSpacing(0)
         self._actions.addStretch()
-        self.edit_button = IconButton(look, "edit", "Edit and send again", self.begin_edit)
-        self._actions.addWidget(CopyButton(look, "Copy your message", lambda: self.message.content))
+        self.edit_button = IconButton(look, "edit", "Edit and send again", self.begin_edit, label="Edit")
+        copy = CopyButton(look, "Copy your message", lambda: self.message.content, label="Copy")
+        self._actions.addWidget(copy)
         self._actions.addWidget(self.edit_button)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
@@ -72,6 +73,10 @@ class Question(QWidget):
         layout.addLayout(self._actions)
         self._bubble.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Preferred)
         self._fit_bubble()
+
+    @property
+    def texts(self) -> list[OriginText]:
+        return [self._text]
 
     def show_message(self, message: Message) -> None:
         """A question does not change once it is asked."""

@@ -12,12 +12,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from PySide6.QtWidgets import QWidget
+
 from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.staging import rest, staged_window, until
 from moa_chat.desktop.window import Window
 from moa_chat.local import ensure_bundle
 from moa_runtime.errors import MoaError
 
+_ARGUMENTS = ("--seed", "1", "--drafting", "device")  # the same each time, and this device's drafts to be seen
 _WIDTH, _HEIGHT = 1240, 820
 _SETTLING_S = 0.5
 _QUESTIONS = (
@@ -26,6 +29,8 @@ _QUESTIONS = (
     "Write a Python function that returns the factorial of n, and explain it.",
 )
 _OFFLINE_QUESTION = "Tell me a short story about a fox."
+_NEW_QUESTION = "Why is the sky blue?"
+_INSTRUCTIONS = "You are a patient teacher.\nAnswer in short sentences, and give an example."
 _BEFORE_THE_TUNNEL, _IN_THE_TUNNEL = 20, 420  # characters confirmed, and characters written offline
 
 
@@ -43,11 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         with staged_window(settings) as window:
             _open(window)
             _take(window, options.out / "first-run.png")
-        with staged_window(dataclasses.replace(settings, local=True)) as window:
+        with staged_window(dataclasses.replace(settings, local=True), _ARGUMENTS) as window:
             _open(window)
             until(window, window.page.composer.is_ready)
             _take_chats(window, options.out)
+            _take_settings(window, options.out)
             _take_offline(window, options.out)
+            _take_return(window, options.out)
     except MoaError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -85,6 +92,30 @@ def _take_offline(window: Window, out: Path) -> None:
     _take(window, out / "offline.png")
 
 
+def _take_settings(window: Window, out: Path) -> None:
+    window.chats.change_settings(dataclasses.replace(window.chats.settings, system=_INSTRUCTIONS))
+    window.open_chat_settings()
+    dialog = window.chat_settings_dialog
+    assert dialog is not None
+    _take(dialog, out / "chat-settings.png")
+    dialog.reject()
+
+
+def _take_return(window: Window, out: Path) -> None:
+    """A new question without network; then the verifier is back, and has checked what was written."""
+    window.chats.stop()
+    until(window, lambda: not window.chats.busy)
+    assert window.chats.current is not None
+    window.chats.delete(window.chats.current)  # or its words would count among those that are corrected
+    window.page.notice.hide()
+    _ask(window, _NEW_QUESTION)
+    until(window, lambda: not window.chats.busy)
+    _take(window, out / "asked-offline.png")
+    window.page.offline.setChecked(False)
+    until(window, lambda: not window.chats.history.unconfirmed() and "this device wrote" in window.page.notice.text)
+    _take(window, out / "return.png")
+
+
 def _open(window: Window) -> None:
     window.resize(_WIDTH, _HEIGHT)
     window.show()
@@ -96,9 +127,9 @@ def _ask(window: Window, question: str) -> None:
     window.page.composer.send()
 
 
-def _take(window: Window, path: Path) -> None:
+def _take(shown: QWidget, path: Path) -> None:
     rest(_SETTLING_S)
-    window.grab().save(str(path))
+    shown.grab().save(str(path))
 
 
 if __name__ == "__main__":

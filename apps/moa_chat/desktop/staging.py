@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QEventLoop, QTimer
@@ -23,8 +23,12 @@ _LOOK_MS = 20
 
 
 @contextlib.contextmanager
-def staged_window(settings: Settings) -> Iterator[Window]:
-    """A window with a profile of its own that is gone afterwards. It is not shown yet."""
+def staged_window(settings: Settings, arguments: Sequence[str] = ()) -> Iterator[Window]:
+    """A window with a profile of its own that is gone afterwards. It is not shown yet.
+
+    Args:
+        arguments: of the command line.
+    """
     application = QApplication.instance() or QApplication([])
     assert isinstance(application, QApplication)
     application.setStyle("Fusion")
@@ -32,7 +36,7 @@ def staged_window(settings: Settings) -> Iterator[Window]:
         profile = Profile(Path(folder))
         history = History.open(profile.history_path)
         look = Look(settings.theme, settings.zoom)
-        window = Window(profile, settings, history, look, build_parser().parse_args([]))
+        window = Window(profile, settings, history, look, build_parser().parse_args(arguments))
         try:
             yield window
         finally:

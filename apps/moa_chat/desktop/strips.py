@@ -1,14 +1,13 @@
-"""The strips around the composer: figures, legend, notices, and the question who is right."""
+"""The strips around the composer: legend, notices, and the question who is right."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
 from moa_chat.desktop.buttons import IconButton
-from moa_chat.desktop.figures import Figure
 from moa_chat.desktop.look import Look
 from moa_chat.desktop.style import lines
 from moa_chat.words import DROPPED, ORIGINS, TENTATIVE, excerpt
@@ -16,22 +15,6 @@ from moa_runtime.answer import Disagreement
 
 _NOTICE_MS = 9000
 _QUOTED = 90  # characters of each version
-
-
-class StatusStrip(QLabel):
-    """The running or last answer in figures; the tooltip says what they mean."""
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setObjectName("figures")
-        self.setAccessibleName("Figures of the answer")
-        self.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self.setWordWrap(True)
-
-    def show_figures(self, figures: Sequence[Figure]) -> None:
-        # Lines break between figures, not in them.
-        self.setText("  · ".join(figure.text.replace(" ", "\N{NO-BREAK SPACE}") for figure in figures))
-        self.setToolTip("\n".join(f"{figure.text}: {figure.meaning}" for figure in figures))
 
 
 class Legend(QLabel):

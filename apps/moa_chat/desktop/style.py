@@ -84,7 +84,8 @@ def style_sheet(theme: Theme) -> str:
             padding: {small}px {round(0.8 * line)}px;
         }}
         QPushButton:hover {{ background: {theme.hover}; }}
-        QPushButton:focus, QToolButton:focus, QLineEdit:focus, QComboBox:focus {{
+        QPushButton:focus, QToolButton:focus, QLineEdit:focus, QComboBox:focus, QDoubleSpinBox:focus,
+        QPlainTextEdit#field:focus {{
             border: 1px solid {theme.focus};
         }}
         QPushButton:disabled {{ color: {theme.muted}; }}
@@ -110,11 +111,12 @@ def style_sheet(theme: Theme) -> str:
             background: {theme.surface}; border: 1px solid {theme.border}; border-radius: {round(0.9 * line)}px;
         }}
 
-        QLineEdit, QComboBox {{
+        QLineEdit, QComboBox, QDoubleSpinBox, QPlainTextEdit#field {{
             background: {theme.surface}; border: 1px solid {theme.border}; border-radius: {small + 2}px;
             padding: {small}px {gap}px; selection-background-color: {theme.accent};
             selection-color: {theme.on_accent};
         }}
+        QDoubleSpinBox QLineEdit {{ border: 0; padding: 0; background: transparent; }}
         QComboBox::drop-down {{ border: 0; width: {line}px; }}
         QLineEdit, QPlainTextEdit {{ placeholder-text-color: {theme.muted}; }}
         QLineEdit:disabled {{ color: {theme.muted}; background: {theme.sidebar}; }}

@@ -17,6 +17,7 @@ class Theme:
     Attributes:
         window, sidebar, surface, bubble, code: backgrounds; ``surface`` is that of fields, ``bubble`` that of the
             user's messages.
+        found: background of a place that was looked for.
         hover: background of what the pointer or the keyboard is on.
         focus: the ring around what has the keyboard.
         tentative: text that the target has not confirmed.
@@ -30,6 +31,7 @@ class Theme:
     surface: str
     bubble: str
     code: str
+    found: str
     hover: str
     border: str
     focus: str
@@ -99,6 +101,7 @@ LIGHT = Theme(
     surface="#ffffff",
     bubble="#e9edf6",
     code="#f2f4f3",
+    found="#f7e08b",
     hover="#e4e7e8",
     border="#d9dcd9",
     focus="#3554d1",
@@ -128,6 +131,7 @@ DARK = Theme(
     surface="#22252b",
     bubble="#2a3040",
     code="#1e2127",
+    found="#5a4a12",
     hover="#2d313a",
     border="#363b45",
     focus="#93a8ff",

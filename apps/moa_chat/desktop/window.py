@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from PySide6.QtCore import QByteArray
@@ -14,8 +13,10 @@ from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QWidget
 
 from moa_chat.desktop.chat_list import ChatList
 from moa_chat.desktop.chat_page import ChatPage
+from moa_chat.desktop.chat_settings import ChatSettingsDialog
 from moa_chat.desktop.checking_controller import CheckingController
-from moa_chat.desktop.commands import Command, ShortcutDialog, add_commands
+from moa_chat.desktop.commands import add_commands, commands_of
+from moa_chat.desktop.connecting import Connecting
 from moa_chat.desktop.connector import Connector
 from moa_chat.desktop.engine import Engine
 from moa_chat.desktop.first_run import FirstRun
@@ -25,10 +26,9 @@ from moa_chat.desktop.profile import Profile, Settings
 from moa_chat.desktop.saving import ask_and_save
 from moa_chat.desktop.settings_dialog import SettingsDialog
 from moa_chat.desktop.style import letters, lines
-from moa_chat.desktop.trouble import ConnectionFailedError
+from moa_chat.history.chat_settings import ChatSettings
 from moa_chat.history.store import History
 from moa_chat.words import as_sentence
-from moa_runtime.answer import LinkChanged, LinkStatus
 from moa_runtime.errors import MoaError
 
 
@@ -55,6 +55,7 @@ class Window(QWidget):
         self.page = ChatPage(look)
         self.first_run = FirstRun(look, self.connector, settings)
         self.settings_dialog: SettingsDialog | None = None
+        self.chat_settings_dialog: ChatSettingsDialog | None = None
         self._pages = QStackedWidget()
         self._pages.addWidget(self.page)
         self._pages.addWidget(self.first_run)
@@ -65,8 +66,8 @@ class Window(QWidget):
         layout.addWidget(self._pages, 5)
         self._connect_chats()
         self._connect_page()
-        self._connect_connection()
-        self.commands = self._commands()
+        self.connecting = Connecting(self)
+        self.commands = commands_of(self)
         add_commands(self, self.commands)
         self._restore_size()
         self._show_chats()
@@ -77,10 +78,7 @@ class Window(QWidget):
     def begin(self) -> None:
         """Connect, or let a newcomer choose to what. The window is there already."""
         self.hints = HostHints(self.engine, self)
-        ready = self.settings.ready
-        self._show_first_run(not ready)
-        if ready:
-            self.connector.connect_as(self.settings)
+        self.connecting.begin()
 
     def come_to_front(self) -> None:
         """Another instance of the program was asked for this one."""
@@ -98,20 +96,23 @@ class Window(QWidget):
         chats.opened.connect(self._opened)
         chats.message_changed.connect(conversation.set_message)
         chats.truncated.connect(conversation.truncate)
+        for changed in (chats.opened, chats.message_changed, chats.truncated):
+            changed.connect(page.find.refresh)
         chats.busy_changed.connect(self._busy)
-        chats.figures_changed.connect(page.status.show_figures)
+        chats.figures_changed.connect(page.plot.figures.show_figures)
         chats.round_seen.connect(page.plot.add)
         chats.round_trip_changed.connect(page.pill.set_round_trip)
         chats.waiting.connect(conversation.set_waiting)
         chats.returned.connect(page.composer.put_back)
         chats.told.connect(self._tell)
+        chats.context_changed.connect(page.context.show_use)
         chats.disagreed.connect(page.disagreement.ask)
         self.list.wanted.connect(self._open_chat)
-        self.list.new_wanted.connect(self._new_chat)
+        self.list.new_wanted.connect(self.new_chat)
         self.list.renamed.connect(chats.rename)
         self.list.deleted.connect(chats.delete)
         self.list.searched.connect(lambda _: self._show_chats())
-        self.list.settings_wanted.connect(self._open_settings)
+        self.list.settings_wanted.connect(self.open_settings)
 
     def _connect_page(self) -> None:
         page = self.page
@@ -120,43 +121,14 @@ class Window(QWidget):
         page.composer.scrolled.connect(page.conversation.page)
         page.conversation.edited.connect(self.chats.edit)
         page.conversation.again.connect(self.chats.again)
+        page.conversation.continued.connect(self.chats.continue_answer)
+        page.conversation.stopped.connect(self.chats.stop)
         page.disagreement.chosen.connect(self._settle)
         page.sidebar.clicked.connect(lambda: self.list.setVisible(not self.list.isVisible()))
-        page.offline.toggled.connect(self._work_offline)
         page.origins.setChecked(self.settings.origins)
         page.origins.toggled.connect(self._color_origins)
-        page.export.clicked.connect(self._export)
-
-    def _connect_connection(self) -> None:
-        self.engine.link.connect(self._link_changed)
-        self.connector.connecting.connect(self._connecting)
-        self.connector.connected.connect(self._connected)
-        self.connector.failed.connect(self._connection_failed)
-        self.first_run.wanted.connect(self._first_connection)
-
-    def _commands(self) -> list[Command]:
-        page = self.page
-        return [
-            Command("New chat", "Ctrl+N", self._new_chat),
-            Command("Search the chats", "Ctrl+K", self._search),
-            Command("Go to the list of chats", "Ctrl+Shift+L", self._to_list),
-            Command("Write a message", "Ctrl+L", page.composer.field.setFocus),
-            Command("Stop the answer", "Esc", self.chats.stop),
-            Command("Answer again", "Ctrl+R", self.chats.again),
-            Command("Edit the last question", "Ctrl+E", page.conversation.edit_last),
-            Command("Copy the last answer", "Ctrl+Shift+C", page.conversation.copy_last),
-            Command("Jump to the newest message", "Ctrl+End", page.conversation.jump),
-            Command("Save this chat as a file", "Ctrl+S", self._export),
-            Command("Work offline", "Ctrl+Shift+O", page.offline.toggle),
-            Command("Colour the text by origin", "Ctrl+Shift+G", page.origins.toggle),
-            Command("Show the rounds", "Ctrl+Shift+P", page.plot_button.toggle),
-            Command("Show or hide the chats", "Ctrl+B", page.sidebar.click),
-            Command("Larger letters", "Ctrl++", lambda: self._zoom(1)),
-            Command("Smaller letters", "Ctrl+-", lambda: self._zoom(-1)),
-            Command("Settings", "Ctrl+,", self._open_settings),
-            Command("Keyboard", "F1", lambda: ShortcutDialog(self.commands, self).open()),
-            Command("Quit", "Ctrl+Q", self.close),
-        ]
+        page.chat_settings.clicked.connect(self.open_chat_settings)
+        page.export.clicked.connect(self.export)
 
     # -- chats ---------------------------------------------------------------------------------
 
@@ -183,7 +155,7 @@ class Window(QWidget):
         self._pages.setCurrentWidget(self.page)
         self.chats.open_chat(chat)
 
-    def _new_chat(self) -> None:
+    def new_chat(self) -> None:
         self._pages.setCurrentWidget(self.page)
         self.chats.new_chat()
 
@@ -195,86 +167,59 @@ class Window(QWidget):
 
     def _settle(self, mine: bool, always: bool) -> None:
         if always:
-            self._change(disagreement="mine" if mine else "theirs")
+            self.change(disagreement="mine" if mine else "theirs")
         self.chats.settle(mine)
 
-    def _search(self) -> None:
+    def escape(self) -> None:
+        """One thing at a time: the search first, if it is open."""
+        self.page.find.leave() if self.page.find.isVisible() else self.chats.stop()
+
+    def search(self) -> None:
         self.list.show()
         self.list.search.setFocus()
         self.list.search.selectAll()
 
-    def _to_list(self) -> None:
+    def go_to_list(self) -> None:
         self.list.show()
         self.list.list.setFocus()
 
-    def _export(self) -> None:
-        turns = [message.turn for message in self.chats.messages]
+    def export(self) -> None:
         try:
-            saved = ask_and_save(self, self.page.title.text(), turns)
+            saved = ask_and_save(self, self.page.title.text(), self.chats.turns)
         except MoaError as error:
             self._tell(as_sentence(str(error)), "", None)
         else:
             if saved is not None:
                 self._tell(f"Saved as {saved}.", "", None)
 
-    # -- connection ----------------------------------------------------------------------------
+    @property
+    def shows_first_run(self) -> bool:
+        return self._pages.currentWidget() is self.first_run
 
-    def _first_connection(self, settings: Settings) -> None:
-        self.settings = settings
-        self.connector.connect_as(settings)
-
-    def _connecting(self, where: str) -> None:
-        self.page.composer.set_ready(False)
-        self.page.pill.set_server(where)
-        words = "Starting a verifier on this machine. The first start takes a while…" if self.settings.local else ""
-        self.first_run.show_progress(words or "Connecting…")
-
-    def _connected(self, where: str) -> None:
-        self.page.pill.set_server(where)
-        self.page.composer.set_ready(True)
-        if self.page.offline.isChecked():
-            self.engine.work_offline(True)
-        if self._pages.currentWidget() is self.first_run:
-            self._change(**dataclasses.asdict(self.settings))
-            self._show_first_run(False)
-        self.page.composer.field.setFocus()
-
-    def _connection_failed(self, error: MoaError) -> None:
-        self.page.pill.set_server("")
-        if self._pages.currentWidget() is self.first_run:
-            self.first_run.show_problem(error)
-        elif isinstance(error, ConnectionFailedError):
-            self.page.notice.say(as_sentence(str(error)), "Settings", self._open_settings, stays=True)
-        else:
-            # Nothing that the settings could mend: a program of ours that ended, perhaps.
-            again = partial(self.connector.connect_as, self.settings)
-            self.page.notice.say(as_sentence(str(error)), "Try again", again, stays=True)
-
-    def _link_changed(self, link: LinkChanged) -> None:
-        self.page.pill.set_link(link)
-        if link.status is LinkStatus.ONLINE:
-            self.chats.check()
-        if link.status is LinkStatus.OFFLINE and not self.page.offline.isChecked():
-            self.page.conversation.set_waiting("The verifier is away; this device goes on as far as it can…")
-
-    def _work_offline(self, offline: bool) -> None:
-        self.page.pill.set_wanted_offline(offline)
-        self.engine.work_offline(offline)
-
-    def _show_first_run(self, shown: bool) -> None:
+    def show_first_run(self, shown: bool) -> None:
         self._pages.setCurrentWidget(self.first_run if shown else self.page)
         self.list.setVisible(not shown)
 
     # -- settings ------------------------------------------------------------------------------
 
-    def _open_settings(self) -> None:
-        self.settings_dialog = SettingsDialog(self.connector, self.settings, self)
+    def open_settings(self) -> None:
+        self.settings_dialog = SettingsDialog(self.connector, self.settings, self.engine.recommended, self)
         self.settings_dialog.saved.connect(self._save_settings)
         self.settings_dialog.open()
 
+    def open_chat_settings(self) -> None:
+        title, settings = self.page.title.text(), self.chats.settings
+        self.chat_settings_dialog = ChatSettingsDialog(title, settings, self.engine.recommended, self)
+        self.chat_settings_dialog.saved.connect(self._save_chat_settings)
+        self.chat_settings_dialog.open()
+
+    def _save_chat_settings(self, settings: ChatSettings) -> None:
+        self.chats.change_settings(settings)
+        self.chats.measure_context()
+
     def _save_settings(self, settings: Settings) -> None:
         before = self.settings
-        self._change(**dataclasses.asdict(settings))
+        self.change(**dataclasses.asdict(settings))
         if settings.theme != before.theme:
             self.look.set_theme(settings.theme)
         if settings.zoom != before.zoom:
@@ -284,9 +229,9 @@ class Window(QWidget):
         if changed or self.engine.chat is None:
             self.page.notice.hide()
             self.chats.stop()
-            self.connector.connect_as(settings)
+            self.connecting.again()
 
-    def _change(self, **values: Any) -> None:
+    def change(self, **values: Any) -> None:
         """Change settings and store them."""
         self.settings = dataclasses.replace(self.settings, **values)
         # What the command line says counts for this time only.
@@ -298,11 +243,11 @@ class Window(QWidget):
 
     def _color_origins(self, shown: bool) -> None:
         self.look.set_origins(shown)
-        self._change(origins=shown)
+        self.change(origins=shown)
 
-    def _zoom(self, step: int) -> None:
+    def zoom(self, step: int) -> None:
         self.look.step_zoom(step)
-        self._change(zoom=self.look.zoom)
+        self.change(zoom=self.look.zoom)
 
     def _tell(self, text: str, offer: str, does: Callable[[], None] | None) -> None:
         self.page.notice.say(text, offer, does or (lambda: None))
@@ -316,7 +261,7 @@ class Window(QWidget):
 
     def closeEvent(self, event: QCloseEvent) -> None:
         """Out of sight at once; what has to be waited for is done behind it."""
-        self._change(geometry=bytes(self.saveGeometry().toHex().data()).decode())
+        self.change(geometry=bytes(self.saveGeometry().toHex().data()).decode())
         self.hide()
         self.chats.close()
         self.connector.close()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from moa_runtime.answer import Origin, TextSpan
+from moa_runtime.session.events import Sampling
+from moa_runtime.session.snapshot import sampling_from_json
 from moa_runtime.unconfirmed import Unconfirmed, mark_from_json
 
 _TITLE_LENGTH = 48
@@ -30,6 +33,7 @@ class Message:
         finished: False for an answer that is being written, or was when the program ended.
         figures: one line about the answer, perhaps empty.
         unconfirmed: of an answer that the device wrote without the verifier, which is still to check it.
+        cut_off: how the target chose in an answer that can be continued: one of the greatest length, or stopped.
     """
 
     role: str
@@ -39,11 +43,17 @@ class Message:
     finished: bool = True
     figures: str = ""
     unconfirmed: Unconfirmed | None = None
+    cut_off: Sampling | None = None
 
     @property
     def settled(self) -> Message:
         """The message as it is when nobody writes it any more."""
         return self if self.finished else replace(self, finished=True, figures="interrupted")
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether it is an answer that was cut off, and that the target has seen."""
+        return self.finished and self.cut_off is not None and self.unconfirmed is None
 
     @property
     def turn(self) -> dict[str, str]:
@@ -74,19 +84,27 @@ def title_of(question: str) -> str:
 
 
 def origins_to_json(message: Message) -> str:
-    """Origins and dropped text of a message, and the mark of an unconfirmed one; spans by their lengths, since the
-    content is stored beside them."""
+    """Origins and dropped text of a message, and what marks an unconfirmed or unfinished one; spans by their lengths,
+    since the content is stored beside them."""
     spans = [[len(span.text), span.origin.value, span.committed] for span in message.spans]
-    stored = {"spans": spans, "dropped": [[one.offset, one.text] for one in message.dropped]}
-    return json.dumps(stored if message.unconfirmed is None else {**stored, "unconfirmed": asdict(message.unconfirmed)})
+    stored: dict[str, Any] = {"spans": spans, "dropped": [[one.offset, one.text] for one in message.dropped]}
+    if message.unconfirmed is not None:
+        stored["unconfirmed"] = asdict(message.unconfirmed)
+    if message.cut_off is not None:
+        stored["cut_off"] = asdict(message.cut_off)
+    return json.dumps(stored)
 
 
-def origins_from_json(text: str, content: str) -> tuple[tuple[TextSpan, ...], tuple[Dropped, ...], Unconfirmed | None]:
-    """What :func:`origins_to_json` wrote."""
+def origins_from_json(text: str, content: str) -> dict[str, Any]:
+    """What :func:`origins_to_json` wrote, as arguments of :class:`Message`."""
     raw = json.loads(text)
     spans, offset = [], 0
     for length, origin, committed in raw["spans"]:
         spans.append(TextSpan(content[offset : offset + length], Origin(origin), committed))
         offset += length
-    mark = mark_from_json(raw["unconfirmed"]) if "unconfirmed" in raw else None
-    return tuple(spans), tuple(Dropped(offset, dropped) for offset, dropped in raw["dropped"]), mark
+    return {
+        "spans": tuple(spans),
+        "dropped": tuple(Dropped(offset, dropped) for offset, dropped in raw["dropped"]),
+        "unconfirmed": mark_from_json(raw["unconfirmed"]) if "unconfirmed" in raw else None,
+        "cut_off": sampling_from_json(raw["cut_off"]) if "cut_off" in raw else None,
+    }

@@ -27,6 +27,8 @@ _STEPS = (
     ) WITHOUT ROWID;
     CREATE INDEX chat_by_time ON chat (updated);
     """,
+    # JSON; NULL for a chat that has none of its own.
+    "ALTER TABLE chat ADD COLUMN settings TEXT;",
 )
 VERSION = len(_STEPS)
 

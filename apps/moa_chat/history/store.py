@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from moa_chat.history.chat_settings import ChatSettings, settings_from_json, settings_to_json
 from moa_chat.history.message import ChatSummary, Message, origins_from_json, origins_to_json
 from moa_chat.history.schema import prepare
 from moa_runtime.errors import MoaError
@@ -68,9 +69,19 @@ class History:
         )
         return [ChatSummary(int(chat), str(title), float(updated)) for chat, title, updated in rows]
 
-    def create(self, title: str) -> int:
+    def create(self, title: str, settings: ChatSettings | None = None) -> int:
         """A new chat without messages; returns its id."""
-        return self._change("INSERT INTO chat (title, updated) VALUES (?, ?)", (title, time.time()))
+        stored = None if settings is None else settings_to_json(settings)
+        row = (title, time.time(), stored)
+        return self._change("INSERT INTO chat (title, updated, settings) VALUES (?, ?, ?)", row)
+
+    def settings(self, chat: int) -> ChatSettings | None:
+        """Those of a chat; None where it has none of its own, as chats of an older moa-edge."""
+        rows = self._rows("SELECT settings FROM chat WHERE id = ?", (chat,))
+        return settings_from_json(rows[0][0]) if rows and rows[0][0] is not None else None
+
+    def change_settings(self, chat: int, settings: ChatSettings) -> None:
+        self._change("UPDATE chat SET settings = ? WHERE id = ?", (settings_to_json(settings), chat))
 
     def rename(self, chat: int, title: str) -> None:
         self._change("UPDATE chat SET title = ? WHERE id = ?", (title, chat))
@@ -108,8 +119,8 @@ class History:
         )
         messages = []
         for role, content, spans, finished, figures in rows:
-            pieces, dropped, mark = origins_from_json(spans, content)
-            messages.append(Message(role, content, pieces, dropped, bool(finished), figures, mark))
+            known = origins_from_json(spans, content)
+            messages.append(Message(role, content, finished=bool(finished), figures=figures, **known))
         return messages
 
     def save(self, chat: int, position: int, message: Message) -> None:

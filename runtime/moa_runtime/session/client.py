@@ -30,6 +30,7 @@ class ClientSession(Exchange):
     ``connect``                 link DOWN              Hello; link GREETING
     ``disconnected``            always                 link DOWN; what was in flight is sent again later
     ``prompt``                  no answer runs         supplied = tokens; Prompt when the link is UP
+    ``continue_answer``         no answer runs         a known answer runs again, longer; Prompt when the link is UP
     ``extend``                  an answer runs         tentative grows
     ``declare_offline``         always                 tentative tokens drafted until now count as offline text
     ``propose``                 always                 Draft, if the link is UP and nothing is in flight
@@ -83,6 +84,38 @@ class ClientSession(Exchange):
         self._max_length = self._answer_start + max_new_tokens if max_new_tokens else 0
         self._while_away = while_away
         self._answer_supplied()
+
+    def continue_answer(
+        self,
+        tokens: Sequence[int],
+        answer_start: int,
+        sampling: Sampling,
+        max_new_tokens: int = 0,
+        *,
+        while_away: bool = True,
+    ) -> None:
+        """Have an answer that has ended go on, as if its limit had been larger; works offline too.
+
+        Args:
+            tokens: what follows the committed ones, up to the answer's end; perhaps none.
+            answer_start: the position of its first token.
+            max_new_tokens: by how many it may become longer, 0 for no limit.
+            while_away: as for :meth:`prompt`.
+
+        Raises:
+            LocalProtocolError: an answer still runs, or this one has no tokens.
+        """
+        if self.answering:
+            raise LocalProtocolError("can't continue an answer while one runs; cancel it first")
+        if not 0 < answer_start < len(self.committed) + len(tokens):
+            raise LocalProtocolError(f"can't continue an answer from {answer_start} on: it has no tokens")
+        self.committed += tokens
+        self._sampling, self._while_away = sampling, while_away
+        self._answer_start = answer_start
+        self._max_length = len(self.committed) + max_new_tokens if max_new_tokens else 0
+        self.answering = True
+        # As after a server lost an answer that ran: it is given what it lacks, and decides what follows.
+        self._replay()
 
     def cancel(self) -> list[Event]:
         """End the answer where the target has confirmed it; a prompt the server has not answered is

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from moa_chat.desktop.answering import Answering
 from moa_chat.desktop.figures import figures, generation_speed, new_round, summary
-from moa_chat.history.message import Dropped
+from moa_chat.history.message import Dropped, Message
 from moa_chat.words import link_words
 from moa_runtime.answer import (
     AnswerFinished,
@@ -18,8 +20,10 @@ from moa_runtime.answer import (
     Statistics,
     TextSpan,
 )
+from moa_runtime.session.events import Sampling
 
 DRAFTED, OFFLINE, CORRECTED = Origin.DRAFTED, Origin.OFFLINE, Origin.CORRECTED
+SAMPLING = Sampling(0.7, 0.9, 5)
 
 
 def update(*spans: tuple[str, Origin, bool], dropped: str = "", statistics: Statistics | None = None) -> AnswerUpdate:
@@ -30,7 +34,7 @@ def update(*spans: tuple[str, Origin, bool], dropped: str = "", statistics: Stat
 
 
 def test_what_was_taken_back_is_kept_with_its_place():
-    answering = Answering(1, 1, "Question")
+    answering = Answering(1, 1, "Question", SAMPLING)
     answering.update(update(("Red and ", CORRECTED, True), ("yellow", OFFLINE, False)))
     answering.update(update(("Red and ", CORRECTED, True), ("blue", CORRECTED, True), dropped="yellow"))
     assert answering.message.dropped == (Dropped(8, "yellow"),)
@@ -40,8 +44,17 @@ def test_what_was_taken_back_is_kept_with_its_place():
     assert answering.message.dropped == ()
 
 
+def test_what_begins_like_what_came_instead_stood_before_it():
+    answering = Answering(1, 1, "Question", SAMPLING)
+    answering.update(update(("However,", CORRECTED, True), (" in", DRAFTED, False)))
+    answering.update(update(("However, it's", CORRECTED, True), dropped=" in"))
+    assert answering.message.dropped == (Dropped(8, " in"),)
+    answering.update(update(("However, it", CORRECTED, True), dropped="never shown"))
+    assert answering.message.dropped[-1] == Dropped(11, "never shown")
+
+
 def test_stopping_leaves_what_is_confirmed():
-    answering = Answering(1, 1, "Question")
+    answering = Answering(1, 1, "Question", SAMPLING)
     answering.update(update(("Red ", DRAFTED, True), ("and", CORRECTED, True), (" yellow", DRAFTED, False)))
     answering.stop()
     assert answering.message.content == "Red and"
@@ -50,13 +63,38 @@ def test_stopping_leaves_what_is_confirmed():
 
 
 def test_the_end_brings_text_and_figures():
-    answering = Answering(1, 1, "Question")
+    answering = Answering(1, 1, "Question", SAMPLING)
     spans = (TextSpan("Red", DRAFTED, True),)
     statistics = Statistics(rounds=4, tokens=10, offline=3, rolled_back=2, seconds=3.0, first_token_seconds=1.0)
     answering.finish(AnswerFinished("Red", (), FinishReason.LENGTH, statistics, spans))
     assert answering.message.content == "Red" and answering.message.spans == spans
-    for words in ("greatest length", "10 tokens", "4.5 tokens/s", "τ 2.50", "3 written offline", "2 taken back"):
-        assert words in answering.message.figures
+    said = "cut off at its greatest length · partly written offline · corrected by the server"
+    assert answering.message.figures == said
+    assert answering.message.cut_off == SAMPLING and answering.message.can_go_on
+    answering.finish(AnswerFinished("Red", (), FinishReason.STOP, Statistics(rounds=4, rolled_back=698), spans))
+    assert answering.message.figures == "", "what is figures is told behind the plot button alone"
+    assert not answering.message.can_go_on
+
+
+def test_a_continued_answer_keeps_what_is_known_of_its_beginning():
+    """The runtime may have forgotten where the stored part came from."""
+    stored = Message("assistant", "Red and", (TextSpan("Red", DRAFTED, True), TextSpan(" and", OFFLINE, True)))
+    stored = dataclasses.replace(stored, dropped=(Dropped(3, "!"),), figures="cut off", cut_off=SAMPLING)
+    answering = Answering(1, 1, "Question", SAMPLING, before=stored)
+    assert answering.message.content == "Red and" and not answering.message.finished
+    answering.update(update(("Red and blue", CORRECTED, True), (" or", DRAFTED, False)))
+    assert answering.message.spans == (
+        *stored.spans,
+        TextSpan(" blue", CORRECTED, True),
+        TextSpan(" or", DRAFTED, False),
+    )
+    assert answering.message.dropped == stored.dropped
+    answering.stop()
+    assert answering.message.content == "Red and blue" and answering.message.spans[:2] == stored.spans
+    assert answering.message.cut_off == SAMPLING
+    unchanged = Answering(1, 1, "Question", SAMPLING, before=stored)
+    unchanged.stop()
+    assert unchanged.message == stored
 
 
 def test_rounds_are_what_lies_between_two_updates():
@@ -70,8 +108,13 @@ def test_rounds_are_what_lies_between_two_updates():
 def test_figures_of_nothing_and_of_an_answer():
     assert generation_speed(Statistics()) == 0.0 and summary(Statistics(), None).startswith("stopped")
     statistics = Statistics(rounds=10, tokens=30, kept=5, bytes_up=950, bytes_down=1_234_567, round_trips=[0.07])
-    shown = " ".join(figure.text for figure in figures(statistics))
-    assert "15 passes saved" in shown and "round trip 70 ms" in shown and "↑ 950 B" in shown and "↓ 1.2 MB" in shown
+    shown = [figure.text for figure in figures(statistics, 0.75)]
+    assert "0.0 words a second" in shown and "an answer from the server after 70 ms" in shown
+    assert "950 B sent, 1.2 MB received" in shown and "25 pieces of words in 10 passes of the model" in shown
+    statistics = Statistics(tokens=9, seconds=3.0, first_token_seconds=1.0, drafted=12, accepted=7)
+    shown = [figure.text for figure in figures(statistics, 0.75)]
+    assert shown[0] == "3.0 words a second" and "first word after 1.00 s" in shown
+    assert "7 of 12 pieces of words drafted by this device were right" in shown
 
 
 @pytest.mark.parametrize(

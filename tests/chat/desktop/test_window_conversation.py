@@ -27,7 +27,12 @@ def test_a_question_is_answered_word_by_word(connected, qtbot):
     assert text == connected.engine.chat.messages[-1]["content"] != ""
     assert len(set(lengths)) > 2, "the answer came in one piece"
     assert connected.page.composer.text == "" and connected.page.title.text() == QUESTION
-    assert "tokens/s" in connected.page.status.text() and "passes" in connected.page.status.text()
+    figures = connected.page.plot.figures
+    assert "words\xa0a\xa0second" in figures.text() and "passes" in figures.text()
+    assert not figures.isVisible(), "who wants figures asks for them"
+    assert connected.chats.messages[-1].figures in ("", "cut off at its greatest length")
+    connected.page.plot_button.click()
+    assert figures.isVisible()
 
 
 def test_a_second_question_continues_the_first(connected, qtbot):

@@ -35,7 +35,7 @@ ANSWER = Message(
         TextSpan(CONTENT[9:40], Origin.CORRECTED, True),
         TextSpan(CONTENT[40:], Origin.OFFLINE, False),
     ),
-    (Dropped(7, "another"), Dropped(33, "y")),
+    (Dropped(7, "another"), Dropped(14, "\n "), Dropped(33, "y")),
 )
 
 
@@ -50,6 +50,7 @@ def test_every_text_can_be_read(theme):
         assert min(contrast(colors[name], colors[background]) for background in ("window", "code")) >= 4.5, name
     for name in ("string", "keyword", "number", "comment", "name"):
         assert contrast(colors[name], theme.code) >= 4.5, name
+    assert contrast(theme.text, theme.found) >= 4.5
     assert contrast(theme.on_accent, theme.accent) >= 4.5
     assert min(contrast(theme.focus, background) for background in backgrounds) >= 3
 
@@ -80,7 +81,7 @@ def _is_inside(widget: QWidget) -> bool:
 def test_screen_readers_get_a_name_for_everything(open_window):
     window = open_window()
     window.page.conversation.show_messages([Message("user", "Question"), ANSWER])
-    dialog = SettingsDialog(window.connector, window.settings, window)
+    dialog = SettingsDialog(window.connector, window.settings, None, window)
     found = controls(window) + controls(dialog)
     assert len(found) > 40
     for widget in found:
@@ -130,9 +131,11 @@ def test_origins_are_coloured_on_demand(open_window, look):
     assert color_at("paint") == LIGHT.offline, "what is not confirmed has a colour of its own anyhow"
     assert color_at("bold") == "#000000", "the colour of the page"
     window.page.origins.click()
-    assert color_at("bo") == LIGHT.drafted
+    assert color_at("Some") == LIGHT.drafted
+    assert color_at("bold") == LIGHT.corrected, "a word in two colours is shown in one"
     assert color_at("text") == LIGHT.corrected
     assert color_at("another") == LIGHT.dropped
+    assert "\N{THIN SPACE}text" not in answer.texts[0].toPlainText(), "what was taken back and is blank is not shown"
     code = answer.findChildren(CodeBlock)[0]
     code.copy_button.copy()
     assert QGuiApplication.clipboard().text() == "x = '🎨'  # paint", "what was taken back is not copied"

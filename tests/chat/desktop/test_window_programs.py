@@ -83,6 +83,36 @@ def test_a_verifier_that_does_not_start_is_a_sentence(open_window, instead, qtbo
     qtbot.waitUntil(lambda: "the target cannot be fetched" in window.page.notice.text, timeout=WAIT)
 
 
+@pytest.mark.parametrize("first", [False, True], ids=["later", "first run"])
+def test_the_start_of_a_verifier_is_shown_and_can_be_given_up(open_window, instead, tmp_path, qtbot, first):
+    ended = tmp_path / "ended"
+    instead(
+        "import pathlib, signal, sys, time\n"
+        f"def end(*_): pathlib.Path({str(ended)!r}).touch(); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end); time.sleep(600)"
+    )
+    window = open_window(local=not first)
+    page, welcome = window.page, window.first_run
+    if first:
+        welcome.form.local.setChecked(True)
+        welcome.start.click()
+        qtbot.waitUntil(welcome.cancel.isVisible, timeout=WAIT)
+        assert "being started" in welcome.form.state.text()
+        qtbot.wait(300)  # for Python to know the signal
+        welcome.cancel.click()
+        assert "not started" in welcome.form.state.text() and welcome.start.isEnabled()
+        assert not welcome.cancel.isVisible()
+    else:
+        assert page.progress.isVisible() and "being started" in page.progress.text
+        qtbot.waitUntil(lambda: "(1 s)" in page.progress.text, timeout=WAIT)
+        page.progress.button.click()
+        assert not page.progress.isVisible() and "not started" in page.notice.text
+        assert page.notice.button.text() == "Try again"
+        page.notice.button.click()
+        assert page.progress.isVisible()
+    qtbot.waitUntil(ended.exists, timeout=WAIT)
+
+
 def test_missing_packages_are_named_with_the_way_to_get_them(monkeypatch):
     monkeypatch.setattr("moa_runtime.extras.importlib.util.find_spec", lambda name: None)
     for starts in (LocalVerifier().start, BundleExport().start):

@@ -334,7 +334,9 @@ def test_the_command_line_counts_more_than_the_profile(monkeypatch):
 
     monkeypatch.delenv("MOA_SERVER", raising=False)
     monkeypatch.setenv("MOA_TOKEN", "from the environment")
-    stored = Settings(server="wss://stored", token="stored", certificate="PEM", max_new_tokens=99, temperature=0.5)
+    stored = Settings(
+        server="wss://stored", token="stored", certificate="PEM", max_new_tokens=99, temperature=0.5, recommended=False
+    )
     assert with_options(stored, build_parser().parse_args([])) == stored
     given = build_parser().parse_args(["--server", "ws://given", "--max-new-tokens", "7", "--policy", "keep"])
     changed = with_options(stored, given)

@@ -1,0 +1,139 @@
+"""Find in the open chat: marks all places, and goes from one to the next."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtGui import QColor, QKeyEvent, QTextCharFormat, QTextCursor
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QLineEdit, QTextEdit, QWidget
+
+from moa_chat.desktop.buttons import IconButton
+from moa_chat.desktop.conversation_view import ConversationView
+from moa_chat.desktop.look import Look
+from moa_chat.desktop.origin_text import OriginText
+from moa_chat.desktop.style import letters, lines
+
+_PAUSE_MS = 150
+
+
+class FindBar(QFrame):
+    """A field above the conversation. Messages that are not shown yet are, as soon as something is found in them."""
+
+    def __init__(self, look: Look, view: ConversationView, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("header")
+        self._look, self._view = look, view
+        self._current = 0
+        self._marked: list[OriginText] = []
+        self.field = _Field(self)
+        self.field.setPlaceholderText("Find in this chat")
+        self.field.setAccessibleName("Find in this chat")
+        self.field.setMaximumWidth(letters(40))
+        self.state = QLabel()
+        self.state.setObjectName("muted")
+        self.state.setAccessibleName("Places found")
+        self.previous = IconButton(look, "up", "The place before", lambda: self.step(-1), shortcut="Shift+F3")
+        self.next = IconButton(look, "down", "The next place", lambda: self.step(1), shortcut="F3")
+        row = QHBoxLayout(self)
+        row.setContentsMargins(lines(0.6), lines(0.3), lines(0.6), lines(0.3))
+        row.addStretch()
+        row.addWidget(self.field, 1)
+        for widget in (self.state, self.previous, self.next):
+            row.addWidget(widget)
+        row.addWidget(IconButton(look, "close", "Close the search", self.leave, shortcut="Esc"))
+        self._pause = QTimer(self)
+        self._pause.setSingleShot(True)
+        self._pause.timeout.connect(self._mark)
+        self.field.textChanged.connect(lambda _: self._search())
+        look.changed.connect(self.refresh)
+        self.hide()
+
+    def begin(self) -> None:
+        """Show the field, with what was looked for before."""
+        self.show()
+        self.field.setFocus()
+        self.field.selectAll()
+        self._search()
+
+    def leave(self) -> None:
+        """Close the field and take the marks away."""
+        self.hide()
+        self._clear()
+        self._view.setFocus()
+
+    def refresh(self) -> None:
+        """The conversation is another, or looks different: mark again, soon and where one is."""
+        if self.isVisible():
+            self._pause.start(_PAUSE_MS)
+
+    def step(self, direction: int) -> None:
+        """Go to the next place (1), or the one before (-1); behind the last comes the first."""
+        if self.isVisible():
+            self._current += direction
+            self._mark(go=True)
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _search(self) -> None:
+        """Begin with the first place in sight or below."""
+        text = self.field.text()
+        if text:
+            self._view.reveal(text)
+        top = self._view.verticalScrollBar().value()
+        below = [number for number, place in enumerate(self._places()) if self._height(*place) >= top]
+        self._current = below[0] if below else 0
+        self._mark(go=True)
+
+    def _places(self) -> list[tuple[OriginText, QTextCursor]]:
+        text = self.field.text()
+        return [(shown, place) for shown in self._view.texts() for place in shown.find_all(text)] if text else []
+
+    def _mark(self, *, go: bool = False) -> None:
+        self._clear()
+        places = self._places()
+        self._current = self._current % len(places) if places else 0
+        marks: dict[OriginText, list[QTextEdit.ExtraSelection]] = {}
+        for number, (shown, place) in enumerate(places):
+            marks.setdefault(shown, []).append(self._selection(place, now=number == self._current))
+        for shown, selections in marks.items():
+            shown.setExtraSelections(selections)
+        self._marked = list(marks)
+        found = f"{self._current + 1} of {len(places)}" if places else "not found"
+        self.state.setText(found if self.field.text() else "")
+        for button in (self.previous, self.next):
+            button.setEnabled(bool(places))
+        if go and places:
+            height = self._height(*places[self._current])
+            self._view.ensureVisible(0, height, 0, self._view.viewport().height() // 3)
+
+    def _selection(self, place: QTextCursor, *, now: bool) -> QTextEdit.ExtraSelection:
+        theme, form = self._look.theme, QTextCharFormat()
+        form.setBackground(QColor(theme.accent if now else theme.found))
+        form.setForeground(QColor(theme.on_accent if now else theme.text))
+        made = QTextEdit.ExtraSelection()
+        made.cursor, made.format = place, form
+        return made
+
+    def _height(self, shown: OriginText, place: QTextCursor) -> int:
+        """Of a place on the page."""
+        return shown.mapTo(self._view.widget(), shown.cursorRect(place).topLeft()).y()
+
+    def _clear(self) -> None:
+        still = set(self._view.texts())
+        for shown in self._marked:
+            if shown in still:
+                shown.setExtraSelections([])
+        self._marked = []
+
+
+class _Field(QLineEdit):
+    """Enter goes on, Shift+Enter back."""
+
+    def __init__(self, bar: FindBar) -> None:
+        super().__init__(bar)
+        self._bar = bar
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            self._bar.step(-1 if event.modifiers() & Qt.KeyboardModifier.ShiftModifier else 1)
+        else:
+            super().keyPressEvent(event)

@@ -1,0 +1,21 @@
+"""What an application may ask for with a question."""
+
+from __future__ import annotations
+
+from moa_runtime.errors import ChatError
+from moa_runtime.session.events import Sampling
+from moa_runtime.session.snapshot import LARGEST_REAL
+
+
+def check_wishes(max_new_tokens: int, sampling: Sampling | None) -> None:
+    """Raises ChatError where no verifier could do that."""
+    if sampling is not None and not 0 <= sampling.temperature <= LARGEST_REAL:
+        raise ChatError(f"a temperature is 0 or more, not {sampling.temperature}")
+    if sampling is not None and not 0 <= sampling.top_p <= 1:
+        raise ChatError(f"top_p is from 0 to 1, not {sampling.top_p}")
+    if sampling is not None and not 0 <= sampling.seed < 1 << 64:
+        raise ChatError(f"a seed is a whole number of 64 bits, 0 or more, not {sampling.seed}")
+    if sampling is not None and (sampling.top_k or sampling.min_p):
+        raise ChatError("the verifier takes temperature, top_p and a seed so far: leave out top_k and min_p")
+    if max_new_tokens < 0:
+        raise ChatError(f"an answer may have 0 tokens (no limit) or more, not {max_new_tokens}")
