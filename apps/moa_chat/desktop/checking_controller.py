@@ -66,8 +66,8 @@ class CheckingController(ChatController):
             self._answering = checking
             messages = self._try(lambda: self.history.messages(checking.chat), [])
             turns = self.turns_of(self.settings_of(checking.chat), messages)
-            system = turns[0]["role"] == "system"
-            self._engine.check(turns, replace(mark, turn=checking.position + system))
+            before = len(turns) - len(messages)  # the instructions
+            self._engine.check(turns, replace(mark, turn=checking.position + before))
         elif self._checks.any_done:
             words, before = self._checks.report()
             self.told.emit(words, "Undo" if before else "", lambda: self._undo(before))
@@ -88,13 +88,16 @@ class CheckingController(ChatController):
     def _checked(self, checking: Checking, problem: MoaError | None) -> None:
         wanted, self._wanted = self._wanted, None
         settled = checking.done and self._try(lambda: self._checks.settle(checking), False)
+        refused = problem is not None and (chat := self._engine.chat) is not None and chat.status is LinkStatus.ONLINE
+        if refused:
+            self._try(lambda: self._checks.give_up(checking), None)
         if checking.chat == self.current:
             self._show_stored(checking.chat)
         if problem is not None:
             self.told.emit(as_sentence(str(problem)), "", None)
         if wanted is not None:
             wanted()
-        elif settled:
+        elif settled or refused:
             self.check()
 
     def _after_check(self, wanted: Callable[[], None]) -> bool:

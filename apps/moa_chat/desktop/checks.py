@@ -101,8 +101,20 @@ class Checks:
             MoaError: the history cannot be written.
         """
         for chat, position, written in before:
-            kept = dataclasses.replace(written, unconfirmed=None, figures="as this device wrote it, not confirmed")
-            self._history.save(chat, position, kept)
+            self._keep(chat, position, written)
+
+    def give_up(self, checking: Checking) -> None:
+        """The verifier refuses an answer, as where the conversation is too long for it: it stays, and nobody checks it
+        again.
+
+        Raises:
+            MoaError: the history cannot be written.
+        """
+        self._keep(checking.chat, checking.position, checking.written)
+
+    def _keep(self, chat: int, position: int, written: Message) -> None:
+        kept = dataclasses.replace(written, unconfirmed=None, figures="as this device wrote it, not confirmed")
+        self._history.save(chat, position, kept)
 
 
 def corrected_words(before: str, after: str) -> int:

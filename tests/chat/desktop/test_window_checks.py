@@ -108,6 +108,21 @@ def test_a_question_comes_before_a_check(window, qtbot):
     assert [widget.message.content for widget in widgets] == [each.content for each in window.chats.messages[1::2]]
 
 
+def test_an_answer_that_the_verifier_refuses_keeps_no_other_from_its_check(window, qtbot):
+    """Nobody is told of it twice, and it stays as the device wrote it."""
+    history, mark = window.chats.history, Unconfirmed(1, Sampling(), 16)
+    chats = [history.create(title) for title in ("Colours", "Endless")]
+    for chat, question in zip(chats, (QUESTION, "word " * 2000), strict=True):
+        history.save(chat, 0, Message("user", question))
+        history.save(chat, 1, Message("assistant", "None.", unconfirmed=mark))
+    window.chats.open_chat(chats[1])
+    window.chats.check()
+    qtbot.waitUntil(lambda: unconfirmed(window) == [], timeout=WAIT)
+    kept, checked = (history.messages(chat)[1] for chat in reversed(chats))
+    assert kept.content == window.chats.messages[1].content == "None." and "not confirmed" in kept.figures
+    assert checked.content != "None." and "not confirmed" not in checked.figures
+
+
 def test_marks_outlive_the_program(profile):
     spans = (TextSpan("Red.", Origin.OFFLINE, False),)
     marked = Message("assistant", "Red.", spans, unconfirmed=Unconfirmed(1, Sampling(0.7, 0.9, 3), 64))
