@@ -133,7 +133,7 @@ _LIMITS = {"max_context": CONTEXT, "max_draft_tokens": 8}
         ),
         (_fault("another took over", wire.FAULT_CODE_REPLACED), "offline: another took over|failed: another took over"),
     ],
-    ids=str,
+    ids=lambda each: each if isinstance(each, str) else "-".join(each),  # functions differ from process to process
 )
 def test_messages_that_no_verifier_sends(
     wrong: dict[str, Any], said: str, small_bundle: Any, caplog: pytest.LogCaptureFixture
