@@ -1,8 +1,9 @@
-"""Settings for every test, and the tiny target with its drafter and bundles, each made once."""
+"""Settings for every test, a browser, and the tiny target with its drafter and bundles, each made once."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,21 @@ if TYPE_CHECKING:
     from moa_drafter.model import MoADrafter
     from moa_drafter.target import Target
     from moa_runtime.bundle import Bundle
+
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="session")
+def browser() -> str:
+    """The command of a Chromium."""
+    found = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    if found is None:
+        missing = f"no browser: none of {', '.join(_BROWSERS)} is installed"
+        if os.environ.get("CI"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -73,7 +73,8 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="let web pages of this origin, such as http://localhost:3000, use the endpoint; may be repeated",
+        help="let web pages of this origin, such as http://localhost:3000, use the endpoint; an app's web view has one "
+        "too, such as capacitor://localhost; may be repeated",
     )
 
     answer = parser.add_argument_group("answers")

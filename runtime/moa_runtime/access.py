@@ -6,9 +6,33 @@ import hmac
 import re
 from collections.abc import Collection
 
+from moa_runtime.errors import MoaError
 from moa_runtime.listening import is_loopback
 
 _HOST = re.compile(r"(?:\[(?P<literal>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s:@/\\?#\[\]]+))(?::[0-9]*)?")
+# As browsers write it: in lower case, without a path, and a port only where it is not the scheme's own.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@*A-Z]+")
+_NO_PAGE = ("*", "null", "file://")
+_OWN_PORT = re.compile(r"http://.*:80|https://.*:443")
+
+
+def check_origins(origins: Collection[str]) -> None:
+    """Refuse what no ``Origin`` header can be, so that it does not let in nobody in silence.
+
+    Args:
+        origins: as :func:`origin_allowed` takes them.
+
+    Raises:
+        MoaError: the message says what is expected.
+    """
+    for origin in origins:
+        if origin in _NO_PAGE or (_ORIGIN.fullmatch(origin) and not _OWN_PORT.fullmatch(origin)):
+            continue
+        raise MoaError(
+            f"--allow-origin {origin!r} is no origin as browsers send it: scheme and host in lower case, a port only "
+            "where it is not the usual one, and no path, such as https://app.example; or capacitor://localhost, "
+            "file://, null or *"
+        )
 
 
 def origin_allowed(origin: str | None, allowed: Collection[str]) -> bool:
@@ -19,7 +43,8 @@ def origin_allowed(origin: str | None, allowed: Collection[str]) -> bool:
 
     Args:
         origin: None without the header: not from a web page.
-        allowed: origins such as ``http://localhost:3000``; ``*`` is all of them.
+        allowed: origins such as ``http://localhost:3000``, compared letter by letter; ``*`` is all of them, ``null``
+            among them.
     """
     return origin is None or not {origin, "*"}.isdisjoint(allowed)
 

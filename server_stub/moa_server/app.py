@@ -33,6 +33,7 @@ from moa_server.parts import Parts
 from moa_server.server_drafts import ServerDrafts
 from moa_server.sessions import SessionStore
 from moa_server.settings import Settings
+from moa_server.subprotocols import SESSION_SUBPROTOCOL, SubprotocolError, authorization_of
 from moa_server.worker import Worker
 
 SESSION_PATH, DECODE_PATH, STATUS_PATH = "/v1/session", "/v1/decode", "/v1/status"
@@ -108,7 +109,8 @@ class Verifier:
             else:  # the ASGI server then answers 403
                 await websocket.close()
             return
-        await websocket.accept()
+        offered = websocket.scope.get("subprotocols", [])
+        await websocket.accept(SESSION_SUBPROTOCOL if SESSION_SUBPROTOCOL in offered else None)
         connection = Connection(websocket, self._parts, bearer)
         self._connections.add(connection)
         if self._leaving:  # since the upgrade was allowed
@@ -161,7 +163,11 @@ class Verifier:
             page = str(origin)[:100]
             text = f"web pages of {page} may not use this verifier; moa-serve --allow-origin {page} would let them"
             return self._refused("origin", 403, text)
-        bearer = self.bearers.authenticate(headers.get("authorization"))
+        try:
+            offered = connection.scope.get("subprotocols", [])
+            bearer = self.bearers.authenticate(authorization_of(headers.get("authorization"), offered))
+        except SubprotocolError as error:
+            return self._refused("token", 400, str(error))
         if bearer is None:
             text = "the bearer token is missing or wrong"
             return self._refused("token", 401, text, {"WWW-Authenticate": "Bearer"})

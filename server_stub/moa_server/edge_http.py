@@ -16,6 +16,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
+from websockets.exceptions import InvalidHeaderFormat
+from websockets.headers import parse_subprotocol
 
 from moa_server.edge_protocol import OnPlace
 from moa_server.edge_websocket import EdgeWebSocket
@@ -88,6 +90,10 @@ class EdgeHttp(OnPlace, H11Protocol):
         self._place.wait()  # a request before it may have been busy
         if self._place.full():
             self._refuse(503, ALL_BUSY)
+            return
+        if not all(_well_formed(value) for name, value in event.headers if name == b"sec-websocket-protocol"):
+            # The base would repeat the header in its answer, and it may hold a token.
+            self._refuse(400, "the header Sec-WebSocket-Protocol must be a list of names with commas between them")
             return
         super().handle_websocket_upgrade(event)
         self._websocket = self.transport.get_protocol()
@@ -166,3 +172,11 @@ def _answer(text: str) -> tuple[bytes, list[tuple[bytes, bytes]]]:
     body = json.dumps({"error": text}).encode()
     length = str(len(body)).encode()
     return body, [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
+
+
+def _well_formed(subprotocols: bytes) -> bool:
+    try:
+        parse_subprotocol(subprotocols.decode("latin-1"))
+    except InvalidHeaderFormat:
+        return False
+    return True

@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
+from moa_runtime.access import check_origins
 from moa_runtime.errors import MoaError
 from moa_runtime.listening import is_loopback
 from moa_server.logs import FORMATS, LEVELS
@@ -71,7 +72,8 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="let web pages of this origin, such as http://localhost:3000, use the verifier; may be repeated",
+        help="let web pages of this origin, such as http://localhost:3000, use all of the verifier; an app's web view "
+        "has one too, such as capacitor://localhost; may be repeated",
     )
     p.add_argument("--tls-cert", type=Path, metavar="PEM", help="certificate chain, for wss")
     p.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
@@ -163,7 +165,9 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
     Raises:
         ServeError: a number out of range.
+        MoaError: an origin that is none.
     """
+    check_origins(options.allow_origin)
     least = {name.replace("-", "_"): 1 for name, *_ in _LIMITS}
     least |= {
         "keep_seconds": 0,

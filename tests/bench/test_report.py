@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -22,7 +20,6 @@ from moa_bench.report import runs
 from moa_bench.result import RESULT_VERSION, result_of
 from moa_runtime.bundle import Fingerprints
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 TITLE = "moa-edge benchmark report"
 ATTACK = "<script>document.title = 'owned'</script>"
 PRINTS = Fingerprints("target-1", "tokenizer-1", "drafter-1")
@@ -112,17 +109,6 @@ def page_of(folder: Path) -> Page:
 
 
 # -- in a browser -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser() -> str:
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        missing = f"no browser: none of {', '.join(BROWSERS)} is installed"
-        if os.environ.get("CI"):
-            pytest.fail(missing)
-        pytest.skip(missing)
-    return found
 
 
 @pytest.fixture

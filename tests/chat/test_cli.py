@@ -46,6 +46,7 @@ def refusal(capsys, *argv: str) -> str:
         (["--once", "\udcff"], "no valid UTF-8"),
         (["--once", "x", "--policy", "ask"], "--once asks nothing"),
         (["--once", "x", "--allow-origin", "http://a"], "belong to --serve"),
+        (["--serve", "--allow-origin", "localhost:3000"], "'localhost:3000' is no origin"),
         (["--terminal", "--gateway-token", "t"], "belong to --serve"),
         (["--serve", "--policy", "rollback"], "cannot take back what it has sent"),
         (["--once", "x", "--no-save"], "--chat and --no-save belong to --terminal"),

@@ -214,3 +214,12 @@ def test_web_pages_are_refused_unless_allowed():
     assert answered.status_code == 200 and answered.headers["access-control-allow-origin"] == page["Origin"]
     assert ask(opened, headers={"Origin": "null", "Authorization": "Bearer t"}).status_code == 403
     assert ask(client([finished("yes")], allow=("*",)), headers={"Origin": "null"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["null", "file://", "capacitor://localhost", "ionic://localhost", "https://localhost"]
+)
+def test_web_views_of_apps_are_pages_too(origin):
+    assert ask(client([finished("yes")]), headers={"Origin": origin}).status_code == 403
+    answered = ask(client([finished("yes")], allow=(origin,)), headers={"Origin": origin})
+    assert answered.status_code == 200 and answered.headers["access-control-allow-origin"] == origin

@@ -1,10 +1,11 @@
-"""Hosts that a server on loopback answers for; origins and tokens are tested with the servers."""
+"""Hosts that a server on loopback answers for, and what is an origin; tokens are tested with the servers."""
 
 from __future__ import annotations
 
 import pytest
 
-from moa_runtime.access import host_allowed
+from moa_runtime.access import check_origins, host_allowed, origin_allowed
+from moa_runtime.errors import MoaError
 
 LOCAL = [
     "localhost",
@@ -52,3 +53,52 @@ def test_names_of_others_are_not(host):
 def test_further_names_are_answered_where_told():
     assert host_allowed("Moa.Home.:80", True, ["other", "moa.home"])
     assert not host_allowed("moa.home.example", True, ["moa.home"])
+
+
+ORIGINS = [
+    "https://app.example",
+    "http://localhost",
+    "http://127.0.0.1:3000",
+    "http://[::1]:3000",
+    "https://app.example:8443",
+    "https://app.example:80",
+    "capacitor://localhost",
+    "ionic://localhost",
+    "chrome-extension://abcdefgh",
+    "file://",
+    "null",
+    "*",
+]
+NONE = [
+    "https://app.example/",
+    "https://app.example/chat",
+    "https://App.example",
+    "HTTPS://app.example",
+    "https://app.example:443",
+    "http://app.example:80",
+    "https://user@app.example",
+    "https://app.example?x",
+    "https://*.app.example",
+    "app.example",
+    "localhost:3000",
+    "//app.example",
+    "file:///",
+    "Null",
+    "https://a b",
+    "https://",
+    "",
+]
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_what_a_browser_sends_is_an_origin(origin):
+    check_origins(ORIGINS)
+    others = [other for other in ORIGINS if other not in (origin, "*")]
+    assert origin_allowed(origin, [origin]) and not origin_allowed(origin, others)
+    assert origin_allowed(origin, ["*"]) and origin_allowed(None, [])
+
+
+@pytest.mark.parametrize("origin", NONE)
+def test_what_it_never_sends_is_refused_where_it_is_named(origin):
+    with pytest.raises(MoaError, match="is no origin as browsers send it"):
+        check_origins(["https://app.example", origin])

@@ -43,6 +43,7 @@ def test_a_port_in_use(capsys):
         (["--max-sessions", "0"], "--max-sessions must be at least 1"),
         (["--idle-seconds", "nan"], "--idle-seconds must be at least 1"),
         (["--timeline", "nowhere/out.json"], "cannot write the timeline nowhere/out.json: No such file"),
+        (["--allow-origin", "https://app.example/"], "'https://app.example/' is no origin"),
         (["--tls-cert", "cert.pem"], "pass both"),
         (["--tls-cert", "none.pem", "--tls-key", "none.pem"], "cannot use none.pem"),
     ],

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moa_chat.options import DEFAULT_GATEWAY
+from moa_runtime.access import check_origins
 from moa_runtime.errors import MoaError
 from moa_runtime.listening import is_loopback
 
@@ -34,8 +35,9 @@ def address_for(options: argparse.Namespace) -> Address:
     """Where the command line says.
 
     Raises:
-        MoaError: no address, or one that is open to other machines without a token.
+        MoaError: no address, one that is open to other machines without a token, or an origin that is none.
     """
+    check_origins(options.allow_origin)
     host, port = _host_and_port(options.serve)
     token = os.environ.get("MOA_GATEWAY_TOKEN", "") if options.gateway_token is None else options.gateway_token
     if not is_loopback(host) and not token:
