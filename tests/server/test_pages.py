@@ -78,8 +78,9 @@ def test_the_token_may_be_a_subprotocol(verifier, offered):
         assert wire.ServerMessage.FromString(socket.recv(TIMEOUT_S)).WhichOneof("event") == "welcome"
 
 
-@pytest.mark.parametrize("token", ["a", "ab", "abc", "ünïcödé?>~", new_token("alice")[0]])
+@pytest.mark.parametrize("token", ["a", "ab", "abc", "ünïcödé?>~", ""])
 def test_any_token_fits_into_a_subprotocol(token):
+    token = token or new_token("alice")[0]
     with serving(ToyEngine(), Settings(token=token)) as verifier:
         with connect(verifier, "moa.v1", bearer(token)):
             pass
