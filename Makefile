@@ -30,7 +30,7 @@ serve: $(STAMP) ## the verifier on 127.0.0.1:8765
 	$(BIN)/moa-serve
 
 test: $(STAMP) libraries ## all tests but the slow ones
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 
 libraries: # a browser in which a test opens the report, and what Qt needs to draw without a display
 	@if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
