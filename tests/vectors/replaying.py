@@ -38,7 +38,7 @@ def replay(name: str, steps: list[Step]) -> None:
         if got != expected:
             raise OtherwiseError(f"{name}, step {number}, {_title(step)}: expected {expected}, got {got}")
         now = {} if client is None else state_of(client)
-        for key in state.keys() | now.keys():
+        for key in sorted(state.keys() | now.keys()):
             if state.get(key) != now.get(key):
                 text = f"{key} should be {state.get(key)}, is {now.get(key)}"
                 raise OtherwiseError(f"{name}, step {number}, {_title(step)}: {text}")

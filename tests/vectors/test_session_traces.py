@@ -53,7 +53,7 @@ def test_what_differs_is_named() -> None:
         replay("a trace", [steps[0], {"call": "connect", "frames": []}])
     with pytest.raises(OtherwiseError, match=rf"step {step}, "):
         replay("a trace", changed)
-    with pytest.raises(OtherwiseError, match="link should be down, is greeting"):
+    with pytest.raises(OtherwiseError, match="connection should be 0, is 1"):
         replay("a trace", [steps[0], {"call": "connect"}])
 
 
