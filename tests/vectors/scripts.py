@@ -217,6 +217,18 @@ def greetings() -> None:
                 client.frames_to_send()
 
 
+def asked_while_held_and_offline() -> None:
+    """A new question is sent all the same."""
+    client = answered()
+    client.cancel()
+    client.disconnected()
+    client.held = True
+    client.prompt([4, 5], Sampling())
+    client.connect()
+    client.frames_to_send()
+    tell(client, welcome=welcome(epoch=1, committed_length=4))
+
+
 def greetings_without_an_answer() -> None:
     for epoch in (0, 2, 5):
         client = answered()
@@ -253,6 +265,9 @@ def trees() -> None:
         client.propose(tree=DraftTree((2, 3, 4, 5), (0, 0, 1, 2), (0.0,) * 4))
         client.frames_to_send()
         tell(client, verdict=verdict(4, [3, 5, 6], accepted=2, epoch=2))
+        client.extend([2, 4, 2, 4], Origin.DRAFTED)
+        client.propose(4)  # more than this verifier takes
+        client.frames_to_send()
 
 
 def other_versions() -> None:
@@ -287,6 +302,7 @@ SCRIPTS: tuple[Callable[[], None], ...] = (
     rows_of_an_older_epoch,
     without_rows,
     greetings,
+    asked_while_held_and_offline,
     greetings_without_an_answer,
     kept_when_the_verdict_is_late,
     trees,
