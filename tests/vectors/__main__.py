@@ -6,6 +6,8 @@ import sys
 
 from vectors import files
 from vectors.covered import REQUIRED, features
+from vectors.loop_covered import REQUIRED_OF_LOOPS, features_of_loop
+from vectors.loop_walks import loop_walks
 from vectors.session_groups import GROUPS
 
 
@@ -16,7 +18,11 @@ def main() -> None:
         shown.update(*(features(trace.steps) for trace in traces))
         changed = files.write(f"session/{name}", [{"name": trace.name, "steps": trace.steps} for trace in traces])
         print(f"session/{name}: {len(traces)} traces, {'written' if changed else 'as before'}")
-    missing = REQUIRED - shown
+    walks = loop_walks()
+    changed = files.write("loop/walks", walks)
+    print(f"loop/walks: {len(walks)} traces, {'written' if changed else 'as before'}")
+    shown.update(*(features_of_loop(walk["steps"]) for walk in walks))
+    missing = (REQUIRED | REQUIRED_OF_LOOPS) - shown
     if missing:
         sys.exit(f"no trace shows: {', '.join(sorted(missing))}")
 
