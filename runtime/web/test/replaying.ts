@@ -2,10 +2,11 @@
 
 import assert from "node:assert/strict";
 
-import { fromBinary, fromJson, toBinary, toJson, type JsonValue } from "@bufbuild/protobuf";
+import type { JsonValue } from "@bufbuild/protobuf";
 
-import { ClientSession, LocalProtocolError, SnapshotError, wire } from "../src/index.js";
-import type { DraftTree, Fingerprints, Numbers, Origin, Policy, Sampling, SessionEvent } from "../src/index.js";
+import { ClientSession, LocalProtocolError, SnapshotError } from "../src/index.js";
+import type { Branches, Fingerprints, Origin, Policy, Sampling, SessionEvent } from "../src/index.js";
+import { asMessage, bytesOf, eventOf, said } from "./said.js";
 import { camel, plain, type Value } from "./vectors.js";
 
 type Args = { [key: string]: Value };
@@ -99,7 +100,7 @@ const CALLS: { [name: string]: (client: ClientSession, args: Args) => unknown } 
   extend: (client, args) => client.extend(args["tokens"] as number[], args["origin"] as Extract<Origin, "drafted">),
   declare_offline: (client, args) => client.declareOffline(args["after"] as number),
   propose: (client, args) =>
-    client.propose(args["most"] as number | null, args["tree"] as unknown as DraftTree | null),
+    client.propose(args["most"] as number | null, args["tree"] as unknown as Branches | null),
   lend: (client, args) => client.lend(args["position"] as number),
   take_over: (client) => client.takeOver(),
   resend: (client) => client.resend(),
@@ -119,45 +120,14 @@ function samplingOf(said: Args): Sampling {
   return { temperature: number("temperature"), topP: number("top_p"), seed, topK: number("top_k"), minP: number("min_p") };
 }
 
-function bytesOf(frame: { bytes?: string }): Uint8Array {
-  if (frame.bytes !== undefined) return Uint8Array.from(Buffer.from(frame.bytes, "base64"));
-  return toBinary(wire.ServerMessageSchema, fromJson(wire.ServerMessageSchema, frame as JsonValue));
-}
-
 function framesOf(client: ClientSession): JsonValue[] {
   return client.framesToSend().map(said);
-}
-
-function said(frame: Uint8Array): JsonValue {
-  return toJson(wire.ClientMessageSchema, fromBinary(wire.ClientMessageSchema, frame));
-}
-
-/** What the vectors have, with numbers of 32 bits as a message holds them. */
-function asMessage(frame: JsonValue): JsonValue {
-  return said(toBinary(wire.ClientMessageSchema, fromJson(wire.ClientMessageSchema, frame)));
 }
 
 function raised(error: unknown): { error: string; text?: string } {
   if (error instanceof SnapshotError) return { error: error.name };
   if (error instanceof LocalProtocolError) return { error: error.name, text: error.message };
   throw error;
-}
-
-function eventOf(event: SessionEvent): Value {
-  if (event.event !== "RowsReceived") return plain(event);
-  return { event: event.event, start: event.start, keys: nested(event.keys), values: nested(event.values) };
-}
-
-/** `[count, kvHeads, headDim]`. */
-function nested(numbers: Numbers): number[][][] {
-  const { count, kvHeads, headDim, data } = numbers;
-  const range = (size: number): number[] => [...Array(size).keys()];
-  return range(count).map((row) =>
-    range(kvHeads).map((head) => {
-      const from = (row * kvHeads + head) * headDim;
-      return [...data.subarray(from, from + headDim)];
-    }),
-  );
 }
 
 function stateOf(client: ClientSession, keys: string[]): { [key: string]: Value } {

@@ -17,7 +17,7 @@ import { digest, type Fingerprints } from "./handshake.js";
 import { BrokenFrameError, checkVerdict, faultOf, finishOf, limitsOf, parseServerMessage, rowsOf } from "./incoming.js";
 import { Link } from "./link.js";
 import { LocalProtocolError } from "./state.js";
-import type { DraftTree } from "./tree.js";
+import type { Branches } from "./tree.js";
 
 /** The server lacks what a frame builds on; after so many times without a verdict it will never have it. */
 const MOST_OUT_OF_SYNC = 8;
@@ -74,7 +74,7 @@ export class Exchange extends Link {
    * @param tree sent in place of the suffix, which should be its likeliest path. Should the frame be lost with its link,
    *   or the verifier take chains only, the suffix is proposed in its stead.
    */
-  propose(most?: number | null, tree?: DraftTree | null): boolean {
+  propose(most?: number | null, tree?: Branches | null): boolean {
     if (!this.mayPropose) return false;
     const allowed = Math.min(most ?? Infinity, this.limits.maxDraftTokens);
     if (tree && this.limits.trees) {
