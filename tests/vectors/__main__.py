@@ -6,6 +6,7 @@ import sys
 
 from vectors import files
 from vectors.covered import REQUIRED, features
+from vectors.figures import parts
 from vectors.loop_covered import REQUIRED_OF_LOOPS, features_of_loop
 from vectors.loop_walks import loop_walks
 from vectors.session_groups import GROUPS
@@ -22,6 +23,9 @@ def main() -> None:
     changed = files.write("loop/walks", walks)
     print(f"loop/walks: {len(walks)} traces, {'written' if changed else 'as before'}")
     shown.update(*(features_of_loop(walk["steps"]) for walk in walks))
+    for name, cases in parts().items():
+        changed = files.write(f"figures/{name}", cases)
+        print(f"figures/{name}: {len(cases)} cases, {'written' if changed else 'as before'}")
     missing = (REQUIRED | REQUIRED_OF_LOOPS) - shown
     if missing:
         sys.exit(f"no trace shows: {', '.join(sorted(missing))}")

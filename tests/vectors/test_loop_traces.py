@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from vectors import files
 from vectors.loop_covered import REQUIRED_OF_LOOPS, features_of_loop
-from vectors.loop_playing import replay_loop
+from vectors.loop_playing import alike, replay_loop
 from vectors.loop_walks import loop_walks
 
 
@@ -20,7 +22,8 @@ def test_the_loops_show_everything() -> None:
 
 
 def test_writing_loops_again_brings_the_same() -> None:
-    assert files.text_of(loop_walks()) == files.text_of(files.read("loop/walks"))
+    """But for the last bits of logarithms, which another machine may compute otherwise."""
+    assert alike(json.loads(json.dumps(loop_walks())), list(files.read("loop/walks")))
 
 
 def test_what_a_loop_does_otherwise_is_named() -> None:

@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import "./figures.test.js";
 import "./loop_traces.test.js";
 import "./session_traces.test.js";
 

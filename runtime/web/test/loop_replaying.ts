@@ -21,7 +21,7 @@ import type {
   Wait,
 } from "../src/index.js";
 import { asMessage, bytesOf, eventOf, said } from "./said.js";
-import { camel, plain, type Value } from "./vectors.js";
+import { alike, ours, plain, type Value } from "./vectors.js";
 
 type Said = { [key: string]: Value };
 type Step = Said & { call: string; args: Said };
@@ -30,9 +30,6 @@ export interface LoopTrace {
   readonly name: string;
   readonly steps: Step[];
 }
-
-/** Numbers of a loop are alike up to so much of them: logarithms differ in their last bits from platform to platform. */
-const TOLERANCE = 1e-9;
 
 /** @throws AssertionError with the trace, the step, and what differs. */
 export function replayLoop(trace: LoopTrace): void {
@@ -183,21 +180,4 @@ function controllerOf(said: Said): Controller {
   if (kind === "throughput") return new Throughput(nodes, levels, width);
   const shape = budgetOf(nodes, levels, { width, branches: said["branches"] as boolean });
   return new FixedShape(shape, said["lookahead"] as number);
-}
-
-/** Settings with our names. */
-function ours<T>(said: Value): T {
-  if (said === null) return null as T;
-  return Object.fromEntries(Object.entries(said).map(([key, value]) => [camel(key), value])) as T;
-}
-
-function alike(one: Value, other: Value): boolean {
-  if (typeof one === "number" && typeof other === "number") {
-    const least = Math.max(Math.abs(one), Math.abs(other), 1);
-    return one === other || Math.abs(one - other) <= TOLERANCE * least;
-  }
-  if (typeof one !== "object" || typeof other !== "object" || !one || !other) return one === other;
-  const keys = Object.keys(one);
-  const pair = [one, other] as [Said, Said];
-  return keys.length === Object.keys(other).length && keys.every((key) => key in other && alike(pair[0][key]!, pair[1][key]!));
 }

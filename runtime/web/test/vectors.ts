@@ -5,6 +5,7 @@ import { gunzipSync } from "node:zlib";
 
 const FOLDER = new URL("../../../../tests/vectors/data/", import.meta.url);
 
+type Fields = { [key: string]: Value };
 export type Value = null | boolean | number | string | Value[] | { [key: string]: Value };
 
 /** The values of a file, such as `session/walks`. */
@@ -33,4 +34,25 @@ export function plain(value: unknown): Value {
 
 function snake(name: string): string {
   return name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
+}
+
+/** Settings with our names. */
+export function ours<T>(said: Value): T {
+  if (said === null) return null as T;
+  return Object.fromEntries(Object.entries(said).map(([key, value]) => [camel(key), value])) as T;
+}
+
+/** Numbers are alike up to so much of them: logarithms differ in their last bits from platform to platform. */
+const TOLERANCE = 1e-9;
+
+/** Whether two values are the same, numbers up to the tolerance. */
+export function alike(one: Value, other: Value): boolean {
+  if (typeof one === "number" && typeof other === "number") {
+    const least = Math.max(Math.abs(one), Math.abs(other), 1);
+    return one === other || Math.abs(one - other) <= TOLERANCE * least;
+  }
+  if (typeof one !== "object" || typeof other !== "object" || !one || !other) return one === other;
+  const keys = Object.keys(one);
+  const pair = [one, other] as [Fields, Fields];
+  return keys.length === Object.keys(other).length && keys.every((key) => key in other && alike(pair[0][key]!, pair[1][key]!));
 }

@@ -84,3 +84,8 @@ export function behind(budget: Budget, tentative: number, logprob: number): Budg
   const levels = continued(budget, [logprob]) ? Math.max(0, budget.levels - tentative) : 0;
   return { ...budget, nodes: Math.max(0, budget.nodes - tentative), levels, tentative, logprob };
 }
+
+/** Whether a node is worth sending, by the log-probability of its path (nats). */
+export function sends(budget: Budget, logprob: number): boolean {
+  return Math.exp(budget.logprob + logprob) >= budget.prices.node;
+}
