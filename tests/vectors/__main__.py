@@ -10,6 +10,7 @@ from vectors.figures import parts
 from vectors.loop_covered import REQUIRED_OF_LOOPS, features_of_loop
 from vectors.loop_walks import loop_walks
 from vectors.session_groups import GROUPS
+from vectors.texts import texts, write_tokenizer
 
 
 def main() -> None:
@@ -23,9 +24,11 @@ def main() -> None:
     changed = files.write("loop/walks", walks)
     print(f"loop/walks: {len(walks)} traces, {'written' if changed else 'as before'}")
     shown.update(*(features_of_loop(walk["steps"]) for walk in walks))
-    for name, cases in parts().items():
-        changed = files.write(f"figures/{name}", cases)
-        print(f"figures/{name}: {len(cases)} cases, {'written' if changed else 'as before'}")
+    write_tokenizer()
+    for folder, made in (("figures", parts()), ("texts", texts())):
+        for name, cases in made.items():
+            changed = files.write(f"{folder}/{name}", cases)
+            print(f"{folder}/{name}: {len(cases)} cases, {'written' if changed else 'as before'}")
     missing = (REQUIRED | REQUIRED_OF_LOOPS) - shown
     if missing:
         sys.exit(f"no trace shows: {', '.join(sorted(missing))}")
