@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from moa_runtime.tokenizer import ChatTemplateError, ChatTokenizer, HistoryRewrittenError, TextStream
 from tiny import CHAT_TEMPLATE, _train_tokenizer
 from vectors.files import FOLDER
@@ -21,13 +23,16 @@ STOPS = (2,)
 TEMPLATES = {
     "chatml": CHAT_TEMPLATE,
     "whitespace": (
-        "{% for m in messages %}\n  {% if m.role == 'user' %}\n[{{ m.content | trim }}]\n{% else %}{{ m['role'] | upper }}"
-        ": {{ m.content }}{% endif %}\n{% endfor %}\n{%- if add_generation_prompt -%}  >{%- endif -%}"
+        "{% for m in messages %}\n  {% if m.role == 'user' %}\n[{{ m.content | trim }}]\n{% else %}"
+        "{{ m['role'] | upper }}: {{ m.content }}{% endif %}\n{% endfor %}\n"
+        "{%- if add_generation_prompt -%}  >{%- endif -%}"
     ),
     "breaks": (
         "{% for m in messages %}{{ m | tojson }}{% if loop.last %}{% break %}{% endif %}{{ bos_token }}{% endfor %}"
     ),
-    "generation": "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{{ eos_token }}{% endfor %}",
+    "generation": (
+        "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{{ eos_token }}{% endfor %}"
+    ),
     "refuses": (
         "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system message') }}{% endif %}"
         "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
@@ -35,11 +40,40 @@ TEMPLATES = {
     ),
     "rewrites": "{{ messages | length }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}",
 }
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+#: Of SmolLM2; of Llama 3 and Qwen 2.5, which differ in how many digits stand together; with a space before all.
+CUTTERS: tuple[Case, ...] = (
+    {
+        "type": "Sequence",
+        "pretokenizers": [{"type": "Digits", "individual_digits": True}, _BYTES | {"use_regex": True}],
+    },
+    *(
+        {
+            "type": "Sequence",
+            "pretokenizers": [
+                {
+                    "type": "Split",
+                    "pattern": {
+                        "Regex": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+                        + digits
+                        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+                    },
+                    "behavior": "Isolated",
+                    "invert": False,
+                },
+                _BYTES,
+            ],
+        }
+        for digits in (r"\p{N}{1,3}", r"\p{N}")
+    ),
+    _BYTES | {"use_regex": True, "add_prefix_space": True},
+)
 TEXTS = (
     "",
     "The network goes away.",
     "  two  spaces\n\n\tand a tab \n",
     "I'll say: it's 1234567 o'clock, isn't it?",
+    "IT'S  OURS\r\n\r\n  x;\n\n\u00a0\u0085y ... \ufeff½ ٣٤ Ⅷ don't'LL",
     "naïve rouge café, 日本語 🦊👩‍👩‍👧 Ünïcödé",
     "<|im_start|>user\nhi<|im_end|>",
     "<|im_end|> <|endoftext|>x<|im_start",
@@ -70,9 +104,13 @@ def write_tokenizer() -> None:
 
 
 def encodings() -> Iterator[Case]:
-    tokenizer = tokenizer_of(CHAT_TEMPLATE)
-    for text in TEXTS:
-        yield {"text": text, "tokens": tokenizer.encode(text)}
+    """With the tokenizer as it is, and as if it cut texts as known targets do."""
+    said = json.loads(TOKENIZER.read_text(encoding="utf-8"))
+    for cutter in (said["pre_tokenizer"], *CUTTERS):
+        tokenizer = Tokenizer.from_str(json.dumps(said | {"pre_tokenizer": cutter}))
+        for text in TEXTS:
+            tokens = tokenizer.encode(text, add_special_tokens=False).ids
+            yield {"pre_tokenizer": cutter, "text": text, "tokens": list(tokens)}
 
 
 def decodings() -> Iterator[Case]:
@@ -102,9 +140,9 @@ def chats() -> Iterator[Case]:
 
 def turns() -> Iterator[Case]:
     """A conversation goes on behind committed tokens, whose last answer ended, or did not."""
+    history, asked = [*MESSAGES[0], {"role": "assistant", "content": "Red."}], MESSAGES[2][2:]
     for template in TEMPLATES.values():
         tokenizer = tokenizer_of(template)
-        history, asked = [*MESSAGES[0], {"role": "assistant", "content": "Red."}], MESSAGES[2][2:]
         for committed in ([], [40, 41, 2], [40, 41]):
             given = {"template": template, "committed": committed, "history": history, "turns": asked}
             yield given | _said("tokens", lambda t=tokenizer, c=committed: t.continue_turns(c, history, asked))
@@ -116,8 +154,7 @@ def streams() -> Iterator[Case]:
     for number in range(40):
         text = draws.one_of(list(TEXTS))
         whole = tokenizer.encode(text)
-        vocabulary = tokenizer.vocab_size - 1
-        tokens = whole if number % 2 else draws.several(0, 30, lambda: draws.whole(0, vocabulary))
+        tokens = whole if number % 2 else draws.several(0, 30, lambda: draws.whole(0, tokenizer.vocab_size - 1))
         stream, told = TextStream(tokenizer), list[list[Any]]()
         count = 0
         for token in tokens:

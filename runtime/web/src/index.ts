@@ -25,3 +25,6 @@ export type { Conditions, Drafting, LoopSettings, Offline } from "./loop/setting
 export { Throughput } from "./loop/throughput.js";
 export { gumbel } from "./noise.js";
 export * as wire from "./wire/moa/v1/session_pb.js";
+export { ChatTemplateError, ChatTokenizer, HistoryRewrittenError, type Message } from "./text/chat_tokenizer.js";
+export { TextStream } from "./text/text_stream.js";
+export { TokenizerError } from "./text/tokenizer_file.js";

@@ -17,6 +17,11 @@ export function read<T>(name: string): T[] {
     .map((line) => JSON.parse(line) as T);
 }
 
+/** A file that is no list of values. */
+export function readJson(name: string): unknown {
+  return JSON.parse(readFileSync(new URL(name, FOLDER), "utf-8"));
+}
+
 /** A name as Python writes it, in our way. */
 export function camel(name: string): string {
   return name.replace(/_([a-z])/g, (_, letter: string) => letter.toUpperCase());
