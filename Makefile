@@ -6,10 +6,11 @@ SECONDS ?= 1800
 STAMP := $(VENV)/.installed
 # A plain newer torch brings gigabytes of GPU libraries.
 TORCH := torch==2.13.0
+WEB := runtime/web
 LIBRARIES := chromium libegl1 libgl1 libxkbcommon0 libdbus-1-3 libfontconfig1 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat serve test screenshots soak test-slow libraries lint format proto clean
+.PHONY: help demo chat serve test test-web node screenshots soak test-slow libraries lint format proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -29,8 +30,20 @@ chat: $(STAMP) ## chat in the terminal with a verifier started on this machine
 serve: $(STAMP) ## the verifier on 127.0.0.1:8765
 	$(BIN)/moa-serve
 
-test: $(STAMP) libraries ## all tests but the slow ones
+test: $(STAMP) libraries test-web ## all tests but the slow ones
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
+
+test-web: $(WEB)/node_modules/.installed ## the tests of the TypeScript runtime
+	cd $(WEB) && npm test --silent
+
+$(WEB)/node_modules/.installed: $(WEB)/package.json $(WEB)/package-lock.json | node
+	cd $(WEB) && npm ci --silent
+	touch $@
+
+node:
+	@command -v npm >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends nodejs npm >/dev/null; } || \
+	  { echo "the TypeScript runtime needs Node 18 or newer, with npm"; exit 1; }
 
 libraries: # a browser in which a test opens the report, and what Qt needs to draw without a display
 	@if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
@@ -58,12 +71,16 @@ format: $(STAMP) ## rewrite in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-proto: ## generate the wire code from runtime/proto
+proto: | node ## generate the wire code from runtime/proto
 	# Its own environment: code from an older protoc loads under more protobuf versions.
 	test -x .venv-proto/bin/python || $(PYTHON) -m venv .venv-proto
 	.venv-proto/bin/pip install --quiet --disable-pip-version-check grpcio-tools==1.76.0
 	.venv-proto/bin/python -m grpc_tools.protoc -I runtime/proto --python_out=runtime/moa_runtime/wire \
 	  --pyi_out=runtime/moa_runtime/wire runtime/proto/moa/v1/session.proto
+	npm install --silent --prefix .venv-proto --no-save @bufbuild/protoc-gen-es@2.17.0
+	.venv-proto/bin/python -m grpc_tools.protoc -I runtime/proto \
+	  --plugin=protoc-gen-es=.venv-proto/node_modules/.bin/protoc-gen-es \
+	  --es_out=$(WEB)/src/wire --es_opt=target=ts runtime/proto/moa/v1/session.proto
 
 clean: ## remove what make created
-	rm -rf $(VENV) .venv-proto build .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf $(VENV) .venv-proto $(WEB)/node_modules $(WEB)/dist build .pytest_cache .hypothesis .ruff_cache .mypy_cache

@@ -1,0 +1,39 @@
+/** How far the text that a drafter writes alone is worth reading. */
+
+/** Tokens in which what is written again is looked for. */
+const RECENT = 256;
+
+/** When a drafter that writes without the target stops: it knows the next words, and cannot hold a thought. */
+export interface Manners {
+  /** That the target will keep all of it, by the drafter's own account; below, it stops. */
+  readonly leastProbability: number;
+  /** It stops where its last so many tokens stood among the newest 256 before. */
+  readonly repeated: number;
+  /** Tokens that it writes at most; 0, and it writes none. */
+  readonly longest: number;
+}
+
+/**
+ * Whether one more token is worth writing.
+ *
+ * @param text the conversation, or its end.
+ * @param unconfirmed tokens of it that the target has not seen.
+ * @param logprob of all these (nats).
+ */
+export function goOn(manners: Manners, text: readonly number[], unconfirmed: number, logprob: number): boolean {
+  const sure = manners.leastProbability ? logprob >= Math.log(manners.leastProbability) : true;
+  return sure && unconfirmed < manners.longest && !repeats(text, manners.repeated, unconfirmed);
+}
+
+/** Whether the last `length` tokens stood among the newest ones before, and some of them are `unconfirmed`. */
+function repeats(text: readonly number[], length: number, unconfirmed: number): boolean {
+  const recent = text.slice(-RECENT);
+  const end = recent.length - length;
+  if (!unconfirmed || end < 0) return false;
+  for (let start = 0; start < end; start++) {
+    let same = 0;
+    while (same < length && recent[start + same] === recent[end + same]) same++;
+    if (same === length) return true;
+  }
+  return false;
+}

@@ -1,0 +1,264 @@
+/** The device's link to the server: what goes over it, and what comes of that. */
+
+import {
+  Capability,
+  FaultCode,
+  RowEncoding,
+  type Echo,
+  type Fault,
+  type MemoryRows,
+  type Standing,
+  type Verdict,
+  type Welcome,
+} from "../wire/moa/v1/session_pb.js";
+import { same } from "../sequences.js";
+import type { Decided, Policy, SessionEvent } from "./events.js";
+import { digest, type Fingerprints } from "./handshake.js";
+import { BrokenFrameError, checkVerdict, faultOf, finishOf, limitsOf, parseServerMessage, rowsOf } from "./incoming.js";
+import { Link } from "./link.js";
+import { LocalProtocolError } from "./state.js";
+import type { Branches } from "./tree.js";
+
+/** The server lacks what a frame builds on; after so many times without a verdict it will never have it. */
+const MOST_OUT_OF_SYNC = 8;
+
+/**
+ * A conversation and its frames: drafts go out, verdicts come in, and what a link lost is made good.
+ *
+ * `ClientSession` is the class to use.
+ */
+export class Exchange extends Link {
+  /** Nothing but a new question is asked for by itself, for now; {@link resume} makes up for it. */
+  held = false;
+  protected resumeToken = "";
+  private outOfSync = 0; // faults since the last verdict
+
+  constructor(
+    fingerprints: Fingerprints,
+    stopTokens: Iterable<number>,
+    policy: Policy,
+    rowEncoding: RowEncoding,
+    private readonly vocabSize: number,
+  ) {
+    super(fingerprints, stopTokens, policy, rowEncoding);
+  }
+
+  /**
+   * A new connection is open: greet the server. Whoever keeps snapshots makes one before the Hello is sent.
+   *
+   * @throws LocalProtocolError the link is not down.
+   */
+  connect(): void {
+    if (this.link !== "down") throw new LocalProtocolError(`can't connect while the link is ${this.link}`);
+    this.link = "greeting";
+    const known = [this.committed];
+    if (this.suppliedTokens.length) known.push([...this.committed, ...this.suppliedTokens]);
+    this.outgoing.hello(this.fingerprints, this.wantsRows ? this.rowEncoding : RowEncoding.UNSPECIFIED, {
+      token: this.resumeToken,
+      marks: known.map((tokens) => ({ length: BigInt(tokens.length), digest: digest(tokens) })),
+      answering: this.answering,
+      rows: BigInt(this.rows),
+    });
+  }
+
+  /** The connection is gone. Committed and tentative tokens stay. */
+  disconnected(): void {
+    this.link = "down";
+    this.outgoing.clear();
+  }
+
+  /**
+   * Send the tentative suffix, at most `most` tokens of it, to be verified. An empty suffix asks the target for one
+   * token. Returns whether a frame was made: not while the link is not up, another verdict is awaited, or no answer runs.
+   *
+   * @param tree sent in place of the suffix, which should be its likeliest path. Should the frame be lost with its link,
+   *   or the verifier take chains only, the suffix is proposed in its stead.
+   */
+  propose(most?: number | null, tree?: Branches | null): boolean {
+    if (!this.mayPropose) return false;
+    const allowed = Math.min(most ?? Infinity, this.limits.maxDraftTokens);
+    if (tree && this.limits.trees) {
+      this.outgoing.draft(this.committed.length, tree.tokens.slice(0, allowed), tree.parents.slice(0, allowed));
+    } else {
+      this.outgoing.draft(this.committed.length, this.tentativeTokens.slice(0, allowed), []);
+    }
+    return true;
+  }
+
+  /** Give the server what a running answer lacks there, unless that is {@link held} back. */
+  resume(): SessionEvent[] {
+    const idle = this.link !== "up" || !this.answering || this.awaitingVerdict;
+    if (idle || !this.owesPrompt || (this.held && this.suppliedTokens.length === this.kept)) return [];
+    const replayed = this.committed.length - this.serverLength;
+    this.sendPrompt();
+    return replayed ? [{ event: "Resumed", replayed }] : [];
+  }
+
+  // -- frames from the server ------------------------------------------------------------------
+
+  /** Take one frame; never throws on its content. */
+  receive(data: Uint8Array): SessionEvent[] {
+    try {
+      const { event } = parseServerMessage(data);
+      switch (event.case) {
+        case "welcome":
+          return this.welcomed(event.value);
+        case "verdict":
+          return [...echoed(event.value.echo), ...this.decided(event.value)];
+        case "rows":
+          return this.takeRows(event.value);
+        case "standing":
+          this.stood(event.value);
+          return echoed(event.value.echo);
+        case "pong":
+          return echoed(event.value.echo);
+        case "fault":
+          return this.faulted(event.value);
+        default:
+          return [];
+      }
+    } catch (error) {
+      if (error instanceof BrokenFrameError) return [error.event];
+      throw error;
+    }
+  }
+
+  private welcomed(welcome: Welcome): SessionEvent[] {
+    if (this.link !== "greeting") return [];
+    this.limits = limitsOf(welcome);
+    this.link = "up";
+    const resumed = this.resumeToken !== "" && welcome.resumeToken === this.resumeToken;
+    this.resumeToken = welcome.resumeToken;
+    const agreed = Number(welcome.committedLength);
+    const sameEpoch = welcome.epoch === this.outgoing.epoch;
+    this.serverLength = Math.min(agreed, this.committed.length);
+    this.outgoing.catchUp(welcome.epoch, welcome.connection);
+    this.rowsUntil = 0;
+    const drafts = welcome.capabilities.includes(Capability.DRAFTS);
+    const events: SessionEvent[] = [{ event: "Welcomed", resumed, drafts }];
+    if (!this.answering) {
+      if (welcome.epoch && !sameEpoch) {
+        // An answer that was stopped meanwhile may run there.
+        this.outgoing.beginEpoch();
+        this.outgoing.cancel(this.serverLength);
+      }
+    } else if (sameEpoch && agreed === this.known) {
+      events.push(...this.commitSupplied());
+      this.serverLength = agreed;
+      if (welcome.verdictFollows) this.outgoing.expect(agreed);
+      events.push(...this.resumeAnswer());
+    } else {
+      events.push(...this.replay());
+    }
+    return events;
+  }
+
+  private decided(verdict: Verdict): SessionEvent[] {
+    const flight = this.outgoing.inFlight;
+    // What was sent twice may be answered twice, and the second answer say more; the server does not say it again.
+    const awaited = this.awaitingVerdict || (this.answering && this.outgoing.repeated);
+    if (!awaited || verdict.epoch !== this.outgoing.epoch) return [];
+    checkVerdict(verdict, this.vocabSize);
+    const baseLen = Number(verdict.baseLen);
+    const behind = this.known - baseLen;
+    if (behind < 0) {
+      throw new BrokenFrameError(`the server left out tokens from ${this.known} to ${verdict.baseLen}`);
+    }
+    const decided = verdict.tokens.slice(behind);
+    if (!decided.length || (behind && this.suppliedTokens.length)) return []; // said before
+    if (behind && !same(verdict.tokens.slice(0, behind), this.committed.slice(baseLen))) {
+      throw new BrokenFrameError("the server decided a position twice, and differently");
+    }
+    this.outgoing.inFlight = undefined;
+    this.outOfSync = 0;
+    const accepted = Math.max(0, verdict.accepted - behind);
+    const computeS = verdict.computeUs / 1e6;
+    let said: Decided;
+    let ours = 0; // the server's own drafts are the target's text here
+    if (verdict.pushed || !flight) {
+      const { drafted, draftsWanted } = verdict;
+      const draftS = verdict.draftUs / 1e6;
+      said = { event: "Decided", cause: "pushed", supplied: 0, drafted, accepted, computeS, draftS, draftsWanted };
+    } else {
+      const { supplied, drafted, asked } = flight;
+      const cause = asked ? "asked" : "fetched";
+      said = { event: "Decided", cause, supplied, drafted, accepted, computeS, draftS: 0, draftsWanted: false };
+      ours = accepted;
+    }
+    const events: SessionEvent[] = [said, ...this.commitSupplied(), ...this.commit(decided, ours)];
+    this.rowsUntil = Math.min(Number(verdict.rowsUntil), this.committed.length);
+    this.serverLength = this.committed.length;
+    const reason = finishOf(verdict.finish);
+    if (this.suppliedTokens.length) {
+      // By the policy, in place of the target's choice.
+      this.outgoing.beginEpoch(this.committed.length);
+      events.push(...this.resume());
+    } else if (reason) {
+      events.push(...this.dropTentative());
+      this.answering = false;
+      this.outgoing.endCredit();
+      events.push({ event: "Finished", reason });
+    }
+    return events;
+  }
+
+  private takeRows(message: MemoryRows): SessionEvent[] {
+    const end = this.outgoing.rowsHoldUntil(message.epoch, Number(message.start) + message.count);
+    const rows = rowsOf(message, this.rows, Math.min(end, this.committed.length));
+    if (!rows) return [];
+    this.rows = rows.start + rows.keys.count;
+    return [rows];
+  }
+
+  private stood(standing: Standing): void {
+    if (standing.epoch === this.outgoing.epoch && standing.serial === BigInt(this.outgoing.serial)) {
+      this.outgoing.awaitsStanding = false;
+    }
+  }
+
+  private faulted(fault: Fault): SessionEvent[] {
+    if (fault.code === FaultCode.OUT_OF_SYNC && this.awaitingVerdict && this.known) {
+      this.outOfSync++;
+      if (this.outOfSync > MOST_OUT_OF_SYNC) {
+        throw new BrokenFrameError(`the server does not take what it says it lacks: ${fault.text}`);
+      }
+      this.serverLength = Math.min(Number(fault.committedLength), this.committed.length);
+      return this.replay();
+    }
+    return [faultOf(fault)];
+  }
+
+  // -- answers ---------------------------------------------------------------------------------
+
+  /** Continue a running answer with a server that has all of what it is the answer to. */
+  private resumeAnswer(): SessionEvent[] {
+    if (this.keepsOffline) return this.replay();
+    if (!this.held) this.propose();
+    return [];
+  }
+
+  /** Have a running answer continued by a server that has `serverLength` of the committed tokens. */
+  private replay(): SessionEvent[] {
+    if (this.keepsOffline) this.keepTentative();
+    // At least one token is replayed, so that the server has a prompt to answer.
+    if (!this.suppliedTokens.length) this.serverLength = Math.min(this.serverLength, this.committed.length - 1);
+    this.outgoing.beginEpoch();
+    return this.resume();
+  }
+
+  /** Give the server every token it lacks: lost committed ones and the supplied ones. */
+  protected sendPrompt(): void {
+    const baseLen = Math.min(this.serverLength, this.committed.length);
+    this.outgoing.prompt(baseLen, [...this.committed.slice(baseLen), ...this.suppliedTokens], {
+      rowsFrom: this.rows,
+      sampling: this.chosenSampling,
+      maxLength: this.maxLength,
+      whileAway: this.whileAway,
+      answerFrom: this.answerStart,
+    });
+  }
+}
+
+function echoed(echo: Echo | undefined): SessionEvent[] {
+  return echo?.stamp ? [{ event: "Echoed", stamp: echo.stamp, heldS: echo.heldUs / 1e6 }] : [];
+}

@@ -1,0 +1,113 @@
+/** The device's link to the server as the session sees it, and whose turn it is to speak. */
+
+import type { RowEncoding } from "../wire/moa/v1/session_pb.js";
+import type { Policy } from "./events.js";
+import type { Fingerprints } from "./handshake.js";
+import { Outgoing } from "./outgoing.js";
+import { ConversationState, LocalProtocolError } from "./state.js";
+
+/** `greeting`: the Hello is sent, and no Welcome came yet. */
+export type LinkState = "down" | "greeting" | "up";
+
+/** A conversation with frames that are to be sent, and what is awaited. */
+export class Link extends ConversationState {
+  /** Its state. */
+  link: LinkState = "down";
+  /** Whether the next connection asks for memory rows. */
+  wantsRows = true;
+  protected rowsUntil = 0; // rows up to here are under way
+  protected outgoing = new Outgoing();
+
+  constructor(
+    readonly fingerprints: Fingerprints,
+    stopTokens: Iterable<number>,
+    policy: Policy,
+    protected readonly rowEncoding: RowEncoding,
+  ) {
+    super(stopTokens, policy);
+  }
+
+  /** Whether `propose` would send something. */
+  get mayPropose(): boolean {
+    return this.link === "up" && this.answering && !this.awaitingVerdict && !this.owesPrompt;
+  }
+
+  /** Whether the server is to speak next: to answer a frame, within the credit, or once it is withdrawn. */
+  get awaitingVerdict(): boolean {
+    return this.outgoing.inFlight !== undefined || this.serverSpeaks;
+  }
+
+  /** Whether the server goes on by itself, or will once it has the prompt. */
+  get creditOpen(): boolean {
+    return this.link === "up" && this.answering && this.outgoing.credit > this.known;
+  }
+
+  /** The position up to which it may; 0 for none. */
+  get credit(): number {
+    return this.outgoing.credit;
+  }
+
+  /** Whether it goes on by itself, or has not heard yet that it may no longer. */
+  get serverSpeaks(): boolean {
+    return this.creditOpen || this.outgoing.awaitsStanding;
+  }
+
+  /** Whether {@link lend} is allowed. */
+  get mayLend(): boolean {
+    const asked = !this.owesPrompt || this.awaitingPrefill;
+    return this.link === "up" && this.answering && asked && !this.outgoing.awaitsStanding;
+  }
+
+  /** Memory rows that are on their way, with nothing that the server waits for between. */
+  get rowsComing(): number {
+    return this.link === "up" ? Math.max(0, this.rowsUntil - this.rows) : 0;
+  }
+
+  /** Of the newest frame that has one. */
+  get stamp(): number {
+    return this.outgoing.stamp;
+  }
+
+  /** Whether the verdict awaited is a Prompt's, which takes the target longer. */
+  get awaitingPrefill(): boolean {
+    return (this.outgoing.inFlight?.supplied ?? 0) > 0;
+  }
+
+  /** What a frame and its answer take on the link, seconds: the server hears it with the next credit. */
+  noteRoundTrip(seconds: number): void {
+    this.outgoing.roundTripUs = Math.max(1, Math.min(Math.trunc(1e6 * seconds), 2 ** 32 - 1));
+  }
+
+  /** Take the frames that are to be sent, in order. */
+  framesToSend(): Uint8Array[] {
+    return this.outgoing.take();
+  }
+
+  /**
+   * Let the server go on by itself until `position` tokens are committed; its verdicts come unasked.
+   *
+   * @throws LocalProtocolError not {@link mayLend}, or that much is committed.
+   */
+  lend(position: number): void {
+    if (!this.mayLend || position <= this.known) {
+      const text = `can't lend a credit up to ${position}: the link is ${this.link}, ${this.known} known`;
+      throw new LocalProtocolError(text);
+    }
+    this.outgoing.lend(position);
+  }
+
+  /** Withdraw the credit; once the server stands, `propose` is allowed. Nothing where there is none. */
+  takeOver(): void {
+    if (this.link === "up" && this.creditOpen) this.outgoing.withdraw();
+  }
+
+  /** Send what is in flight once more; both ends drop the copy that proves needless. */
+  resend(): boolean {
+    return this.link === "up" && this.outgoing.resend();
+  }
+
+  /** Whether the server lacks tokens that only a Prompt gives it. */
+  protected get owesPrompt(): boolean {
+    return this.suppliedTokens.length > 0 || this.serverLength < this.committed.length;
+  }
+}

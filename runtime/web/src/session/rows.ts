@@ -1,0 +1,74 @@
+/** Memory rows on the wire: int8 with one scale per token and head, or float16. */
+
+import { RowEncoding, type MemoryRows } from "../wire/moa/v1/session_pb.js";
+
+/** Float32 numbers of shape `[count, kvHeads, headDim]`, row by row. */
+export interface Numbers {
+  readonly count: number;
+  readonly kvHeads: number;
+  readonly headDim: number;
+  readonly data: Float32Array;
+}
+
+/** A MemoryRows message whose sizes do not fit together, or that holds what is no number. */
+export class RowsError extends Error {}
+
+/**
+ * Unpack keys and values.
+ *
+ * @throws RowsError an unknown encoding, sizes that disagree, or numbers that are not finite.
+ */
+export function decodeRows(rows: MemoryRows): { keys: Numbers; values: Numbers } {
+  const both = unpacked(rows);
+  if (!both.every(Number.isFinite)) throw new RowsError("numbers that are not finite");
+  const { count, kvHeads, headDim } = rows;
+  const half = both.length / 2;
+  const part = (data: Float32Array): Numbers => ({ count, kvHeads, headDim, data });
+  return { keys: part(both.subarray(0, half)), values: part(both.subarray(half)) };
+}
+
+/** The first `count` rows. */
+export function firstRows(numbers: Numbers, count: number): Numbers {
+  if (count >= numbers.count) return numbers;
+  return { ...numbers, count, data: numbers.data.subarray(0, count * numbers.kvHeads * numbers.headDim) };
+}
+
+function unpacked(rows: MemoryRows): Float32Array {
+  const shape = [2, rows.count, rows.kvHeads, rows.headDim];
+  const title = `rows of shape (${shape.join(", ")})`;
+  const numbers = shape.reduce((product, size) => product * BigInt(size), 1n); // of any sender: it may be too large
+  if (rows.encoding === RowEncoding.FLOAT16) {
+    if (BigInt(rows.data.length) !== 2n * numbers) {
+      throw new RowsError(`float16 ${title} take ${2n * numbers} bytes, not ${rows.data.length}`);
+    }
+    return halves(rows.data);
+  }
+  if (rows.encoding === RowEncoding.INT8) {
+    const scaleBytes = 4n * BigInt(rows.count) * BigInt(rows.kvHeads);
+    if (BigInt(rows.data.length) !== numbers || BigInt(rows.scales.length) !== scaleBytes) {
+      throw new RowsError(
+        `int8 ${title} take ${numbers} bytes and ${scaleBytes} of scales, ` +
+          `not ${rows.data.length} and ${rows.scales.length}`,
+      );
+    }
+    const scales = halves(rows.scales);
+    const whole = new Int8Array(rows.data.buffer, rows.data.byteOffset, rows.data.length);
+    return Float32Array.from(whole, (number, at) => number * scales[Math.floor(at / rows.headDim)]!);
+  }
+  throw new RowsError(`unknown row encoding ${rows.encoding}`);
+}
+
+/** Little-endian float16 as float32, exactly. */
+function halves(bytes: Uint8Array): Float32Array {
+  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  return Float32Array.from({ length: bytes.length >> 1 }, (_, at) => half(view.getUint16(2 * at, true)));
+}
+
+function half(bits: number): number {
+  const sign = bits & 0x8000 ? -1 : 1;
+  const exponent = (bits >> 10) & 0x1f;
+  const fraction = bits & 0x3ff;
+  if (exponent === 0) return sign * fraction * 2 ** -24;
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
+}

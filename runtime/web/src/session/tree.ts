@@ -1,0 +1,72 @@
+/**
+ * Draft trees. Parents count as on the wire: 0 is the last committed token, `i` the i-th drafted token. The tree
+ * `a(b, c(d))` is tokens `[a, b, c, d]`, parents `[0, 1, 1, 3]`; a chain of three has parents `[0, 1, 2]`.
+ */
+
+/** Drafted tokens, parents before children: what a session sends. */
+export interface Branches {
+  readonly tokens: readonly number[];
+  readonly parents: readonly number[];
+}
+
+/** With what the drafting loop reads of it. */
+export interface DraftTree extends Branches {
+  /** Log-probability of the path to each token (nats). */
+  readonly scores: readonly number[];
+  /** Nodes that each step of the model continued while this was drafted. */
+  readonly steps: readonly number[];
+}
+
+export const NOTHING: DraftTree = { tokens: [], parents: [], scores: [], steps: [] };
+
+/** Levels. */
+export function depthOf(tree: Branches): number {
+  return Math.max(0, ...depths(tree.parents));
+}
+
+/** Depth of each token: 1 for children of the last committed token. `[0, 1, 1, 3]` -> `[1, 2, 2, 3]`. */
+export function depths(parents: readonly number[]): number[] {
+  const found: number[] = [];
+  for (const parent of parents) found.push(parent === 0 ? 1 : found[parent - 1]! + 1);
+  return found;
+}
+
+/** Indices of the path that takes the likeliest child each time. */
+export function likeliestPath(tree: DraftTree): number[] {
+  const children = new Map<number, number>(); // the likeliest of each node
+  tree.parents.forEach((parent, index) => {
+    const best = children.get(parent);
+    if (best === undefined || tree.scores[index]! > tree.scores[best]!) children.set(parent, index);
+  });
+  const path: number[] = [];
+  for (let at = children.get(0); at !== undefined; at = children.get(at + 1)) path.push(at);
+  return path;
+}
+
+/** The tree with `tokens`, a chain with log-probabilities of their own (nats), before it. */
+export function treeBehind(tree: DraftTree, tokens: readonly number[], logprobs: readonly number[]): DraftTree {
+  if (!tokens.length) return tree;
+  let sum = 0;
+  const stem = logprobs.map((logprob) => (sum += logprob));
+  return {
+    tokens: [...tokens, ...tree.tokens],
+    parents: [...tokens.keys(), ...tree.parents.map((parent) => parent + tokens.length)],
+    scores: [...stem, ...tree.scores.map((score) => sum + score)],
+    steps: tree.steps,
+  };
+}
+
+/**
+ * Indices of the path from the last committed token that `choice` takes: it is asked for the token behind a node, 0 or a
+ * drafted token counted from 1.
+ */
+export function walk(tree: Branches, choice: (node: number) => number | undefined): number[] {
+  const path: number[] = [];
+  for (let node = 0; ; ) {
+    const chosen = choice(node);
+    const step = tree.parents.findIndex((parent, index) => parent === node && tree.tokens[index] === chosen);
+    if (step < 0) return path;
+    path.push(step);
+    node = step + 1;
+  }
+}

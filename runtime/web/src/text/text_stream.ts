@@ -1,0 +1,60 @@
+/** Texts that grow token by token. */
+
+const REPLACEMENTS = /\ufffd+$/;
+/** Longer runs of replacement characters are the model's own noise, not a character still to come. */
+const NOISE = 8;
+
+interface State {
+  readonly window: number;
+  readonly anchor: number;
+  readonly emitted: number;
+}
+
+/**
+ * Turns a growing list of tokens into text, piece by piece, without ever emitting half a character. A character whose UTF-8
+ * bytes are spread over two tokens comes out with the second: the tokens `Caf`, `0xC3`, `0xA9` give `Caf`, ``, `é`.
+ */
+export class TextStream {
+  private tokens: number[] = [];
+  // The text up to token `anchor` is out. Decoding starts at `window` before it, because decoders treat the first token's
+  // leading space specially, and not at 0, which would cost quadratic time.
+  private state: State = { window: 0, anchor: 0, emitted: 0 }; // `emitted` characters behind the anchor are out already
+  private states: State[] = []; // before each token
+
+  constructor(private readonly tokenizer: { decode(tokens: readonly number[]): string }) {}
+
+  /** Add one token; returns the text that is certain now, perhaps none. */
+  push(token: number): string {
+    this.states.push(this.state);
+    this.tokens.push(token);
+    const pending = this.pending();
+    const { window, anchor, emitted } = this.state;
+    const whole = pending.replace(REPLACEMENTS, "");
+    const unfinished = pending.length - whole.length;
+    if (unfinished > 0 && unfinished <= NOISE) {
+      const piece = whole.slice(emitted);
+      this.state = { window, anchor, emitted: emitted + piece.length };
+      return piece;
+    }
+    this.state = { window: anchor, anchor: this.tokens.length, emitted: 0 };
+    return pending.slice(emitted);
+  }
+
+  /** The text held back; a character that never became whole is a replacement character. */
+  finish(): string {
+    return this.pending().slice(this.state.emitted);
+  }
+
+  /** Forget all but the first `count` tokens, as if the others had never come. */
+  truncate(count: number): void {
+    if (count >= this.tokens.length) return;
+    this.state = this.states[count]!;
+    this.tokens.length = this.states.length = count;
+  }
+
+  private pending(): string {
+    const { window, anchor } = this.state;
+    const known = this.tokenizer.decode(this.tokens.slice(window, anchor));
+    return this.tokenizer.decode(this.tokens.slice(window)).slice(known.length);
+  }
+}

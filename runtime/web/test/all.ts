@@ -1,0 +1,13 @@
+/** All tests in one process, in which nothing makes code from texts: as under a strict Content-Security-Policy. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import "./figures.test.js";
+import "./loop_traces.test.js";
+import "./session_traces.test.js";
+import "./texts.test.js";
+
+test("no code is made from texts", () => {
+  assert.throws(() => new Function("return 1"), EvalError);
+});

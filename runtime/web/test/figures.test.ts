@@ -1,0 +1,145 @@
+/** The parts compute what Python's compute. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { GrowingTree, Luck, NgramDrafter, NgramIndex, NgramMixture, Throughput } from "../src/index.js";
+import { gumbel, likeliestPath } from "../src/index.js";
+import type { Budget, DraftToken, Manners, Prices, Pushed, RoundEnded, Sampling } from "../src/index.js";
+import { goOn } from "../src/loop/manners.js";
+import { Placement } from "../src/loop/placement.js";
+import type { Drafting } from "../src/loop/settings.js";
+import { alike, ours, plain, read, type Value } from "./vectors.js";
+
+type Fields = { [key: string]: Value };
+type Pair = [number, number];
+
+/** Check the cases of a part: what `compute` makes of each, key by key. */
+function part(name: string, compute: (given: Fields) => Fields): void {
+  test(`figures: ${name}`, () => {
+    read<Fields>(`figures/${name}`).forEach((given, number) => {
+      for (const [key, value] of Object.entries(compute(given))) {
+        if (!alike(value, given[key]!)) assert.deepEqual(value, given[key], `case ${number}, ${key}`);
+      }
+    });
+  });
+}
+
+part("noise", (given) => {
+  const seed = BigInt(given["seed"] as string);
+  return { noise: (given["tokens"] as number[]).map((token) => gumbel(seed, given["position"] as number, token)) };
+});
+
+part("luck", (given) => {
+  const luck = new Luck(samplingOf(given));
+  const position = given["position"] as number;
+  const alternatives = (given["alternatives"] as Pair[][]).map(candidatesOf);
+  const ranked = alternatives.map((candidates) => said(luck.ranked(candidates, position)));
+  return { ranked, best: pair(luck.best(alternatives[0]!, position)) };
+});
+
+part("ngrams", (given) => {
+  const index = new NgramIndex(given["stop_tokens"] as number[]);
+  const told = (given["told"] as Fields[]).map(({ text, asked }) => {
+    index.update(text as number[]);
+    const match = index.match(asked as number[]);
+    return { text: text!, asked: asked!, match: match ? [match.length, [...match.probabilities]] : null };
+  });
+  return { told };
+});
+
+part("mixtures", (given) => {
+  const mixture = new NgramMixture([0]);
+  mixture.confirm(given["text"] as number[]);
+  const path = given["path"] as number[];
+  const luck = new Luck(samplingOf(given));
+  const copies: DraftToken[] = [];
+  for (const copy of mixture.copies(path, luck)) {
+    copies.push(copy);
+    if (copies.length === 12) break;
+  }
+  const copy = mixture.copy(path, luck);
+  const mixed = said(mixture.mix(candidatesOf(given["candidates"] as Pair[]), path));
+  return { mixed, copy: copy ? pair(copy) : null, copies: said(copies) };
+});
+
+part("trees", (given) => {
+  const budget = budgetFrom(given["budget"]!);
+  const table = (given["table"] as Pair[][]).map(candidatesOf);
+  const tree = new GrowingTree(budget, [0]);
+  const grown: Value[] = [];
+  tree.addLevel([table[0]!]);
+  while (tree.depth < budget.levels) {
+    const { paths, mask } = tree.expand();
+    grown.push({ paths, mask: mask.map((row) => row.map(Number)) });
+    if (!paths.length) break;
+    tree.addLevel(paths.map((path) => table[path.at(-1)! % 7]!));
+  }
+  tree.lengthen(() => candidatesOf(given["chain"] as Pair[]), given["room"] as number);
+  const best = tree.best();
+  return { grown, best: plain(best), path: likeliestPath(best) };
+});
+
+part("ngram_drafts", (given) => {
+  const drafter = new NgramDrafter([0]);
+  const tree = drafter.propose(given["prefix"] as number[], budgetFrom(given["budget"]!), samplingOf(given));
+  return { tree: plain(tree) };
+});
+
+part("prices", (given) => {
+  const controller = new Throughput();
+  const told = (given["told"] as Fields[]).map(({ outcome }) => {
+    controller.observe(ours<RoundEnded | Pushed>(outcome!));
+    const ahead = [0, 7, 8].map((count) => controller.ahead(count, 0.9));
+    return { outcome: outcome!, budget: plain(controller.budget()), ahead };
+  });
+  return { told };
+});
+
+part("placements", (given) => {
+  const placement = new Placement(given["drafting"] as Drafting, given["able"] as boolean);
+  placement.serverDrafts = given["server_drafts"] as boolean;
+  const told = (given["told"] as [boolean, [string, ...number[]], Value][]).map(([wanted, args]) => {
+    const [name, ...figures] = args;
+    placement.draftsWanted = wanted;
+    if (name === "trip") placement.trip(figures[0]!);
+    else if (name === "pushed") placement.pushed(figures[0]!, figures[1]!, figures[2]!);
+    else if (name === "tried") placement.tried(roundOf(figures));
+    else placement.roundEnded(roundOf(figures), figures[0]! + 1);
+    return [wanted, args, [placement.atServer, placement.wantsTrial, placement.roundS]];
+  });
+  return { told };
+});
+
+part("manners", (given) => {
+  const manners = ours<Manners>(given["manners"]!);
+  const text = given["text"] as number[];
+  return { go_on: goOn(manners, text, given["unconfirmed"] as number, given["logprob"] as number) };
+});
+
+function roundOf([accepted, draftS, waitedS]: number[]): RoundEnded {
+  const outcome = { event: "RoundEnded", supplied: 0, drafted: 4, depth: 4, steps: [1, 1, 1, 1], computeS: null } as const;
+  return { ...outcome, accepted: accepted!, draftS: draftS!, waitedS: waitedS! };
+}
+
+function samplingOf(given: Fields): Sampling {
+  const said = ours<Omit<Sampling, "seed"> & { seed: number }>(given["sampling"]!);
+  return { ...said, seed: BigInt(said.seed) };
+}
+
+function budgetFrom(said: Value): Budget {
+  const budget = ours<Budget>(said);
+  return { ...budget, prices: ours<Prices>(budget.prices as unknown as Value) };
+}
+
+function candidatesOf(said: Pair[]): DraftToken[] {
+  return said.map(([token, logprob]) => ({ token, logprob }));
+}
+
+function pair({ token, logprob }: DraftToken): Pair {
+  return [token, logprob];
+}
+
+function said(candidates: readonly DraftToken[]): Pair[] {
+  return candidates.map(pair);
+}

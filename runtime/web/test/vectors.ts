@@ -1,0 +1,63 @@
+/** The vectors that the Python runtime wrote, and values as they have them. */
+
+import { readFileSync } from "node:fs";
+import { gunzipSync } from "node:zlib";
+
+const FOLDER = new URL("../../../../tests/vectors/data/", import.meta.url);
+
+type Fields = { [key: string]: Value };
+export type Value = null | boolean | number | string | Value[] | { [key: string]: Value };
+
+/** The values of a file, such as `session/walks`. */
+export function read<T>(name: string): T[] {
+  const text = gunzipSync(readFileSync(new URL(`${name}.jsonl.gz`, FOLDER))).toString("utf-8");
+  return text
+    .split("\n")
+    .filter((line) => line)
+    .map((line) => JSON.parse(line) as T);
+}
+
+/** A file that is no list of values. */
+export function readJson(name: string): unknown {
+  return JSON.parse(readFileSync(new URL(name, FOLDER), "utf-8"));
+}
+
+/** A name as Python writes it, in our way. */
+export function camel(name: string): string {
+  return name.replace(/_([a-z])/g, (_, letter: string) => letter.toUpperCase());
+}
+
+/** A value of ours as the vectors have it: names with underscores, larger whole numbers as texts, nothing as null. */
+export function plain(value: unknown): Value {
+  if (value === null || value === undefined) return null;
+  if (typeof value === "bigint") return value <= BigInt(Number.MAX_SAFE_INTEGER) ? Number(value) : String(value);
+  if (Array.isArray(value)) return value.map(plain);
+  if (typeof value !== "object") return value as Value;
+  const items = Object.entries(value).map(([key, item]): [string, Value] => [snake(key), plain(item)]);
+  return Object.fromEntries(items);
+}
+
+function snake(name: string): string {
+  return name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
+}
+
+/** Settings with our names. */
+export function ours<T>(said: Value): T {
+  if (said === null) return null as T;
+  return Object.fromEntries(Object.entries(said).map(([key, value]) => [camel(key), value])) as T;
+}
+
+/** Numbers are alike up to so much of them: logarithms differ in their last bits from platform to platform. */
+const TOLERANCE = 1e-9;
+
+/** Whether two values are the same, numbers up to the tolerance. */
+export function alike(one: Value, other: Value): boolean {
+  if (typeof one === "number" && typeof other === "number") {
+    const least = Math.max(Math.abs(one), Math.abs(other), 1);
+    return one === other || Math.abs(one - other) <= TOLERANCE * least;
+  }
+  if (typeof one !== "object" || typeof other !== "object" || !one || !other) return one === other;
+  const keys = Object.keys(one);
+  const pair = [one, other] as [Fields, Fields];
+  return keys.length === Object.keys(other).length && keys.every((key) => key in other && alike(pair[0][key]!, pair[1][key]!));
+}

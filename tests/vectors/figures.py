@@ -1,0 +1,246 @@
+"""What the parts compute that have figures: each case is what a part is given, and what comes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from itertools import islice
+from typing import Any
+
+from moa_runtime.drafters.base import Budget, DraftToken, Prices
+from moa_runtime.drafters.luck import Luck
+from moa_runtime.drafters.mixture import NgramMixture
+from moa_runtime.drafters.ngram import NgramIndex
+from moa_runtime.drafters.ngram_drafter import NgramDrafter
+from moa_runtime.drafters.tree import GrowingTree
+from moa_runtime.loop_events import Pushed, RoundEnded
+from moa_runtime.manners import Manners
+from moa_runtime.noise import gumbel
+from moa_runtime.placement import Placement
+from moa_runtime.session.events import Sampling
+from moa_runtime.session.tree import DraftTree
+from moa_runtime.throughput import Throughput
+from vectors import as_json
+from vectors.walks import Draws
+
+Case = dict[str, Any]
+
+
+def noise(draws: Draws) -> Iterator[Case]:
+    for seed in (0, 1, 42, 2**32 + 1, 2**53 + 1, 2**64 - 1):
+        for position in (0, 5, 2**32 + 7, 2**40):
+            tokens = [0, 1, 2, 3, 7, 49151, 128255, *draws.several(3, 3, lambda: draws.whole(0, 2**34 - 1))]
+            given = {"seed": str(seed), "position": position, "tokens": tokens}
+            yield given | {"noise": [float(value) for value in gumbel(seed, position, tokens)]}
+
+
+def luck(draws: Draws) -> Iterator[Case]:
+    for _ in range(60):
+        heat = draws.one_of([0.0, 0.3, 0.7, 1.0, 1.5])
+        sampling = Sampling(heat, draws.one_of([0.4, 0.9, 1.0]), draws.whole(0, 2**31))
+        alternatives = draws.several(1, 3, lambda: _candidates(draws))
+        position = draws.whole(0, 5000)
+        ranked = Luck(sampling).ranked(alternatives, position)
+        best = Luck(sampling).best(alternatives[0], position)
+        given = {"sampling": _sampling(sampling), "position": position, "alternatives": _said(alternatives)}
+        yield given | {"ranked": _said(ranked), "best": [best.token, best.logprob]}
+
+
+def ngrams(draws: Draws) -> Iterator[Case]:
+    """An index that takes one text after the other, and what it finds in each."""
+    for _ in range(40):
+        stops = draws.one_of([[], [0]])
+        index, text = NgramIndex(stops), list[int]()
+        told = []
+        for _ in range(6):
+            text = _copying(draws, text[: draws.whole(0, len(text))], draws.whole(0, 40))
+            index.update(text)
+            for asked in (text, text[: draws.whole(0, len(text))], draws.several(0, 3, lambda: draws.whole(0, 6))):
+                match = index.match(asked)
+                found = None if match is None else [match.length, [list(each) for each in match.probabilities.items()]]
+                told.append({"text": list(text), "asked": list(asked), "match": found})
+        yield {"stop_tokens": stops, "told": told}
+
+
+def mixtures(draws: Draws) -> Iterator[Case]:
+    for _ in range(60):
+        text = _copying(draws, [], draws.whole(1, 80))
+        sampling = Sampling(draws.one_of([0.0, 0.8]), 1.0, draws.whole(0, 1000))
+        mixture = NgramMixture([0])
+        mixture.confirm(text)
+        path = [*text, *_copying(draws, text, draws.whole(0, 20))[len(text) :]]
+        candidates, luck = _candidates(draws), Luck(sampling)
+        copy = mixture.copy(path, luck)
+        given = {"text": text, "path": path, "sampling": _sampling(sampling), "candidates": _said([candidates])[0]}
+        yield given | {
+            "mixed": _said([mixture.mix(candidates, path)])[0],
+            "copy": None if copy is None else [copy.token, copy.logprob],
+            "copies": _said([list(islice(mixture.copies(path, luck), 12))])[0],
+        }
+
+
+def trees(draws: Draws) -> Iterator[Case]:
+    """Trees that grow until no step pays, by the same candidates for whoever has the same last token."""
+    for _ in range(80):
+        budget = _budget(draws)
+        table = [_candidates(draws) for _ in range(7)]
+        tree, grown = GrowingTree(budget, [0]), list[Any]()
+        tree.add_level([table[0]])
+        while tree.depth < budget.levels:
+            paths, mask = tree.expand()
+            grown.append({"paths": paths, "mask": mask.astype(int).tolist()})
+            if not paths:
+                break
+            tree.add_level([table[path[-1] % 7] for path in paths])
+        chain = _candidates(draws)
+        room = draws.whole(0, 4)
+        tree.lengthen(lambda path, chain=chain: chain, room)  # type: ignore[misc]
+        best = tree.best()
+        given = {"budget": asdict(budget), "table": _said(table), "chain": _said([chain])[0], "room": room}
+        yield given | {"grown": grown, "best": _tree(best), "path": best.likeliest_path()}
+
+
+def ngram_drafts(draws: Draws) -> Iterator[Case]:
+    for _ in range(60):
+        text, budget = _copying(draws, [], draws.whole(1, 80)), _budget(draws)
+        sampling = Sampling(draws.one_of([0.0, 0.8]), 1.0, draws.whole(0, 1000))
+        tree = NgramDrafter([0]).propose(text, budget, sampling)
+        yield {"prefix": text, "budget": asdict(budget), "sampling": _sampling(sampling), "tree": _tree(tree)}
+
+
+def prices(draws: Draws) -> Iterator[Case]:
+    """A controller that sees one round after the other, on machines of all kinds."""
+    for _ in range(60):
+        controller = Throughput()
+        pass_s, token_s = 0.002 * 2 ** draws.whole(0, 6), 1e-5 * 2 ** draws.whole(0, 9)
+        step_s, trip_s, right = 0.0005 * 2 ** draws.whole(0, 8), 0.001 * 2 ** draws.whole(0, 8), draws.share()
+        told = []
+        for number in range(60):
+            budget, jitter = controller.budget(), 0.7 + 0.6 * draws.share() + 20 * (draws.share() < 0.02)
+            drafted = 0 if number == 0 else draws.whole(0, min(12, budget.nodes))
+            supplied = draws.whole(1, 400) if number == 0 or draws.share() < 0.03 else 0
+            levels = min(drafted, budget.levels, 4)
+            steps = tuple(draws.whole(1, 6) for _ in range(levels))
+            accepted = sum(draws.share() < right for _ in range(levels)) if levels else 0
+            compute_s = (pass_s + token_s * (drafted + supplied)) * jitter
+            outcome: RoundEnded | Pushed
+            if draws.share() < 0.1:
+                outcome = Pushed(drafted, accepted, compute_s + 0.001, draws.one_of([compute_s, 0.0]))
+            else:
+                said_s = draws.one_of([compute_s, compute_s, 0.0, None])
+                draft_s = sum(step_s * (1 + 0.1 * nodes) for nodes in steps) * jitter
+                waited_s = trip_s + compute_s
+                outcome = RoundEnded(supplied, drafted, levels, accepted, steps, draft_s, waited_s, said_s)
+            controller.observe(outcome)
+            budget = controller.budget()
+            ahead = [controller.ahead(count, 0.9) for count in (0, 7, 8)]
+            told.append({"outcome": as_json.event(outcome), "budget": as_json.plain(budget), "ahead": ahead})
+        yield {"told": told}
+
+
+def placements(draws: Draws) -> Iterator[Case]:
+    """Who drafts, for thousands of tokens, while link, device and server change."""
+    for _ in range(40):
+        drafting, able = draws.one_of(["auto"] * 8 + ["device", "server"]), draws.share() < 0.9
+        placement = Placement(drafting, able=able)
+        placement.server_drafts = draws.share() < 0.6
+        told: list[Any] = []
+        fast = [0.05 * draws.share() for _ in range(3)]  # of link, server and device
+        for _ in range(400):
+            if draws.share() < 0.03:
+                fast[draws.whole(0, 2)] = 0.1 * draws.share() ** 3
+            if draws.share() < 0.03:
+                placement.drafts_wanted = not placement.drafts_wanted
+            trip_s, pass_s, draft_s = (round(seconds * (0.9 + 0.2 * draws.share()), 6) for seconds in fast)
+            most = 3 if placement.server_drafts else 1
+            args: list[Any]
+            what = draws.share()
+            if what < 0.2:
+                args = ["trip", trip_s]
+                placement.trip(args[1])
+            elif placement.at_server and (not placement.wants_trial or what < 0.6):
+                args = ["pushed", draws.whole(1, most), pass_s, 0.25 * pass_s]
+                placement.pushed(*args[1:])
+            else:
+                kind = "tried" if placement.at_server else "round_ended"
+                accepted, waited_s = draws.whole(0, 4), trip_s + pass_s
+                outcome = RoundEnded(0, 4, 4, accepted, (1,) * 4, draft_s, waited_s, None)
+                args = [kind, accepted, draft_s, waited_s]
+                placement.tried(outcome) if kind == "tried" else placement.round_ended(outcome, accepted + 1)
+            now = [placement.at_server, placement.wants_trial, placement.round_s]
+            told.append([placement.drafts_wanted, args, now])
+        yield {"drafting": drafting, "able": able, "server_drafts": placement.server_drafts, "told": told}
+
+
+def manners(draws: Draws) -> Iterator[Case]:
+    for _ in range(200):
+        rules = Manners(0.1 * draws.whole(0, 9), draws.whole(1, 4), draws.whole(0, 12))
+        text = _copying(draws, [], draws.one_of([0, 5, 20, 300, 400]))
+        unconfirmed, logprob = draws.whole(0, 6), -2 * draws.share()
+        given = {"manners": asdict(rules), "text": text, "unconfirmed": unconfirmed, "logprob": logprob}
+        yield given | {"go_on": rules.go_on(text, unconfirmed, logprob)}
+
+
+def _candidates(draws: Draws) -> list[DraftToken]:
+    """Some tokens with probabilities that add up to less than 1, best first."""
+    left, found = 1.0, dict[int, float]()
+    for _ in range(draws.whole(1, 5)):
+        share = left * (0.2 + 0.7 * draws.share())
+        found.setdefault(draws.whole(0, 6), share)
+        left -= share
+    ranked = sorted(found.items(), key=lambda item: -item[1])
+    return [DraftToken(token, math.log(share)) for token, share in ranked]
+
+
+def _copying(draws: Draws, begun: list[int], count: int) -> list[int]:
+    """A text that goes on with parts of itself, and with something new."""
+    text = list(begun)
+    while len(text) < len(begun) + count:
+        start = draws.whole(0, len(text))
+        text += text[start : start + draws.whole(0, 8)] or [draws.whole(0, 6)]
+    return text[: len(begun) + count]
+
+
+def _budget(draws: Draws) -> Budget:
+    costs = Prices(0.2 * draws.share(), 0.05 * draws.share(), 0.1 * draws.share(), 0.5 + 0.5 * draws.share())
+    free = Prices(follows=0.9)
+    return Budget(
+        draws.whole(1, 30),
+        draws.whole(0, 6),
+        draws.whole(1, 5),
+        branches=True,
+        depth=draws.one_of([3, 1 << 30]),
+        prices=draws.one_of([costs, free]),
+        logprob=-0.5 * draws.share(),
+    )
+
+
+def _said(alternatives: list[list[DraftToken]]) -> list[list[list[float]]]:
+    return [[[candidate.token, candidate.logprob] for candidate in candidates] for candidates in alternatives]
+
+
+def _tree(tree: DraftTree) -> Case:
+    return as_json.plain(asdict(tree))  # type: ignore[no-any-return]
+
+
+def _sampling(sampling: Sampling) -> Case:
+    return asdict(sampling)
+
+
+_PARTS: tuple[Callable[[Draws], Iterator[Case]], ...] = (
+    noise,
+    luck,
+    ngrams,
+    mixtures,
+    trees,
+    ngram_drafts,
+    prices,
+    placements,
+    manners,
+)
+
+
+def parts() -> dict[str, list[Case]]:
+    """The cases of each part."""
+    return {part.__name__: list(part(Draws(200_000 + number))) for number, part in enumerate(_PARTS)}

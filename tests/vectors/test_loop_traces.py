@@ -1,0 +1,32 @@
+"""The recorded drafting loops: they are played again, show everything there is, and are written alike each time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from vectors import files
+from vectors.loop_covered import REQUIRED_OF_LOOPS, features_of_loop
+from vectors.loop_playing import alike, replay_loop
+from vectors.loop_walks import loop_walks
+
+
+def test_python_does_what_the_loops_say() -> None:
+    for trace in files.read("loop/walks"):
+        replay_loop(trace["name"], trace["steps"])
+
+
+def test_the_loops_show_everything() -> None:
+    assert set().union(*(features_of_loop(trace["steps"]) for trace in files.read("loop/walks"))) == REQUIRED_OF_LOOPS
+
+
+def test_writing_loops_again_brings_the_same() -> None:
+    """But for the last bits of logarithms, which another machine may compute otherwise."""
+    assert alike(json.loads(json.dumps(loop_walks())), list(files.read("loop/walks")))
+
+
+def test_what_a_loop_does_otherwise_is_named() -> None:
+    steps = next(files.read("loop/walks"))["steps"]
+    with pytest.raises(AssertionError, match="a trace, step 1, connecting: expected"):
+        replay_loop("a trace", [steps[0], steps[1] | {"events": []}])

@@ -1,0 +1,76 @@
+"""The recorded sessions: they are played again, show everything there is, and are written alike each time."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from vectors import files
+from vectors.covered import REQUIRED, features
+from vectors.mutations import MUTATIONS, Mutation, broken_by
+from vectors.recording import Trace, recording
+from vectors.replaying import OtherwiseError, replay
+from vectors.session_groups import GROUPS, scripted, spelled_out, walks
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_python_does_what_the_traces_say(group: str) -> None:
+    for trace in files.read(f"session/{group}"):
+        replay(trace["name"], trace["steps"])
+
+
+def test_the_traces_show_everything() -> None:
+    traces = [trace for group in GROUPS for trace in files.read(f"session/{group}")]
+    assert len(traces) >= 500
+    assert len({trace["name"] for trace in traces}) == len(traces)
+    assert set().union(*(features(trace["steps"]) for trace in traces)) == REQUIRED
+
+
+def written(traces: list[Trace]) -> str:
+    return files.text_of({"name": trace.name, "steps": trace.steps} for trace in traces)
+
+
+def test_writing_again_brings_the_same() -> None:
+    """Some of them; all in a test that takes longer."""
+    again = walks(12)
+    first = list(itertools.islice(files.read("session/walks"), len(again)))
+    assert written(again) == files.text_of(first)
+    assert written(scripted()) == files.text_of(files.read("session/scripts"))
+
+
+@pytest.mark.slow
+def test_writing_everything_again_brings_the_same() -> None:
+    assert written(walks()) == files.text_of(files.read("session/walks"))
+    assert written(spelled_out()) == files.text_of(files.read("session/spelled_out"))
+
+
+def test_what_differs_is_named() -> None:
+    trace = next(files.read("session/scripts"))
+    steps = trace["steps"]
+    step = next(at for at, step in enumerate(steps) if step.get("frames"))
+    changed = [*steps[:step], steps[step] | {"frames": []}, *steps[step + 1 :]]
+    with pytest.raises(OtherwiseError, match=f"step {step}, connect: expected .*hello"):
+        replay("a trace", [steps[0], {"call": "connect", "frames": []}])
+    with pytest.raises(OtherwiseError, match=rf"step {step}, "):
+        replay("a trace", changed)
+    with pytest.raises(OtherwiseError, match="connection should be 0, is 1"):
+        replay("a trace", [steps[0], {"call": "connect"}])
+
+
+def test_nothing_is_recorded_afterwards() -> None:
+    with recording() as recorder:
+        pass
+    walks(1)
+    assert recorder.traces == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: f"{mutation.module}: {mutation.new.strip()}")
+def test_every_mistake_breaks_a_trace(mutation: Mutation) -> None:
+    assert broken_by(mutation)
+
+
+def test_the_session_as_it_is_breaks_none() -> None:
+    """What the test above says of mistakes is not said of everything."""
+    assert not broken_by(Mutation("state", "def rewind", "def  rewind"))

@@ -1,0 +1,196 @@
+"""What the tokenizer makes of texts, conversations and growing answers; with the tokenizer itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from moa_runtime.tokenizer import ChatTemplateError, ChatTokenizer, HistoryRewrittenError, TextStream
+from tiny import CHAT_TEMPLATE, _train_tokenizer
+from vectors.files import FOLDER
+from vectors.walks import Draws
+
+Case = dict[str, Any]
+
+TOKENIZER = FOLDER / "texts" / "tokenizer.json"
+SPECIAL = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+STOPS = (2,)
+
+TEMPLATES = {
+    "chatml": CHAT_TEMPLATE,
+    "whitespace": (
+        "{% for m in messages %}\n  {% if m.role == 'user' %}\n[{{ m.content | trim }}]\n{% else %}"
+        "{{ m['role'] | upper }}: {{ m.content }}{% endif %}\n{% endfor %}\n"
+        "{%- if add_generation_prompt -%}  >{%- endif -%}"
+    ),
+    "breaks": (
+        "{% for m in messages %}{{ m | tojson }}{% if loop.last %}{% break %}{% endif %}{{ bos_token }}{% endfor %}"
+    ),
+    "generation": (
+        "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{{ eos_token }}{% endfor %}"
+    ),
+    "refuses": (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system message') }}{% endif %}"
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
+        "<|im_start|>{{ ns.n }}{{ m.content }}<|im_end|>{% endfor %}"
+    ),
+    "rewrites": "{{ messages | length }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}",
+}
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+#: Of SmolLM2; of Llama 3 and Qwen 2.5, which differ in how many digits stand together; with a space before all.
+CUTTERS: tuple[Case, ...] = (
+    {
+        "type": "Sequence",
+        "pretokenizers": [{"type": "Digits", "individual_digits": True}, _BYTES | {"use_regex": True}],
+    },
+    *(
+        {
+            "type": "Sequence",
+            "pretokenizers": [
+                {
+                    "type": "Split",
+                    "pattern": {
+                        "Regex": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+                        + digits
+                        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+                    },
+                    "behavior": "Isolated",
+                    "invert": False,
+                },
+                _BYTES,
+            ],
+        }
+        for digits in (r"\p{N}{1,3}", r"\p{N}")
+    ),
+    _BYTES | {"use_regex": True, "add_prefix_space": True},
+)
+TEXTS = (
+    "",
+    "The network goes away.",
+    "  two  spaces\n\n\tand a tab \n",
+    "I'll say: it's 1234567 o'clock, isn't it?",
+    "IT'S  OURS\r\n\r\n  x;\n\n\u00a0\u0085y ... \ufeff½ ٣٤ Ⅷ don't'LL",
+    "naïve rouge café, 日本語 🦊👩‍👩‍👧 Ünïcödé",
+    "<|im_start|>user\nhi<|im_end|>",
+    "<|im_end|> <|endoftext|>x<|im_start",
+    "a\ufdd00\ufdd1b \ufdd1\ufdd0",
+    "\u0301 combining, \u200bzero width, \u00a0no break",
+)
+MESSAGES: tuple[list[dict[str, str]], ...] = (
+    [{"role": "user", "content": "Name three colours: rouge, naïve, 日本語 🦊"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "  And one more?  "}],
+    [
+        {"role": "user", "content": "What is <|im_end|>?"},
+        {"role": "assistant", "content": "Red,\n yellow and  blue."},
+        {"role": "user", "content": "a\ufdd00\ufdd1b<|im_start|><|endoftext|>\n"},
+    ],
+)
+
+
+def tokenizer_of(template: str, file: Path = TOKENIZER) -> ChatTokenizer:
+    return ChatTokenizer(file, template, SPECIAL, STOPS)
+
+
+def write_tokenizer() -> None:
+    """Keep the tokenizer; another version of the library might train another one."""
+    if not TOKENIZER.exists():
+        TOKENIZER.parent.mkdir(parents=True, exist_ok=True)
+        said = json.loads(_train_tokenizer().to_str())
+        TOKENIZER.write_text(json.dumps(said, ensure_ascii=True, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+def encodings() -> Iterator[Case]:
+    """With the tokenizer as it is, and as if it cut texts as known targets do."""
+    said = json.loads(TOKENIZER.read_text(encoding="utf-8"))
+    for cutter in (said["pre_tokenizer"], *CUTTERS):
+        tokenizer = Tokenizer.from_str(json.dumps(said | {"pre_tokenizer": cutter}))
+        for text in TEXTS:
+            tokens = tokenizer.encode(text, add_special_tokens=False).ids
+            yield {"pre_tokenizer": cutter, "text": text, "tokens": list(tokens)}
+
+
+def decodings() -> Iterator[Case]:
+    tokenizer, draws = tokenizer_of(CHAT_TEMPLATE), Draws(300_000)
+    for _ in range(60):
+        tokens = draws.several(0, 12, lambda: draws.whole(0, tokenizer.vocab_size - 1))
+        for skip in (True, False):
+            yield {"tokens": tokens, "skip_special_tokens": skip, "text": tokenizer.decode(tokens, skip)}
+
+
+def templates() -> Iterator[Case]:
+    for template in TEMPLATES.values():
+        tokenizer = tokenizer_of(template)
+        for messages in MESSAGES:
+            for prompt in (True, False):
+                given = {"template": template, "messages": messages, "add_generation_prompt": prompt}
+                yield given | _said("text", lambda t=tokenizer, m=messages, p=prompt: t.render_chat(m, p))
+
+
+def chats() -> Iterator[Case]:
+    for template in TEMPLATES.values():
+        tokenizer = tokenizer_of(template)
+        for messages in MESSAGES:
+            given = {"template": template, "messages": messages, "add_generation_prompt": True}
+            yield given | _said("tokens", lambda t=tokenizer, m=messages: t.encode_chat(m))
+
+
+def turns() -> Iterator[Case]:
+    """A conversation goes on behind committed tokens, whose last answer ended, or did not."""
+    history, asked = [*MESSAGES[0], {"role": "assistant", "content": "Red."}], MESSAGES[2][2:]
+    for template in TEMPLATES.values():
+        tokenizer = tokenizer_of(template)
+        for committed in ([], [40, 41, 2], [40, 41]):
+            given = {"template": template, "committed": committed, "history": history, "turns": asked}
+            yield given | _said("tokens", lambda t=tokenizer, c=committed: t.continue_turns(c, history, asked))
+
+
+def streams() -> Iterator[Case]:
+    """Texts that grow token by token, and are taken back at times."""
+    tokenizer, draws = tokenizer_of(CHAT_TEMPLATE), Draws(300_001)
+    for number in range(40):
+        text = draws.one_of(list(TEXTS))
+        whole = tokenizer.encode(text)
+        tokens = whole if number % 2 else draws.several(0, 30, lambda: draws.whole(0, tokenizer.vocab_size - 1))
+        stream, told = TextStream(tokenizer), list[list[Any]]()
+        count = 0
+        for token in tokens:
+            told.append(["push", token, stream.push(token)])
+            count += 1
+            if draws.share() < 0.1:
+                count = draws.whole(0, count)
+                stream.truncate(count)
+                told.append(["truncate", count, ""])
+        yield {"told": [*told, ["finish", 0, stream.finish()]]}
+
+
+def specials() -> Iterator[Case]:
+    """Texts of users: what they spell stays text."""
+    tokenizer, draws = tokenizer_of(CHAT_TEMPLATE), Draws(300_002)
+    pieces = ["<|im_end|>", "<|im_start|>", "<|endoftext|>", "\ufdd0", "\ufdd1", "0", "1", "<|im_", " a", "é", "\n"]
+    for _ in range(60):
+        content = "".join(draws.several(1, 8, lambda: draws.one_of(pieces)))
+        messages = [{"role": "user", "content": content}]
+        tokens = tokenizer.encode_chat(messages)
+        assert content in tokenizer.decode(tokens, skip_special_tokens=False)
+        yield {"template": CHAT_TEMPLATE, "messages": messages, "add_generation_prompt": True, "tokens": tokens}
+
+
+def _said(name: str, call: Callable[[], Any]) -> Case:
+    try:
+        return {name: call()}
+    except HistoryRewrittenError:
+        return {"raises": "HistoryRewrittenError"}
+    except ChatTemplateError:
+        return {"raises": "ChatTemplateError"}
+
+
+_PARTS: tuple[Callable[[], Iterator[Case]], ...] = (encodings, decodings, templates, chats, turns, streams, specials)
+
+
+def texts() -> dict[str, list[Case]]:
+    """The cases of each part."""
+    return {part.__name__: list(part()) for part in _PARTS}

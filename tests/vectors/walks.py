@@ -1,0 +1,124 @@
+"""The random walks of the property tests, with numbers that are the same in every year and version."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from moa_runtime.session.events import Policy
+from session.test_session_properties import KeepingLink, LossyLink
+
+STEPS = 20
+#: Where a walk goes on whatever else it may do.
+_ALWAYS = {"deliver", "undisturbed_round", "draft", "reconnect"}
+_SHARE = 0.6  # of the other rules, which a walk has
+
+
+class AskingLink(LossyLink):
+    policy = Policy.ASK
+
+
+KINDS: tuple[type[LossyLink], ...] = (LossyLink, KeepingLink, AskingLink)
+
+
+class Draws:
+    """Numbers of one seed. Only ``random()`` of Python's generator is promised to stay."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed).random
+
+    def share(self) -> float:
+        return self._random()
+
+    def whole(self, first: int, last: int) -> int:
+        return first + int(self._random() * (last - first + 1))
+
+    def flag(self) -> bool:
+        return self._random() < 0.5
+
+    def one_of(self, values: list[Any]) -> Any:
+        return values[self.whole(0, len(values) - 1)]
+
+    def several(self, least: int, most: int, one: Callable[[], Any]) -> list[Any]:
+        return [one() for _ in range(self.whole(least, most))]
+
+    def prompt(self, most: int = 4) -> list[int]:
+        return self.several(1, most, lambda: self.whole(1, 12))
+
+    def place(self) -> int:
+        """The first of a queue in half of the cases."""
+        return 0 if self.flag() else self.whole(0, 7)
+
+    def tree(self) -> dict[str, Any]:
+        branches = self.several(0, 4, lambda: (self.whole(0, 15), self.several(1, 4, self.flag)))
+        return {"branches": branches, "by_level": self.flag(), "most": self.whole(0, 16)}
+
+    def queue(self) -> dict[str, Any]:
+        return {"place": self.place(), "upward": self.flag()}
+
+
+#: What each rule is given, as its strategies say.
+ARGUMENTS: dict[str, Callable[[Draws], dict[str, Any]]] = {
+    "draft": lambda draws: {"count": draws.whole(1, 12), "right": draws.flag(), "online": draws.flag()},
+    "declare_offline": lambda draws: {"after": draws.whole(0, 12)},
+    "undisturbed_round": lambda draws: {"most": draws.whole(0, 16)},
+    "propose": lambda draws: {"most": draws.whole(0, 16)},
+    "propose_tree": Draws.tree,
+    "undisturbed_tree": Draws.tree,
+    "resend": lambda draws: {},
+    "lend": lambda draws: {"ahead": draws.whole(1, 20)},
+    "take_over": lambda draws: {},
+    "server_goes_on_within_the_credit": lambda draws: {"drafted": draws.whole(0, 6)},
+    "the_engine_fails": lambda draws: {},
+    "deliver": Draws.queue,
+    "drop": Draws.queue,
+    "duplicate": Draws.queue,
+    "split": lambda draws: draws.queue() | {"cut": draws.whole(1, 30)},
+    "inject_noise": lambda draws: {
+        "noise": bytes(draws.several(0, 40, lambda: draws.whole(0, 255))),
+        "upward": draws.flag(),
+    },
+    "cut_link": lambda draws: {},
+    "server_goes_on": lambda draws: {"tokens": draws.whole(1, 40)},
+    "reconnect": lambda draws: {},
+    "server_loses_everything": lambda draws: {"trees": draws.flag()},
+    "close_and_restore": lambda draws: {},
+    "save": lambda draws: {},
+    "crash_and_restore": lambda draws: {},
+    "finish_and_ask_again": lambda draws: {"prompt": draws.prompt()},
+    "cancel_and_ask_again": lambda draws: {"prompt": draws.prompt()},
+    "rewind_and_ask_again": lambda draws: {"place": draws.whole(0, 95), "prompt": draws.prompt()},
+    "keep": lambda draws: {"place": draws.whole(0, 95), "kept": draws.prompt()},
+    "complete": lambda draws: {},
+}
+
+
+def preconditions(machine: LossyLink, rule: str) -> bool:
+    """Whether a rule may be applied now."""
+    needed = getattr(type(machine), rule).hypothesis_stateful_rule.preconditions
+    return all(holds(machine) for holds in needed)
+
+
+def walk(seed: int) -> None:
+    """One walk: a conversation in which anything happens, and which comes to its end."""
+    draws = Draws(seed)
+    machine = KINDS[seed % len(KINDS)]()
+    machine.begin(
+        greeted=draws.flag(),
+        max_new_tokens=draws.one_of([0, 5, 20, 40]),
+        prompt=draws.prompt(6),
+        trees=draws.share() < 0.75,
+        while_away=draws.flag(),
+    )
+    rules = [rule for rule in ARGUMENTS if rule in _ALWAYS or draws.share() < _SHARE]
+    for _ in range(STEPS):
+        rule = draws.one_of(rules)
+        arguments = ARGUMENTS[rule](draws)
+        if preconditions(machine, rule):
+            getattr(machine, rule)(**arguments)
+            machine.committed_is_what_the_target_writes()
+            machine.rows_are_those_of_the_text()
+            machine.a_late_copy_never_sets_the_server_back()
+            machine.every_drafted_token_is_accounted_for()
+    machine.teardown()
