@@ -219,6 +219,10 @@ class DraftingLoop(LoopView):
             self._watch.sent(now, prefill=self._session.awaiting_prefill)
         return frames
 
+    def resend(self) -> None:
+        """Send what is in flight once more."""
+        self._session.resend()
+
     def _send(self, tree: DraftTree) -> None:
         """Have the tentative tokens verified, with what branches off them."""
         self._rounds.sent(len(self._session.tentative), tree.depth)
@@ -230,7 +234,7 @@ class DraftingLoop(LoopView):
         if alarm is Alarm.LATE:
             self._set_link(LinkStatus.ONLINE, "the verdict is late; the device writes on")
         elif alarm is Alarm.RESEND:
-            self._session.resend()
+            self.resend()
         elif self._session.declare_offline(self._rounds.sent_path):
             self._tell(Drafted(0.0))
 

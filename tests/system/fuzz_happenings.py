@@ -51,7 +51,7 @@ async def _jump(world: World, a: float, b: float) -> None:
 
 
 async def _resend(world: World, a: float, b: float) -> None:
-    world.chat._driver.post(world.chat._session.resend)
+    world.chat._driver.post(world.chat._loop.resend)
 
 
 async def _copy_up(world: World, a: float, b: float) -> None:

@@ -19,6 +19,7 @@ CALLS = (
     "connect",
     "disconnected",
     "prompt",
+    "continue_answer",
     "extend",
     "declare_offline",
     "propose",

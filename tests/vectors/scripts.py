@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from moa_runtime.session.client import ClientSession
+from moa_runtime.session.client import ClientSession, LocalProtocolError
 from moa_runtime.session.events import Origin, Policy, Sampling
 from moa_runtime.session.rows import encode_rows
 from moa_runtime.session.tree import DraftTree
@@ -70,6 +71,12 @@ def faults() -> None:
             tell(idle, fault=fault)
 
 
+def refused(call: Callable[..., object], *args: object) -> None:
+    """What the session's state does not allow."""
+    with contextlib.suppress(LocalProtocolError):
+        call(*args)
+
+
 def refused_greeting() -> None:
     for code in ("VERSION_MISMATCH", "FINGERPRINT_MISMATCH", "BUSY", "REPLACED"):
         client = ClientSession(PRINTS, stop_tokens=[STOP])
@@ -86,6 +93,46 @@ def finishes() -> None:
         tell(client, verdict=verdict(4, [2, 3], accepted=2, finish=finish, compute_us=777))
         client.propose()
         client.frames_to_send()
+
+
+def continued() -> None:
+    """An answer that has ended goes on, with and without a link; what ended it may have been a part of it only."""
+    for online in (True, False):
+        client = drafted()
+        tell(client, verdict=verdict(4, [2, 3], accepted=2, finish=wire.FINISH_LENGTH))
+        refused(client.continue_answer, [4], 7, Sampling(), 5)
+        refused(client.continue_answer, [4], 0, Sampling(), 5)
+        if not online:
+            client.disconnected()
+        client.rewind(5)
+        client.continue_answer([6, 7], 3, Sampling(0.5, 0.75, 9), 5, while_away=False)
+        refused(client.continue_answer, [], 3, Sampling(), 5)
+        if not online:
+            client.connect()
+            client.frames_to_send()
+            tell(client, welcome=welcome(epoch=1, committed_length=0))
+        client.frames_to_send()
+        tell(client, verdict=verdict(7, [8, 9], epoch=2 if online else 3, finish=wire.FINISH_LENGTH))
+        client.continue_answer([], 3, Sampling())
+        client.frames_to_send()
+        client.cancel()
+
+
+def beyond_the_end() -> None:
+    """More than was asked for, or than a context holds; contexts that there are not."""
+    tell(drafted(), verdict=verdict(4, [2] * 19))
+    tell(drafted(), verdict=verdict(4, [2] * 20))
+    for context in (0, 1 << 24, (1 << 24) + 1):
+        client = ClientSession(PRINTS, stop_tokens=[STOP])
+        client.connect()
+        client.frames_to_send()
+        tell(client, welcome=wire.Welcome(protocol_version=2, limits=wire.Limits(max_context=context)))
+
+
+def fault_texts() -> None:
+    """Nothing in them talks to a terminal."""
+    for text in ("", "a\tb\r\nc\x1b[2Jd\x7f\x85\xa0e", "\u200b\u2028\ue000\U000e0001\U0001f600é", "x" * 401):
+        tell(drafted(), fault=wire.Fault(code="FAULT_CODE_BUSY", text=text))
 
 
 def broken_verdicts() -> None:
@@ -295,6 +342,9 @@ SCRIPTS: tuple[Callable[[], None], ...] = (
     faults,
     refused_greeting,
     finishes,
+    continued,
+    beyond_the_end,
+    fault_texts,
     broken_verdicts,
     verdicts_on_a_prompt,
     pushed,

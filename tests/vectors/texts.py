@@ -9,7 +9,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from moa_runtime.tokenizer import ChatTemplateError, ChatTokenizer, HistoryRewrittenError, TextStream
+from moa_runtime.chat_template import ChatTemplateError
+from moa_runtime.text_stream import TextStream
+from moa_runtime.tokenizer import ChatTokenizer, HistoryRewrittenError
 from tiny import CHAT_TEMPLATE, _train_tokenizer
 from vectors.files import FOLDER
 from vectors.walks import Draws

@@ -97,6 +97,14 @@ const CALLS: { [name: string]: (client: ClientSession, args: Args) => unknown } 
       args["max_new_tokens"] as number,
       args["while_away"] as boolean,
     ),
+  continue_answer: (client, args) =>
+    client.continueAnswer(
+      args["tokens"] as number[],
+      args["answer_start"] as number,
+      samplingOf(args["sampling"] as Args),
+      args["max_new_tokens"] as number,
+      args["while_away"] as boolean,
+    ),
   extend: (client, args) => client.extend(args["tokens"] as number[], args["origin"] as Extract<Origin, "drafted">),
   declare_offline: (client, args) => client.declareOffline(args["after"] as number),
   propose: (client, args) =>

@@ -37,15 +37,36 @@ export class DraftingLoop<D extends Drafter = Drafter> extends LoopState<D> {
     maxNewTokens: number,
     { whileAway = true, draft = [] }: AskOptions = {},
   ): void {
-    this.forgetRows(kept);
-    this.rounds.begin();
-    this.watch.idle();
-    this.session.rewind(kept);
+    this.beginAt(kept);
     this.session.prompt(tokens, sampling, maxNewTokens, whileAway);
     if (draft.length) {
       this.session.extend(draft.slice(0, this.session.room ?? draft.length), "offline");
       this.rounds.resume(this.session.tentative.length);
     }
+  }
+
+  /**
+   * Have an answer go on that ends with `tokens` after the first `kept` committed ones, see
+   * `ClientSession.continueAnswer`.
+   */
+  continueAnswer(
+    kept: number,
+    tokens: readonly number[],
+    answerStart: number,
+    sampling: Sampling,
+    maxNewTokens: number,
+    whileAway = true,
+  ): void {
+    this.beginAt(kept);
+    this.session.continueAnswer(tokens, answerStart, sampling, maxNewTokens, whileAway);
+  }
+
+  /** Nothing is under way, and the first `kept` committed tokens stay. */
+  private beginAt(kept: number): void {
+    this.forgetRows(kept);
+    this.rounds.begin();
+    this.watch.idle();
+    this.session.rewind(kept);
     this.paused = undefined;
   }
 

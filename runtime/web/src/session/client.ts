@@ -31,6 +31,7 @@ export interface ClientOptions {
  * | `connect` | link down | Hello; link greeting |
  * | `disconnected` | always | link down; what was in flight is sent again later |
  * | `prompt` | no answer runs | supplied = tokens; Prompt when the link is up |
+ * | `continueAnswer` | no answer runs | a known answer runs again, longer; Prompt when the link is up |
  * | `extend` | an answer runs | tentative grows |
  * | `declareOffline` | always | tentative tokens drafted until now count as offline text |
  * | `propose` | always | Draft, if the link is up and nothing is in flight |
@@ -66,6 +67,35 @@ export class ClientSession extends Exchange {
     this.maxLength = maxNewTokens ? this.begunAt + maxNewTokens : 0;
     this.whileAway = whileAway;
     this.answerSupplied();
+  }
+
+  /**
+   * Have an answer that has ended go on, as if its limit had been larger; works offline too.
+   *
+   * @param tokens what follows the committed ones, up to the answer's end; perhaps none.
+   * @param answerStart the position of its first token.
+   * @param maxNewTokens by how many it may become longer, 0 for no limit.
+   * @throws LocalProtocolError an answer still runs, or this one has no tokens.
+   */
+  continueAnswer(
+    tokens: readonly number[],
+    answerStart: number,
+    sampling: Sampling,
+    maxNewTokens = 0,
+    whileAway = true,
+  ): void {
+    if (this.answering) throw new LocalProtocolError("can't continue an answer while one runs; cancel it first");
+    if (answerStart <= 0 || answerStart >= this.committed.length + tokens.length) {
+      throw new LocalProtocolError(`can't continue an answer from ${answerStart} on: it has no tokens`);
+    }
+    for (const token of tokens) this.committed.push(token);
+    this.chosenSampling = sampling;
+    this.whileAway = whileAway;
+    this.begunAt = answerStart;
+    this.maxLength = maxNewTokens ? this.committed.length + maxNewTokens : 0;
+    this.answering = true;
+    // As after a server lost an answer that ran: it is given what it lacks, and decides what follows.
+    this.replay();
   }
 
   /** End the answer where the target has confirmed it; a prompt the server has not answered is taken back. */

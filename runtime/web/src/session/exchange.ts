@@ -169,6 +169,11 @@ export class Exchange extends Link {
     if (behind && !same(verdict.tokens.slice(0, behind), this.committed.slice(baseLen))) {
       throw new BrokenFrameError("the server decided a position twice, and differently");
     }
+    const most = Math.min(this.limits.maxContext, this.maxLength || this.limits.maxContext);
+    const end = this.known + decided.length;
+    if (end > most) {
+      throw new BrokenFrameError(`the server wrote up to position ${end}, and the answer ends at ${most}`);
+    }
     this.outgoing.inFlight = undefined;
     this.outOfSync = 0;
     const accepted = Math.max(0, verdict.accepted - behind);
@@ -238,7 +243,7 @@ export class Exchange extends Link {
   }
 
   /** Have a running answer continued by a server that has `serverLength` of the committed tokens. */
-  private replay(): SessionEvent[] {
+  protected replay(): SessionEvent[] {
     if (this.keepsOffline) this.keepTentative();
     // At least one token is replayed, so that the server has a prompt to answer.
     if (!this.suppliedTokens.length) this.serverLength = Math.min(this.serverLength, this.committed.length - 1);

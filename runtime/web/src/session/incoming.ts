@@ -29,6 +29,10 @@ export function finishOf(finish: Finish): FinishReason | undefined {
 
 /** A verifier that counts further lies: the counts of a conversation go on from its own, in 64 bits. */
 const MOST_COUNTED = 1n << 62n;
+/** Nor has any target a longer context. */
+const LONGEST_CONTEXT = 1 << 24;
+/** Characters of a fault's text that are shown. */
+const MOST_SAID = 400;
 
 /** A frame that no verifier of this protocol sends. */
 export class BrokenFrameError extends Error {
@@ -65,7 +69,7 @@ export function parseServerMessage(data: Uint8Array): ServerMessage {
 /**
  * What the verifier allows.
  *
- * @throws BrokenFrameError it speaks another version, or has counted more than there can be.
+ * @throws BrokenFrameError it speaks another version, or names numbers that cannot be.
  */
 export function limitsOf(welcome: Welcome): Limits {
   if (welcome.epoch > MOST_COUNTED || welcome.connection > MOST_COUNTED) {
@@ -77,6 +81,9 @@ export function limitsOf(welcome: Welcome): Limits {
   }
   const { maxContext, maxDraftTokens, maxFrameBytes, idleSeconds, chainsOnly, awaySeconds, keepSeconds } =
     welcome.limits ?? create(LimitsSchema);
+  if (maxContext <= 0 || maxContext > LONGEST_CONTEXT) {
+    throw new BrokenFrameError(`the server says that its target has a context of ${maxContext} tokens`);
+  }
   return { maxContext, maxDraftTokens, maxFrameBytes, idleSeconds, trees: !chainsOnly, awaySeconds, keepSeconds };
 }
 
@@ -115,5 +122,21 @@ export function rowsOf(rows: MemoryRows, held: number, end: number): RowsReceive
 /** A fault as the application hears of it. */
 export function faultOf(fault: Fault): Faulted {
   const code = FaultCode[fault.code] ?? "UNKNOWN";
-  return { event: "Faulted", code, text: fault.text, retryAfterMs: fault.retryAfterMs };
+  const text = shown(fault.text) || `the verifier refused, and said only ${code}`;
+  return { event: "Faulted", code, text, retryAfterMs: fault.retryAfterMs };
+}
+
+/** A text from outside as it may be shown: nothing in it talks to a terminal. */
+function shown(text: string): string {
+  const characters = Array.from(text);
+  const said = characters.slice(0, MOST_SAID).map((each) => (/^(?: |[^\p{C}\p{Z}])$/u.test(each) ? each : escaped(each)));
+  return said.join("") + (characters.length > MOST_SAID ? "..." : "");
+}
+
+function escaped(character: string): string {
+  const short = { "\n": "\\n", "\r": "\\r", "\t": "\\t" }[character];
+  const code = character.codePointAt(0)!;
+  const hex = (digits: number): string => code.toString(16).padStart(digits, "0");
+  if (short) return short;
+  return code < 0x100 ? `\\x${hex(2)}` : code < 0x10000 ? `\\u${hex(4)}` : `\\U${hex(8)}`;
 }

@@ -19,6 +19,10 @@ export class RowsError extends Error {}
  * @throws RowsError an unknown encoding, sizes that disagree, or numbers that are not finite.
  */
 export function decodeRows(rows: MemoryRows): { keys: Numbers; values: Numbers } {
+  if (!rows.count || !rows.kvHeads || !rows.headDim) { // the other sizes may be anything
+    const nothing = { count: 0, kvHeads: 0, headDim: 0, data: new Float32Array() };
+    return { keys: nothing, values: nothing };
+  }
   const both = unpacked(rows);
   if (!both.every(Number.isFinite)) throw new RowsError("numbers that are not finite");
   const { count, kvHeads, headDim } = rows;
