@@ -10,7 +10,7 @@ WEB := runtime/web
 LIBRARIES := chromium libegl1 libgl1 libxkbcommon0 libdbus-1-3 libfontconfig1 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat serve test test-web node screenshots soak test-slow libraries lint format proto clean
+.PHONY: help demo chat serve test test-web node screenshots soak test-slow libraries lint format vectors proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -70,6 +70,9 @@ lint: $(STAMP) ## style and types
 format: $(STAMP) ## rewrite in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+vectors: $(STAMP) ## write tests/vectors/data again, after a change of what it records
+	PYTHONPATH=tests $(BIN)/python -m vectors
 
 proto: | node ## generate the wire code from runtime/proto
 	# Its own environment: code from an older protoc loads under more protobuf versions.

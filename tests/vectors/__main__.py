@@ -1,4 +1,4 @@
-"""Writes the vectors: ``PYTHONPATH=tests python -m vectors``."""
+"""Writes the vectors: ``make vectors``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 from vectors import files
 from vectors.covered import REQUIRED, features
-from vectors.figures import parts
+from vectors.figures import figures_of
 from vectors.loop_covered import REQUIRED_OF_LOOPS, features_of_loop
 from vectors.loop_walks import loop_walks
 from vectors.session_groups import GROUPS
@@ -25,7 +25,7 @@ def main() -> None:
     print(f"loop/walks: {len(walks)} traces, {'written' if changed else 'as before'}")
     shown.update(*(features_of_loop(walk["steps"]) for walk in walks))
     write_tokenizer()
-    for folder, made in (("figures", parts()), ("texts", texts())):
+    for folder, made in (("figures", figures_of()), ("texts", texts())):
         for name, cases in made.items():
             changed = files.write(f"{folder}/{name}", cases)
             print(f"{folder}/{name}: {len(cases)} cases, {'written' if changed else 'as before'}")

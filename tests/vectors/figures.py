@@ -241,6 +241,6 @@ _PARTS: tuple[Callable[[Draws], Iterator[Case]], ...] = (
 )
 
 
-def parts() -> dict[str, list[Case]]:
+def figures_of() -> dict[str, list[Case]]:
     """The cases of each part."""
     return {part.__name__: list(part(Draws(200_000 + number))) for number, part in enumerate(_PARTS)}

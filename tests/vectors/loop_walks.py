@@ -142,6 +142,9 @@ class LoopWalk:
         elif not self._connected and what < 0.15:
             self._now += draws.one_of([0.1, 3.0])
             self._connect()
+        elif not self._connected and what < 0.25:
+            self._do("connecting")
+            self._do("lost", why="nobody there", retry_in_s=0.5, now=self._now, on_purpose=False)
         elif what < 0.03 and self._connected:
             self._lose()
         elif what < 0.04:
@@ -171,7 +174,7 @@ class LoopWalk:
             kept=kept,
             tokens=draws.prompt(12),
             seed=str(draws.one_of([0, 1, 2**64 - 1])),
-            max_new_tokens=draws.one_of([0, 10, 40]),
+            max_new_tokens=draws.one_of([0, 2, 10, 40]),
             while_away=draws.flag(),
             draft=draft,
         )
@@ -249,7 +252,7 @@ class LoopWalk:
         event = message.WhichOneof("event")
         if event and (stamp := getattr(getattr(message, event), "stamp", 0)):
             self._stamp = stamp, at
-        if event in ("prompt", "draft") and draws.share() < 0.02:
+        if event in ("prompt", "draft") and draws.share() < 0.05:
             code = draws.one_of([wire.FAULT_CODE_BUSY, wire.FAULT_CODE_INTERNAL])
             answers = [fault(code, "not now", retry_after_ms=300).SerializeToString()]
         elif kind == "push":

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import moa_runtime
 from moa_runtime.session.client import ClientSession, LocalProtocolError
 from moa_runtime.session.events import Origin, Policy
 from moa_runtime.session.handshake import Fingerprints
@@ -16,12 +13,8 @@ from moa_runtime.session.sampling import Sampling
 from moa_runtime.session.snapshot import SnapshotError
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from vectors import as_json, files
+from vectors import as_json
 from vectors.recording import Step, outcome, raised, state_of
-
-#: The exit status where a trace does not go as it should.
-BROKEN = 3
-GROUPS = ("scripts", "spelled_out", "walks")
 
 
 class OtherwiseError(AssertionError):
@@ -109,21 +102,3 @@ def _whole_numbers(snapshot: dict[str, Any]) -> dict[str, Any]:
 
 def _title(step: Step) -> str:
     return str(step.get("call") or f"set {step.get('set')}")
-
-
-def main(package: str) -> int:
-    """Play all traces with the runtime that lies at ``package``, and say which is the first to break."""
-    if Path(moa_runtime.__file__).parent != Path(package):
-        raise RuntimeError(f"this is the runtime at {moa_runtime.__file__}")
-    for group in GROUPS:
-        for trace in files.read(f"session/{group}"):
-            try:
-                replay(trace["name"], trace["steps"])
-            except Exception as error:  # whatever a mistake leads to
-                print(f"{type(error).__name__}: {error}")
-                return BROKEN
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from vectors import files
-from vectors.figures import parts
+from vectors.figures import figures_of
 from vectors.loop_playing import alike
 
 
 def test_python_computes_what_the_vectors_say() -> None:
-    for name, cases in parts().items():
+    for name, cases in figures_of().items():
         said = list(files.read(f"figures/{name}"))
         assert len(said) == len(cases)
         for number, (case, expected) in enumerate(zip(cases, said, strict=True)):

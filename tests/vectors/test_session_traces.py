@@ -8,7 +8,6 @@ import pytest
 
 from vectors import files
 from vectors.covered import REQUIRED, features
-from vectors.mutations import MUTATIONS, Mutation, broken_by
 from vectors.recording import Trace, recording
 from vectors.replaying import OtherwiseError, replay
 from vectors.session_groups import GROUPS, scripted, spelled_out, walks
@@ -63,14 +62,3 @@ def test_nothing_is_recorded_afterwards() -> None:
         pass
     walks(1)
     assert recorder.traces == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: f"{mutation.module}: {mutation.new.strip()}")
-def test_every_mistake_breaks_a_trace(mutation: Mutation) -> None:
-    assert broken_by(mutation)
-
-
-def test_the_session_as_it_is_breaks_none() -> None:
-    """What the test above says of mistakes is not said of everything."""
-    assert not broken_by(Mutation("state", "def rewind", "def  rewind"))
