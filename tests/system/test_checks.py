@@ -172,13 +172,11 @@ def test_a_check_that_was_not_begun_in_time_does_what_there_is_to_do_then(verifi
         async with chatting(writing, endpoint(verifier)) as chat:
             marks = [Unconfirmed(1, Sampling(), 16), Unconfirmed(3, Sampling(), 16)]
             chat.restore(TURNS, marks)
-            first, second, third = chat.check(), chat.check(), chat.check()
-            assert first is not None and second is not None and third is not None
-            for checks in (first, second):
-                async for _ in checks:
-                    pass
-            assert chat.unconfirmed == ()
-            assert [event async for event in third] == []
+            heard = []
+            for checks in [chat.check() for _ in range(3)]:
+                assert checks is not None
+                heard.append([event async for event in checks])
+            assert all(heard[:2]) and heard[2] == [] and chat.unconfirmed == ()
             chat.restore(TURNS, marks)
             late = chat.check()
             assert late is not None
