@@ -162,7 +162,8 @@ class Terminal:
         if not messages or messages[-1]["role"] != "assistant":
             self._say("no answer yet")
             return
-        self._worker.call(self._chat.restore, messages[:-2])
+        marks = [mark for mark in self._chat.unconfirmed if mark.turn < len(messages) - 2]
+        self._worker.call(self._chat.restore, messages[:-2], marks)
         self._ask(messages[-2]["content"])
 
     def _begin_anew(self) -> None:

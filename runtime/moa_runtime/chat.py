@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -21,7 +20,7 @@ from moa_runtime.chat_checks import ChatChecks
 from moa_runtime.chat_keeper import ChatKeeper
 from moa_runtime.chat_state import ChatState
 from moa_runtime.control import Controller
-from moa_runtime.conversation import Conversation, Question
+from moa_runtime.conversation import Conversation
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.for_bundle import drafter_for, writer_for
 from moa_runtime.errors import ChatError, ContextFullError
@@ -39,9 +38,6 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_runtime.wishes import check_wishes
 
 __all__ = ["Chat", "ChatError", "ContextFullError"]
-
-#: Characters of a conversation that become tokens within a few milliseconds.
-_LONG = 1 << 13
 
 
 class Chat(ChatChecks):
@@ -287,15 +283,3 @@ class Chat(ChatChecks):
         async with aclosing(self._ask(question, go_on, (tokens, origins))) as events:
             async for event in events:
                 yield event
-
-    async def _question(self, text: str) -> Question:
-        """What to send for ``text``. Making tokens of a long conversation takes tenths of a second, in which the event
-        loop goes on."""
-        conversation, committed = self._conversation, self._loop.committed
-        if len(text) + sum(len(turn["content"]) for turn in conversation.messages) < _LONG:
-            return conversation.ask(committed, text)
-        self._following = True  # nobody else asks, or changes the turns, meanwhile
-        try:
-            return await asyncio.to_thread(conversation.ask, committed, text)
-        finally:
-            self._following = False

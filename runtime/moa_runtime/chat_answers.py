@@ -17,6 +17,7 @@ from moa_runtime.conversation import Conversation, Question
 from moa_runtime.errors import ChatError
 from moa_runtime.loop import DraftingLoop
 from moa_runtime.loop_events import Drafted, LoopEvent, PauseBegan
+from moa_runtime.sequences import common_length
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Finished, Origin, Policy, RolledBack, Welcomed
 from moa_runtime.timeline import Timeline
@@ -236,10 +237,10 @@ class ChatAnswers(ChatLink):
             )
             messages = question.messages[:-1]
             unconfirmed = [mark for mark in unconfirmed if mark.turn < len(messages)]
-        ends = self._conversation.ends
-        return ChatState(
-            self._server, self._session.snapshot(), list(messages), ends, answer, list(unconfirmed)
-        ).to_json()
+        same = common_length(self._conversation.messages, messages)  # the tokens of a check may be of another text
+        ends = [end for end in self._conversation.ends if end[0] <= same]
+        state = ChatState(self._server, self._session.snapshot(), list(messages), ends, answer, list(unconfirmed))
+        return state.to_json()
 
     def _resume(self, saved: ChatState) -> None:
         """Go on where another program ended; the session does already."""

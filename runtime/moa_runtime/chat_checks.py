@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from moa_runtime.answer import AnswerFinished, ChatEvent, LinkStatus
 from moa_runtime.chat_answers import ChatAnswers
+from moa_runtime.conversation import Question
 from moa_runtime.errors import MoaError
 from moa_runtime.unconfirmed import Unconfirmed
+
+#: Characters of a conversation that become tokens within a few milliseconds.
+_LONG = 1 << 13
 
 
 class ChatChecks(ChatAnswers):
@@ -26,7 +31,7 @@ class ChatChecks(ChatAnswers):
 
         The turns behind it stay. Where the answer changed, theirs are answers to another conversation: they are
         unconfirmed from then on. Leaving the iteration early changes nothing. One that the verifier refuses stays as
-        the device wrote it, and is no longer unconfirmed.
+        the device wrote it, and is no longer unconfirmed. Events that are followed later are of what is the first then.
 
         Returns:
             the answer's events, like those of :meth:`~moa_runtime.chat.Chat.send`; None where all is confirmed, or
@@ -37,27 +42,44 @@ class ChatChecks(ChatAnswers):
         """
         self._check_idle()
         self._check_complete()
-        marks = self._conversation.unconfirmed
-        return self._check(marks[0]) if marks and self.status is LinkStatus.ONLINE else None
+        return self._check() if self._conversation.unconfirmed and self.status is LinkStatus.ONLINE else None
 
-    async def _check(self, mark: Unconfirmed) -> AsyncGenerator[ChatEvent, None]:
+    # -- helpers -------------------------------------------------------------------------------
+
+    async def _question(self, text: str) -> Question:
+        """What to send for ``text``. Making tokens of a long conversation takes tenths of a second, in which the event
+        loop goes on."""
+        conversation, committed = self._conversation, self._loop.committed
+        if len(text) + sum(len(turn["content"]) for turn in conversation.messages) < _LONG:
+            return conversation.ask(committed, text)
+        self._following = True  # nobody else asks, or changes the turns, meanwhile
+        try:
+            return await asyncio.to_thread(conversation.ask, committed, text)
+        finally:
+            self._following = False
+
+    async def _check(self) -> AsyncGenerator[ChatEvent, None]:
         self._check_idle()
+        self._check_complete()
         conversation = self._conversation
         turns, marks = conversation.messages, conversation.unconfirmed
+        if not marks:
+            return
+        mark = marks[0]
         written = turns[mark.turn]["content"]
         conversation.restore(turns[: mark.turn - 1])
         self._checking, finished = (turns, marks), False
         try:
-            question = conversation.ask(self._loop.committed, turns[mark.turn - 1]["content"])
-            draft = self.tokenizer.encode(written)
+            question = await self._question(turns[mark.turn - 1]["content"])
+            draft, most = self.tokenizer.encode(written), min(mark.most, self._session.limits.max_context)
 
             def ask() -> None:
-                self._loop.ask(question.kept, question.supplied, mark.sampling, mark.most, draft=draft)
+                self._loop.ask(question.kept, question.supplied, mark.sampling, most, draft=draft)
 
             async with aclosing(self._ask(question, ask)) as events:
                 async for event in events:
                     if isinstance(event, AnswerFinished):
-                        conversation.add(turns, _left(marks, mark, turns, changed=event.text != written))
+                        conversation.add(turns, self._left(marks, mark, turns, changed=event.text != written))
                         self._record.disputed, self._checking, finished = None, None, True
                         self._keeper.save()
                     yield event
@@ -67,20 +89,22 @@ class ChatChecks(ChatAnswers):
                 marks = [each for each in marks if each is not mark]
             raise
         finally:
-            self._checking = None
+            self._checking = self._record.disputed = None
             if not finished:
                 conversation.restore(turns, marks)
                 self._keeper.touch()
 
-
-def _left(
-    marks: Sequence[Unconfirmed], checked: Unconfirmed, turns: Sequence[dict[str, str]], *, changed: bool
-) -> list[Unconfirmed]:
-    """The marks behind a turn that was checked."""
-    known = {mark.turn: mark for mark in marks if mark.turn > checked.turn}
-    answers = range(checked.turn + 1, len(turns)) if changed else known
-    return [
-        known.get(turn, Unconfirmed(turn, checked.sampling, checked.most))
-        for turn in answers
-        if [turns[turn - 1]["role"], turns[turn]["role"]] == ["user", "assistant"]
-    ]
+    def _left(
+        self, marks: Sequence[Unconfirmed], checked: Unconfirmed, turns: Sequence[dict[str, str]], *, changed: bool
+    ) -> list[Unconfirmed]:
+        """The marks behind a turn that was checked. Of an answer that had none nobody knows how long it may become: at
+        least as long as it was."""
+        known = {mark.turn: mark for mark in marks if mark.turn > checked.turn}
+        left = []
+        for turn in range(checked.turn + 1, len(turns)) if changed else known:
+            if turn in known:
+                left.append(known[turn])
+            elif [turns[turn - 1]["role"], turns[turn]["role"]] == ["user", "assistant"]:
+                length = len(self.tokenizer.encode(turns[turn]["content"])) + 1  # its end too
+                left.append(Unconfirmed(turn, checked.sampling, max(checked.most, length) if checked.most else 0))
+        return left

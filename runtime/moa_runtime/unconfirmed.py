@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.snapshot import sampling_from_json
+from moa_runtime.wishes import check_wishes
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,14 @@ def checked_marks(marks: Sequence[Unconfirmed], turns: Sequence[dict[str, str]])
     """The marks of these turns, in order.
 
     Raises:
-        MoaError: one that is not of an answer to a question.
+        MoaError: one that is not of an answer to a question, or that no verifier could check.
     """
     for mark in marks:
         turn = mark.turn
         answers = 0 < turn < len(turns) and [turns[turn - 1]["role"], turns[turn]["role"]] == ["user", "assistant"]
         if not answers:
             raise MoaError(f"an unconfirmed turn must be an answer behind its question, and turn {turn} is not")
+        check_wishes(mark.most, mark.sampling)
     return sorted({mark.turn: mark for mark in marks}.values(), key=lambda mark: mark.turn)
 
 

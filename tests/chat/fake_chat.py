@@ -79,8 +79,8 @@ class FakeChat:
     def link(self) -> LinkChanged:
         return LinkChanged(self.status)
 
-    def restore(self, messages) -> None:
-        self.messages = list(messages)
+    def restore(self, messages, unconfirmed=()) -> None:
+        self.messages, self.marks = list(messages), list(unconfirmed)
 
     @property
     def unconfirmed(self):

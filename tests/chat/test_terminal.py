@@ -211,6 +211,14 @@ def test_an_answer_is_written_again():
     assert [turn["content"] for turn in chat.messages] == ["France?", "Lyon."]
 
 
+def test_an_answer_that_is_written_again_keeps_the_others_marked():
+    chat = FakeChat([finished("Lyon.")])
+    chat.messages = [{"role": role, "content": "x"} for role in ("user", "assistant") * 2]
+    chat.marks, chat.status = [Unconfirmed(1, Sampling(), 8), Unconfirmed(3, Sampling(), 8)], LinkStatus.OFFLINE
+    talk(chat, Lines("/regen"))
+    assert chat.marks == [Unconfirmed(1, Sampling(), 8)] and chat.messages[-1]["content"] == "Lyon."
+
+
 def test_a_conversation_is_saved(tmp_path):
     chat = FakeChat([finished("Paris.")])
     markdown, data = tmp_path / "talk.md", tmp_path / "talk.json"

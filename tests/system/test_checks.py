@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, LinkStatus, Paused
+from moa_runtime.answer import AnswerFinished, AnswerUpdate, Disagreement, LinkStatus, Paused
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.errors import ChatError, MoaError
@@ -149,6 +149,106 @@ def test_what_answered_a_corrected_answer_is_unconfirmed_too(verifier: Verifier,
             assert (chat.messages, chat.unconfirmed) == (right, ())
             await ask(chat, "And the last one?")  # the turns behind are part of the conversation
             assert chat.messages[:4] == right
+
+    run(work())
+
+
+def test_a_check_of_a_short_answer_cuts_no_longer_one(verifier: Verifier, writing: Bundle):
+    """The user stopped the first; what came behind was written at length."""
+
+    async def work() -> None:
+        async with chatting(writing, endpoint(verifier)) as chat:
+            long = "word " * 30
+            chat.restore([*TURNS[:3], {"role": "assistant", "content": long}], [Unconfirmed(1, Sampling(), 3)])
+            await check(chat)
+            (mark,) = chat.unconfirmed
+            assert mark.turn == 3 and mark.most >= len(chat.tokenizer.encode(long)) > 3
+
+    run(work())
+
+
+def test_a_check_that_was_not_begun_in_time_does_what_there_is_to_do_then(verifier: Verifier, writing: Bundle):
+    async def work() -> None:
+        async with chatting(writing, endpoint(verifier)) as chat:
+            marks = [Unconfirmed(1, Sampling(), 16), Unconfirmed(3, Sampling(), 16)]
+            chat.restore(TURNS, marks)
+            heard = []
+            for checks in [chat.check() for _ in range(3)]:
+                assert checks is not None
+                heard.append([event async for event in checks])
+            assert all(heard[:2]) and heard[2] == [] and chat.unconfirmed == ()
+            chat.restore(TURNS, marks)
+            late = chat.check()
+            assert late is not None
+            chat.restore([])
+            assert [event async for event in late] == []
+
+    run(work())
+
+
+@pytest.mark.parametrize("mark", [Unconfirmed(1, Sampling(), 1 << 70), Unconfirmed(1, Sampling(), 0)])
+def test_a_limit_beyond_the_context_is_none(verifier: Verifier, writing: Bundle, mark: Unconfirmed):
+    async def work() -> None:
+        async with chatting(writing, endpoint(verifier)) as chat:
+            chat.restore(TURNS[:2], [mark])
+            assert (await check(chat)).text
+            assert chat.unconfirmed == ()
+
+    run(work())
+
+
+@pytest.mark.parametrize("sampling", [Sampling(-1.0), Sampling(0.7, 2.0), Sampling(0.7, 0.9, 1 << 64)])
+def test_a_mark_has_a_sampling_that_a_verifier_can_do(verifier: Verifier, writing: Bundle, sampling: Sampling):
+    async def work() -> None:
+        async with chatting(writing, endpoint(verifier)) as chat:
+            with pytest.raises(MoaError, match=r"temperature|top_p|seed"):
+                chat.restore(TURNS, [Unconfirmed(1, sampling, 16)])
+
+    run(work())
+
+
+def test_a_disagreement_of_a_check_that_was_left_is_gone(verifier: Verifier, writing: Bundle):
+    """There is nothing to keep: the answer is what it was."""
+
+    async def work() -> None:
+        async with chatting(writing, endpoint(verifier), policy=Policy.ASK) as chat:
+            alone = [
+                *TURNS[:1],
+                {"role": "assistant", "content": "None of all these many colours is one of them. " * 3},
+            ]
+            chat.restore(alone, [Unconfirmed(1, Sampling(), 400)])
+            checks = chat.check()
+            assert checks is not None
+            async with aclosing(checks) as events:
+                async for event in events:
+                    if isinstance(event, Disagreement):
+                        break
+            assert isinstance(event, Disagreement) and len(chat.unconfirmed) == 1
+            assert chat.keep_mine() is None
+            assert chat.messages == alone
+
+    run(work())
+
+
+def test_the_file_has_no_tokens_of_a_check_beside_the_old_text(verifier: Verifier, writing: Bundle, tmp_path: Path):
+    """Killed at any moment, the next program's tokens are those of its turns."""
+    states: list[dict] = []
+
+    async def work() -> None:
+        async with chatting(writing, endpoint(verifier), store=tmp_path / "chat.json") as chat:
+            chat.restore(TURNS, [Unconfirmed(1, Sampling(), 16)])
+            save = chat._keeper.save
+
+            def watched():
+                states.append(chat._state())
+                return save()
+
+            chat._keeper.save = watched  # type: ignore[method-assign]
+            text = (await check(chat)).text
+            assert any(state["messages"] == TURNS for state in states)
+            for state in states:
+                turns = max(turns for turns, _ in state["ends"])
+                assert turns == 0 or state["messages"][1]["content"] == text
 
     run(work())
 

@@ -30,9 +30,9 @@ def answering_again(history: History, turns: Sequence[Mapping[str, str]], questi
     """
     known = [*(turn for turn in turns if turn["role"] != "system"), {"role": "user", "content": question}]
     for chat, position in history.unfinished():
-        if [message.turn for message in history.messages(chat)][:position] == known:
-            sampling = history.messages(chat)[position].cut_off
-            return Answering(chat, position, question, sampling)
+        messages = history.messages(chat)
+        if position < len(messages) and [message.turn for message in messages[:position]] == known:
+            return Answering(chat, position, question, messages[position].cut_off)
     return None
 
 

@@ -8,11 +8,10 @@ from dataclasses import replace
 
 from PySide6.QtCore import QObject
 
-from moa_chat.desktop.checks import Checking, Checks
+from moa_chat.desktop.checks import Checking, Checks, Corrected
 from moa_chat.desktop.controller import ChatController
 from moa_chat.desktop.engine import Engine
 from moa_chat.desktop.profile import Settings
-from moa_chat.history.message import Message
 from moa_chat.history.store import History
 from moa_chat.words import as_sentence
 from moa_runtime.answer import Disagreement, LinkStatus
@@ -32,7 +31,8 @@ class CheckingController(ChatController):
     ) -> None:
         super().__init__(engine, history, settings, options, parent)
         self._checks = Checks(history)
-        self._wanted: Callable[[], None] | None = None  # by the user, once a check has made room
+        #: By the user, once a check has made room: in which chat, what, and the words that it is about.
+        self._wanted: list[tuple[int | None, Callable[[], None], str]] = []
 
     @property
     def busy(self) -> bool:
@@ -40,16 +40,22 @@ class CheckingController(ChatController):
         return super().busy and not isinstance(self._answering, Checking)
 
     def send(self, text: str, *, replaces: bool = False) -> None:
-        if not self._after_check(lambda: self.send(text, replaces=replaces)):
+        if not self._after_check(lambda: self.send(text, replaces=replaces), text):
             super().send(text, replaces=replaces)
 
     def edit(self, position: int, text: str) -> None:
-        if not self._after_check(lambda: self.edit(position, text)):
+        if not self._after_check(lambda: self.edit(position, text), text):
             super().edit(position, text)
 
     def continue_answer(self) -> None:
         if not self._after_check(self.continue_answer):
             super().continue_answer()
+
+    def delete(self, chat: int) -> None:
+        checking = self._answering
+        if isinstance(checking, Checking) and checking.chat == chat:
+            checking.gone = True
+        super().delete(chat)
 
     def handle_disagreement(self, event: Disagreement) -> None:
         """Of a check one hears at its end."""
@@ -61,7 +67,7 @@ class CheckingController(ChatController):
         chat = self._engine.chat
         if self._answering is not None or chat is None or chat.status is not LinkStatus.ONLINE:
             return
-        checking = self._try(lambda: self._checks.next(self.current), None)
+        checking = self._try(lambda: self._checks.next(self.current, self._engine.target), None)
         if checking is not None and (mark := checking.written.unconfirmed) is not None:
             self._answering = checking
             messages = self._try(lambda: self.history.messages(checking.chat), [])
@@ -69,8 +75,8 @@ class CheckingController(ChatController):
             before = len(turns) - len(messages)  # the instructions
             self._engine.check(turns, replace(mark, turn=checking.position + before))
         elif self._checks.any_done:
-            words, before = self._checks.report()
-            self.told.emit(words, "Undo" if before else "", lambda: self._undo(before))
+            words, corrected = self._checks.report()
+            self.told.emit(words, "Undo" if corrected else "", lambda: self._undo(corrected))
 
     # -- helpers -------------------------------------------------------------------------------
 
@@ -86,30 +92,34 @@ class CheckingController(ChatController):
             self.check()
 
     def _checked(self, checking: Checking, problem: MoaError | None) -> None:
-        wanted, self._wanted = self._wanted, None
-        settled = checking.done and self._try(lambda: self._checks.settle(checking), False)
-        refused = problem is not None and (chat := self._engine.chat) is not None and chat.status is LinkStatus.ONLINE
-        if refused:
-            self._try(lambda: self._checks.give_up(checking), None)
+        wanted, self._wanted = self._wanted, []
+        most = self.settings_of(checking.chat).max_new_tokens
+        settled = checking.done and self._try(lambda: self._checks.settle(checking, most), False)
+        if problem is not None and (chat := self._engine.chat) is not None and chat.status is LinkStatus.ONLINE:
+            settled = self._try(lambda: self._checks.give_up(checking), False)
         if checking.chat == self.current:
             self._show_stored(checking.chat)
         if problem is not None:
             self.told.emit(as_sentence(str(problem)), "", None)
-        if wanted is not None:
-            wanted()
-        elif settled or refused:
+        for chat, does, text in wanted:
+            if chat == self.current:
+                does()
+            elif text:  # it was not meant for the chat that is open now
+                self.returned.emit(text)
+        if (settled or checking.gone) and not wanted:
             self.check()
 
-    def _after_check(self, wanted: Callable[[], None]) -> bool:
+    def _after_check(self, wanted: Callable[[], None], text: str = "") -> bool:
         """End a check that runs, and do what the user wants then; says whether one ran."""
         if not isinstance(self._answering, Checking):
             return False
-        self._wanted = wanted
+        self._wanted.append((self.current, wanted, text))
         self.stop()
         return True
 
-    def _undo(self, before: list[tuple[int, int, Message]]) -> None:
-        self._try(lambda: self._checks.undo(before), None)
+    def _undo(self, corrected: list[Corrected]) -> None:
+        if not self._try(lambda: self._checks.undo(corrected), True):
+            self.told.emit("Answers that have changed since stay as they are.", "", None)
         if self.current is not None and not self.busy:
             self._show_stored(self.current)
 

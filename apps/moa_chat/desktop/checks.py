@@ -19,13 +19,14 @@ class Checking(Answering):
     Attributes:
         written: the answer as the device wrote it.
         done: whether the verifier has seen all of it.
+        gone: whether its chat was deleted meanwhile.
     """
 
     def __init__(self, chat: int, position: int, question: str, written: Message) -> None:
         sampling = written.unconfirmed.sampling if written.unconfirmed else None
         super().__init__(chat, position, question, sampling, replaces=True)
         self.written = self.message = written
-        self.done = False
+        self.done = self.gone = False
 
     @property
     def confirmed(self) -> bool:
@@ -40,6 +41,16 @@ class Checking(Answering):
         self.done = True
 
 
+@dataclasses.dataclass(frozen=True)
+class Corrected:
+    """An answer in its chat, as the device wrote it and as the target did."""
+
+    chat: int
+    position: int
+    written: Message
+    checked: Message
+
+
 class Checks:
     """The unconfirmed answers of all chats.
 
@@ -51,66 +62,89 @@ class Checks:
     def __init__(self, history: History) -> None:
         self._history = history
         self.any_done, self.words = False, 0
-        self._before: list[tuple[int, int, Message]] = []
+        self._corrected: list[Corrected] = []
 
-    def next(self, current: int | None) -> Checking | None:
-        """The answer to check now, first in the ``current`` chat; None where all is confirmed.
+    def next(self, current: int | None, target: str) -> Checking | None:
+        """The answer to check now, first in the ``current`` chat; None where all is confirmed. What was written for
+        another target than ``target`` waits for that one.
 
         Raises:
             MoaError: the history cannot be read.
         """
         waiting = sorted(self._history.unconfirmed(), key=lambda one: one[0] != current)
-        if not waiting:
-            return None
-        chat, position = waiting[0]
-        messages = self._history.messages(chat)
-        return Checking(chat, position, messages[position - 1].content, messages[position])
+        for chat, position in waiting:
+            messages = self._history.messages(chat)
+            turns = messages[position - 1 : position + 1]
+            if [turn.role for turn in turns] != ["user", "assistant"] or turns[1].unconfirmed is None:
+                continue  # damaged
+            if turns[1].target in ("", target):
+                return Checking(chat, position, turns[0].content, turns[1])
+        return None
 
-    def settle(self, checking: Checking) -> bool:
+    def settle(self, checking: Checking, most: int) -> bool:
         """Store an answer that was checked, and return that it is. Answers behind one that has changed are to another
-        conversation now: they are unconfirmed.
+        conversation now: those of the same target are unconfirmed.
+
+        Args:
+            most: tokens that these may have.
 
         Raises:
-            MoaError: the history cannot be written.
+            MoaError: the history cannot be written; nothing has changed.
         """
         chat, position, written = checking.chat, checking.position, checking.written
-        self._history.save(chat, position, checking.message)
-        self.any_done = True
-        if checking.message.content == written.content or written.unconfirmed is None:
+        checked, mark = dataclasses.replace(checking.message, target=written.target), written.unconfirmed
+        if checked.content == written.content or mark is None:
+            self._history.save(chat, position, checked)
+            self.any_done = True
             return True
-        self._before.append((chat, position, written))
-        self.words += corrected_words(written.content, checking.message.content)
-        for number, later in enumerate(self._history.messages(chat)):
-            if number > position and later.role == "assistant" and later.unconfirmed is None:
-                mark = dataclasses.replace(written.unconfirmed, turn=number)
-                self._history.save(chat, number, dataclasses.replace(later, unconfirmed=mark))
+        most = max(mark.most, most) if mark.most else 0
+        behind = self._history.messages(chat)[position + 1 :]
+        for number, later in enumerate(behind):
+            same = not later.target or later.target == written.target
+            if later.role == "assistant" and later.unconfirmed is None and same:
+                turn = position + 1 + number
+                new = dataclasses.replace(mark, turn=turn, sampling=later.cut_off or mark.sampling, most=most)
+                behind[number] = dataclasses.replace(later, unconfirmed=new)
+        self._history.replace(chat, position, [checked, *behind])
+        self.any_done = True
+        self._corrected.append(Corrected(chat, position, written, checked))
+        self.words += corrected_words(written.content, checked.content)
         return True
 
-    def report(self) -> tuple[str, list[tuple[int, int, Message]]]:
-        """What was done since the last report, in a sentence, and the answers as they were, for :meth:`undo`."""
-        before, words = self._before, self.words
-        self.any_done, self.words, self._before = False, 0, []
+    def report(self) -> tuple[str, list[Corrected]]:
+        """What was done since the last report, in a sentence, and the answers that changed, for :meth:`undo`."""
+        corrected, words = self._corrected, self.words
+        self.any_done, self.words, self._corrected = False, 0, []
         if not words:
-            return "The verifier has confirmed what this device wrote.", before
-        return corrected_sentence(words), before
+            return "The verifier has confirmed what this device wrote.", corrected
+        return corrected_sentence(words), corrected
 
-    def undo(self, before: list[tuple[int, int, Message]]) -> None:
-        """Put the answers back as the device wrote them; nobody checks them again.
+    def undo(self, corrected: list[Corrected]) -> bool:
+        """Put the answers back as the device wrote them; nobody checks them again. What has changed since stays.
+
+        Returns:
+            whether all are back.
 
         Raises:
             MoaError: the history cannot be written.
         """
-        for chat, position, written in before:
-            self._keep(chat, position, written)
+        back = 0
+        for one in corrected:
+            there = self._history.messages(one.chat)[one.position : one.position + 1]
+            if [message.content for message in there] == [one.checked.content]:
+                self._keep(one.chat, one.position, one.written)
+                back += 1
+        return back == len(corrected)
 
-    def give_up(self, checking: Checking) -> None:
+    def give_up(self, checking: Checking) -> bool:
         """The verifier refuses an answer, as where the conversation is too long for it: it stays, and nobody checks it
-        again.
+        again. Returns that this is stored.
 
         Raises:
             MoaError: the history cannot be written.
         """
         self._keep(checking.chat, checking.position, checking.written)
+        return True
 
     def _keep(self, chat: int, position: int, written: Message) -> None:
         kept = dataclasses.replace(written, unconfirmed=None, figures="as this device wrote it, not confirmed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable
 
 from PySide6.QtCore import QObject, QTimer, Signal
@@ -118,6 +119,9 @@ class ChatController(OpenChat):
         last, chat = self.messages[-1] if self.messages else None, self.current
         if self.busy or self._engine.chat is None or chat is None or last is None or not last.can_go_on:
             return
+        if last.target not in ("", self._engine.target):
+            self.told.emit("Another model wrote this answer, and only that one can continue it.", "", None)
+            return
         settings, turns, position = self.settings, self.turns, len(self.messages) - 1
         question = self.messages[position - 1].content
         self._answering = Answering(chat, position, question, last.cut_off, before=last)
@@ -178,7 +182,7 @@ class ChatController(OpenChat):
             self._engine.stop()
         if answering.replaces and answering.confirmed:
             answering.replaces = False
-            self._try(lambda: self.history.replace(answering.chat, answering.position - 1, answering.turns), None)
+            self._store_turns(answering)
         if not self._clock.isActive():
             self._clock.start(_SAVE_MS)
 
@@ -201,6 +205,15 @@ class ChatController(OpenChat):
         self.figures_changed.emit(figures(answering.statistics, answering.words_a_token))
         self.round_trip_changed.emit(round_trip(answering.statistics))
 
+    def _save(self) -> None:
+        if self._answering is not None and not self._answering.replaces:
+            self._store_turns(self._answering)
+
+    def _store_turns(self, answering: Answering) -> None:
+        """Question and answer at once: neither is there without the other, whatever the disk could not do before."""
+        answering.message = dataclasses.replace(answering.message, target=self._engine.target)
+        self._try(lambda: self.history.replace(answering.chat, answering.position - 1, answering.turns), None)
+
     def _say_what_is_read(self) -> None:
         """Nothing has come for a while, and the link is there: the target reads."""
         answering, chat = self._answering, self._engine.chat
@@ -220,8 +233,8 @@ class ChatController(OpenChat):
         self._last = answering
         self._patience.stop()
         if answering.message.content:
+            self._store_turns(answering)
             self._show(answering)
-            self._store(answering.chat, answering.position, answering.message)
         else:
             self._take_back(answering)
         self.busy_changed.emit(False)

@@ -79,6 +79,11 @@ class Engine(QObject):
         return self.chat.manifest.sampling if self.chat is not None else None
 
     @property
+    def target(self) -> str:
+        """The fingerprint of the chat's target; empty while there is no chat."""
+        return self.chat.manifest.fingerprints.target if self.chat is not None else ""
+
+    @property
     def prompt_tokens(self) -> int:
         """How many tokens the conversation had before the answer."""
         return self.chat.prompt_tokens if self.chat is not None else 0

@@ -90,10 +90,13 @@ class OpenChat(QObject):
         self.chats_changed.emit()
 
     def open_chat(self, chat: int) -> None:
-        running = self._answering
+        running, stored = self._answering, self._try(lambda: self.history.messages(chat), None)
+        if stored is None:  # what is asked in it would take the place of what could not be read
+            self.new_chat()
+            return
         self.current = chat
         self._own = self._try(lambda: self.history.settings(chat), None)
-        self.messages = [message.settled for message in self._try(lambda: self.history.messages(chat), [])]
+        self.messages = [message.settled for message in stored]
         if running is not None and running.chat == chat:
             running.place_in(self.messages)
         elif self.messages and self.messages[-1].role == "user":
@@ -141,10 +144,6 @@ class OpenChat(QObject):
         assert self.current is not None
         self._store(self.current, position, message)
         self.message_changed.emit(position, message)
-
-    def _save(self) -> None:
-        if self._answering is not None:
-            self._store(self._answering.chat, self._answering.position, self._answering.message)
 
     def _store(self, chat: int, position: int, message: Message) -> None:
         running = self._answering

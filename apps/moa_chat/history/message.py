@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from moa_runtime.answer import Origin, TextSpan
+from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.snapshot import sampling_from_json
 from moa_runtime.unconfirmed import Unconfirmed, mark_from_json
@@ -34,6 +35,7 @@ class Message:
         figures: one line about the answer, perhaps empty.
         unconfirmed: of an answer that the device wrote without the verifier, which is still to check it.
         cut_off: how the target chose in an answer that can be continued: one of the greatest length, or stopped.
+        target: fingerprint of the target that an answer is of; empty where it is not known.
     """
 
     role: str
@@ -44,6 +46,7 @@ class Message:
     figures: str = ""
     unconfirmed: Unconfirmed | None = None
     cut_off: Sampling | None = None
+    target: str = ""
 
     @property
     def settled(self) -> Message:
@@ -84,27 +87,36 @@ def title_of(question: str) -> str:
 
 
 def origins_to_json(message: Message) -> str:
-    """Origins and dropped text of a message, and what marks an unconfirmed or unfinished one; spans by their lengths,
-    since the content is stored beside them."""
+    """Origins and dropped text of a message, its target, and what marks an unconfirmed or unfinished one. Spans go by
+    their lengths, since the content is stored beside them."""
     spans = [[len(span.text), span.origin.value, span.committed] for span in message.spans]
     stored: dict[str, Any] = {"spans": spans, "dropped": [[one.offset, one.text] for one in message.dropped]}
     if message.unconfirmed is not None:
         stored["unconfirmed"] = asdict(message.unconfirmed)
+    if message.target:
+        stored["target"] = message.target
     if message.cut_off is not None:
         stored["cut_off"] = asdict(message.cut_off)
     return json.dumps(stored)
 
 
 def origins_from_json(text: str, content: str) -> dict[str, Any]:
-    """What :func:`origins_to_json` wrote, as arguments of :class:`Message`."""
-    raw = json.loads(text)
-    spans, offset = [], 0
-    for length, origin, committed in raw["spans"]:
-        spans.append(TextSpan(content[offset : offset + length], Origin(origin), committed))
-        offset += length
-    return {
-        "spans": tuple(spans),
-        "dropped": tuple(Dropped(offset, dropped) for offset, dropped in raw["dropped"]),
-        "unconfirmed": mark_from_json(raw["unconfirmed"]) if "unconfirmed" in raw else None,
-        "cut_off": sampling_from_json(raw["cut_off"]) if "cut_off" in raw else None,
-    }
+    """What :func:`origins_to_json` wrote, as arguments of :class:`Message`; none where it is damaged: the text is there
+    all the same."""
+    try:
+        raw = json.loads(text)
+        spans, offset = [], 0
+        for length, origin, committed in raw["spans"]:
+            spans.append(TextSpan(content[offset : offset + length], Origin(origin), bool(committed)))
+            offset += length
+        if spans and "".join(span.text for span in spans) != content:
+            return {}
+        return {
+            "spans": tuple(spans),
+            "dropped": tuple(Dropped(int(offset), str(dropped)) for offset, dropped in raw["dropped"]),
+            "unconfirmed": mark_from_json(raw["unconfirmed"]) if "unconfirmed" in raw else None,
+            "cut_off": sampling_from_json(raw["cut_off"]) if "cut_off" in raw else None,
+            "target": str(raw.get("target", "")),
+        }
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, MoaError):
+        return {}

@@ -108,7 +108,7 @@ class History:
         """Chats and positions of answers that are to be checked; those of a chat in order, the latest chat first."""
         rows = self._rows(
             "SELECT chat, position FROM message JOIN chat ON chat.id = chat WHERE NOT deleted AND finished "
-            "AND role = 'assistant' AND instr(spans, '\"unconfirmed\"') ORDER BY updated DESC, chat DESC, position",
+            "AND role = 'assistant' AND instr(spans, '\"unconfirmed\": {') ORDER BY updated DESC, chat DESC, position",
             (),
         )
         return [(int(chat), int(position)) for chat, position in rows]
@@ -119,8 +119,8 @@ class History:
         )
         messages = []
         for role, content, spans, finished, figures in rows:
-            known = origins_from_json(spans, content)
-            messages.append(Message(role, content, finished=bool(finished), figures=figures, **known))
+            known = origins_from_json(spans, str(content))
+            messages.append(Message(str(role), str(content), finished=bool(finished), figures=str(figures), **known))
         return messages
 
     def save(self, chat: int, position: int, message: Message) -> None:
@@ -169,6 +169,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     database = sqlite3.connect(path, timeout=_BUSY_SECONDS)
     try:
         path.chmod(0o600)  # what people ask is nobody else's business
+        database.text_factory = lambda text: text.decode(errors="replace")  # one damaged letter hides no chat
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute("PRAGMA foreign_keys = ON")

@@ -135,10 +135,10 @@ def test_marks_outlive_the_program(profile):
     history.close()
     history = History.open(profile.history_path)
     assert history.messages(chat)[1] == marked and history.unconfirmed() == [(chat, 1)]
-    checking = Checks(history).next(None)
+    checking = Checks(history).next(None, "")
     assert checking is not None and (checking.question, checking.written) == (QUESTION, marked)
     history.delete(chat)
-    assert history.unconfirmed() == [] and Checks(history).next(None) is None
+    assert history.unconfirmed() == [] and Checks(history).next(None, "") is None
     history.close()
 
 
