@@ -9,7 +9,7 @@ TORCH := torch==2.13.0
 LIBRARIES := chromium libegl1 libgl1 libxkbcommon0 libdbus-1-3 libfontconfig1 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat serve test screenshots soak test-slow libraries lint format proto clean
+.PHONY: help demo chat serve test engine screenshots soak test-slow libraries lint format proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -29,8 +29,14 @@ chat: $(STAMP) ## chat in the terminal with a verifier started on this machine
 serve: $(STAMP) ## the verifier on 127.0.0.1:8765
 	$(BIN)/moa-serve
 
-test: $(STAMP) libraries ## all tests but the slow ones
+test: LIBRARIES += $(shell command -v npm >/dev/null || echo nodejs npm)
+test: $(STAMP) libraries engine ## all tests but the slow ones
 	$(BIN)/python -m pytest -m 'not slow'
+
+engine: libraries # onnxruntime-web, in which tests run what is exported for browsers
+	@if command -v npm >/dev/null; then \
+	  $(BIN)/python -c 'from moa_export.targets.web_engine import find_engine; find_engine(npm=True)'; \
+	else echo "no npm: tests leave out what runs in onnxruntime-web"; fi
 
 libraries: # a browser in which a test opens the report, and what Qt needs to draw without a display
 	@if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \

@@ -93,6 +93,7 @@ class Manifest:
         targets: the graphs, by name (``"onnx"``, ``"coreml-stateless"``).
         files: every file of the bundle but the manifest, by path relative to it.
         writer: the graph of a whole model, which the device writes with while it has no verifier; None without one.
+        web_writer: the same for onnxruntime-web.
             Its ``details`` name the model, its bits, and ``max_context``, the positions it was trained for.
         manners: when the drafter stops where it writes alone; None where nobody fitted them.
     """
@@ -112,6 +113,7 @@ class Manifest:
     targets: Mapping[str, TargetEntry]
     files: Mapping[str, FileEntry]
     writer: TargetEntry | None = None
+    web_writer: TargetEntry | None = None
     manners: Manners | None = None
     schema_version: int = SCHEMA_VERSION
 
@@ -146,13 +148,14 @@ class Manifest:
                 tools={str(k): str(v) for k, v in raw["tools"].items()},
                 targets={name: _target(entry) for name, entry in raw["targets"].items()},
                 writer=_target(raw["writer"]) if raw.get("writer") else None,
+                web_writer=_target(raw["web_writer"]) if raw.get("web_writer") else None,
                 manners=_manners(raw["manners"]) if raw.get("manners") else None,
                 files={_checked_name(name): FileEntry(**entry) for name, entry in raw["files"].items()},
                 **{name: int(raw[name]) for name in _INTEGER_FIELDS},
             )
             # What a reader opens must be among what is checked.
             needed = [TOKENIZER_FILE, CHAT_TEMPLATE_FILE, *(entry.file for entry in manifest.targets.values())]
-            needed += [manifest.writer.file] if manifest.writer else []
+            needed += [writer.file for writer in (manifest.writer, manifest.web_writer) if writer]
             if unlisted := [name for name in needed if not _is_listed(name, manifest.files)]:
                 raise ValueError(f"files does not list {unlisted[0]!r}")
             return manifest
