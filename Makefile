@@ -10,7 +10,7 @@ WEB := runtime/web
 LIBRARIES := chromium libegl1 libgl1 libxkbcommon0 libdbus-1-3 libfontconfig1 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat serve test test-web node screenshots soak test-slow libraries lint format vectors proto clean
+.PHONY: help demo chat serve test test-web node engine screenshots soak test-slow libraries lint format vectors proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -30,7 +30,7 @@ chat: $(STAMP) ## chat in the terminal with a verifier started on this machine
 serve: $(STAMP) ## the verifier on 127.0.0.1:8765
 	$(BIN)/moa-serve
 
-test: $(STAMP) libraries test-web ## all tests but the slow ones
+test: $(STAMP) libraries test-web engine ## all tests but the slow ones
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 
 test-web: $(WEB)/node_modules/.installed ## the tests of the TypeScript runtime
@@ -44,6 +44,9 @@ node:
 	@command -v npm >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends nodejs npm >/dev/null; } || \
 	  { echo "the TypeScript runtime needs Node 18 or newer, with npm"; exit 1; }
+
+engine: $(STAMP) | node # onnxruntime-web, in which tests run what is exported for browsers
+	@$(BIN)/python -c 'from moa_export.targets.web_engine import find_engine; find_engine(npm=True)'
 
 libraries: # a browser in which a test opens the report, and what Qt needs to draw without a display
 	@if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \

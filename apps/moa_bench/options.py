@@ -63,7 +63,7 @@ def add_bundle_option(parser: argparse.ArgumentParser) -> None:
 
 def add_backend_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--backend", metavar="NAME", help="onnx, executorch or coreml (default: the first that the bundle is for)"
+        "--backend", metavar="NAME", help="onnx, executorch, web or coreml (default: the first that the bundle is for)"
     )
 
 

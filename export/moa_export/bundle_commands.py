@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from moa_export.example import worked_example
-from moa_export.table import Row, format_rows
+from moa_export.table import Row, format_rows, left_out
 from moa_runtime.backends.load import BACKENDS, load_backend
-from moa_runtime.bundle import Bundle, Manifest, read_manifest
+from moa_runtime.bundle import Bundle, Manifest, TargetEntry, read_manifest
 from moa_runtime.extras import require_extra
 from moa_runtime.manners import Manners
+
+NPM_HELP = (
+    "let npm install onnxruntime-web into the cache (150 MB), by which graphs for browsers are compared in Node; "
+    "MOA_ONNXRUNTIME_WEB names a folder that has it"
+)
 
 
 def inspect(words: Sequence[str]) -> int:
@@ -28,7 +33,7 @@ def inspect(words: Sequence[str]) -> int:
     if args.json:
         print(manifest.to_json(), end="")
         return 0
-    graphs = dict(manifest.targets) | ({"writer": manifest.writer} if manifest.writer else {})
+    graphs = _graphs(manifest)
     print(format_rows([Row(name, t.file, t.bytes, t.checks) for name, t in graphs.items()]))
     prints = manifest.fingerprints
     facts = {
@@ -57,6 +62,7 @@ def verify(words: Sequence[str]) -> int:
     parser.add_argument("--model", metavar="NAME", help="target model it was exported for (default: the built-in one)")
     parser.add_argument("--drafter", type=Path, metavar="DIR", help="checkpoint (default: the shipped one)")
     parser.add_argument("--offline-model", metavar="NAME", help="its offline model (default: the target)")
+    parser.add_argument("--npm", action="store_true", help=NPM_HELP)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     args = parser.parse_args(words)
@@ -77,10 +83,15 @@ def verify(words: Sequence[str]) -> int:
 
             progress = Progress(terminal, quiet=args.quiet)
             proofs = prove_again(
-                bundle, model=args.model, drafter=args.drafter, writer=args.offline_model, progress=progress
+                bundle,
+                model=args.model,
+                drafter=args.drafter,
+                writer=args.offline_model,
+                npm=args.npm,
+                progress=progress,
             )
         for name, proof in proofs.items():
-            entry = bundle.manifest.targets.get(name) or bundle.manifest.writer
+            entry = _graphs(bundle.manifest)[name]
             rows.append(Row(name, entry.file, entry.bytes, proof.checks, proof.step_ms))
             failures += [f"{name}: {reason}" for reason in proof.failures]
         found["targets"] = {row.name: {"step_ms": row.step_ms, **row.checks} for row in rows}
@@ -90,6 +101,8 @@ def verify(words: Sequence[str]) -> int:
         print(f"{len(bundle.manifest.files)} files are whole")
         if rows:
             print(format_rows(rows))
+            for line in left_out(rows):
+                print(line)
     for failure in failures:
         print(f"moa-export: failed: {failure}", file=sys.stderr)
     return 1 if failures else 0
@@ -137,6 +150,12 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(inner, f"{path}/{key}" if path else str(key))
     else:
         yield path, value
+
+
+def _graphs(manifest: Manifest) -> dict[str, TargetEntry]:
+    """All of a bundle's, by the names of messages."""
+    writers = {"writer": manifest.writer, "web writer": manifest.web_writer}
+    return {**manifest.targets, **{name: entry for name, entry in writers.items() if entry is not None}}
 
 
 def _offline(manifest: Manifest) -> str:

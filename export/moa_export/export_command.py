@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moa_export.bundle_commands import NPM_HELP
 from moa_export.errors import ExportError
 from moa_export.presets import DEFAULT_PRESET, PRESETS, read_config, resolve
 from moa_export.recipe import Recipe
-from moa_export.table import Row, format_rows
+from moa_export.table import Row, format_rows, left_out
 from moa_runtime.extras import require_extra
 from moa_runtime.paths import default_bundle
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from moa_export.writer import MadeWriter
 
 #: Extras by target; ``--target all`` needs them all. Known here so that a missing one is said at once.
-EXTRAS = {"onnx": "export", "executorch": "executorch", "coreml": "coreml"}
+EXTRAS = {"onnx": "export", "web": "export", "executorch": "executorch", "coreml": "coreml"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="do not compare the graphs with PyTorch, which takes more than half of the time; verify does it later",
     )
+    parser.add_argument("--npm", action="store_true", help=NPM_HELP)
     parser.add_argument("--force", action="store_true", help="replace an existing bundle")
     parser.add_argument(
         "--dry-run", action="store_true", help="check everything, say what would be done, write nothing"
@@ -147,13 +149,13 @@ def _settings(
         raise ExportError(f"--context must be a number of at least 64 tokens, not {context}")
     drafter = args.drafter or (Path(config["drafter"]) if "drafter" in config else shipped_checkpoint())
     bits = args.offline_bits if args.offline_bits is not None else config.get("offline_bits")
-    writer = WriterSettings(args.offline_model or config.get("offline_model"), bits)
+    writer = WriterSettings(args.offline_model or config.get("offline_model"), bits, "web" in targets, args.npm)
     return ExportSettings(
         targets,
         drafter,
         model=args.model or config.get("model") or DEFAULT_TARGET,
         recipe=recipe,
-        options=TargetOptions(context, tuple(delegates)),
+        options=TargetOptions(context, tuple(delegates), args.npm),
         writer=writer,
         checked=args.checked,
     )
@@ -174,7 +176,10 @@ def _as_json(report: Report) -> dict[str, Any]:
             }
             for one in report.made
         },
-        "writer": None if report.writer is None else _writer_as_json(report.writer),
+        **{
+            name: None if made is None else _writer_as_json(made)
+            for name, made in (("writer", report.writers.plain), ("web_writer", report.writers.web))
+        },
         "notes": list(report.notes),
     }
 
@@ -186,13 +191,10 @@ def _writer_as_json(made: MadeWriter) -> dict[str, Any]:
 
 def _as_table(report: Report) -> str:
     rows = [_row(one) for one in report.made]
-    if report.writer is not None:
-        entry = report.writer.entry
-        rows.append(Row("writer", entry.file, entry.bytes, entry.checks, report.writer.proof.step_ms))
-    lines = [format_rows(rows)]
-    for one in report.made:
-        if reason := one.proof.checks["parity"].get("reason"):
-            lines.append(f"{one.artifact.name}: not run: {reason}")
+    for name, made in report.writers.made.items():
+        entry = made.entry
+        rows.append(Row(name, entry.file, entry.bytes, entry.checks, made.proof.step_ms))
+    lines = [format_rows(rows), *left_out(rows)]
     lines.append(f"{report.bundle}: {report.bytes / 1e6:.1f} MB in {report.seconds:.0f} s")
     return "\n".join(lines)
 

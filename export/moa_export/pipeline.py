@@ -29,7 +29,7 @@ from moa_export.recordings import record
 from moa_export.rotation import rotate_residual_stream
 from moa_export.targets import target_of
 from moa_export.targets.base import Artifact, ExportTarget, TargetOptions
-from moa_export.writer import MadeWriter, WriterSettings, make_writer
+from moa_export.writer import Writers, WriterSettings, make_writer
 from moa_runtime.bundle import (
     CHAT_TEMPLATE_FILE,
     TOKENIZER_FILE,
@@ -95,7 +95,7 @@ class Report:
     seconds: float
     made: tuple[Made, ...]
     notes: tuple[str, ...]
-    writer: MadeWriter | None = None
+    writers: Writers = field(default_factory=Writers)
 
 
 def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, force: bool = False) -> Report:
@@ -117,7 +117,7 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
         with progress.stage("recording conversations of the target"):
             recordings = record(target, drafter, settings.questions) if settings.checked else []
             others = record(target, drafter, CALIBRATION_PROMPTS) if needs_calibration(settings.recipe) else []
-        writer, note = make_writer(settings.writer, target, recordings, stage, progress)
+        writers, note = make_writer(settings.writer, target, recordings, stage, progress)
         notes += (note,) if note else ()
         del target  # may be large, and the drafter holds what is still needed of it
         reference = None
@@ -138,17 +138,17 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
         ]
         with progress.stage("writing the bundle"):
             entries = {one.artifact.name: _entry(one) for one in made}
-            entry = writer.entry if writer else None
-            write_manifest(stage, dataclasses.replace(manifest, targets=entries, writer=entry))
+            plain, web = (one.entry if one else None for one in (writers.plain, writers.web))
+            write_manifest(stage, dataclasses.replace(manifest, targets=entries, writer=plain, web_writer=web))
         failures = [f"{one.artifact.name}: {reason}" for one in made for reason in one.proof.failures]
-        failures += [f"writer: {reason}" for reason in writer.proof.failures] if writer else []
+        failures += [f"{name}: {reason}" for name, one in writers.made.items() for reason in one.proof.failures]
         if failures:
             raise ParityError(
                 f"what was exported differs too much from PyTorch ({'; '.join(failures)}); "
                 f"the files are in {rejected_path(out)}"
             )
     size = _size_of(out)
-    return Report(out, size, time.monotonic() - began, tuple(made), notes, writer)
+    return Report(out, size, time.monotonic() - began, tuple(made), notes, writers)
 
 
 def load(settings: ExportSettings) -> tuple[MoADrafter, Target, tuple[str, ...]]:

@@ -33,6 +33,17 @@ def format_rows(rows: Sequence[Row]) -> str:
     )
 
 
+def left_out(rows: Sequence[Row]) -> list[str]:
+    """A line for each reason why checks of a graph were not made."""
+    said = {
+        (row.name, str(check["reason"])): None
+        for row in rows
+        for check in row.checks.values()
+        if check["status"] == "not run"
+    }
+    return [f"{name}: not run: {reason}" for name, reason in said]
+
+
 def _cells(row: Row) -> tuple[str, ...]:
     parity, tau = row.checks.get("parity") or row.checks.get("perplexity", {}), row.checks.get("tau", {})
     return (

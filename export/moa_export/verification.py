@@ -14,20 +14,21 @@ from moa_export.recipe import Recipe
 from moa_export.recordings import record
 from moa_export.targets import target_of
 from moa_export.targets.base import Artifact, TargetOptions
-from moa_export.writer import TARGET, prove_writer
+from moa_export.writer import TARGET, prove_writers
 from moa_runtime.bundle import Bundle, TargetEntry
 
 
 def prove_again(
-    bundle: Bundle, *, model: str | None, drafter: Path | None, writer: str | None, progress: Progress
+    bundle: Bundle, *, model: str | None, drafter: Path | None, writer: str | None, npm: bool, progress: Progress
 ) -> dict[str, Proof]:
     """Compare every graph of ``bundle`` with PyTorch, as the export did.
 
     Args:
         model, drafter, writer: what it was exported from; the defaults when omitted, for the writer the target.
+        npm: whether npm may install onnxruntime-web.
 
     Returns:
-        proofs by the graphs' names, that of the writer as ``writer``.
+        proofs by the graphs' names, those of the writers as ``writer`` and ``web writer``.
 
     Raises:
         ExportError: the bundle was made from another target or drafter.
@@ -50,14 +51,12 @@ def prove_again(
             )
     with progress.stage("recording conversations of the target"):
         recordings = record(target, module, settings.questions)
-    proofs = {}
-    if bundle.manifest.writer is not None:
-        proofs["writer"] = prove_writer(bundle, writer or TARGET, target, recordings, progress)
+    proofs = prove_writers(bundle, writer or TARGET, target, recordings, progress, npm=npm)
     reference = reference_of(module, recordings, recipe, target.stop_tokens, progress)
     del module, target  # a graph may need as much memory
     for name in names:
         # "executorch-vulkan" was made by the target "executorch".
-        exporter = target_of(name.partition("-")[0])(recipe, TargetOptions())
+        exporter = target_of(name.partition("-")[0])(recipe, TargetOptions(npm=npm))
         artifact = _artifact(name, bundle.manifest.targets[name])
         with progress.stage(f"{name}: comparing with PyTorch", 1 + len(reference.recordings)) as advance:
             proofs[name] = prove(exporter.runner(bundle.folder, artifact), reference, recipe.tolerance, advance)

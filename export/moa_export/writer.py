@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +14,11 @@ from moa_drafter.target import Target, load_target
 from moa_drafter.whole_model import whole_model
 from moa_export.errors import ExportError
 from moa_export.progress import Advance, Progress
-from moa_export.proof import FAILED, NOT_ASKED, PASSED, Check, Proof, step_ms, unproved
+from moa_export.proof import FAILED, NOT_ASKED, PASSED, Check, Proof, in_place_of_the_engine, step_ms, unproved
 from moa_export.recordings import Recording
+from moa_export.targets.base import Artifact, StandIn
 from moa_export.targets.onnx_writer import export_writer
+from moa_export.targets.web import export_web_writer, web_runner
 from moa_runtime.backends.base import Backend, StepInputs
 from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.bundle import Bundle, TargetEntry
@@ -36,6 +38,8 @@ class WriterSettings:
         model: ``target``, ``none``, a name or a folder; None for the target where it is small enough and loses little,
             else none.
         bits: of its layers, 4 or 8; None for 4, or 8 where 4 lose too much.
+        web: whether it is written for onnxruntime-web too.
+        npm: whether npm may install that.
 
     Raises:
         ExportError: other bits.
@@ -43,6 +47,8 @@ class WriterSettings:
 
     model: str | None = None
     bits: int | None = None
+    web: bool = False
+    npm: bool = False
 
     def __post_init__(self) -> None:
         if self.bits not in (None, 4, 8):
@@ -55,6 +61,20 @@ class MadeWriter:
 
     entry: TargetEntry
     proof: Proof
+
+
+@dataclass(frozen=True)
+class Writers:
+    """The writer for onnxruntime, and the same for onnxruntime-web where that is wanted; None for none."""
+
+    plain: MadeWriter | None = None
+    web: MadeWriter | None = None
+
+    @property
+    def made(self) -> dict[str, MadeWriter]:
+        """By the names of messages."""
+        both = {"writer": self.plain, "web writer": self.web}
+        return {name: writer for name, writer in both.items() if writer is not None}
 
 
 def model_of(settings: WriterSettings, target: Target) -> tuple[str, str]:
@@ -72,8 +92,8 @@ def model_of(settings: WriterSettings, target: Target) -> tuple[str, str]:
 
 def make_writer(
     settings: WriterSettings, target: Target, recordings: Sequence[Recording], folder: Path, progress: Progress
-) -> tuple[MadeWriter | None, str]:
-    """Write the graph into ``folder``, and compare its perplexity of the target's answers with PyTorch's.
+) -> tuple[Writers, str]:
+    """Write the graphs into ``folder``, and compare their perplexity of the target's answers with PyTorch's.
 
     Args:
         recordings: the answers; none, and nothing is compared, and None for the bits is 4.
@@ -87,56 +107,80 @@ def make_writer(
     """
     model, note = model_of(settings, target)
     if model == NONE:
-        return None, note
-    source, before = _source(model, target, recordings, progress)
-    made = _make(model, settings.bits or 4, source, before, recordings, folder, progress)
+        return Writers(), note
+    making = _Making(model, *_source(model, target, recordings, progress), recordings, folder, progress)
+    made = making.plain(settings.bits or 4)
     if made.proof.failures and settings.bits is None:
         lost = made.proof.failures[0]
-        made = _make(model, 8, source, before, recordings, folder, progress)
+        made = making.plain(8)
         if not made.proof.failures:
             note = f"the offline writer has 8 bits, for with fewer {lost}"
     if not made.proof.failures or settings.model is not None or settings.bits is not None:
-        return made, note
+        return Writers(made, making.web(made.entry.details["bits"], npm=settings.npm) if settings.web else None), note
     (folder / made.entry.file).unlink()
-    return None, f"the bundle has no offline writer: {made.proof.failures[0]} (--offline-model names another model)"
-
-
-def _make(
-    model: str,
-    bits: int,
-    source: Target,
-    before: float,
-    recordings: Sequence[Recording],
-    folder: Path,
-    progress: Progress,
-) -> MadeWriter:
-    """The writer in ``bits``. Raises MoaError for a model that cannot be copied."""
-    with progress.stage(f"offline writer: exporting in {bits} bits"):
-        artifact = export_writer(whole_model(source), bits, folder)
-    proof = _prove(folder / artifact.file, recordings, before, progress)
-    name = Path(model).name if Path(model).expanduser().is_dir() else model
-    entry = TargetEntry(
-        artifact.file,
-        (folder / artifact.file).stat().st_size,
-        artifact.inputs,
-        artifact.outputs,
-        details={"model": name, "bits": bits, "max_context": source.model.config.max_position_embeddings},
-        checks=proof.checks,
+    return (
+        Writers(),
+        f"the bundle has no offline writer: {made.proof.failures[0]} (--offline-model names another model)",
     )
-    return MadeWriter(entry, proof)
 
 
-def prove_writer(
-    bundle: Bundle, model: str, target: Target, recordings: Sequence[Recording], progress: Progress
-) -> Proof:
-    """Compare a bundle's writer with PyTorch, as the export did.
+@dataclass(frozen=True)
+class _Making:
+    """From a model to a proved graph; ``before`` is its mean loss in PyTorch (nats).
+
+    Raises:
+        MoaError: from its methods: a model that cannot be copied.
+    """
+
+    model: str
+    source: Target
+    before: float
+    recordings: Sequence[Recording]
+    folder: Path
+    progress: Progress
+
+    def plain(self, bits: int) -> MadeWriter:
+        with self.progress.stage(f"offline writer: exporting in {bits} bits"):
+            artifact = export_writer(whole_model(self.source), bits, self.folder)
+        return self._made(artifact, bits, lambda: OnnxBackend(self.folder / artifact.file))
+
+    def web(self, bits: int, *, npm: bool) -> MadeWriter:
+        with self.progress.stage(f"offline writer: exporting in {bits} bits for browsers"):
+            artifact = export_web_writer(whole_model(self.source), bits, self.folder)
+        return self._made(artifact, bits, lambda: web_runner(self.folder, artifact, npm=npm))
+
+    def _made(self, artifact: Artifact, bits: int, runner: Callable[[], Backend | StandIn]) -> MadeWriter:
+        proof = _prove(runner, self.recordings, self.before, self.progress)
+        name = Path(self.model).name if Path(self.model).expanduser().is_dir() else self.model
+        longest = self.source.model.config.max_position_embeddings
+        details = {"model": name, "bits": bits, "max_context": longest, **artifact.details}
+        size = (self.folder / artifact.file).stat().st_size
+        entry = TargetEntry(
+            artifact.file, size, artifact.inputs, artifact.outputs, details=details, checks=proof.checks
+        )
+        return MadeWriter(entry, proof)
+
+
+def prove_writers(
+    bundle: Bundle, model: str, target: Target, recordings: Sequence[Recording], progress: Progress, *, npm: bool
+) -> dict[str, Proof]:
+    """Compare a bundle's writers with PyTorch, as the export did. Returns proofs by the names of messages.
 
     Raises:
         MoaError: see :func:`make_writer`.
     """
-    assert bundle.manifest.writer is not None
+    manifest, folder = bundle.manifest, bundle.folder
+    plain, web = manifest.writer, manifest.web_writer
+    proofs: dict[str, Proof] = {}
+    if plain is None and web is None:
+        return proofs
     _, before = _source(model, target, recordings, progress)
-    return _prove(bundle.folder / bundle.manifest.writer.file, recordings, before, progress)
+    if plain is not None:
+        proofs["writer"] = _prove(lambda: OnnxBackend(folder / plain.file), recordings, before, progress)
+    if web is not None:
+        artifact = Artifact("writer", web.file, web.inputs, web.outputs)
+        proofs["web writer"] = _prove(lambda: web_runner(folder, artifact, npm=npm), recordings, before, progress)
+    return proofs
 
 
 def _source(model: str, target: Target, recordings: Sequence[Recording], progress: Progress) -> tuple[Target, float]:
@@ -151,12 +195,16 @@ def _source(model: str, target: Target, recordings: Sequence[Recording], progres
         return source, loss_of(source, recordings) if recordings else 0.0
 
 
-def _prove(graph: Path, recordings: Sequence[Recording], before: float, progress: Progress) -> Proof:
+def _prove(
+    runner: Callable[[], Backend | StandIn], recordings: Sequence[Recording], before: float, progress: Progress
+) -> Proof:
     if not recordings:
         return unproved(NOT_ASKED, "perplexity")
     with progress.stage("offline writer: comparing with PyTorch", len(recordings)) as advance:
-        backend = OnnxBackend(graph)
-        return Proof({"perplexity": check_of(backend, recordings, before, advance)}, step_ms(backend))
+        running = runner()
+        backend = running.backend if isinstance(running, StandIn) else running
+        proof = Proof({"perplexity": check_of(backend, recordings, before, advance)}, step_ms(backend))
+        return in_place_of_the_engine(proof, running) if isinstance(running, StandIn) else proof
 
 
 @torch.no_grad()

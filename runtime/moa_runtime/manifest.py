@@ -93,6 +93,7 @@ class Manifest:
         files: every file of the bundle but the manifest, by path relative to it.
         writer: the graph of a whole model, which the device writes with while it has no verifier; None without one.
             Its ``details`` name the model, its bits, and ``max_context``, the positions it was trained for.
+        web_writer: the same for onnxruntime-web.
         manners: when the drafter stops where it writes alone; None where nobody fitted them.
         sampling: what the target's authors recommend for chats; None where they do not say.
     """
@@ -112,6 +113,7 @@ class Manifest:
     targets: Mapping[str, TargetEntry]
     files: Mapping[str, FileEntry]
     writer: TargetEntry | None = None
+    web_writer: TargetEntry | None = None
     manners: Manners | None = None
     sampling: RecommendedSampling | None = None
     schema_version: int = SCHEMA_VERSION
@@ -140,7 +142,7 @@ class Manifest:
         manifest = cls(**{name: _part(raw, name) for name in _PARTS})
         # What a reader opens must be among what is checked.
         needed = [TOKENIZER_FILE, CHAT_TEMPLATE_FILE, *(entry.file for entry in manifest.targets.values())]
-        needed += [manifest.writer.file] if manifest.writer else []
+        needed += [writer.file for writer in (manifest.writer, manifest.web_writer) if writer]
         if unlisted := [name for name in needed if not _is_listed(name, manifest.files)]:
             raise _malformed(f"files does not list {unlisted[0]!r}")
         return manifest
@@ -214,7 +216,7 @@ def _checked_name(name: str) -> str:
     return name
 
 
-_OPTIONAL = {"writer", "manners", "sampling"}
+_OPTIONAL = {"writer", "web_writer", "manners", "sampling"}
 #: How each field is read.
 _PARTS: Mapping[str, Callable[[Any], Any]] = {
     "fingerprints": lambda raw: Fingerprints(**_texts(raw)),
@@ -226,6 +228,7 @@ _PARTS: Mapping[str, Callable[[Any], Any]] = {
     "tools": _texts,
     "targets": lambda raw: {name: _target(entry) for name, entry in raw.items()},
     "writer": _writer,
+    "web_writer": _writer,
     "manners": _manners,
     "sampling": RecommendedSampling.from_json,
     "files": lambda raw: {_checked_name(name): FileEntry(**entry) for name, entry in raw.items()},

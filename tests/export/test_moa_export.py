@@ -112,7 +112,7 @@ def test_no_cached_tokens_and_one_row_are_enough(made: tuple[Bundle, dict]) -> N
 
 
 def test_an_unknown_backend_and_one_whose_graph_is_not_there(made: tuple[Bundle, dict]) -> None:
-    with pytest.raises(MoaError, match="unknown backend 'cuda': choose one of onnx, executorch, coreml"):
+    with pytest.raises(MoaError, match="unknown backend 'cuda': choose one of onnx, executorch, web, coreml"):
         load_backend(made[0], "cuda")
     with pytest.raises(MoaError, match="has no graph for 'coreml-stateless'; it has: onnx"):
         load_backend(made[0], "coreml")
@@ -203,7 +203,7 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     out = tmp_path / "out"
     assert "say what to export for" in refused(capsys, "--out", out)
-    assert "unknown --target 'tflite': choose one of onnx, executorch, coreml, all" in refused(
+    assert "unknown --target 'tflite': choose one of onnx, web, executorch, coreml, all" in refused(
         capsys, "--target", "onnx,tflite", "--out", out
     )
     assert "unknown --backend 'qnn': choose one of xnnpack, coreml, vulkan" in refused(

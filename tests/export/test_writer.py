@@ -179,16 +179,18 @@ def test_four_bits_then_eight_then_none_if_nobody_asked_for_one(model, writes, w
     made, note = make_writer(WriterSettings(model), target, [], tmp_path, Progress(io.StringIO(), quiet=True))
     assert written == [4, 8]
     if writes:
-        assert made is not None and made.proof.failures and not note
+        assert made.plain is not None and made.plain.proof.failures and not note
     else:
-        assert made is None and "no offline writer: too much is lost in 8 bits" in note and not list(tmp_path.iterdir())
+        assert (
+            not made.made and "no offline writer: too much is lost in 8 bits" in note and not list(tmp_path.iterdir())
+        )
 
 
 def test_a_writer_whose_bits_were_raised_is_a_note(written, target, tmp_path, monkeypatch):
     proofs = [Proof({"perplexity": {"status": "failed", "reason": "too much is lost"}}, 1.0), Proof({}, 1.0)]
     monkeypatch.setattr("moa_export.writer._prove", lambda *_: proofs.pop(0))
     made, note = make_writer(WriterSettings(), target, [], tmp_path, Progress(io.StringIO(), quiet=True))
-    assert made is not None and made.entry.details["bits"] == 8
+    assert made.plain is not None and made.plain.entry.details["bits"] == 8 and made.web is None
     assert note == "the offline writer has 8 bits, for with fewer too much is lost"
 
 

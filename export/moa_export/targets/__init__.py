@@ -10,6 +10,7 @@ from moa_export.targets.base import ExportTarget
 #: In the order in which ``--target all`` makes them. Adding a target is a line here and a module.
 TARGETS = {
     "onnx": "moa_export.targets.onnx:OnnxTarget",
+    "web": "moa_export.targets.web:WebTarget",
     "executorch": "moa_export.targets.executorch:ExecutorchTarget",
     "coreml": "moa_export.targets.coreml:CoremlTarget",
 }

@@ -43,16 +43,26 @@ class NotRun:
 
 
 @dataclass(frozen=True)
+class StandIn:
+    """What computes an artifact in place of the engine that it is for, and why that could not, one sentence."""
+
+    backend: Backend
+    reason: str
+
+
+@dataclass(frozen=True)
 class TargetOptions:
     """What only some targets heed.
 
     Attributes:
         context: positions that fixed-size caches hold.
         delegates: of ExecuTorch, by the names in :data:`moa_export.targets.executorch_delegates.DELEGATES`.
+        npm: whether npm may install onnxruntime-web, by which graphs for browsers are compared.
     """
 
     context: int = 2048
     delegates: tuple[str, ...] = ("xnnpack",)
+    npm: bool = False
 
 
 class ExportTarget(Protocol):
@@ -77,7 +87,7 @@ class ExportTarget(Protocol):
             drafter: as :func:`moa_export.rotation.rotate_residual_stream` returns it; left as it is.
         """
 
-    def runner(self, folder: Path, artifact: Artifact) -> Backend | NotRun:
+    def runner(self, folder: Path, artifact: Artifact) -> Backend | NotRun | StandIn:
         """What runs an artifact read back from disk; it is compared with PyTorch."""
 
 

@@ -1,4 +1,4 @@
-"""Export target ``onnx``: the device half as one ONNX file, for onnxruntime on a CPU and in a browser."""
+"""Export target ``onnx``: the device half as one ONNX file, for onnxruntime on a CPU."""
 
 from __future__ import annotations
 
@@ -42,11 +42,7 @@ class OnnxTarget:
             if part.is_integer and part.group_size not in (16, 32, 64, 128, 256):
                 raise ExportError(f"onnx takes group sizes of 16, 32, 64, 128 or 256, not {part.group_size}")
         self._recipe.check_divides(config)
-        size = _least_bytes(config, self._recipe)
-        if size > _MOST_BYTES:
-            raise ExportError(
-                f"the drafter takes {size / 1e9:.1f} GB in these widths, and an ONNX file holds 2 GB: choose fewer bits"
-            )
+        refuse_too_large(config, self._recipe)
 
     def export(self, drafter: MoADrafter, folder: Path) -> list[Artifact]:
         """Write a single ONNX file."""
@@ -86,8 +82,8 @@ def capture(drafter: MoADrafter, recipe: Recipe) -> tuple[onnx.ModelProto, dict[
     return trace(half, inputs, outputs)
 
 
-def _least_bytes(config: DrafterConfig, recipe: Recipe) -> float:
-    """Of the weights without their scales."""
+def refuse_too_large(config: DrafterConfig, recipe: Recipe) -> None:
+    """Raises ExportError: weights that an ONNX file cannot hold, even without their scales."""
     layer = config.decoder
     heads = layer.head_dim * (layer.num_heads + layer.num_kv_heads)
     matrices = layer.hidden_size * (2 * heads + 3 * layer.intermediate_size)
@@ -96,4 +92,8 @@ def _least_bytes(config: DrafterConfig, recipe: Recipe) -> float:
         (recipe.head, config.draft_vocab_size * layer.hidden_size),
         (recipe.embedding, config.vocab_size * layer.hidden_size),
     )
-    return sum(weights.bits / 8 * count for weights, count in counts)
+    size = sum(weights.bits / 8 * count for weights, count in counts)
+    if size > _MOST_BYTES:
+        raise ExportError(
+            f"the drafter takes {size / 1e9:.1f} GB in these widths, and an ONNX file holds 2 GB: choose fewer bits"
+        )

@@ -76,26 +76,37 @@ def _offsets(name: str) -> list[onnx.NodeProto]:
 
 def _product(node: onnx.NodeProto, name: str, shape: tuple[int, ...]) -> list[onnx.NodeProto]:
     """``[T, inputs] @ [inputs, outputs]``."""
-    make, of, x = helper.make_node, node.name, node.input[0]
     inputs, outputs = shape
+    codes = helper.make_node(
+        "MatMulNBits",
+        [node.input[0], f"{name}_Q4", f"{name}_offsets.scales"],
+        [f"{node.name}.codes"],
+        name=f"{node.name}_Q4",
+        domain=CONTRIB_DOMAIN,
+        K=inputs,
+        N=outputs,
+        bits=4,
+        block_size=GROUP,
+        accuracy_level=INT8_ACTIVATIONS,
+    )
+    return [codes, *product_with_offsets(node, f"{node.name}.codes", f"{name}_offsets", inputs)]
+
+
+def product_with_offsets(node: onnx.NodeProto, codes: str, offsets: str, inputs: int) -> list[onnx.NodeProto]:
+    """Nodes for the output of ``node``, a product of ``x [T, inputs]``: to that by the codes they add
+    each group's sum of ``x`` times its offset.
+
+    Args:
+        codes: name of the product by the codes, ``[T, outputs]``.
+        offsets: name of ``[groups, outputs]``, each group's value at the code that counts as 0.
+    """
+    make, of, x = helper.make_node, node.name, node.input[0]
     split, axis = f"{of}.split", f"{of}.axis"
     return [
-        make(
-            "MatMulNBits",
-            [x, f"{name}_Q4", f"{name}_offsets.scales"],
-            [f"{of}.codes"],
-            name=f"{of}_Q4",
-            domain=CONTRIB_DOMAIN,
-            K=inputs,
-            N=outputs,
-            bits=4,
-            block_size=GROUP,
-            accuracy_level=INT8_ACTIVATIONS,
-        ),
         make("Constant", [], [split], name=f"{split}.Constant", value_ints=[-1, inputs // GROUP, GROUP]),
         make("Reshape", [x, split], [f"{of}.groups"], name=f"{of}.Reshape"),
         make("Constant", [], [axis], name=f"{axis}.Constant", value_ints=[2]),
         make("ReduceSum", [f"{of}.groups", axis], [f"{of}.sums"], name=f"{of}.ReduceSum", keepdims=0),
-        make("MatMul", [f"{of}.sums", f"{name}_offsets"], [f"{of}.offsets"], name=f"{of}.MatMul"),
-        make("Add", [f"{of}.codes", f"{of}.offsets"], list(node.output), name=f"{of}.Add"),
+        make("MatMul", [f"{of}.sums", offsets], [f"{of}.offsets"], name=f"{of}.MatMul"),
+        make("Add", [codes, f"{of}.offsets"], list(node.output), name=f"{of}.Add"),
     ]

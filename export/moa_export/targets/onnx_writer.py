@@ -30,7 +30,7 @@ WRITER_FILE = "writer.onnx"
 #: Candidates for each next token: what it samples from.
 TOP_K = 16
 #: Of embedding and head, whatever the layers have: a table of 4 bits costs a quarter of the perplexity.
-_TABLE = Weights(8, GROUP)
+TABLE = Weights(8, GROUP)
 _MOST_BYTES = 2**31  # of a file in the format of Protocol Buffers
 
 
@@ -46,7 +46,7 @@ class _Table(nn.Module):
 
     def __init__(self, table: Tensor) -> None:
         super().__init__()
-        codes, scales = round_symmetric(table, _TABLE.bits, _TABLE.group_size)
+        codes, scales = round_symmetric(table, TABLE.bits, TABLE.group_size)
         self.register_buffer("codes", (codes.to(torch.int16) + 128).to(torch.uint8).unflatten(1, (-1, GROUP)))
         self.register_buffer("scales", scales.float())
 
@@ -64,7 +64,7 @@ def export_writer(model: TokenDrafter, bits: int, folder: Path) -> Artifact:
     Raises:
         ExportError: sizes that groups of 32 do not divide, or more than a file can hold.
     """
-    _check(model, bits)
+    check_writer(model, bits)
     half = TokenHalf(model, top_k=TOP_K, embed=_Table(model.embedding)).eval()
     inputs, outputs = signature_of(half.kv_shape, half.top_k, rows=False)
     graph, matrices = trace(half, inputs, outputs)
@@ -74,19 +74,20 @@ def export_writer(model: TokenDrafter, bits: int, folder: Path) -> Artifact:
     if torch.equal(model.embedding, model.head):
         _share_table(graph, head, matrices[head].shape)
     else:
-        put_matrices(graph, {head: matrices[head]}, _TABLE, _TABLE, head_size=vocabulary, integer_activations=True)
+        put_matrices(graph, {head: matrices[head]}, TABLE, TABLE, head_size=vocabulary, integer_activations=True)
     if bits == 4:
         for name, matrix in layers.items():
             put_with_offsets(graph, name, matrix)
     else:
-        put_matrices(graph, layers, Weights(bits, GROUP), _TABLE, head_size=vocabulary, integer_activations=True)
+        put_matrices(graph, layers, Weights(bits, GROUP), TABLE, head_size=vocabulary, integer_activations=True)
     halve_weights(graph)
     tidy(graph.graph, inputs, outputs)
     onnx.save(graph, folder / WRITER_FILE)
     return Artifact("writer", WRITER_FILE, inputs, outputs)
 
 
-def _check(model: TokenDrafter, bits: int) -> None:
+def check_writer(model: TokenDrafter, bits: int) -> None:
+    """Raises ExportError: see :func:`export_writer`."""
     decoder = model.config.decoder
     sizes = (decoder.hidden_size, decoder.intermediate_size, decoder.num_heads * decoder.head_dim)
     if odd := next((size for size in sizes if size % GROUP), None):

@@ -24,6 +24,7 @@ class _Entry:
 BACKENDS = {
     "onnx": _Entry("onnx", "moa_runtime.backends.onnx", "OnnxBackend"),
     "executorch": _Entry("executorch", "moa_runtime.backends.executorch", "ExecutorchBackend"),
+    "web": _Entry("web", "moa_runtime.backends.onnx", "OnnxBackend"),
     "coreml": _Entry("coreml-stateless", "moa_runtime.backends.coreml", "CoremlBackend"),
 }
 

@@ -14,8 +14,8 @@ _OUTPUTS = [each.name for each in fields(StepResult)]
 
 
 class OnnxBackend(Backend):
-    """Runs a graph written by ``moa-export --target onnx`` on the CPU: a device half, or a writer, which has no inputs
-    for memory rows.
+    """Runs a graph written by ``moa-export --target onnx`` or ``web`` on the CPU: a device half, or a writer, which has
+    no inputs for memory rows.
 
     onnxruntime reads contiguous arrays where they lie, so a slice of a preallocated cache costs no copy.
 
@@ -72,4 +72,6 @@ def session_options(threads: int) -> ort.SessionOptions:
     options.log_severity_level = 3
     # Between two steps the device waits for the network; spinning threads would drain its battery.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Graphs for browsers are widened when they are loaded, as they are there; others have nothing of the kind.
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
     return options
