@@ -11,7 +11,7 @@ from vectors.recording import CALLS, SETTINGS, Step
 
 _RESUMES = ("idle", "cancels", "proposes", "fetches", "held", "replays", "keeps and prompts", "prompts")
 _STALE = ("verdict", "standing", "rows")
-_EVENTS = (
+EVENTS = (
     "Welcomed",
     "Echoed",
     "RowsReceived",
@@ -26,7 +26,7 @@ _EVENTS = (
 REQUIRED = frozenset(
     [f"call {name}" for name in (*CALLS, "create", "restore") if name != "frames_to_send"]
     + [f"set {name}" for name in SETTINGS]
-    + [f"event {name}" for name in _EVENTS]
+    + [f"event {name}" for name in EVENTS]
     + [f"fault {name}" for name in wire.FaultCode.keys()]  # noqa: SIM118
     + [f"finish {name}" for name in wire.Finish.keys()]  # noqa: SIM118
     + [f"policy {policy.value}" for policy in Policy]

@@ -5,29 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from moa_runtime.answer import LinkStatus, PauseReason
+from vectors.covered import EVENTS
 from vectors.loop_playing import Said
 
-_EVENTS = (
-    "Welcomed",
-    "Echoed",
-    "RowsReceived",
-    "Decided",
-    "Committed",
-    "RolledBack",
-    "Finished",
-    "Faulted",
-    "Resumed",
-    "Drafted",
-    "RoundEnded",
-    "Pushed",
-    "LinkChanged",
-    "LinkLost",
-    "PauseBegan",
-    "Problem",
-)
+_OF_LOOPS = ("Drafted", "RoundEnded", "Pushed", "LinkChanged", "LinkLost", "PauseBegan", "Problem")
 
 REQUIRED_OF_LOOPS = frozenset(
-    [f"event {name}" for name in _EVENTS]
+    [f"event {name}" for name in (*EVENTS, *_OF_LOOPS)]
     + [f"pause {reason.value}" for reason in PauseReason]
     + [f"link {status.value}" for status in LinkStatus]
     + [f"sends {kind}" for kind in ("hello", "prompt", "draft", "cancel", "credit")]
