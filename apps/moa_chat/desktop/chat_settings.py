@@ -129,7 +129,6 @@ def _number(says: str, least: float, most: float, step: float) -> QDoubleSpinBox
     field.setDecimals(2)
     field.setAccessibleName(says)
     field.setToolTip(says)
-    field.setButtonSymbols(QDoubleSpinBox.ButtonSymbols.NoButtons)
     return field
 
 
