@@ -98,7 +98,9 @@ class ChatSettingsDialog(QDialog):
         of_what = QLabel(title)
         of_what.setObjectName("title")
         of_what.setWordWrap(True)
-        note = QLabel("These settings count from the next question on. What new chats begin with is in Settings, “Answers”.")
+        note = QLabel(
+            "These settings count from the next question on. What new chats begin with is in Settings, “Answers”."
+        )
         note.setObjectName("muted")
         note.setWordWrap(True)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Save | QDialogButtonBox.StandardButton.Cancel)

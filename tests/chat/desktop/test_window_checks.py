@@ -155,4 +155,12 @@ def test_marks_outlive_the_program(profile):
     ],
 )
 def test_words_that_were_corrected(after, words):
-    assert corrected_words("red, green and blue", after) == words
+    assert corrected_words(Message("assistant", "red, green and blue"), after) == words
+
+
+def test_words_of_the_server_are_not_counted_as_the_devices():
+    spans = [("red, ", Origin.DRAFTED, True), ("green ", Origin.OFFLINE, True), ("and blue", Origin.CORRECTED, True)]
+    written = Message("assistant", "red, green and blue", tuple(TextSpan(*span) for span in spans))
+    assert corrected_words(written, "yellow") == 1
+    assert corrected_words(written, "pink, green or white") == 0
+    assert corrected_words(written, "red, dark yellow and blue") == 2
