@@ -222,7 +222,7 @@ def test_the_server_s_version_stands_unless_one_takes_it_back(connected, monkeyp
     assert not connected.page.disagreement.isVisible() and kept == []
     assert connected.page.notice.text == "3 words that this device wrote were corrected."
     connected.page.notice.button.click()
-    assert kept == [True]
+    assert kept == [True] and not connected.page.notice.isVisible()
 
 
 def test_the_user_decides_who_is_right(connected, qtbot, monkeypatch, profile):
