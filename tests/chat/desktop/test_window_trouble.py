@@ -260,8 +260,9 @@ def test_what_was_written_offline_can_be_kept(connected, qtbot):
     connected.page.disagreement.mine.click()
     qtbot.waitUntil(lambda: connected.chats.messages[-1].content.startswith(written[:40]), timeout=WAIT)
     wait_for_answer(qtbot, connected)
-    origins = {span.origin.value for span in connected.chats.messages[-1].spans}
-    assert "kept" in origins and connected.chats.messages[-1].content.startswith(written[:40])
+    answer = connected.chats.messages[-1]
+    assert "kept" in {span.origin.value for span in answer.spans} and answer.content.startswith(written[:40])
+    assert "as this device wrote it, not confirmed" in answer.figures and "corrected" not in answer.figures
 
 
 def test_a_deleted_chat_can_be_taken_back(connected, qtbot):
