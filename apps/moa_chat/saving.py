@@ -24,8 +24,10 @@ def save_conversation(
         the file, or None when it was not to be overwritten.
 
     Raises:
-        MoaError: no such format, nothing to save, or the file cannot be written.
+        MoaError: no name, no such format, nothing to save, or the file cannot be written.
     """
+    if not name:
+        raise MoaError("a file name is missing: /save FILE")
     path = Path(name).expanduser()
     if path.suffix not in FORMATS:
         raise MoaError(f"{name!r} has no known ending: expected a file name with {' or '.join(FORMATS)}")

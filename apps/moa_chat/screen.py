@@ -23,8 +23,9 @@ class View(Protocol):
     def draw(self, committed: str, tentative: Sequence[Span], status: Sequence[Span]) -> None:
         """Show the answer as it stands: all of its committed text, what follows it, the status line."""
 
-    def finish(self, committed: str) -> None:
-        """Show the committed text only, and end its line if there is any; ready for another answer."""
+    def finish(self, committed: str, alone: Sequence[Span] = ()) -> None:
+        """Show the committed text, and behind it what was written without the verifier, unless it is for committed text
+        only; end the line if there is any; ready for another answer."""
 
     def write(self, *spans: Span) -> None:
         """Show a line that belongs to no answer; not while one is drawn."""
@@ -40,7 +41,7 @@ class PlainView:
     def draw(self, committed: str, tentative: Sequence[Span] = (), status: Sequence[Span] = ()) -> None:
         self._append(committed)
 
-    def finish(self, committed: str) -> None:
+    def finish(self, committed: str, alone: Sequence[Span] = ()) -> None:
         self._append(committed)
         if self._written:
             self._out.write("\n")
@@ -84,20 +85,19 @@ class LiveView:
         parts = [_BEGIN_FRAME, self._to_live_region(columns)]
         rest = self._freeze(clean(committed), columns, parts)
         spans = [Span(rest), *(Span(clean(span.text), span.style) for span in tentative)]
-        text = "".join(span.text for span in spans)
-        rows = [cut_spans(spans, start, end) for start, end in wrap(text, columns)]
-        rows = [*_last_rows(rows, height - 1), clip(status, columns)]
+        rows = [*_last_rows(_wrapped(spans, columns), height - 1), clip(status, columns)]
         parts.append("\n".join(_styled(row) + _CLEAR_ROW for row in rows))
         parts += [_CLEAR_BELOW, _END_FRAME]
         self._live_widths = [text_width("".join(span.text for span in row)) for row in rows]
         self._emit(parts)
 
-    def finish(self, committed: str) -> None:
+    def finish(self, committed: str, alone: Sequence[Span] = ()) -> None:
         columns, _ = self._usable_size()
         parts = [_BEGIN_FRAME, self._to_live_region(columns)]
         rest = self._freeze(clean(committed), columns, parts)
-        if self._frozen or rest:
-            parts += [rest, _CLEAR_ROW, "\n"]
+        spans = [Span(rest), *(Span(clean(span.text), span.style) for span in alone)]
+        if self._frozen or any(span.text for span in spans):
+            parts += [f"{_styled(row)}{_CLEAR_ROW}\n" for row in _wrapped(spans, columns)]
         parts += [_CLEAR_BELOW, _END_FRAME, _SHOW_CURSOR]
         self._frozen, self._live_widths, self._last_frame = 0, [], None
         self._emit(parts)
@@ -144,6 +144,11 @@ def _terminal_size(out: TextIO) -> tuple[int, int]:
     except OSError:
         return _FALLBACK_SIZE
     return columns or _FALLBACK_SIZE[0], rows or _FALLBACK_SIZE[1]
+
+
+def _wrapped(spans: Sequence[Span], columns: int) -> list[list[Span]]:
+    text = "".join(span.text for span in spans)
+    return [cut_spans(spans, start, end) for start, end in wrap(text, columns)]
 
 
 def _last_rows(rows: list[list[Span]], most: int) -> list[list[Span]]:

@@ -60,10 +60,18 @@ class Shown:
             return ""
         return "".join(each.text for each in self._update.spans if each.origin is Origin.OFFLINE and not each.committed)
 
-    @property
-    def ended_alone(self) -> bool:
-        """Whether the device has written it to its end without the verifier, so that nothing more can come by now."""
-        return bool(self.left_behind) and self._pause in (PauseReason.END, PauseReason.LENGTH)
+    def ended_alone(self, *, wanted_offline: bool) -> bool:
+        """Whether the device has written it to its end without the verifier, so that nothing more can come by now; to
+        the offline limit where the user wants no verifier."""
+        ends = (PauseReason.END, PauseReason.LENGTH, *([PauseReason.LIMIT] if wanted_offline else []))
+        return bool(self.left_behind) and self._pause in ends
+
+    def words_left(self, *, checked: bool) -> str:
+        """What becomes of :attr:`left_behind`."""
+        words = len(self.left_behind.split())
+        limit = "; no more may be written offline" if self._pause is PauseReason.LIMIT else ""
+        later = "the verifier checks that when it is back" if checked else "that stays as it is"
+        return f"({words} {'word' if words == 1 else 'words'} written by this device alone{limit}: {later})"
 
     def tentative(self, palette: Palette) -> list[Span]:
         """The text behind the confirmed one."""

@@ -247,25 +247,26 @@ class Terminal:
             except MoaError as error:
                 problem = error
             finally:
-                self._view.finish(shown.confirmed)
+                self._view.finish(shown.confirmed, [Span(shown.left_behind, self._palette.offline)])
         self._last = shown.statistics
         if shown.left_behind and isinstance(self._view, LiveView):
-            self._view.write(Span(clean(shown.left_behind), self._palette.offline))
-            later = "the verifier checks it when it is back" if self._chat.unconfirmed else "it stays as it is"
-            self._say(f"(written without the verifier: {later})")
+            self._say(shown.words_left(checked=bool(self._chat.unconfirmed)))
         if problem is not None:
             self._complain(str(problem))
-        if problem is None or shown.confirmed:
+        if not self._ends_alone(shown) and (problem is None or shown.confirmed):
             self._say(summary(shown.reason, shown.statistics))
         self._view.write()
         return shown
+
+    def _ends_alone(self, shown: Shown) -> bool:
+        return isinstance(self._view, LiveView) and shown.ended_alone(wanted_offline=self._offline)
 
     def _follow(self, running: RunningAnswer, shown: Shown, keyboard: Keyboard) -> None:
         try:
             while not running.ended:
                 for event in running.events():
                     shown.take(event)
-                if keyboard.interrupts or (shown.ended_alone and isinstance(self._view, LiveView)):
+                if keyboard.interrupts or self._ends_alone(shown):
                     running.stop()
                 keys = keyboard.pressed()
                 if "\t" in keys:

@@ -54,7 +54,8 @@ def dropped_sentence(text: str) -> str:
 
 
 def corrected_sentence(words: int) -> str:
-    return f"{words} {'word' if words == 1 else 'words'} that this device wrote were corrected."
+    which = "1 word that this device wrote was" if words == 1 else f"{words} words that this device wrote were"
+    return f"{which} corrected."
 
 
 def excerpt(text: str, most: int) -> str:

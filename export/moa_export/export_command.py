@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 
 #: Extras by target; ``--target all`` needs them all. Known here so that a missing one is said at once.
 EXTRAS = {"onnx": "export", "web": "export", "executorch": "executorch", "coreml": "coreml"}
+_DEFAULT_TARGET = "onnx"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--target", metavar="NAME", help=f"what to export for: {', '.join(EXTRAS)}, several with commas, or all"
+        "--target",
+        metavar="NAME",
+        help=f"what to export for: {', '.join(EXTRAS)}, several with commas, or all (default {_DEFAULT_TARGET})",
     )
     parser.add_argument(
         "--out", type=Path, default=default_bundle(), metavar="DIR", help="the bundle's folder (default: %(default)s)"
@@ -89,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     options = {"bits": args.bits, "group_size": args.group_size}
     options |= {"head_bits": args.head_bits, "embedding_bits": args.embedding_bits}
     recipe = resolve(config, preset_name=args.preset, options=options)
-    targets = _targets(args.target or config.get("target"))
+    targets = _targets(args.target if args.target is not None else config.get("target") or _DEFAULT_TARGET)
 
     from moa_export.bundle_writer import check_output
 
@@ -122,10 +125,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _targets(given: str | None) -> tuple[str, ...]:
-    """Raises ExportError: none, or one that there is not."""
-    if not given:
-        raise ExportError(f"say what to export for: --target {', '.join(EXTRAS)} or all")
+def _targets(given: str) -> tuple[str, ...]:
+    """Raises ExportError: one that there is not."""
     if given == "all":
         return tuple(EXTRAS)
     names = tuple(dict.fromkeys(name.strip() for name in str(given).split(",")))

@@ -84,22 +84,34 @@ def test_what_was_written_offline_stays_readable_when_the_answer_is_stopped():
     out = io.StringIO()
     text = talk(chat, Lines("France?", "Italy?"), LiveView(out, lambda: (80, 24)))
     shown = out.getvalue()
-    note = "(written without the verifier: it stays as it is)"
-    assert text == "" and "is, of course." in shown.split(note)[0].split("Par\n")[-1]
+    note = "(3 words written by this device alone: that stays as it is)"
+    left = shown.split(note)[0].rsplit("Par", 1)[-1]
+    assert text == "" and "is, of course." in left and "stopped | 3 tokens" in shown.split(note)[1]
     assert "Rome." in shown and chat.stopped == 1
-    assert "without the verifier" not in talk(FakeChat([update("a", "bc"), interrupt, HANG]), Lines("x?"))
+    assert "this device alone" not in talk(FakeChat([update("a", "bc"), interrupt, HANG]), Lines("x?"))
 
 
-@pytest.mark.parametrize("reason", [PauseReason.END, PauseReason.LENGTH])
+@pytest.mark.parametrize("reason", [PauseReason.END, PauseReason.LENGTH, PauseReason.LIMIT])
 def test_an_answer_at_its_end_need_not_be_waited_for(reason):
     """On a terminal. What goes into a pipe is confirmed text alone."""
-    chat = FakeChat([update("Par", "", "is."), Paused(reason), HANG], [finished("Rome.")])
+    chat = FakeChat([update("", "", "Paris is one of them."), Paused(reason), HANG], [finished("Rome.")])
     chat.marks = [Unconfirmed(1, Sampling(), 8)]
     chat.status = LinkStatus.OFFLINE
-    out = io.StringIO()
-    talk(chat, Lines("France?", "Italy?"), LiveView(out, lambda: (80, 24)))
-    assert "the verifier checks it when it is back" in out.getvalue() and "Rome." in out.getvalue()
-    assert chat.asked == ["France?", "Italy?"] and chat.stopped == 1
+    screen = AnsiScreen(200, 60)
+    talk(chat, Lines("/offline", "France?", "Italy?"), LiveView(screen, lambda: (20, 24)))
+    rows = screen.text()
+    at = rows.index("Paris is one of")
+    limit = "; no more may be written offline" if reason is PauseReason.LIMIT else ""
+    note = f"(5 words written by this device alone{limit}: the verifier checks that when it is back)"
+    assert rows[at + 1 : at + 3] == ["them.", note] and not any("stopped" in row for row in rows)
+    assert chat.asked == ["France?", "Italy?"] and chat.stopped == 1 and "Rome." in rows
+
+
+def test_at_the_offline_limit_one_waits_for_a_verifier_that_one_wants():
+    shown = Shown(LinkChanged(LinkStatus.OFFLINE))
+    for event in (update("", "", "Paris"), Paused(PauseReason.LIMIT)):
+        shown.take(event)
+    assert shown.ended_alone(wanted_offline=True) and not shown.ended_alone(wanted_offline=False)
 
 
 def test_what_was_written_alone_is_checked_before_the_next_question():
@@ -238,7 +250,8 @@ def test_a_conversation_is_saved(tmp_path):
     assert out.count(f"saved as {markdown}") == 1 and "Paris." in markdown.read_text()
     assert json.loads(data.read_text())["title"] == "France?"
     assert lines.prompts[5] == f"{data} is there already: overwrite it? [y/N] " and "not saved" in out
-    assert out.count("has no known ending: expected a file name with .md or .json") == 2
+    assert out.count("has no known ending: expected a file name with .md or .json") == 1
+    assert "error: a file name is missing: /save FILE" in out
     assert "cannot write" in out and "No such file" in out
 
 

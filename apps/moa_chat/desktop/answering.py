@@ -103,14 +103,11 @@ class Answering:
     def update(self, event: AnswerUpdate) -> Round | None:
         """Take the answer as it is now; returns the verifier's rounds since the update before."""
         text = event.committed + event.tentative
-        # What was kept after all stands there again.
-        dropped = tuple(one for one in self.message.dropped if not text.startswith(one.text, one.offset))
-        if event.dropped:
-            dropped = (*dropped, Dropped(_place_of(event.dropped, self.message.content, text), event.dropped))
         if text != self.message.content:
             self.pause = None
         self._committed, self.tokens = event.committed, len(event.tokens)
         spans = self._with_known(event.spans)
+        dropped = self._marks(text, spans, event.dropped)
         self.message = Message("assistant", text, spans, dropped, finished=False, cut_off=self.sampling)
         before, self.statistics = self.statistics, event.statistics
         return new_round(before, event.statistics)
@@ -120,7 +117,8 @@ class Answering:
         self.tokens = len(event.tokens)
         figures, spans = summary(event.statistics, event.reason), self._with_known(event.spans)
         cut_off = self.sampling if event.reason is FinishReason.LENGTH else None
-        self.message = Message("assistant", event.text, spans, self.message.dropped, figures=figures, cut_off=cut_off)
+        dropped = self._marks(event.text, spans)
+        self.message = Message("assistant", event.text, spans, dropped, figures=figures, cut_off=cut_off)
 
     def set_aside(self, text: str, mark: Unconfirmed) -> None:
         """It ended without the verifier, as ``text``, which is checked later."""
@@ -130,7 +128,7 @@ class Answering:
         rest = (TextSpan(text[len(shown) :], Origin.OFFLINE, False),) if text != shown else ()
         spans = (*self.message.spans, *rest) if text.startswith(shown) else ()
         mark = dataclasses.replace(mark, turn=self.position)
-        self.message = Message("assistant", text, spans, self.message.dropped, figures=figures, unconfirmed=mark)
+        self.message = Message("assistant", text, spans, self._marks(text, spans), figures=figures, unconfirmed=mark)
 
     def stop(self) -> None:
         """It ended early: what is not confirmed goes."""
@@ -146,6 +144,16 @@ class Answering:
         figures = summary(self.statistics, None)
         self.message = Message("assistant", text, tuple(spans), dropped, figures=figures, cut_off=self.sampling)
 
+    def _marks(self, text: str, spans: Sequence[TextSpan], dropped: str = "") -> tuple[Dropped, ...]:
+        """What was taken back, now that the answer is ``text``: a mark stays while the text before it does."""
+        before = self.message.content
+        same = common_length(before, text)
+        marks = [one for one in self.message.dropped if one.offset <= same]
+        if dropped:
+            marks.append(Dropped(_place_of(dropped, before, text), dropped))
+        # Where the user kept the device's text nothing of it was taken back.
+        return tuple(one for one in marks if not text.startswith(one.text, one.offset) and not _kept(one.offset, spans))
+
     def _with_known(self, spans: Sequence[TextSpan]) -> tuple[TextSpan, ...]:
         """Of what is continued the origins are stored; the runtime may have forgotten them."""
         before, kept = self._before, []
@@ -157,6 +165,15 @@ class Answering:
                 kept.append(dataclasses.replace(span, text=span.text[skipped:]))
             skipped = max(0, skipped - len(span.text))
         return (*before.spans, *kept)
+
+
+def _kept(offset: int, spans: Sequence[TextSpan]) -> bool:
+    """Whether the user kept what stands at an offset."""
+    for span in spans:
+        if offset < len(span.text):
+            return span.origin is Origin.KEPT
+        offset -= len(span.text)
+    return False
 
 
 def _place_of(dropped: str, before: str, after: str) -> int:

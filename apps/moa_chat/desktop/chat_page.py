@@ -31,7 +31,7 @@ class ChatPage(QWidget):
         self.origins = _toggle(look, "origins", "Origins", "Colour the text by origin", "Ctrl+Shift+G")
         self.plot_button = _toggle(look, "plot", "Figures", "Show how the answer is made, in figures", "Ctrl+Shift+P")
         self.chat_settings = IconButton(
-            look, "settings", "Settings of this chat", shortcut="Ctrl+Shift+S", label="Settings"
+            look, "chat-settings", "Chat settings", shortcut="Ctrl+Shift+S", label="Chat settings"
         )
         self.export = IconButton(look, "export", "Save this chat as a file", shortcut="Ctrl+S", label="Save")
         self.conversation = ConversationView(look)

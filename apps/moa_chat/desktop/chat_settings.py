@@ -93,12 +93,14 @@ class ChatSettingsDialog(QDialog):
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
-        self.setWindowTitle("Settings of this chat")
+        self.setWindowTitle("Chat settings")
         self.form = ChatSettingsForm(settings, recommended)
         of_what = QLabel(title)
         of_what.setObjectName("title")
         of_what.setWordWrap(True)
-        note = QLabel("They count from the next question on. What new chats begin with is in the settings.")
+        note = QLabel(
+            "These settings count from the next question on. What new chats begin with is in Settings, “Answers”."
+        )
         note.setObjectName("muted")
         note.setWordWrap(True)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Save | QDialogButtonBox.StandardButton.Cancel)
@@ -129,7 +131,6 @@ def _number(says: str, least: float, most: float, step: float) -> QDoubleSpinBox
     field.setDecimals(2)
     field.setAccessibleName(says)
     field.setToolTip(says)
-    field.setButtonSymbols(QDoubleSpinBox.ButtonSymbols.NoButtons)
     return field
 
 

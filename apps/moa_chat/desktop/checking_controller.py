@@ -76,7 +76,10 @@ class CheckingController(ChatController):
             self._engine.check(turns, replace(mark, turn=checking.position + before))
         elif self._checks.any_done:
             words, corrected = self._checks.report()
-            self.told.emit(words, "Undo" if corrected else "", lambda: self._undo(corrected))
+            if corrected:
+                self.corrected.emit(words, lambda: self._undo(corrected))
+            else:
+                self.told.emit(words, "", None)
 
     # -- helpers -------------------------------------------------------------------------------
 

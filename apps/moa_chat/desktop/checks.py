@@ -7,10 +7,11 @@ import re
 from difflib import SequenceMatcher
 
 from moa_chat.desktop.answering import Answering
+from moa_chat.desktop.figures import AS_WRITTEN
 from moa_chat.history.message import Message
 from moa_chat.history.store import History
 from moa_chat.words import corrected_sentence
-from moa_runtime.answer import AnswerFinished
+from moa_runtime.answer import AnswerFinished, Origin
 
 
 class Checking(Answering):
@@ -25,7 +26,7 @@ class Checking(Answering):
     def __init__(self, chat: int, position: int, question: str, written: Message) -> None:
         sampling = written.unconfirmed.sampling if written.unconfirmed else None
         super().__init__(chat, position, question, sampling, replaces=True)
-        self.written = self.message = written
+        self.written, self.message = written, dataclasses.replace(written, dropped=())
         self.done = self.gone = False
 
     @property
@@ -107,16 +108,17 @@ class Checks:
                 behind[number] = dataclasses.replace(later, unconfirmed=new)
         self._history.replace(chat, position, [checked, *behind])
         self.any_done = True
-        self._corrected.append(Corrected(chat, position, written, checked))
-        self.words += corrected_words(written.content, checked.content)
+        self._note(Corrected(chat, position, written, checked))
+        self.words += corrected_words(written, checked.content)
         return True
 
     def report(self) -> tuple[str, list[Corrected]]:
-        """What was done since the last report, in a sentence, and the answers that changed, for :meth:`undo`."""
+        """What was done since the last report, in a sentence, and the answers that changed, for :meth:`undo`; none
+        where nothing that the device wrote was corrected."""
         corrected, words = self._corrected, self.words
         self.any_done, self.words, self._corrected = False, 0, []
         if not words:
-            return "The verifier has confirmed what this device wrote.", corrected
+            return "The verifier has confirmed what this device wrote.", []
         return corrected_sentence(words), corrected
 
     def undo(self, corrected: list[Corrected]) -> bool:
@@ -146,18 +148,44 @@ class Checks:
         self._keep(checking.chat, checking.position, checking.written)
         return True
 
+    def _note(self, corrected: Corrected) -> None:
+        """Of an answer that was checked twice, what the device wrote is what it was at first."""
+        for number, one in enumerate(self._corrected):
+            same = (one.chat, one.position) == (corrected.chat, corrected.position)
+            if same and one.checked.content == corrected.written.content:
+                self._corrected[number] = dataclasses.replace(one, checked=corrected.checked)
+                return
+        self._corrected.append(corrected)
+
     def _keep(self, chat: int, position: int, written: Message) -> None:
-        kept = dataclasses.replace(written, unconfirmed=None, figures="as this device wrote it, not confirmed")
-        self._history.save(chat, position, kept)
+        """What was taken back while it was written is no longer told."""
+        alone = not all(span.committed for span in written.spans) or not written.spans
+        figures = AS_WRITTEN if alone else written.figures
+        self._history.save(chat, position, dataclasses.replace(written, unconfirmed=None, figures=figures, dropped=()))
 
 
-def corrected_words(before: str, after: str) -> int:
-    """Words of ``before`` that are others in ``after``, or gone, and new ones between them. What follows its end is no
-    correction, and punctuation does not count.
+def corrected_words(written: Message, after: str) -> int:
+    """Words that the device wrote and that are others in ``after``, or gone, and new ones between them. What follows
+    the end is no correction, and punctuation does not count; nor do words of the server.
 
-    >>> corrected_words("red, green and blue", "red, yellow and blue. That is all.")
-    2
+    >>> corrected_words(Message("assistant", "red, green and blue"), "red, yellow and blue. That is all.")
+    1
     """
-    old, new = re.findall(r"\w+", before), re.findall(r"\w+", after)
-    changes = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
-    return sum(max(i2 - i1, j2 - j1 if i2 < len(old) else 0) for kind, i1, i2, j1, j2 in changes if kind != "equal")
+    words, new = list(re.finditer(r"\w+", written.content)), re.findall(r"\w+", after)
+    old, ours = [word.group() for word in words], _written_here(written)
+    mine = [any(ours[word.start() : word.end()]) for word in words]
+    count = 0
+    for kind, i1, i2, j1, j2 in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind != "equal" and all(mine[i1 : max(i2, i1 + 1)]):
+            count += max(i2 - i1, j2 - j1 if i2 < len(old) else 0)
+        elif kind != "equal":
+            count += sum(mine[i1:i2])
+    return count
+
+
+def _written_here(message: Message) -> list[bool]:
+    """For each character whether the device wrote it without the server; all where no origins are known."""
+    if not message.spans:
+        return [True] * len(message.content)
+    alone = (Origin.OFFLINE, Origin.KEPT)
+    return [not span.committed or span.origin in alone for span in message.spans for _ in span.text]

@@ -48,7 +48,7 @@ def commands_of(window: Window) -> list[Command]:
         Command("Show or hide the chats", "Ctrl+B", page.sidebar.click),
         Command("Larger letters", "Ctrl++", lambda: window.zoom(1)),
         Command("Smaller letters", "Ctrl+-", lambda: window.zoom(-1)),
-        Command("Settings of this chat", "Ctrl+Shift+S", window.open_chat_settings),
+        Command("Chat settings", "Ctrl+Shift+S", window.open_chat_settings),
         Command("Settings", "Ctrl+,", window.open_settings),
         Command("Keyboard", "F1", lambda: ShortcutDialog(window.commands, window).open()),
         Command("Quit", "Ctrl+Q", window.close),

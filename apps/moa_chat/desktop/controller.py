@@ -34,6 +34,7 @@ class ChatController(OpenChat):
         round_trip_changed: seconds.
         waiting: why there is no text yet.
         context_changed: how many tokens the open chat takes, and how many the target can read; 0 where not known.
+        corrected: a sentence about words of the device that the server has replaced, and what takes that back.
         disagreed: the server would have written something else, and the user has to say what counts.
     """
 
@@ -43,6 +44,7 @@ class ChatController(OpenChat):
     round_trip_changed = Signal(float)
     waiting = Signal(str)
     context_changed = Signal(int, int)
+    corrected = Signal(str, object)
     disagreed = Signal(object)
 
     def __init__(
@@ -194,7 +196,7 @@ class ChatController(OpenChat):
         elif choice == "mine":
             self.settle(True)
         else:
-            self.told.emit(corrected_sentence(len(event.dropped_text.split())), "Undo", lambda: self.settle(True))
+            self.corrected.emit(corrected_sentence(len(event.dropped_text.split())), lambda: self.settle(True))
 
     def _show(self, answering: Answering) -> None:
         if answering.chat == self.current:

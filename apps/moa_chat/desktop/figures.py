@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from moa_runtime.answer import FinishReason, Statistics
 
+#: Of an answer that the device wrote, and that the user kept or the verifier refused.
+AS_WRITTEN = "as this device wrote it, not confirmed"
 _RECENT_TRIPS = 8
 _FINISH = {
     FinishReason.STOP: "",
@@ -83,10 +85,12 @@ def new_round(before: Statistics, after: Statistics) -> Round | None:
 
 def summary(statistics: Statistics, reason: FinishReason | None) -> str:
     """What is remarkable about an answer, for the line beneath it; ``reason`` is None for one that was stopped."""
+    kept, offline = statistics.kept, statistics.offline
     parts = [
         "stopped" if reason is None else _FINISH[reason],
-        "partly written offline" if statistics.offline else "",
-        "corrected by the server" if statistics.offline and statistics.rolled_back else "",
+        ("" if kept == statistics.tokens else "partly ") + AS_WRITTEN if kept else "",
+        "partly written offline" if offline > kept else "",
+        "corrected by the server" if offline and statistics.rolled_back and not kept else "",
     ]
     return " · ".join(part for part in parts if part)
 

@@ -20,6 +20,8 @@ _DRAWINGS = {
     "edit": '<path d="M4 20l1-4L16 5l3 3L8 19zM14 7l3 3"/>',
     "delete": '<path d="M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13M10 11v5M14 11v5"/>',
     "settings": '<path d="M4 7h9M17 7h3M4 17h3M11 17h9"/><circle cx="15" cy="7" r="2"/><circle cx="9" cy="17" r="2"/>',
+    "chat-settings": '<path d="M5 4h14a1 1 0 0 1 1 1v11a1 1 0 0 1-1 1h-8l-4 4v-4H5a1 1 0 0 1-1-1V5a1 1 0 0 1 1-1z"/>'
+    '<path d="M8 10.5h3M15 10.5h1"/><circle cx="13" cy="10.5" r="2"/>',
     "export": '<path d="M12 4v11M7.5 10.5L12 15l4.5-4.5M5 19h14"/>',
     "offline": '<path d="M4 4l16 16M8.5 15.5a5 5 0 0 1 5-1.3M5 12a10 10 0 0 1 5-2.7M14 9.4a10 10 0 0 1 5 2.6"/>'
     '<circle cx="12" cy="19" r="1" fill="{color}"/>',

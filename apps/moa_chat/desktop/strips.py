@@ -46,6 +46,7 @@ class Notice(QFrame):
         super().__init__(parent)
         self.setObjectName("banner")
         self._does: Callable[[], None] = lambda: None
+        self._until_asked = False
         self._text = QLabel()
         self._text.setWordWrap(True)
         self._text.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
@@ -66,20 +67,35 @@ class Notice(QFrame):
     def text(self) -> str:
         return self._text.text()
 
-    def say(self, text: str, offer: str = "", does: Callable[[], None] = lambda: None, *, stays: bool = False) -> None:
+    def say(
+        self,
+        text: str,
+        offer: str = "",
+        does: Callable[[], None] = lambda: None,
+        *,
+        stays: bool = False,
+        until_asked: bool = False,
+    ) -> None:
         """Show a sentence.
 
         Args:
             offer: the button's text; none without it.
             does: what the button does.
             stays: until it is closed; for what must not be missed.
+            until_asked: until it is closed, or :meth:`asked` is called.
         """
+        self._until_asked = until_asked
         self._text.setText(text)
         self.button.setText(offer)
         self.button.setVisible(bool(offer))
         self._does = does
         self.show()
-        self._clock.stop() if stays else self._clock.start(_NOTICE_MS)
+        self._clock.stop() if stays or until_asked else self._clock.start(_NOTICE_MS)
+
+    def asked(self) -> None:
+        """The user goes on with something else."""
+        if self._until_asked:
+            self.hide()
 
     def _act(self) -> None:
         self.hide()

@@ -117,6 +117,10 @@ def style_sheet(theme: Theme) -> str:
             selection-color: {theme.on_accent};
         }}
         QDoubleSpinBox QLineEdit {{ border: 0; padding: 0; background: transparent; }}
+        /* Without buttons, Qt would leave the number no room: these have no width, and are beside it. */
+        QDoubleSpinBox::up-button, QDoubleSpinBox::down-button {{ subcontrol-origin: content; width: 0; border: 0; }}
+        QDoubleSpinBox::up-button {{ subcontrol-position: right; }}
+        QDoubleSpinBox::down-button {{ subcontrol-position: left; }}
         QComboBox::drop-down {{ border: 0; width: {line}px; }}
         QLineEdit, QPlainTextEdit {{ placeholder-text-color: {theme.muted}; }}
         QLineEdit:disabled {{ color: {theme.muted}; background: {theme.sidebar}; }}

@@ -105,6 +105,7 @@ class Window(QWidget):
         chats.waiting.connect(conversation.set_waiting)
         chats.returned.connect(page.composer.put_back)
         chats.told.connect(self._tell)
+        chats.corrected.connect(lambda text, undo: page.notice.say(text, "Undo", undo, until_asked=True))
         chats.context_changed.connect(page.context.show_use)
         chats.disagreed.connect(page.disagreement.ask)
         self.list.wanted.connect(self._open_chat)
@@ -164,6 +165,7 @@ class Window(QWidget):
         self.page.conversation.set_busy(busy)
         if busy:
             self.page.disagreement.hide()
+            self.page.notice.asked()
 
     def _settle(self, mine: bool, always: bool) -> None:
         if always:

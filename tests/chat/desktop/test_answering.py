@@ -53,6 +53,34 @@ def test_what_begins_like_what_came_instead_stood_before_it():
     assert answering.message.dropped[-1] == Dropped(11, "never shown")
 
 
+def test_marks_go_with_the_text_before_them():
+    answering = Answering(1, 1, "Question", SAMPLING)
+    answering.update(update(("Red and ", CORRECTED, True), ("yellow, then blue", OFFLINE, False)))
+    answering.update(
+        update(("Red and ", CORRECTED, True), ("pink, then ", DRAFTED, False), dropped="yellow, then blue")
+    )
+    answering.update(update(("Red and pink, then ", CORRECTED, True), ("white", CORRECTED, True), dropped="green"))
+    assert [one.offset for one in answering.message.dropped] == [8, 19]
+    # The user takes the server's version back: its words were none of this device's.
+    taken_back = "pink, then white"
+    answering.update(update(("Red and ", CORRECTED, True), ("yellow, th", Origin.KEPT, True), dropped=taken_back))
+    assert answering.message.dropped == ()
+
+
+@pytest.mark.parametrize(
+    ("kept", "offline", "says"),
+    [
+        (0, 4, "partly written offline · corrected by the server"),
+        (8, 8, "as this device wrote it, not confirmed"),
+        (4, 4, "partly as this device wrote it, not confirmed"),
+        (4, 6, "partly as this device wrote it, not confirmed · partly written offline"),
+    ],
+)
+def test_what_was_kept_was_not_corrected(kept, offline, says):
+    statistics = Statistics(tokens=8, kept=kept, offline=offline, rolled_back=3)
+    assert summary(statistics, FinishReason.STOP) == says
+
+
 def test_stopping_leaves_what_is_confirmed():
     answering = Answering(1, 1, "Question", SAMPLING)
     answering.update(update(("Red ", DRAFTED, True), ("and", CORRECTED, True), (" yellow", DRAFTED, False)))

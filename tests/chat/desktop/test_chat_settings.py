@@ -133,3 +133,14 @@ def test_many_lines_and_the_dialog_is_read_by_screen_readers(qtbot, look):
         assert field.accessibleName()
     dialog.save()
     assert saved == [ChatSettings(SYSTEM, 300, False, 0.35, 0.9)]
+
+
+@pytest.mark.parametrize("zoom", [100, 200])
+def test_a_number_is_seen_whole(qtbot, look, zoom):
+    look.set_zoom(zoom)
+    dialog = ChatSettingsDialog("Colours", ChatSettings(recommended=False, temperature=0.7), None)
+    qtbot.addWidget(dialog)
+    dialog.show()
+    for field in (dialog.form.temperature, dialog.form.top_p):
+        line, frame = field.lineEdit(), field.rect().adjusted(2, 2, -2, -2)
+        assert frame.contains(line.geometry()) and line.width() > 2 * line.fontMetrics().horizontalAdvance(field.text())

@@ -67,6 +67,7 @@ def test_nothing_is_lost_and_no_word_is_divided(spans):
         ("a boat", Dropped(1, " ship"), Dropped(2, "ship")),
         ("a boat.", Dropped(6, " ship"), Dropped(6, " ship")),
         ("a boat", Dropped(2, "ship"), Dropped(2, "ship")),
+        ("see that", Dropped(7, " the Earth"), Dropped(4, "tha the Earth")),
     ],
 )
 def test_what_was_taken_back_is_a_whole_word(content, dropped, shown):

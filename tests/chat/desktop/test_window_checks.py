@@ -7,11 +7,12 @@ import dataclasses
 import pytest
 from window_driving import QUESTION, TOKEN, WAIT, ask, shown_messages, wait_for_answer
 
+from moa_chat.desktop import strips
 from moa_chat.desktop.answer import Answer
 from moa_chat.desktop.checks import Checks, corrected_words
 from moa_chat.history.message import Message
 from moa_chat.history.store import History
-from moa_runtime.answer import Origin, TextSpan
+from moa_runtime.answer import Disagreement, Origin, TextSpan
 from moa_runtime.session.events import Sampling
 from moa_runtime.unconfirmed import Unconfirmed
 
@@ -63,6 +64,7 @@ def test_one_asks_on_without_the_verifier(window, qtbot):
     if written != wanted:
         assert "corrected" in window.page.notice.text
         window.page.notice.button.click()
+        assert not window.page.notice.isVisible()
         assert [message.content for message in window.chats.messages] == written
         assert unconfirmed(window) == []
 
@@ -123,6 +125,19 @@ def test_an_answer_that_the_verifier_refuses_keeps_no_other_from_its_check(windo
     assert checked.content != "None." and "not confirmed" not in checked.figures
 
 
+def test_an_undo_of_corrected_words_waits_until_the_next_question(window, qtbot, monkeypatch):
+    monkeypatch.setattr(strips, "_NOTICE_MS", 1)
+    notice = window.page.notice
+    notice.say("The chat was deleted.")
+    qtbot.waitUntil(lambda: not notice.isVisible(), timeout=WAIT)
+    window.chats.handle_disagreement(Disagreement(3, 12, "the device's words", "the server's words"))
+    qtbot.wait(100)
+    assert notice.isVisible()
+    ask(qtbot, window)
+    assert not notice.isVisible()
+    wait_for_answer(qtbot, window)
+
+
 def test_marks_outlive_the_program(profile):
     spans = (TextSpan("Red.", Origin.OFFLINE, False),)
     marked = Message("assistant", "Red.", spans, unconfirmed=Unconfirmed(1, Sampling(0.7, 0.9, 3), 64))
@@ -155,4 +170,12 @@ def test_marks_outlive_the_program(profile):
     ],
 )
 def test_words_that_were_corrected(after, words):
-    assert corrected_words("red, green and blue", after) == words
+    assert corrected_words(Message("assistant", "red, green and blue"), after) == words
+
+
+def test_words_of_the_server_are_not_counted_as_the_devices():
+    spans = [("red, ", Origin.DRAFTED, True), ("green ", Origin.OFFLINE, True), ("and blue", Origin.CORRECTED, True)]
+    written = Message("assistant", "red, green and blue", tuple(TextSpan(*span) for span in spans))
+    assert corrected_words(written, "yellow") == 1
+    assert corrected_words(written, "pink, green or white") == 0
+    assert corrected_words(written, "red, dark yellow and blue") == 2

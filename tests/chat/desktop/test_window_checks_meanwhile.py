@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
 
 import pytest
 from window_driving import QUESTION, TOKEN, WAIT, ask
 
 from moa_chat.desktop.checks import Checking, Checks
-from moa_chat.history.message import Message
+from moa_chat.history.message import Dropped, Message
 from moa_chat.history.store import History
+from moa_runtime.answer import Origin, TextSpan
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_runtime.unconfirmed import Unconfirmed
@@ -98,9 +100,33 @@ def test_undo_leaves_what_has_changed_since(history):
             assert history.messages(other)[1].content == "Red."
 
 
-def test_a_word_that_was_taken_back_is_no_mark(history):
-    from moa_chat.history.message import Dropped
+def test_undo_brings_back_the_devices_text_without_marks(history):
+    """Also of an answer that was checked twice, and not that of the server in between."""
+    spans = (TextSpan("Red.", Origin.OFFLINE, False),)
+    chat = asked(history, Message("assistant", "Red.", spans, (Dropped(1, "an earlier word"),), unconfirmed=MARK))
+    checks = Checks(history)
+    for text in ("Yellow.", "Green."):
+        checking = checks.next(None, "")
+        assert checking is not None and checking.message.dropped == ()
+        checking.message = Message("assistant", text, (TextSpan(text, Origin.CORRECTED, True),), (Dropped(0, "Red"),))
+        assert checks.settle(checking, 16)
+        if text == "Yellow.":  # an answer before it has changed
+            history.save(chat, 1, dataclasses.replace(history.messages(chat)[1], unconfirmed=MARK))
+    says, corrected = checks.report()
+    assert says == "1 word that this device wrote was corrected." and checks.undo(corrected)
+    back = history.messages(chat)[1]
+    assert (back.content, back.spans, back.dropped) == ("Red.", spans, ())
+    assert back.figures == "as this device wrote it, not confirmed"
 
+
+def test_an_answer_of_the_server_that_is_another_now_is_no_correction(history):
+    spans = (TextSpan("Yellow.", Origin.CORRECTED, True),)
+    asked(history, Message("assistant", "Yellow.", spans, unconfirmed=MARK))
+    checks, _ = checked(history, "Green.")
+    assert checks.report() == ("The verifier has confirmed what this device wrote.", [])
+
+
+def test_a_word_that_was_taken_back_is_no_mark(history):
     asked(history, Message("assistant", "Yes.", dropped=(Dropped(0, "unconfirmed"), Dropped(0, '"unconfirmed": {'))))
     assert history.unconfirmed() == []
 

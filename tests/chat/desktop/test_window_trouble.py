@@ -222,7 +222,7 @@ def test_the_server_s_version_stands_unless_one_takes_it_back(connected, monkeyp
     assert not connected.page.disagreement.isVisible() and kept == []
     assert connected.page.notice.text == "3 words that this device wrote were corrected."
     connected.page.notice.button.click()
-    assert kept == [True]
+    assert kept == [True] and not connected.page.notice.isVisible()
 
 
 def test_the_user_decides_who_is_right(connected, qtbot, monkeypatch, profile):
@@ -260,8 +260,9 @@ def test_what_was_written_offline_can_be_kept(connected, qtbot):
     connected.page.disagreement.mine.click()
     qtbot.waitUntil(lambda: connected.chats.messages[-1].content.startswith(written[:40]), timeout=WAIT)
     wait_for_answer(qtbot, connected)
-    origins = {span.origin.value for span in connected.chats.messages[-1].spans}
-    assert "kept" in origins and connected.chats.messages[-1].content.startswith(written[:40])
+    answer = connected.chats.messages[-1]
+    assert "kept" in {span.origin.value for span in answer.spans} and answer.content.startswith(written[:40])
+    assert "as this device wrote it, not confirmed" in answer.figures and "corrected" not in answer.figures
 
 
 def test_a_deleted_chat_can_be_taken_back(connected, qtbot):

@@ -65,9 +65,9 @@ def _from_word(one: Dropped, content: str) -> Dropped:
     if one.text[:1].isspace() and content[one.offset : one.offset + 1].isspace():
         return Dropped(one.offset + 1, one.text[1:])
     letters = one.text[1:] if one.text[:1] in _APOSTROPHES else one.text
-    if not _LETTER.match(letters):
-        return one
     start = offset = min(one.offset, len(content))  # the text may have become shorter since
+    if not _LETTER.match(letters) and _word_around(content, offset) is None:
+        return one
     while start > 0 and _in_word(content, start - 1):
         start -= 1
     return Dropped(start, content[start:offset] + one.text)
