@@ -51,6 +51,23 @@ def test_a_restored_session_is_the_same_without_link_and_rows() -> None:
     assert client.snapshot() == pair.client.snapshot()
 
 
+def test_what_is_asked_after_an_old_snapshot_is_not_taken_for_what_the_program_asked_behind_it() -> None:
+    """The same answer is continued, by another number of tokens: both would have the same epoch behind the same tokens."""
+    pair = Pair()
+    pair.connect()
+    pair.client.prompt(PROMPT, Sampling(), 3)
+    pair.finish()
+    snapshot = saved(pair)
+    pair.client.continue_answer([], len(PROMPT), Sampling(), 2)
+    pair.finish()
+    pair.cut()
+    pair.client = restored(snapshot)
+    pair.client.continue_answer([], len(PROMPT), Sampling(), 6)
+    pair.connect()
+    pair.finish()
+    assert pair.client.committed == decode(PROMPT, len(PROMPT) + 9)
+
+
 def test_a_snapshot_does_not_change_with_its_session() -> None:
     pair = offline()
     snapshot = pair.client.snapshot()

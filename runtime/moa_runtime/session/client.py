@@ -218,5 +218,5 @@ class ClientSession(Exchange):
         session._sampling, session._max_length = saved.sampling, saved.max_length
         session._while_away = saved.while_away
         session._resume_token = saved.resume_token
-        session._outgoing = Outgoing(saved.epoch, saved.connection)
+        session._outgoing = Outgoing.restored(saved.epoch, saved.connection)
         return session

@@ -209,6 +209,8 @@ class Exchange(Link):
                 raise BrokenFrameError(f"the server does not take what it says it lacks: {fault.text}")
             self._server_length = min(fault.committed_length, len(self.committed))
             return self._replay()
+        if fault.code == wire.FAULT_CODE_OUT_OF_SYNC and not self.answering:
+            return []  # about a frame of an answer that is over
         return [fault_of(fault)]
 
     # -- answers -------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from moa_runtime.session.sampling import Sampling, message_of
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 _LARGEST_STAMP = 2**32 - 1
+#: More epochs than a program begins between two snapshots.
+_LEAP = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,16 @@ class Outgoing:
         self.credit = self.serial = self.stamp = self.round_trip_us = 0
         self.awaits_standing = self.repeated = False
         self._cuts: list[tuple[int, int]] = []  # epochs of this connection that cut, and where
+        self._step = 1  # from an epoch to the next
         self._frames: list[bytes] = []
+
+    @classmethod
+    def restored(cls, epoch: int, connection: int) -> Outgoing:
+        """That of a snapshot. The program that made it may have begun more epochs, of which the server has heard: one
+        that begins before the server says so is none of them."""
+        outgoing = cls(epoch, connection)
+        outgoing._step = _LEAP
+        return outgoing
 
     def take(self) -> list[bytes]:
         """The frames made since the last call, in order."""
@@ -67,7 +78,7 @@ class Outgoing:
         Args:
             cut: the conversation's tokens from here on are gone; None where all stay.
         """
-        self.epoch += 1
+        self.epoch, self._step = self.epoch + self._step, 1
         self.in_flight = None
         self.end_credit()
         if cut is not None:
@@ -80,7 +91,7 @@ class Outgoing:
 
     def catch_up(self, epoch: int, connection: int) -> None:
         """The server has heard of these."""
-        self.epoch, self.connection = max(self.epoch, epoch), max(self.connection, connection)
+        self.epoch, self.connection, self._step = max(self.epoch, epoch), max(self.connection, connection), 1
 
     def resend(self) -> bool:
         """Once more what is in flight, and the credit; says whether there is anything."""

@@ -190,7 +190,7 @@ export class ClientSession extends Exchange {
     session.maxLength = saved.maxLength;
     session.whileAway = saved.whileAway;
     session.resumeToken = saved.resumeToken;
-    session.outgoing = new Outgoing(saved.epoch, saved.connection);
+    session.outgoing = Outgoing.restored(saved.epoch, saved.connection);
     return session;
   }
 }

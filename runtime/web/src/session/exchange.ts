@@ -230,6 +230,7 @@ export class Exchange extends Link {
       this.serverLength = Math.min(Number(fault.committedLength), this.committed.length);
       return this.replay();
     }
+    if (fault.code === FaultCode.OUT_OF_SYNC && !this.answering) return []; // about a frame of an answer that is over
     return [faultOf(fault)];
   }
 

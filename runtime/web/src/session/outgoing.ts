@@ -31,6 +31,9 @@ export interface PromptParts {
 
 type ClientEvent = NonNullable<MessageInitShape<typeof ClientMessageSchema>["event"]>;
 
+/** More epochs than a program begins between two snapshots. */
+const LEAP = 1n << 20n;
+
 /** Makes frames and holds them until they are taken. */
 export class Outgoing {
   /** What awaits its verdict. */
@@ -49,6 +52,7 @@ export class Outgoing {
   repeated = false;
   private cuts: { epoch: bigint; cut: number }[] = []; // epochs of this connection that cut, and where
   private frames: Uint8Array[] = [];
+  private step = 1n; // from an epoch to the next
 
   /**
    * @param epoch of the frames made from now on; each prompt and cancellation begins one.
@@ -58,6 +62,16 @@ export class Outgoing {
     public epoch = 0n,
     public connection = 0n,
   ) {}
+
+  /**
+   * That of a snapshot. The program that made it may have begun more epochs, of which the server has heard: one that begins
+   * before the server says so is none of them.
+   */
+  static restored(epoch: bigint, connection: bigint): Outgoing {
+    const outgoing = new Outgoing(epoch, connection);
+    outgoing.step = LEAP;
+    return outgoing;
+  }
 
   /** The frames made since the last call, in order. */
   take(): Uint8Array[] {
@@ -81,7 +95,8 @@ export class Outgoing {
    * @param cut the conversation's tokens from here on are gone; undefined where all stay.
    */
   beginEpoch(cut?: number): void {
-    this.epoch++;
+    this.epoch += this.step;
+    this.step = 1n;
     this.inFlight = undefined;
     this.endCredit();
     if (cut !== undefined) this.cuts.push({ epoch: this.epoch, cut });
@@ -99,6 +114,7 @@ export class Outgoing {
   /** The server has heard of these. */
   catchUp(epoch: bigint, connection: bigint): void {
     if (epoch > this.epoch) this.epoch = epoch;
+    this.step = 1n;
     if (connection > this.connection) this.connection = connection;
   }
 
