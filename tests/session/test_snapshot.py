@@ -52,7 +52,7 @@ def test_a_restored_session_is_the_same_without_link_and_rows() -> None:
 
 
 def test_what_is_asked_after_an_old_snapshot_is_not_taken_for_what_the_program_asked_behind_it() -> None:
-    """The same answer is continued, by another number of tokens: both would have the same epoch behind the same tokens."""
+    """The same answer is continued by other lengths: both would have the same epoch behind the same tokens."""
     pair = Pair()
     pair.connect()
     pair.client.prompt(PROMPT, Sampling(), 3)
