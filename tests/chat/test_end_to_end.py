@@ -114,7 +114,7 @@ def hung(onnx_bundle: Path, hanging: Running, *arguments: str) -> Iterator[Termi
         terminal.press(QUESTION + "\n")
         terminal.wait(r"online \| tau .* \d\d rounds")  # memory rows come behind the first of the text
         hanging.process.send_signal(signal.SIGSTOP)
-        terminal.wait(r"slow \| tau .* tentative \| the verdict is late")
+        terminal.wait(r"slow \| ")  # behind it, why: soon that the device has written all it may
         # Nobody is asked about a few words: wait for more, and for an attempt to connect that failed.
         terminal.wait(r"\| tau .* ([2-9]\d|\d{3}) tentative \| nothing answers")
         yield terminal
@@ -140,7 +140,7 @@ def test_the_user_keeps_what_was_written_while_the_verifier_hung(onnx_bundle, ha
 
 def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(onnx_bundle, hanging):
     """The verifier hangs in the middle, so that the answer certainly runs when Ctrl-C comes."""
-    with hung(onnx_bundle, hanging, "--policy", "rollback") as terminal:
+    with hung(onnx_bundle, hanging, "--policy", "rollback", "--max-new-tokens", "200") as terminal:  # room for another
         terminal.press(CTRL_C)
         text = terminal.wait(r"stopped \| \d+ tokens")
         assert "tentative" not in text.split("you>")[1]
