@@ -55,8 +55,8 @@ class ChatChecks(ChatAnswers):
         return await self._encoded(partial(self._conversation.ask, self._loop.committed, text), len(text))
 
     async def _encoded(self, encode: Callable[[], T], more: int = 0) -> T:
-        """What ``encode`` makes of the conversation's turns and of ``more`` characters. Making tokens of a long one takes
-        tenths of a second, in which the event loop goes on."""
+        """What ``encode`` makes of the conversation's turns and of ``more`` characters. Making tokens of a long one
+        takes tenths of a second, in which the event loop goes on."""
         if more + sum(len(turn["content"]) for turn in self._conversation.messages) < _LONG:
             return encode()
         self._following = True  # nobody else asks, or changes the turns, meanwhile

@@ -11,8 +11,8 @@ from moa_server.options import ServeError
 
 
 def end_with_stdin() -> None:
-    """End this process with exit status 0 when its standard input ends: a pipe does when its writer is gone, in whatever
-    way that ended and on every system.
+    """End this process with exit status 0 when its standard input ends: a pipe does when its writer is gone, in
+    whatever way that ended and on every system.
 
     Raises:
         ServeError: there is no standard input.

@@ -1,4 +1,4 @@
-"""A verifier that a program starts on its own machine ends with it, however that is, and is missed when it ends first."""
+"""A verifier that a program starts on its own machine ends with it, however that is, and is missed when it ends."""
 
 from __future__ import annotations
 

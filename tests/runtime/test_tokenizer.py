@@ -172,7 +172,8 @@ def test_a_template_cannot_escape_or_crash(folder: Path, template: str, says: st
 
 
 def test_large_numbers_in_a_conversation_are_text(folder: Path) -> None:
-    template = "{% for m in messages %}{{ '%s:' % m['role'] }}{{ '{} {:3d}'.format(m['content'] | trim, 7) }}{% endfor %}"
+    turn = "{{ '%s:' % m['role'] }}{{ '{} {:3d}'.format(m['content'] | trim, 7) }}"
+    template = f"{{% for m in messages %}}{turn}{{% endfor %}}"
     text = "100 %1000000000d {:1000000000} {{}} %*d"
     tokenizer = load(folder, template)
     assert tokenizer.decode(tokenizer.encode_chat([{"role": "user", "content": text}])) == f"user:{text}   7"

@@ -114,8 +114,8 @@ class ChatSettingsDialog(QDialog):
         self.resize(letters(72), 0)
 
     def event(self, event: QEvent) -> bool:
-        """Texts that wrap need more height the narrower the dialog is, which Qt leaves out of its least size: rows would
-        lie over one another."""
+        """Texts that wrap need more height the narrower the dialog is. Qt leaves that out of its least size, and rows
+        would lie over one another."""
         handled = super().event(event)
         layout = self.layout()
         if layout is not None and event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Resize):

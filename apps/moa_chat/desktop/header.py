@@ -17,8 +17,8 @@ _TITLE_LETTERS = 14  # that are to be seen before words beside icons are
 
 
 class Title(QLabel):
-    """One line that gives way to the buttons when the window is narrow. What has no room is an ellipsis; the tooltip and
-    the name for screen readers have all of it."""
+    """One line that gives way to the buttons when the window is narrow. What has no room is an ellipsis; the tooltip
+    and the name for screen readers have all of it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Draw the pictures of the window for the documentation.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--bundle", default="", help="folder (default: the bundle in the cache)")
-    parser.add_argument("--theme", choices=("light", "dark"), default="light", help="of all but the dark picture of a chat")
+    says = "of all but the dark picture of a chat"
+    parser.add_argument("--theme", choices=("light", "dark"), default="light", help=says)
     options = parser.parse_args(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     settings = Settings(bundle=options.bundle, theme=options.theme, max_new_tokens=160)

@@ -92,9 +92,7 @@ def _pools(setup: Setup) -> tuple[ChatPool, ChatPool]:
     return ChatPool(partial(connect, raw=False)), ChatPool(partial(connect, raw=True))
 
 
-def _serve(
-    app: Starlette, listening: socket.socket, model: str, verifier: LocalVerifier | None, as_json: bool
-) -> None:
+def _serve(app: Starlette, listening: socket.socket, model: str, verifier: LocalVerifier | None, as_json: bool) -> None:
     url = url_of("http", listening, "/v1")
 
     class Server(uvicorn.Server):
