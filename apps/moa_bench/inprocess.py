@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.tokenizer import ChatTokenizer
 
 if TYPE_CHECKING:
+    from moa_bench.progress import Progress
     from moa_server.transformers_engine import TransformersEngine
 
 
@@ -64,8 +65,8 @@ def engine_of(args: argparse.Namespace) -> TransformersEngine:
     return TransformersEngine.load(args.model or DEFAULT_TARGET, args.drafter or shipped_checkpoint())
 
 
-def with_progress(questions: list[Question], benchmark: str) -> Iterable[Question]:
-    """The questions, with their progress on stderr."""
+def with_progress(questions: list[Question], benchmark: str) -> Progress:
+    """The questions, with their progress on stderr from this moment on."""
     from moa_bench.progress import Progress
 
     return Progress(questions, desc=benchmark, unit="question")

@@ -1,4 +1,4 @@
-"""How far a benchmark is: a bar on a terminal, elsewhere a line a minute."""
+"""How far a benchmark is: a bar on a terminal, elsewhere a line at the beginning and then one a minute."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {elapsed} gone, {remaining} to 
 
 
 class Progress(tqdm):  # type: ignore[type-arg]  # of whatever it counts
-    """A ``tqdm`` on stderr, with its arguments. Where that is no terminal it says nothing in the first minute."""
+    """A ``tqdm`` on stderr, with its arguments; it says at once that nothing is done yet."""
 
     def __init__(self, iterable: Iterable[Any] | None = None, **options: Any) -> None:
         self._draws = sys.stderr.isatty()
         if not self._draws:
-            options |= {"mininterval": _EVERY_S, "maxinterval": _EVERY_S, "delay": _EVERY_S, "miniters": 1}
+            options |= {"mininterval": _EVERY_S, "maxinterval": _EVERY_S, "miniters": 1}
             options |= {"bar_format": _LINE, "leave": False}
         super().__init__(iterable, file=sys.stderr, **options)
 

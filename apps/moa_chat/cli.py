@@ -51,6 +51,7 @@ def _run(options: argparse.Namespace) -> int:
 
         address = address_for(options)  # refused before a verifier is started for it
     with contextlib.ExitStack() as stack:
+        verifier = None
         if options.local:
             # A closed terminal window or `kill` must stop the verifier too.
             for name in ("SIGTERM", "SIGHUP"):
@@ -59,7 +60,8 @@ def _run(options: argparse.Namespace) -> int:
             if options.bundle is None:
                 ensure_bundle()
             bundle = open_bundle(options.bundle)
-            endpoint = stack.enter_context(local_verifier()).endpoint
+            verifier = stack.enter_context(local_verifier())
+            endpoint = verifier.endpoint
         else:
             bundle = open_bundle(options.bundle)
             endpoint = endpoint_for(
@@ -71,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
         if options.once is not None:
             return run_once(setup, options.once, as_json=options.json)
         if options.serve is not None:
-            return run_gateway(setup, address, as_json=options.json)
+            return run_gateway(setup, address, verifier, as_json=options.json)
         return run_terminal(setup)
 
 

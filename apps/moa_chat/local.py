@@ -21,16 +21,31 @@ from moa_runtime.extras import require_extra
 from moa_runtime.paths import default_bundle
 from moa_runtime.transport import Endpoint
 
+#: Options of ``moa-serve`` for a verifier of this machine: it ends with the program that holds its standard input open.
+SERVE_HERE = ("--json", "--port", "0", "--until-stdin-ends")
+
 _START_SECONDS = 600.0  # the first start fetches the target
 _STOP_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class LocalVerifier:
-    """A verifier on this machine: where it is, and its process."""
+    """A verifier on this machine: where it is, its process, and what that says."""
 
     endpoint: Endpoint
-    pid: int
+    _process: subprocess.Popen[bytes]
+    _log: IO[bytes]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def problem(self) -> MoaError | None:
+        """Why it has ended by itself; None while it runs."""
+        if self._process.poll() is None:
+            return None
+        return MoaError(f"the verifier on this machine ended: {_last_words(self._process, self._log)}")
 
 
 def ensure_bundle() -> None:
@@ -65,8 +80,8 @@ def local_verifier(options: Sequence[str] = (), *, cpus: set[int] | None = None)
     token = secrets.token_urlsafe(24)  # other users of this machine reach its port too
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            program("moa_server.cli", "--json", "--port", "0", *options),
-            stdin=subprocess.DEVNULL,
+            program("moa_server.cli", *SERVE_HERE, *options),
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,  # its messages would end up in the middle of the answers
             env={**os.environ, "MOA_TOKEN": token},
@@ -77,7 +92,7 @@ def local_verifier(options: Sequence[str] = (), *, cpus: set[int] | None = None)
         try:
             if cpus is not None:
                 os.sched_setaffinity(process.pid, cpus)
-            yield LocalVerifier(Endpoint(_ready_url(process, log), token), process.pid)
+            yield LocalVerifier(Endpoint(_ready_url(process, log), token), process, log)
         finally:
             _stop(process)
 
@@ -99,9 +114,14 @@ def _ready_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
     except queue.Empty:
         raise MoaError(f"the verifier was not ready within {_START_SECONDS:g} s") from None
     process.wait(_STOP_SECONDS)
+    raise MoaError(f"the verifier did not start: {_last_words(process, log)}")
+
+
+def _last_words(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
+    """Of a verifier that has ended: what it said last, else its exit status."""
     log.seek(0)
     last = log.read().decode(errors="replace").strip().splitlines()
-    raise MoaError(f"the verifier did not start: {last[-1] if last else f'exit status {process.returncode}'}")
+    return last[-1] if last else f"exit status {process.returncode}"
 
 
 def _read_lines(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
@@ -118,6 +138,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    assert process.stdin is not None
+    process.stdin.close()  # not before: its end would be heard sooner than the signal
 
 
 def _note(text: str) -> None:

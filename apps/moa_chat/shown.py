@@ -47,7 +47,9 @@ class Shown:
         elif isinstance(event, Paused):
             self._pause = event.reason
         elif isinstance(event, AnswerUpdate):
-            self._update, self._pause = event, None
+            if self._update is None or _text(event) != _text(self._update):
+                self._pause = None  # where only an origin changed, as in a late link that is lost, it goes on
+            self._update = event
             self.confirmed, self.statistics = event.committed, event.statistics
         elif isinstance(event, AnswerFinished):
             self._update, self._pause = None, None
@@ -94,3 +96,7 @@ class Shown:
         notes = [Span(f" | {note}", palette.quiet) for note in (detail, hint) if note]
         first = self.disagreement is not None or pause  # why nothing is written says more than figures do
         return [row[0], *notes, *row[1:]] if first else [*row, *notes]
+
+
+def _text(update: AnswerUpdate) -> str:
+    return update.committed + update.tentative

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -260,7 +261,7 @@ class Chat(ChatChecks):
         self._check_accepted()
         check_wishes(max_new_tokens, sampling)
         committed, record = self._loop.committed, self._record
-        question, tokens = self._conversation.last_answer(committed)
+        question, tokens = await self._encoded(partial(self._conversation.last_answer, committed))
         if not tokens or tokens[-1] in self.tokenizer.stop_tokens:
             raise ChatError("the answer has ended by itself: there is nothing to continue")
         whole = [*committed[: question.kept], *question.supplied, *tokens]

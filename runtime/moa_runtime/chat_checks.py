@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
+from typing import TypeVar
 
 from moa_runtime.answer import AnswerFinished, ChatEvent, LinkStatus
 from moa_runtime.chat_answers import ChatAnswers
 from moa_runtime.conversation import Question
 from moa_runtime.errors import MoaError
 from moa_runtime.unconfirmed import Unconfirmed
+
+T = TypeVar("T")
 
 #: Characters of a conversation that become tokens within a few milliseconds.
 _LONG = 1 << 13
@@ -47,14 +51,17 @@ class ChatChecks(ChatAnswers):
     # -- helpers -------------------------------------------------------------------------------
 
     async def _question(self, text: str) -> Question:
-        """What to send for ``text``. Making tokens of a long conversation takes tenths of a second, in which the event
-        loop goes on."""
-        conversation, committed = self._conversation, self._loop.committed
-        if len(text) + sum(len(turn["content"]) for turn in conversation.messages) < _LONG:
-            return conversation.ask(committed, text)
+        """What to send for ``text``."""
+        return await self._encoded(partial(self._conversation.ask, self._loop.committed, text), len(text))
+
+    async def _encoded(self, encode: Callable[[], T], more: int = 0) -> T:
+        """What ``encode`` makes of the conversation's turns and of ``more`` characters. Making tokens of a long one
+        takes tenths of a second, in which the event loop goes on."""
+        if more + sum(len(turn["content"]) for turn in self._conversation.messages) < _LONG:
+            return encode()
         self._following = True  # nobody else asks, or changes the turns, meanwhile
         try:
-            return await asyncio.to_thread(conversation.ask, committed, text)
+            return await asyncio.to_thread(encode)
         finally:
             self._following = False
 

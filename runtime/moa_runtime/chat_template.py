@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import wraps
 from types import FrameType
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError as JinjaError
 from jinja2 import nodes
 from jinja2.ext import Extension
+from jinja2.filters import do_format
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -23,8 +26,10 @@ Message = Mapping[str, str]
 
 #: A long conversation takes some milliseconds.
 _LONGEST_S = 3.0
-#: Characters that a template may make of few by "*", and bits of its numbers.
+#: Characters that a template may make of few by "*", or ask a function for (a width), and bits of its numbers.
 _MOST_CHARACTERS, _MOST_BITS = 1 << 20, 1 << 12
+#: A width or a precision in the text of a format that is as large.
+_WIDE = re.compile("[1-9][0-9]{6}")
 
 
 class ChatTemplateError(MoaError):
@@ -44,16 +49,22 @@ class _GenerationBlock(Extension):
 class _Environment(ImmutableSandboxedEnvironment):
     """The same settings as transformers', so that a template renders to the same text."""
 
-    intercepted_binops = frozenset(["*", "**"])
+    intercepted_binops = frozenset(["*", "**", "%"])
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"])
         self.filters["tojson"] = _to_json
+        self.filters |= {name: _bounded(each) for name, each in self.filters.items()}
+        self.filters["format"] = _format
         self.globals["raise_exception"] = _refuse
         self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Nothing interrupts a single operation of Python's: its result is bounded before."""
+        if operator == "%":
+            if isinstance(left, str):
+                _check_format(left, *(right if isinstance(right, tuple) else (right,)))
+            return super().call_binop(context, operator, left, right)
         bits = [value.bit_length() if isinstance(value, int) else 0 for value in (left, right)]
         sizes = [len(value) if isinstance(value, Sequence) else 0 for value in (left, right)]
         if operator == "**":
@@ -65,6 +76,13 @@ class _Environment(ImmutableSandboxedEnvironment):
         if too_large:
             raise JinjaError(f"what it makes by {operator!r} is too large")
         return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Any, function: Any, /, *arguments: Any, **named: Any) -> Any:
+        """As with operations: what a function makes is bounded by what it is asked for."""
+        _check_sizes(*arguments, *named.values())
+        if getattr(function, "__name__", "") in ("format", "format_map"):
+            _check_format(getattr(getattr(function, "__wrapped__", function), "__self__", ""))
+        return super().call(context, function, *arguments, **named)
 
 
 class ChatTemplate:
@@ -128,6 +146,36 @@ def _for_seconds(seconds: float) -> Iterator[None]:
         yield
     finally:
         sys.settrace(before)
+
+
+def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that is asked for nothing too large."""
+
+    @wraps(function)  # with the marks of what it wants from the environment
+    def call(*arguments: Any, **named: Any) -> Any:
+        _check_sizes(*arguments, *named.values())
+        return function(*arguments, **named)
+
+    return call
+
+
+def _format(text: Any, *arguments: Any, **named: Any) -> str:
+    """The filter ``format``."""
+    _check_format(text, *arguments, *named.values())
+    return do_format(text, *arguments, **named)
+
+
+def _check_sizes(*arguments: Any) -> None:
+    """Raises JinjaError: one is a number, such as a width, that is too large."""
+    if any(isinstance(each, int) and each > _MOST_CHARACTERS for each in arguments):
+        raise JinjaError("what it asks a function for is too large")
+
+
+def _check_format(text: Any, *arguments: Any) -> None:
+    """Raises JinjaError: a width or a precision is too large that this text of a format has or is given."""
+    _check_sizes(*arguments)
+    if isinstance(text, str) and _WIDE.search(text):
+        raise JinjaError("what it asks a format for is too large")
 
 
 def _to_json(

@@ -22,6 +22,7 @@ from moa_server.logs import complain, configure
 from moa_server.options import ServeError, parser, settings_of
 from moa_server.places import EdgeLimits
 from moa_server.settings import Settings
+from moa_server.stdin_watch import end_with_stdin
 
 if TYPE_CHECKING:
     from moa_server.transformers_engine import TransformersEngine
@@ -46,6 +47,8 @@ def _serve(options: argparse.Namespace) -> None:
         token, entry = new_token(options.new_token)
         print(f"token: {token}\nentry: {entry}")
         return
+    if options.until_stdin_ends:
+        end_with_stdin()
     settings = settings_of(options)
     bearers = Bearers(settings.token, settings.token_file)
     if options.doctor:

@@ -147,6 +147,12 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="say what this machine can serve: load the target, time some steps, and exit",
     )
+    operation.add_argument(
+        "--until-stdin-ends",
+        action="store_true",
+        help="end at once when standard input does: for a program that starts a verifier with a pipe there, and is not "
+        "to leave it behind however it ends",
+    )
     operation.add_argument("--json", action="store_true", help="print the ready line, or the report, as JSON")
     operation.add_argument(
         "--log-format", choices=FORMATS, default="text", help="json: one object a line (default: %(default)s)"

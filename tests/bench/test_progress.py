@@ -9,8 +9,10 @@ from moa_bench.progress import Progress
 
 
 def test_lines_where_no_terminal_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(Progress(range(3), desc="network", unit="answer")) == [0, 1, 2]
-    assert capsys.readouterr().err == ""  # it did not take a minute
+    asked = Progress(range(3), desc="network", unit="answer")
+    begun = capsys.readouterr().err
+    assert begun.startswith("network: 0 of 3 answers, 00:00 gone") and begun.count("\n") == 1
+    assert list(asked) == [0, 1, 2] and capsys.readouterr().err == ""  # it did not take a minute
     monkeypatch.setattr(progress, "_EVERY_S", 0.0)
     with Progress(total=3, desc="network", unit="answer") as bar:
         bar.update()

@@ -107,6 +107,14 @@ def test_an_answer_at_its_end_need_not_be_waited_for(reason):
     assert chat.asked == ["France?", "Italy?"] and chat.stopped == 1 and "Rome." in rows
 
 
+def test_an_answer_that_ended_in_a_late_link_need_not_be_waited_for_once_that_is_lost():
+    """What was written behind a late verdict is drafted text; once the link is lost it is offline text, the same."""
+    chat = FakeChat([update("", "Paris."), Paused(PauseReason.LENGTH), update("", "", "Paris."), HANG])
+    screen = AnsiScreen(200, 60)
+    talk(chat, Lines("France?"), LiveView(screen, lambda: (80, 24)))
+    assert chat.stopped == 1 and "(1 word written by this device alone: that stays as it is)" in screen.text()
+
+
 def test_at_the_offline_limit_one_waits_for_a_verifier_that_one_wants():
     shown = Shown(LinkChanged(LinkStatus.OFFLINE))
     for event in (update("", "", "Paris"), Paused(PauseReason.LIMIT)):

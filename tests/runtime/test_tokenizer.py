@@ -152,15 +152,31 @@ def test_a_template_that_rewrites_history_cannot_be_continued(folder: Path) -> N
         ("{{ messages.append(1) }}", "refuses"),
         ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "refuses"),
         ("{{ 1 / 0 }}", "division by zero"),
-        ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
+        ("{% for i in range(10 ** 6) %}{% endfor %}", "Range too big"),
         ("{{ 'a' * 10 ** 12 }}", r"what it makes by '\*' is too large"),
         ("{{ 10 ** 999999999 }}", r"what it makes by '\*\*' is too large"),
+        ("{{ 'a'.center(10 ** 9) }}", "what it asks a function for is too large"),
+        ("{{ 'a' | center(width=10 ** 9) }}", "what it asks a function for is too large"),
+        ("{{ 'a' | center(1000000000) }}", "what it asks a function for is too large"),
+        ("{{ '%1000000000d' % 1 }}", "what it asks a format for is too large"),
+        ("{{ '%*d' % (10 ** 9, 1) }}", "what it asks a function for is too large"),
+        ("{{ '%1000000000d' | format(1) }}", "what it asks a format for is too large"),
+        ("{{ '{:1000000000}'.format(1) }}", "what it asks a format for is too large"),
+        ("{{ '{:{}}'.format(1, 10 ** 9) }}", "what it asks a function for is too large"),
         ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "recursion"),
     ],
 )
 def test_a_template_cannot_escape_or_crash(folder: Path, template: str, says: str) -> None:
     with pytest.raises(ChatTemplateError, match=says):
         load(folder, template).encode_chat([USER])
+
+
+def test_large_numbers_in_a_conversation_are_text(folder: Path) -> None:
+    turn = "{{ '%s:' % m['role'] }}{{ '{} {:3d}'.format(m['content'] | trim, 7) }}"
+    template = f"{{% for m in messages %}}{turn}{{% endfor %}}"
+    text = "100 %1000000000d {:1000000000} {{}} %*d"
+    tokenizer = load(folder, template)
+    assert tokenizer.decode(tokenizer.encode_chat([{"role": "user", "content": text}])) == f"user:{text}   7"
 
 
 @pytest.mark.parametrize(

@@ -73,3 +73,23 @@ def test_it_serves_until_it_is_told_to_stop(tiny_target, tiny_drafter):
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_it_ends_with_its_standard_input(tiny_target, tiny_drafter):
+    """While it serves, and while it loads: a program that is gone waits for neither."""
+    command = [sys.executable, "-c", "import sys; from moa_server.cli import main; sys.exit(main())", "--json"]
+    command += ["--model", str(tiny_target), "--drafter", str(tiny_drafter), "--port", "0", "--threads", "1"]
+    command += ["--until-stdin-ends"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, **pipes) as process:
+        assert json.loads(process.stdout.readline())["event"] == "ready"
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "", "")
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, **pipes) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_without_a_standard_input_none_can_end(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "--until-stdin-ends needs a standard input" in refusal(capsys, "--until-stdin-ends")

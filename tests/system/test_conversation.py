@@ -262,9 +262,12 @@ def test_the_blocking_wrapper_restores_keeps_and_tells(verifier: Verifier, bundl
         assert chat.chat.conditions.low_power
 
 
+@pytest.mark.parametrize("continued", [False, True], ids=["asked", "continued"])
 def test_the_event_loop_goes_on_while_a_long_text_becomes_tokens(
-    small_bundle: Any, monkeypatch: pytest.MonkeyPatch
+    small_bundle: Any, monkeypatch: pytest.MonkeyPatch, continued: bool
 ) -> None:
+    text = "a" * 10_000
+
     async def run() -> None:
         chat = Chat(small_bundle, Endpoint("ws://127.0.0.1:9"), drafter=None)
         begun = asyncio.Event()
@@ -276,12 +279,15 @@ def test_the_event_loop_goes_on_while_a_long_text_becomes_tokens(
             return [5] * 1000
 
         monkeypatch.setattr(chat.tokenizer, "encode_chat", encode)
-        asking = asyncio.create_task(chat.send("a" * 10_000).__anext__())
+        if continued:
+            chat.restore([{"role": "user", "content": text}, {"role": "assistant", "content": "b"}])
+        events = chat.continue_answer() if continued else chat.send(text)
+        asking = asyncio.create_task(events.__anext__())
         await begun.wait()
         assert not asking.done()
         with pytest.raises(ChatError, match="an answer is being written"):
             chat.restore([])
-        with pytest.raises(ContextFullError, match="would have 1000 tokens"):
+        with pytest.raises(ContextFullError, match="which the conversation has" if continued else "have 1000 tokens"):
             await asking
         chat.restore([])
 

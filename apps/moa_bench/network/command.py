@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     tokenizer = ChatTokenizer.from_bundle(bundle)
     prompts, skipped = prompts_of(questions, tokenizer, bundle.manifest.max_context)
     results, problem = Results(links, names), ""
-    progress = Progress(total=len(prompts) * len(links) * len(names), desc="network", unit="answer")
+    total = len(prompts) * len(links) * len(names)
 
     with recording(args) as ends:
         modes = make_modes(names, bundle, settings, ends.device)
@@ -139,7 +139,10 @@ def run(args: argparse.Namespace) -> int:
                 show_answer(f"[{link}, {mode}] {turn.text}", answer.tokens, answer.origins, tokenizer)
 
         wanted = {"model": args.model, "drafter": args.drafter, "dtype": args.dtype}
-        with open_verifier(endpoint, **wanted, options=ends.verifier_options) as verifier, progress:
+        with (
+            open_verifier(endpoint, **wanted, options=ends.verifier_options) as verifier,
+            Progress(total=total, desc="network", unit="answer") as progress,
+        ):
             warm_up(prompts[0], verifier, modes, settings)
             try:
                 measure(prompts, verifier, links, modes, settings, results, on_answer)

@@ -98,23 +98,25 @@ def run(args: argparse.Namespace) -> int:
     check_output_options(args)
     questions = questions_of(args)
     bundle = bundle_of(args)
-    require_extra("bench", "moa-bench offline")
-    device = device_of(bundle, args.backend, ngrams=args.ngrams)
-    engine = engine_of(args)
-    from moa_server.scoring import log_probabilities  # imported late: it brings torch
-
-    results = Results(settings.lengths, WRITERS if device.new_writer else WRITERS[1:])
-
-    def show(trial: Trial) -> None:
-        if args.show:
-            show_trial(trial, device.tokenizer)
-
+    require_extra("server", "moa-bench offline")
     problem = ""
-    try:
-        score = functools.partial(log_probabilities, engine)
-        measure(with_progress(questions, "offline"), device, engine, score, settings, results, show)
-    except KeyboardInterrupt:
-        problem = INTERRUPTED
+    with with_progress(questions, "offline") as asked:  # to be seen while all is loaded, too
+        device = device_of(bundle, args.backend, ngrams=args.ngrams)
+        engine = engine_of(args)
+        from moa_server.scoring import log_probabilities  # imported late: it brings torch
+
+        results = Results(settings.lengths, WRITERS if device.new_writer else WRITERS[1:])
+
+        def show(trial: Trial) -> None:
+            if args.show:
+                show_trial(trial, device.tokenizer)
+
+        asked.unpause()  # what is to go is reckoned without the loading
+        try:
+            score = functools.partial(log_probabilities, engine)
+            measure(asked, device, engine, score, settings, results, show)
+        except KeyboardInterrupt:
+            problem = INTERRUPTED
     result = result_of(
         "offline",
         _figures(results),

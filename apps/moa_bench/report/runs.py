@@ -44,7 +44,9 @@ def measure_missing(folder: Path, questions: Path, limit: int) -> list[str]:
     for name, place in places.items():
         if place.exists():
             raise MoaError(f"{place} is in the way: it holds no result of {name}, so move or mend it")
-    failed = []
+    failed: list[str] = []
+    if not places:
+        return failed
     with Progress(places.items(), desc="report", unit="benchmark") as progress:
         for name, place in progress:
             progress.set_postfix_str(name)

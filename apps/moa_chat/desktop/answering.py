@@ -118,7 +118,9 @@ class Answering:
         figures, spans = summary(event.statistics, event.reason), self._with_known(event.spans)
         cut_off = self.sampling if event.reason is FinishReason.LENGTH else None
         dropped = self._marks(event.text, spans)
-        self.message = Message("assistant", event.text, spans, dropped, figures=figures, cut_off=cut_off)
+        self.message = Message(
+            "assistant", event.text, spans, dropped, figures=figures, cut_off=cut_off, sampling=self.sampling
+        )
 
     def set_aside(self, text: str, mark: Unconfirmed) -> None:
         """It ended without the verifier, as ``text``, which is checked later."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import QEvent, Signal
 from PySide6.QtWidgets import (
     QCheckBox,
     QDialog,
@@ -112,6 +112,15 @@ class ChatSettingsDialog(QDialog):
         for widget in (of_what, self.form, note, buttons):
             layout.addWidget(widget)
         self.resize(letters(72), 0)
+
+    def event(self, event: QEvent) -> bool:
+        """Texts that wrap need more height the narrower the dialog is. Qt leaves that out of its least size, and rows
+        would lie over one another."""
+        handled = super().event(event)
+        layout = self.layout()
+        if layout is not None and event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Resize):
+            self.setMinimumHeight(layout.totalHeightForWidth(self.width()))
+        return handled
 
     def save(self) -> None:
         """Give the settings away, and close."""

@@ -103,8 +103,8 @@ class Checks:
         for number, later in enumerate(behind):
             same = not later.target or later.target == written.target
             if later.role == "assistant" and later.unconfirmed is None and same:
-                turn = position + 1 + number
-                new = dataclasses.replace(mark, turn=turn, sampling=later.cut_off or mark.sampling, most=most)
+                turn, sampling = position + 1 + number, later.sampling or later.cut_off or mark.sampling
+                new = dataclasses.replace(mark, turn=turn, sampling=sampling, most=most)
                 behind[number] = dataclasses.replace(later, unconfirmed=new)
         self._history.replace(chat, position, [checked, *behind])
         self.any_done = True

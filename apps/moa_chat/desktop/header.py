@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 
 from PySide6.QtCore import QSize, Qt
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QWidget
 
 from moa_chat.desktop.buttons import IconButton
@@ -16,17 +17,34 @@ _TITLE_LETTERS = 14  # that are to be seen before words beside icons are
 
 
 class Title(QLabel):
-    """One line that gives way to the buttons when the window is narrow."""
+    """One line that gives way to the buttons when the window is narrow. What has no room is an ellipsis; the tooltip
+    and the name for screen readers have all of it."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(text)
+        super().__init__()
         self.setObjectName("title")
-        self.setAccessibleName("Title of the chat")
         self.setTextFormat(Qt.TextFormat.PlainText)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self.setText(text)
+
+    @property
+    def shown(self) -> str:
+        """As much of the text as there is room for."""
+        mode = Qt.TextElideMode.ElideRight
+        return self.fontMetrics().elidedText(self.text(), mode, self.contentsRect().width())
+
+    def setText(self, text: str) -> None:
+        super().setText(text)
+        self.setToolTip(f"<p>{escape(text)}</p>")  # or what looks like HTML in it would be shown as such
+        self.setAccessibleName(f"Title of the chat: {text}")
 
     def minimumSizeHint(self) -> QSize:
         return QSize(0, super().minimumSizeHint().height())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        place, aligned = self.contentsRect(), self.alignment()
+        role, enabled = self.foregroundRole(), self.isEnabled()
+        self.style().drawItemText(QPainter(self), place, aligned, self.palette(), enabled, self.shown, role)
 
 
 class Header(QWidget):

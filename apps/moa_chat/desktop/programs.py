@@ -9,7 +9,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QProcess, QProcessEnvironment, Signal
 
-from moa_chat.local import program
+from moa_chat.local import SERVE_HERE, program
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
 from moa_runtime.paths import default_bundle
@@ -19,7 +19,8 @@ _STOP_MS = 3000
 
 
 class Program(QObject):
-    """A program of moa-edge that says what it does as JSON objects, one a line.
+    """A program of moa-edge that says what it does as JSON objects, one a line. Its standard input is a pipe that ends
+    when this program does.
 
     Signals:
         said: one of the objects.
@@ -99,9 +100,7 @@ class LocalVerifier(QObject):
         """Raises MoaError: the server's packages are not installed."""
         require_extra("server", "A verifier on this machine")
         self.stop()
-        self._program = Program(
-            program("moa_server.cli", "--json", "--port", "0"), {"MOA_TOKEN": self._token}, parent=self
-        )
+        self._program = Program(program("moa_server.cli", *SERVE_HERE), {"MOA_TOKEN": self._token}, parent=self)
         self._program.said.connect(self._said)
         self._program.ended.connect(self._ended)
         self._program.start()

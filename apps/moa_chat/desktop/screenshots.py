@@ -39,9 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Draw the pictures of the window for the documentation.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--bundle", default="", help="folder (default: the bundle in the cache)")
+    says = "of all but the dark picture of a chat"
+    parser.add_argument("--theme", choices=("light", "dark"), default="light", help=says)
     options = parser.parse_args(argv)
     options.out.mkdir(parents=True, exist_ok=True)
-    settings = Settings(bundle=options.bundle, theme="light", max_new_tokens=160)
+    settings = Settings(bundle=options.bundle, theme=options.theme, max_new_tokens=160)
     try:
         if not options.bundle:
             ensure_bundle()
@@ -72,7 +74,7 @@ def _take_chats(window: Window, out: Path) -> None:
     page.plot_button.setChecked(False)
     window.look.set_theme("dark")
     _take(window, out / "chat-dark.png")
-    window.look.set_theme("light")
+    window.look.set_theme(window.settings.theme)
     page.origins.setChecked(True)
     _take(window, out / "origins.png")
     page.origins.setChecked(False)

@@ -17,6 +17,7 @@ from moa_chat.gateway.app import Access, create_app
 from moa_chat.gateway.guard import LOOPBACK_NAMES
 from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.request import Defaults
+from moa_chat.local import LocalVerifier
 from moa_chat.setup import Setup
 from moa_runtime.backends.load import load_backend, load_writer
 from moa_runtime.backends.shared import SharedBackend
@@ -31,14 +32,15 @@ _PATIENCE_S = 3600.0
 _OUTAGE_AFTER_S = 0.0  # but then at once, as the answer may have to end there
 
 
-def run_gateway(setup: Setup, address: Address, *, as_json: bool) -> int:
+def run_gateway(setup: Setup, address: Address, verifier: LocalVerifier | None, *, as_json: bool) -> int:
     """Serve until SIGINT or SIGTERM.
 
     Args:
+        verifier: the one that was started for it; without one, somebody else looks after the verifier.
         as_json: whether the line on stdout that says that the endpoint is ready is a JSON object.
 
     Raises:
-        MoaError: the address cannot be listened on, or the drafter cannot be loaded.
+        MoaError: the address cannot be listened on, the drafter cannot be loaded, or ``verifier`` ended by itself.
     """
     defaults = Defaults(
         model=setup.target,
@@ -55,7 +57,7 @@ def run_gateway(setup: Setup, address: Address, *, as_json: bool) -> int:
     with listen(address.host, address.port) as listening:
         # Also of those who connect: a piece of a stream must not wait for the acknowledgement of the one before.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _serve(create_app(chats, texts, defaults, access, _say), listening, setup.target, as_json)
+        _serve(create_app(chats, texts, defaults, access, _say), listening, setup.target, verifier, as_json)
     return 0
 
 
@@ -90,7 +92,7 @@ def _pools(setup: Setup) -> tuple[ChatPool, ChatPool]:
     return ChatPool(partial(connect, raw=False)), ChatPool(partial(connect, raw=True))
 
 
-def _serve(app: Starlette, listening: socket.socket, model: str, as_json: bool) -> None:
+def _serve(app: Starlette, listening: socket.socket, model: str, verifier: LocalVerifier | None, as_json: bool) -> None:
     url = url_of("http", listening, "/v1")
 
     class Server(uvicorn.Server):
@@ -99,6 +101,10 @@ def _serve(app: Starlette, listening: socket.socket, model: str, as_json: bool) 
             host, port = listening.getsockname()[:2]
             ready = {"event": "ready", "url": url, "host": host, "port": port, "model": model}
             print(json.dumps(ready) if as_json else f"moa-chat: serving {model} on {url}", flush=True)
+
+        async def on_tick(self, counter: int) -> bool:
+            """Ten times a second: whether to end."""
+            return await super().on_tick(counter) or (verifier is not None and verifier.problem is not None)
 
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of writes to a client that has gone
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -114,6 +120,8 @@ def _serve(app: Starlette, listening: socket.socket, model: str, as_json: bool) 
         timeout_graceful_shutdown=3,
     )
     Server(config).run(sockets=[listening])
+    if verifier is not None and (problem := verifier.problem) is not None:
+        raise problem
 
 
 def _exit(*_: object) -> None:

@@ -36,6 +36,7 @@ class Message:
         unconfirmed: of an answer that the device wrote without the verifier, which is still to check it.
         cut_off: how the target chose in an answer that can be continued: one of the greatest length, or stopped.
         target: fingerprint of the target that an answer is of; empty where it is not known.
+        sampling: how the target chose in an answer that it has finished; None where it is not known.
     """
 
     role: str
@@ -47,6 +48,7 @@ class Message:
     unconfirmed: Unconfirmed | None = None
     cut_off: Sampling | None = None
     target: str = ""
+    sampling: Sampling | None = None
 
     @property
     def settled(self) -> Message:
@@ -87,8 +89,8 @@ def title_of(question: str) -> str:
 
 
 def origins_to_json(message: Message) -> str:
-    """Origins and dropped text of a message, its target, and what marks an unconfirmed or unfinished one. Spans go by
-    their lengths, since the content is stored beside them."""
+    """Origins and dropped text of a message, its target and how that chose, and what marks an unconfirmed or unfinished
+    one. Spans go by their lengths, since the content is stored beside them."""
     spans = [[len(span.text), span.origin.value, span.committed] for span in message.spans]
     stored: dict[str, Any] = {"spans": spans, "dropped": [[one.offset, one.text] for one in message.dropped]}
     if message.unconfirmed is not None:
@@ -97,6 +99,8 @@ def origins_to_json(message: Message) -> str:
         stored["target"] = message.target
     if message.cut_off is not None:
         stored["cut_off"] = asdict(message.cut_off)
+    if message.sampling is not None:
+        stored["sampling"] = asdict(message.sampling)
     return json.dumps(stored)
 
 
@@ -117,6 +121,7 @@ def origins_from_json(text: str, content: str) -> dict[str, Any]:
             "unconfirmed": mark_from_json(raw["unconfirmed"]) if "unconfirmed" in raw else None,
             "cut_off": sampling_from_json(raw["cut_off"]) if "cut_off" in raw else None,
             "target": str(raw.get("target", "")),
+            "sampling": sampling_from_json(raw["sampling"]) if "sampling" in raw else None,
         }
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, MoaError):
         return {}

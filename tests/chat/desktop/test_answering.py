@@ -98,7 +98,7 @@ def test_the_end_brings_text_and_figures():
     assert answering.message.content == "Red" and answering.message.spans == spans
     said = "cut off at its greatest length · partly written offline · corrected by the server"
     assert answering.message.figures == said
-    assert answering.message.cut_off == SAMPLING and answering.message.can_go_on
+    assert answering.message.cut_off == answering.message.sampling == SAMPLING and answering.message.can_go_on
     answering.finish(AnswerFinished("Red", (), FinishReason.STOP, Statistics(rounds=4, rolled_back=698), spans))
     assert answering.message.figures == "", "what is figures is told behind the plot button alone"
     assert not answering.message.can_go_on

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 
 import pytest
+from PySide6.QtWidgets import QApplication, QLabel
 from window_driving import QUESTION, TOKEN, WAIT, ask, wait_for_answer
 
 from moa_chat.desktop.chat_settings import ChatSettingsDialog
@@ -57,6 +59,25 @@ def test_a_chat_has_settings_of_its_own(connected, open_window, qtbot):
     assert again.chats.settings == ChatSettings(max_new_tokens=99)
     again.chats.open_chat(chat)
     assert again.chats.settings == ChatSettings(SYSTEM, 24, False, 0.5, 0.8)
+
+
+@pytest.mark.parametrize("recommended", [True, False])
+def test_no_row_lies_over_another(open_window, look, recommended):
+    window = open_window(server="ws://127.0.0.1:9")
+    window.open_chat_settings()
+    dialog = window.chat_settings_dialog
+    form = dialog.form
+    form.recommended.setChecked(recommended)
+    for width in (dialog.width(), dialog.minimumWidth()):
+        dialog.resize(width, 0)
+        QApplication.processEvents()
+        rows = [form.system, form.max_new_tokens, form.recommended]
+        rows += [form._said] if recommended else [form.temperature, form.top_p]
+        for above, below in pairwise(rows):
+            assert above.geometry().bottom() < below.geometry().top(), (width, below)
+        for label in dialog.findChildren(QLabel):
+            if label.isVisible():
+                assert label.height() >= label.heightForWidth(label.width()), label.text()
 
 
 def test_new_chats_begin_with_the_general_settings(open_window, qtbot):

@@ -75,11 +75,14 @@ def test_an_answer_of_another_target_behind_a_corrected_one_stays(history):
         history,
         Message("assistant", "Red.", unconfirmed=MARK, target="one"),
         Message("assistant", "Green.", target="other"),
-        Message("assistant", "Blue.", target="one", cut_off=Sampling(0.5)),
+        Message("assistant", "Blue,", target="one", cut_off=Sampling(0.5)),
+        Message("assistant", "Black.", target="one", sampling=Sampling(0.5, 0.9, 3)),
+        Message("assistant", "White.", target="one"),  # of an older moa-edge
     )
     checked(history, "Yellow.", target="one", most=99)
-    assert history.unconfirmed() == [(chat, 5)]
-    assert history.messages(chat)[5].unconfirmed == Unconfirmed(5, Sampling(0.5), 99)
+    behind = {turn: history.messages(chat)[turn].unconfirmed for _, turn in history.unconfirmed()}
+    samplings = {5: Sampling(0.5), 7: Sampling(0.5, 0.9, 3), 9: MARK.sampling}
+    assert behind == {turn: Unconfirmed(turn, sampling, 99) for turn, sampling in samplings.items()}
     assert history.messages(chat)[1].target == "one"
 
 

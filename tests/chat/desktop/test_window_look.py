@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from html import escape
 
 import pytest
 from PySide6.QtCore import Qt
@@ -113,6 +114,27 @@ def test_no_label_is_cut_off_at_twice_the_size(open_window, look, qtbot, zoom):
         assert window.minimumSizeHint().width() <= 1600
     finally:
         look.set_zoom(100)
+
+
+def test_a_title_without_room_ends_in_an_ellipsis(open_window):
+    """Eyes find the rest in the tooltip, screen readers in the name."""
+    window = open_window(server="ws://127.0.0.1:9")
+    title = window.page.title
+    whole = "Why is <b>the sky</b> blue in the morning, and red at night?"
+    title.setText(whole)
+    window.resize(1600, 800)
+    QApplication.processEvents()
+    assert title.shown == whole
+    wide = title.grab().toImage()
+    window.resize(window.minimumSizeHint().width(), 800)
+    QApplication.processEvents()
+    cut = title.shown
+    assert cut.endswith("…") and whole.startswith(cut[:-1]) and title.text() == whole
+    assert whole in title.accessibleName() and title.toolTip() == f"<p>{escape(whole)}</p>"
+    # What is drawn is what is said: the same as of a label with the shorter text.
+    drawn = title.grab().toImage()
+    title.setText(cut)
+    assert title.grab().toImage() == drawn != wide
 
 
 def test_origins_are_coloured_on_demand(open_window, look):

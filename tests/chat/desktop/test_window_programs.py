@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -75,6 +77,27 @@ def test_a_verifier_of_this_machine(open_window, verifier, instead, monkeypatch,
     monkeypatch.setattr(programs.secrets, "token_urlsafe", lambda _: TOKEN)
     window = open_window(local=True)
     qtbot.waitUntil(lambda: window.page.pill.accessibleDescription() in ("online", "slow"), timeout=WAIT)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_a_killed_window_leaves_no_verifier(tmp_path, qtbot):
+    """The verifier is told to end with its standard input, and that ends with the window."""
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    verifier = (
+        "import pathlib, sys; assert '--until-stdin-ends' in sys.argv\n"
+        f"pathlib.Path({str(begun)!r}).touch(); sys.stdin.read(); pathlib.Path({str(ended)!r}).touch()"
+    )
+    window = (
+        "import sys; from PySide6.QtCore import QCoreApplication; from moa_chat.desktop import programs\n"
+        f"programs.program = lambda module, *rest: [sys.executable, '-c', {verifier!r}, *rest]\n"
+        "application = QCoreApplication([]); verifier = programs.LocalVerifier()\n"
+        "verifier.start(); application.exec()"
+    )
+    with subprocess.Popen([sys.executable, "-c", window]) as process:
+        qtbot.waitUntil(begun.exists, timeout=WAIT)
+        assert not ended.exists()
+        process.kill()
+    qtbot.waitUntil(ended.exists, timeout=WAIT)
 
 
 def test_a_verifier_that_does_not_start_is_a_sentence(open_window, instead, qtbot):
