@@ -80,7 +80,7 @@ class ServerSession(ServerState):
             or None where nothing is to be done.
         """
         self._stands = False
-        heard = self._heard(message)
+        heard = self.heard(message)
         problem = self._problem(message) if heard in CHECKED else None
         return self._do(FRAMES[heard][self.state].does, message) if problem is None else problem
 
@@ -131,7 +131,7 @@ class ServerSession(ServerState):
 
     # -- helpers -------------------------------------------------------------------------------
 
-    def _heard(self, message: wire.ClientMessage) -> Heard:
+    def heard(self, message: wire.ClientMessage) -> Heard:
         """What a frame says to a conversation that is where this one is."""
         event = str(message.WhichOneof("event"))
         if event not in ("prompt", "draft", "credit", "cancel"):

@@ -69,7 +69,7 @@ export class ClientSession extends Exchange {
     maxNewTokens = 0,
     whileAway = true,
   ): void {
-    this.check("continue");
+    this.check("continueAnswer");
     if (answerStart <= 0 || answerStart >= this.committed.length + tokens.length) {
       throw new LocalProtocolError(`can't continue an answer from ${answerStart} on: it has no tokens`);
     }

@@ -32,7 +32,7 @@ export type Call =
   | "connect"
   | "disconnected"
   | "prompt"
-  | "continue"
+  | "continueAnswer"
   | "extend"
   | "propose"
   | "lend"
@@ -72,7 +72,7 @@ export const CALLS: { readonly [call in Call]: Rule } = {
     leads: { down: ["writing"], greeting: ["returning"], idle: ["prompted"] },
     refusal: "can't take a prompt while an answer runs; cancel it first",
   },
-  continue: {
+  continueAnswer: {
     leads: { down: ["writing"], greeting: ["returning"], idle: ["owing", "prompted"] },
     refusal: "can't continue an answer while one runs; cancel it first",
   },
