@@ -18,11 +18,11 @@ from moa_runtime.loop_events import Pushed, RoundEnded
 from moa_runtime.manners import Manners
 from moa_runtime.noise import gumbel
 from moa_runtime.placement import Placement
-from moa_runtime.session.client_states import CALLS, Heard, State, row_of
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.throughput import Throughput
 from vectors import as_json
+from vectors.state_tables import client_states
 from vectors.walks import Draws
 
 Case = dict[str, Any]
@@ -181,21 +181,6 @@ def manners(draws: Draws) -> Iterator[Case]:
         unconfirmed, logprob = draws.whole(0, 6), -2 * draws.share()
         given = {"manners": asdict(rules), "text": text, "unconfirmed": unconfirmed, "logprob": logprob}
         yield given | {"go_on": rules.go_on(text, unconfirmed, logprob)}
-
-
-def client_states(draws: Draws) -> Iterator[Case]:
-    """The table of a client session, rule by rule; nothing is drawn."""
-    for call, rule in CALLS.items():
-        leads = {state.name.lower(): _named(following) for state, following in rule.leads.items()}
-        yield {"call": call.value, "leads": leads, "refusal": rule.refusal}
-    for heard in Heard:
-        rows = {state: row_of(heard, state) for state in State}
-        said = {s.name.lower(): {"does": row.does.name.lower(), "leads": _named(row.leads)} for s, row in rows.items()}
-        yield {"frame": heard.name.lower(), "rows": said}
-
-
-def _named(states: frozenset[State]) -> list[str]:
-    return [state.name.lower() for state in State if state in states]
 
 
 def _candidates(draws: Draws) -> list[DraftToken]:

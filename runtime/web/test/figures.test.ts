@@ -9,8 +9,7 @@ import type { Budget, DraftToken, Manners, Prices, Pushed, RoundEnded, Sampling 
 import { goOn } from "../src/loop/manners.js";
 import { Placement } from "../src/loop/placement.js";
 import type { Drafting } from "../src/loop/settings.js";
-import { CALLS, rowOf, type Call, type Heard, type State } from "../src/session/client_states.js";
-import { alike, camel, ours, plain, read, snake, type Value } from "./vectors.js";
+import { alike, ours, plain, read, type Value } from "./vectors.js";
 
 type Fields = { [key: string]: Value };
 type Pair = [number, number];
@@ -116,19 +115,6 @@ part("manners", (given) => {
   const manners = ours<Manners>(given["manners"]!);
   const text = given["text"] as number[];
   return { go_on: goOn(manners, text, given["unconfirmed"] as number, given["logprob"] as number) };
-});
-
-part("client_states", (given) => {
-  if (given["call"]) {
-    const { leads, refusal = "" } = CALLS[camel(given["call"] as string) as Call];
-    return { leads: plain(leads), refusal };
-  }
-  const heard = camel(given["frame"] as string) as Heard;
-  const rows = Object.keys(given["rows"] as Fields).map((state) => {
-    const { does, leads } = rowOf(heard, state as State);
-    return [state, { does: snake(does), leads: [...leads] }];
-  });
-  return { rows: Object.fromEntries(rows) as Value };
 });
 
 function roundOf([accepted, draftS, waitedS]: number[]): RoundEnded {
