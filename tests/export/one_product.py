@@ -43,9 +43,9 @@ def one_product(
     put(model)
     onnx.save(model, folder / "one.onnx")
     (y,) = onnxruntime.InferenceSession(str(folder / "one.onnx"), options).run(None, {"x": x})
-    return y  # type: ignore[no-any-return]
+    return y
 
 
 def widened(codes: NDArray[np.uint8], scales: NDArray[np.float32], least: NDArray[np.float32]) -> NDArray[np.float32]:
     """The matrix ``[ROWS, COLUMNS]`` that rounding with offsets stands for."""
-    return (codes * scales[:, :, None] + least[:, :, None]).reshape(COLUMNS, ROWS).T  # type: ignore[no-any-return]
+    return (codes * scales[:, :, None] + least[:, :, None]).reshape(COLUMNS, ROWS).T
