@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import pytest
 
 from moa_runtime.session import server_states
 from moa_runtime.session.client_states import CALLS, FRAMES, Call, Heard, State
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.refusals import FAILED, GOING_AWAY, NORMAL, REFUSED, TRY_AGAIN_LATER
 from session.in_table import Step, watching
 from session.model import client as device
 from session.model.client import Client
@@ -123,6 +126,16 @@ def test_the_model_keeps_to_the_table(bounds: Bounds, monkeypatch: pytest.Monkey
     monkeypatch.setattr(device, "receive", received)
     explore(bounds)
     assert len(led) > 12
+
+
+def test_the_wire_s_page_names_every_fault_and_close_code() -> None:
+    page = (PAGE.parent / "protocol.md").read_text()
+    faults = page[page.index("## Faults") : page.index("## Resuming")]
+    codes = {name for line in faults.splitlines() if line.startswith("| `") for name in re.findall("`([A-Z_]+)`", line[:60])}
+    known = {name.removeprefix("FAULT_CODE_") for name in wire.FaultCode.keys()}  # noqa: SIM118
+    assert codes == known - {"UNSPECIFIED"}
+    closing = {NORMAL, GOING_AWAY, REFUSED, FAILED, TRY_AGAIN_LATER, 1009}
+    assert {int(code) for code in re.findall(r"\b1[0-9]{3}\b", faults)} == closing
 
 
 def test_the_page_shows_the_tables() -> None:

@@ -33,7 +33,8 @@ def _names(states: Collection[enum.Enum], order: type[enum.Enum]) -> str:
 def _alike(rows: Mapping[enum.Enum, Hashable]) -> list[tuple[list[enum.Enum], Hashable]]:
     """States with the same rule together, in the order in which the first of them comes."""
     groups: dict[Hashable, list[enum.Enum]] = {}
-    for state in sorted(rows, key=list(type(next(iter(rows)))).index):
+    order = [state for state in (*client.State, *server.State) if state in rows]
+    for state in order:
         groups.setdefault(rows[state], []).append(state)
     return [(states, rule) for rule, states in groups.items()]
 
@@ -63,12 +64,14 @@ def _client_frames() -> str:
     rows = []
     for heard in client.Heard:
         name = heard.value
-        every = {state: client.row_of(heard, state) for state in client.State}
-        for states, row in _alike(every):
+        for states, row in _alike(client.FRAMES[heard]):
             assert isinstance(row, client.Row)
             following = _names(row.leads, client.State) if row.leads else "the same"
             rows.append([name, _names(states, client.State), row.does.value, following])
             name = ""
+        if len(client.FRAMES[heard]) < len(client.State):
+            which = "all others" if client.FRAMES[heard] else "all"
+            rows.append([name, which, client.Does.DROP.value, "the same"])
     return _table(["frame", "in", "what comes of it", "then"], rows)
 
 
@@ -103,7 +106,7 @@ def written(page: str) -> str:
     places = [match[2] for match in _PLACE.finditer(page)]
     if sorted(places) != sorted(TABLES):
         raise ValueError(f"the page has places for {places}, the tables are {list(TABLES)}")
-    return _PLACE.sub(lambda match: f"{match[1]}\n{TABLES[match[2]]}\n{match[3]}", page)
+    return _PLACE.sub(lambda match: f"{match[1]}\n{TABLES[match[2]]()}\n{match[3]}", page)
 
 
 if __name__ == "__main__":

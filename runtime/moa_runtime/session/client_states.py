@@ -173,7 +173,7 @@ class Does(enum.Enum):
     SETTLE = "a Cancel, if the server's epoch is another one and not 0"
     RECONCILE = "goes on where both ends are alike; else a Prompt with what the server lacks"
     COMMIT = "what is new in it is committed"
-    COMMIT_COPY = "the same, if something was sent twice on this connection; else dropped"
+    COMMIT_COPY = "what is new in it is committed, if something was sent twice on this connection; else dropped"
     STAND = "the server stands, if the serial is that of the newest Credit"
     STORE = "rows of what is committed are handed on, up to a gap or a cut"
     NOTE = "its echo is handed on"

@@ -113,7 +113,7 @@ export type Does =
   | "settle" // a Cancel, if the server's epoch is another one and not 0
   | "reconcile" // goes on where both ends are alike; else a Prompt with what the server lacks
   | "commit" // what is new in it is committed
-  | "commitCopy" // the same, if something was sent twice on this connection; else dropped
+  | "commitCopy" // what is new in it is committed, if something was sent twice on this connection; else dropped
   | "stand" // the server stands, if the serial is that of the newest Credit
   | "store" // rows of what is committed are handed on, up to a gap or a cut
   | "note" // its echo is handed on
