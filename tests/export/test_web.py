@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from one_product import matrix_and_input, one_product, widened
 
 from moa_drafter.whole_model import whole_model
 from moa_export.cli import main
@@ -26,7 +27,6 @@ from moa_runtime.backends.base import StepInputs
 from moa_runtime.backends.load import load_backend
 from moa_runtime.backends.onnx import OnnxBackend, session_options
 from moa_runtime.bundle import Bundle
-from one_product import matrix_and_input, one_product, widened
 
 TEXT = [1, 40, 50, 60, 70, 80, 90, 100, 110]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from one_product import matrix_and_input, one_product, widened
 
 from moa_drafter.fit import FitError
 from moa_drafter.target import Target, load_target
@@ -28,7 +29,6 @@ from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.for_bundle import writer_for
-from one_product import matrix_and_input, one_product, widened
 
 TEXT = [1, 40, 50, 60, 70, 80, 90, 100, 110]
 

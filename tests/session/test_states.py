@@ -36,12 +36,16 @@ def recorded() -> set[Step]:
 
 
 def test_every_call_leads_in_the_traces_wherever_the_table_says(recorded: set[Step]) -> None:
-    rules = {Step(call, before, after) for call in Call for before in State for after in CALLS[call].leads.get(before, ())}
+    rules = {
+        Step(call, before, after) for call in Call for before in State for after in CALLS[call].leads.get(before, ())
+    }
     assert rules - recorded == set()
 
 
 def test_every_frame_does_in_the_traces_whatever_the_table_says(recorded: set[Step]) -> None:
-    rules = {Step(heard, before, after) for heard in Heard for before, row in FRAMES[heard].items() for after in row.leads}
+    rules = {
+        Step(heard, before, after) for heard in Heard for before, row in FRAMES[heard].items() for after in row.leads
+    }
     assert rules - recorded == set()
     assert {(heard, before) for heard in Heard for before in FRAMES[heard]} <= {step[:2] for step in recorded}
 
@@ -131,7 +135,7 @@ def test_the_model_keeps_to_the_table(bounds: Bounds, monkeypatch: pytest.Monkey
 def test_the_wire_s_page_names_every_fault_and_close_code() -> None:
     page = (PAGE.parent / "protocol.md").read_text()
     faults = page[page.index("## Faults") : page.index("## Resuming")]
-    codes = {name for line in faults.splitlines() if line.startswith("| `") for name in re.findall("`([A-Z_]+)`", line[:60])}
+    codes = set(re.findall("^[|] `([A-Z_]+)` [|]", faults, re.MULTILINE))
     known = {name.removeprefix("FAULT_CODE_") for name in wire.FaultCode.keys()}  # noqa: SIM118
     assert codes == known - {"UNSPECIFIED"}
     closing = {NORMAL, GOING_AWAY, REFUSED, FAILED, TRY_AGAIN_LATER, 1009}

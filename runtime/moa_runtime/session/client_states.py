@@ -88,7 +88,10 @@ CALLS: Mapping[Call, Rule] = {
         {State.DOWN: _to(State.GREETING), State.WRITING: _to(State.RETURNING)},
         "can't connect while the link is {link}",
     ),
-    Call.DISCONNECTED: Rule("the link is down; frames under way are forgotten, tokens and the credit stay", _all_to(_IDLE, State.DOWN) | _all_to(_RUNNING, State.WRITING)),
+    Call.DISCONNECTED: Rule(
+        "the link is down; frames under way are forgotten, tokens and the credit stay",
+        _all_to(_IDLE, State.DOWN) | _all_to(_RUNNING, State.WRITING),
+    ),
     Call.PROMPT: Rule(
         "the tokens are supplied, a new epoch begins; Prompt, if the link is up",
         {
@@ -125,10 +128,13 @@ CALLS: Mapping[Call, Rule] = {
             State.PROMPTED: _to(State.PROMPTED, State.RECLAIMING),
             State.PROPOSED: _to(State.PROPOSED, State.RECLAIMING),
             State.LENT: _to(State.RECLAIMING),
-        }
+        },
     ),
     Call.RESEND: Rule("once more the frame that awaits its verdict, and the newest Credit", _stay({*_OURS, *AWAITING})),
-    Call.RESUME: Rule("Prompt with what the server lacks, if it is held back no longer", {State.OWING: _to(State.PROMPTED, State.OWING)}),
+    Call.RESUME: Rule(
+        "Prompt with what the server lacks, if it is held back no longer",
+        {State.OWING: _to(State.PROMPTED, State.OWING)},
+    ),
     Call.CANCEL: Rule(
         "supplied and tentative tokens are dropped, a new epoch begins; Cancel, if the link is up",
         {
@@ -137,9 +143,13 @@ CALLS: Mapping[Call, Rule] = {
             State.GREETING: _to(State.GREETING),
             State.RETURNING: _to(State.GREETING),
         }
-        | _all_to(_UP, State.IDLE)
+        | _all_to(_UP, State.IDLE),
     ),
-    Call.REWIND: Rule("committed tokens from a position on are forgotten; the next Prompt says so", _stay(_IDLE), "can't rewind while an answer runs; cancel it first"),
+    Call.REWIND: Rule(
+        "committed tokens from a position on are forgotten; the next Prompt says so",
+        _stay(_IDLE),
+        "can't rewind while an answer runs; cancel it first",
+    ),
     Call.KEEP: Rule(
         "the answer is cut at a position, the kept tokens are supplied, a new epoch begins; Prompt, if the link is up",
         {
@@ -148,7 +158,7 @@ CALLS: Mapping[Call, Rule] = {
             State.GREETING: _to(State.RETURNING),
             State.RETURNING: _to(State.RETURNING),
         }
-        | _all_to(_UP, State.PROMPTED)
+        | _all_to(_UP, State.PROMPTED),
     ),
 }
 
@@ -182,8 +192,8 @@ class Does(enum.Enum):
 
 
 class Row(NamedTuple):
-    """What a frame does in a state, and what may follow: the state stays where nothing is named, and wherever a frame is
-    broken or says nothing new."""
+    """What a frame does in a state, and what may follow: the state stays where nothing is named, and wherever a frame
+    is broken or says nothing new."""
 
     does: Does
     leads: States = frozenset()

@@ -56,7 +56,7 @@ class Does(enum.Enum):
 
 
 class Row(NamedTuple):
-    """What a frame does in a state, and what may follow at once: the state stays where nothing is named, and wherever the
+    """What a frame does in a state, and what follows at once: the state stays where nothing is named, and wherever the
     frame is refused for its content. A verdict on what was verified leads to WRITING or ENDED."""
 
     does: Does
