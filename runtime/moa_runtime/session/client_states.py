@@ -130,7 +130,9 @@ CALLS: Mapping[Call, Rule] = {
             State.LENT: _to(State.RECLAIMING),
         },
     ),
-    Call.RESEND: Rule("once more the frame that awaits its verdict, and the newest Credit", _stay({*_OURS, *AWAITING})),
+    Call.RESEND: Rule(
+        "once more the frame that awaits its verdict, and the newest Credit", _stay({State.DRAFTING, *AWAITING})
+    ),
     Call.RESUME: Rule(
         "Prompt with what the server lacks, if it is held back no longer",
         {State.OWING: _to(State.PROMPTED, State.OWING)},
@@ -199,7 +201,8 @@ class Row(NamedTuple):
     leads: States = frozenset()
 
 
-_DECIDED = _to(State.DRAFTING, State.LENT, State.IDLE, State.PROMPTED, State.OWING)
+_ENDED = {State.IDLE, State.PROMPTED, State.OWING}  # or overruled by the policy KEEP
+_DECIDED = _to(State.DRAFTING, State.LENT, *_ENDED)
 
 #: What is missing is dropped.
 FRAMES: Mapping[Heard, Mapping[State, Row]] = {
@@ -213,9 +216,8 @@ FRAMES: Mapping[Heard, Mapping[State, Row]] = {
         State.PROMPTED: Row(Does.COMMIT, _DECIDED),
         State.PROPOSED: Row(Does.COMMIT, _DECIDED),
         State.LENT: Row(Does.COMMIT, _DECIDED),
-        State.RECLAIMING: Row(Does.COMMIT, _to(State.IDLE, State.PROMPTED, State.OWING)),
-        State.DRAFTING: Row(Does.COMMIT_COPY, _DECIDED),
-        State.OWING: Row(Does.COMMIT_COPY, _DECIDED),
+        State.RECLAIMING: Row(Does.COMMIT, _to(*_ENDED)),
+        State.DRAFTING: Row(Does.COMMIT_COPY, _to(*_ENDED)),
     },
     Heard.STANDING: {
         State.RECLAIMING: Row(Does.STAND, _to(State.DRAFTING, State.PROMPTED, State.PROPOSED)),

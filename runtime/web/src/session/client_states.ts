@@ -85,7 +85,7 @@ export const CALLS: { readonly [call in Call]: Rule } = {
   takeOver: {
     leads: { prompted: ["prompted", "reclaiming"], proposed: ["proposed", "reclaiming"], lent: ["reclaiming"] },
   },
-  resend: { leads: stay([...OURS, ...AWAITING]) },
+  resend: { leads: stay(["drafting", ...AWAITING]) },
   resume: { leads: { owing: ["owing", "prompted"] } },
   cancel: {
     leads: {
@@ -135,7 +135,7 @@ function rows(states: readonly State[], does: Does, ...leads: State[]): Rows {
   return Object.fromEntries(states.map((state) => [state, { does, leads }]));
 }
 
-const DECIDED: readonly State[] = ["idle", "owing", "drafting", "prompted", "lent"];
+const ENDED: readonly State[] = ["idle", "owing", "prompted"]; // or overruled by the policy `keep`
 
 /** What is missing is dropped. */
 export const FRAMES: { readonly [heard in Heard]: Rows } = {
@@ -144,9 +144,9 @@ export const FRAMES: { readonly [heard in Heard]: Rows } = {
     ...rows(["returning"], "reconcile", "owing", "drafting", "prompted", "proposed", "lent"),
   },
   verdict: {
-    ...rows(["prompted", "proposed", "lent"], "commit", ...DECIDED),
-    ...rows(["reclaiming"], "commit", "idle", "owing", "prompted"),
-    ...rows(OURS, "commitCopy", ...DECIDED),
+    ...rows(["prompted", "proposed", "lent"], "commit", "idle", "owing", "drafting", "prompted", "lent"),
+    ...rows(["reclaiming"], "commit", ...ENDED),
+    ...rows(["drafting"], "commitCopy", ...ENDED),
   },
   standing: rows(["reclaiming"], "stand", "drafting", "prompted", "proposed"),
   stale: {},
