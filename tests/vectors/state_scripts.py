@@ -1,4 +1,4 @@
-"""Traces in which each state of a client session hears every frame, and in which each call is made wherever it leads."""
+"""Traces in which each state of a client session hears every frame, and each call is made wherever it leads."""
 
 from __future__ import annotations
 
