@@ -12,7 +12,7 @@ from vectors.walks import Draws
 def client_states(draws: Draws) -> Iterator[dict[str, Any]]:
     """Each call, then each frame, with all states; nothing is drawn."""
     for call, rule in CALLS.items():
-        leads = {state.name.lower(): _named(following) for state, following in rule.leads.items()}
+        leads = {state.name.lower(): _named(rule.leads[state]) for state in State if state in rule.leads}
         yield {"call": call.value, "leads": leads, "refusal": rule.refusal}
     for heard in Heard:
         rows = {state: row_of(heard, state) for state in State}
