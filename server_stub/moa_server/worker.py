@@ -8,10 +8,10 @@ import contextvars
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.announced import Announced
+from moa_server.callers import Callers
 from moa_server.engine import Engine
 from moa_server.jobs import EngineFailedError, ExpiredError, GivenUpError, Job
 from moa_server.load import Load
@@ -25,13 +25,6 @@ _log = logging.getLogger(__name__)
 
 #: Turns of the event loop between two steps: who was answered, and has more work at hand, hands it in.
 _BREATHS = 8
-
-
-class _Caller(NamedTuple):
-    """Who waits for a job. Its context names the session that a line in the log is about."""
-
-    result: asyncio.Future[None]
-    context: contextvars.Context
 
 
 class Worker:
@@ -54,7 +47,7 @@ class Worker:
         self._load = Load()
         self._engine, self._metrics, self._clock = engine, metrics, clock
         self._scheduler = Scheduler(self.cost, step_tokens, engine.cache_use[1])
-        self._callers: dict[int, _Caller] = {}  # by the identity of the job
+        self._callers = Callers()
         self._released: set[int] = set()  # once the engine is done with their steps
         self._under_way: asyncio.Task[set[int]] | None = None
         self._unscheduled: dict[int, asyncio.Task[None]] = {}  # by sequence
@@ -92,8 +85,7 @@ class Worker:
         """
         if self._given_up:
             raise GivenUpError
-        result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._callers[id(job)] = _Caller(result, contextvars.copy_context())
+        result = self._callers.add(job)
         unscheduled: asyncio.Task[None] | None = None
         try:
             if after > 0 and (await asyncio.wait({result}, timeout=after))[0]:
@@ -119,12 +111,10 @@ class Worker:
             self._metrics.dropped("left")
             raise
         finally:
-            del self._callers[id(job)]
+            self._callers.remove(job)
             self._scheduler.drop(job)
             if unscheduled is not None:
                 unscheduled.cancel()
-            if result.done() and not result.cancelled():
-                result.exception()  # taken note of, also where the caller left at the same time
 
     @contextlib.contextmanager
     def coming(self) -> Iterator[None]:
@@ -140,7 +130,7 @@ class Worker:
     def give_up(self) -> None:
         """Whoever waits for a job, and whoever will, gets a GivenUpError."""
         self._given_up = True
-        self._fail_all(GivenUpError())
+        self._callers.fail_all(GivenUpError())
 
     def rest(self, sequence: int) -> None:
         """Nobody waits for the next token of a sequence: others may have all of a step."""
@@ -175,7 +165,7 @@ class Worker:
                 await self._turn()
             except Exception as error:  # else nobody would ever get an answer again
                 log_unexpected(_log, "a step", error)
-                self._fail_all(EngineFailedError())
+                self._callers.fail_all(EngineFailedError())
                 await asyncio.sleep(0)  # they drop their jobs
 
     async def _turn(self) -> None:
@@ -186,8 +176,8 @@ class Worker:
         coming = self._announced.any
         step = self._scheduler.plan(self._clock(), self._engine.held, aside=not coming)
         for job, error in step.failed:
-            self._log_failure(job, error)
-            self._fail(job, EngineFailedError())
+            self._callers.log_failure(job, error)
+            self._callers.fail(job)
         if step.pieces:
             await self._take_step(step)
         elif coming or not len(self._scheduler):
@@ -210,9 +200,9 @@ class Worker:
             job.seconds += ended - began
             if id(job) in failures:
                 self._scheduler.drop(job)
-                self._fail(job, EngineFailedError())
+                self._callers.fail(job)
             elif job.done:
-                self._resolve(job)
+                self._callers.resolve(job)
 
     async def _step(self, pieces: list[Piece]) -> set[int]:
         """Run one step; where it fails, each piece alone, so that one that the engine cannot do harms no other.
@@ -234,31 +224,11 @@ class Worker:
             if len(pieces) > 1:
                 return set().union(*[await self._step_or_split([piece]) for piece in pieces])
             job = pieces[0].waiting.job
-            self._log_failure(job, error)
+            self._callers.log_failure(job, error)
             return {id(job)}
         for piece, outcome in zip(pieces, outcomes, strict=True):
             piece.waiting.job.take(piece.request, outcome)
         return set()
-
-    def _resolve(self, job: Job) -> None:
-        caller = self._callers.get(id(job))
-        if caller is not None and not caller.result.done():
-            caller.result.set_result(None)
-
-    def _fail(self, job: Job, error: Exception) -> None:
-        caller = self._callers.get(id(job))
-        if caller is not None and not caller.result.done():
-            caller.result.set_exception(error)
-
-    def _fail_all(self, error: Exception) -> None:
-        for caller in self._callers.values():
-            if not caller.result.done():
-                caller.result.set_exception(error)
-
-    def _log_failure(self, job: Job, error: BaseException) -> None:
-        caller = self._callers.get(id(job))  # None: it left meanwhile
-        context = contextvars.Context() if caller is None else caller.context
-        context.run(_log_failure, job, error)
 
     # -- an engine that schedules itself -----------------------------------------------------------
 
@@ -295,21 +265,15 @@ class Worker:
                 self._metrics.stepped(Step([piece]), began, ended)
                 waiting.started = True
         except Exception as error:
-            self._log_failure(job, error)
-            self._fail(job, EngineFailedError())
+            self._callers.log_failure(job, error)
+            self._callers.fail(job)
         except asyncio.CancelledError:  # the job was dropped; else it is the engine's own fault
-            self._fail(job, EngineFailedError())
+            self._callers.fail(job)
             raise
         else:
-            self._resolve(job)
+            self._callers.resolve(job)
 
 
 async def _breathe() -> None:
     for _ in range(_BREATHS):
         await asyncio.sleep(0)
-
-
-def _log_failure(job: Job, error: BaseException) -> None:
-    size = f"a draft of {job.draft_length} tokens behind {len(job.prefix)}"
-    _log.error("the engine failed on %s: %s: %s", size, type(error).__name__, error)
-    _log.debug("where it failed", exc_info=error)

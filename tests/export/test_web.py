@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
+from one_product import matrix_and_input, one_product, widened
 
 from moa_drafter.whole_model import whole_model
 from moa_export.cli import main
@@ -45,25 +45,17 @@ def assert_alike(ours, theirs, error: float) -> None:
 
 @pytest.mark.parametrize("bits", [4, 8, "4 with offsets"])
 def test_a_product_is_that_with_the_widened_matrix(tmp_path, bits):
-    rng = np.random.default_rng(1)
-    matrix, x = rng.normal(0.3, 1, (96, 40)).astype(np.float32), rng.normal(0, 1, (5, 96)).astype(np.float32)
-    sizes = {"x": ["T", 96], "y": ["T", 40]}
-    values = {n: onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, size) for n, size in sizes.items()}
-    weight = onnx.numpy_helper.from_array(np.zeros((0, 0), np.float32), "weight")
-    node = onnx.helper.make_node("MatMul", ["x", "weight"], ["y"], name="product")
-    graph = onnx.helper.make_graph([node], "one", [values["x"]], [values["y"]], [weight])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
-    if isinstance(bits, str):
-        put_rounded_with_offsets(model, "weight", matrix)
-        codes, scales, least = round_with_offsets(matrix)
-        wide = (codes * scales[:, :, None] + least[:, :, None]).reshape(40, 96).T
-    else:
-        put_rounded(model, "weight", matrix, Weights(bits, 32))
-        wide = matrix
+    matrix, x = matrix_and_input()
+
+    def put(model: onnx.ModelProto) -> None:
+        if isinstance(bits, str):
+            put_rounded_with_offsets(model, "weight", matrix)
+        else:
+            put_rounded(model, "weight", matrix, Weights(bits, 32))
+
+    y = one_product(put, x, tmp_path, ir_version=9, options=session_options(1))
+    wide = widened(*round_with_offsets(matrix)) if isinstance(bits, str) else matrix
     allowed = {4: 0.2, 8: 0.01}.get(bits, 1e-5)
-    onnx.save(model, tmp_path / "one.onnx")
-    session = onnxruntime.InferenceSession(str(tmp_path / "one.onnx"), session_options(1))
-    (y,) = session.run(None, {"x": x})
     assert np.abs(y - x @ wide).max() < allowed * np.abs(y).max()
 
 

@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import torch
+from one_product import matrix_and_input, one_product, widened
 
 from moa_drafter.fit import FitError
 from moa_drafter.target import Target, load_target
@@ -93,21 +93,10 @@ def test_what_lies_on_a_grid_of_four_bits_is_represented_exactly():
 
 
 def test_a_product_with_offsets_is_that_with_the_widened_matrix(tmp_path):
-    rng = np.random.default_rng(1)
-    matrix, x = rng.normal(0.3, 1, (96, 40)).astype(np.float32), rng.normal(0, 1, (5, 96)).astype(np.float32)
-    sizes = {"x": ["T", 96], "y": ["T", 40]}
-    values = {n: onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, size) for n, size in sizes.items()}
-    weight = onnx.numpy_helper.from_array(np.zeros((0, 0), np.float32), "weight")
-    node = onnx.helper.make_node("MatMul", ["x", "weight"], ["y"], name="product")
-    graph = onnx.helper.make_graph([node], "one", [values["x"]], [values["y"]], [weight])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
-    put_with_offsets(model, "weight", matrix)
-    onnx.save(model, tmp_path / "one.onnx")
-    import onnxruntime
-
-    (y,) = onnxruntime.InferenceSession(str(tmp_path / "one.onnx")).run(None, {"x": x})
+    matrix, x = matrix_and_input()
+    y = one_product(lambda model: put_with_offsets(model, "weight", matrix), x, tmp_path, ir_version=10)
     codes, scales, least = round_with_offsets(matrix)
-    wide = (codes * scales[:, :, None] + least[:, :, None]).reshape(40, 96).T
+    wide = widened(codes, scales, least)
     assert np.abs(y - x @ wide).mean() < 0.02 * np.abs(y).mean()  # activations are rounded to 8 bits
     assert np.abs(wide - matrix).max() < 0.51 * scales.max() + 1e-2
 

@@ -22,6 +22,7 @@ from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.throughput import Throughput
 from vectors import as_json
+from vectors.state_tables import client_states
 from vectors.walks import Draws
 
 Case = dict[str, Any]
@@ -238,6 +239,7 @@ _PARTS: tuple[Callable[[Draws], Iterator[Case]], ...] = (
     prices,
     placements,
     manners,
+    client_states,
 )
 
 

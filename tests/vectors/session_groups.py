@@ -8,6 +8,7 @@ import pytest
 
 from vectors.recording import Recorder, Trace, recording
 from vectors.scripts import SCRIPTS
+from vectors.state_scripts import STATE_SCRIPTS
 from vectors.walks import walk
 
 WALKS = 300
@@ -56,7 +57,7 @@ def spelled_out() -> list[Trace]:
 def scripted() -> list[Trace]:
     """What no test does."""
     with recording() as recorder:
-        for script in SCRIPTS:
+        for script in (*SCRIPTS, *STATE_SCRIPTS):
             recorder.name = script.__name__.replace("_", " ")
             script()
     return recorder.traces

@@ -1,4 +1,4 @@
-"""What is wrong with a client's frame: each check gives the fault that answers it, or None."""
+"""What is wrong with a client's frame: the faults that answer it, and checks that give one, or None."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from moa_runtime.session.tree import TreeError, chain, check_parents
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 
-def unreached(position: int, committed: int) -> wire.ServerMessage | None:
+def unreached(position: int, committed: int) -> wire.ServerMessage:
     """A position behind what is committed."""
-    if position <= committed:
-        return None
     text = f"position {position} was named, this conversation has {committed} tokens"
     return fault(wire.FAULT_CODE_OUT_OF_SYNC, text, committed_length=committed)
 
@@ -22,6 +20,14 @@ def no_answer(position: int, committed: int) -> wire.ServerMessage:
     """A frame of an answer that does not run."""
     text = f"no answer runs at position {position}"
     return fault(wire.FAULT_CODE_OUT_OF_SYNC, text, committed_length=min(committed, position))
+
+
+def refused(message: wire.ClientMessage) -> wire.ServerMessage:
+    """A frame that no client sends there."""
+    event = message.WhichOneof("event")
+    if event == "prompt":
+        return fault(wire.FAULT_CODE_PROTOCOL, "another Prompt of the same epoch; each begins one of its own")
+    return fault(wire.FAULT_CODE_PROTOCOL, f"a {event or 'empty'} event cannot follow the Hello of a connection")
 
 
 def prompt_problem(prompt: wire.Prompt, limits: Limits, vocab_size: int) -> wire.ServerMessage | None:

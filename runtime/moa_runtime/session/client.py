@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from moa_runtime.session.events import Event, Policy, Sampling
+from moa_runtime.session.client_states import Call
+from moa_runtime.session.events import Event, Origin, Policy, Sampling
 from moa_runtime.session.exchange import Exchange
 from moa_runtime.session.handshake import Fingerprints
 from moa_runtime.session.link import LinkState
@@ -24,25 +25,7 @@ class ClientSession(Exchange):
     :meth:`propose` when it wants them verified, hands in what arrives (:meth:`receive`) and sends what
     :meth:`frames_to_send` holds. Going offline changes nothing but that nothing is sent: the suffix grows.
 
-    ==========================  =====================  ====================================================
-    call                        allowed                effect
-    ==========================  =====================  ====================================================
-    ``connect``                 link DOWN              Hello; link GREETING
-    ``disconnected``            always                 link DOWN; what was in flight is sent again later
-    ``prompt``                  no answer runs         supplied = tokens; Prompt when the link is UP
-    ``continue_answer``         no answer runs         a known answer runs again, longer; Prompt when the link is UP
-    ``extend``                  an answer runs         tentative grows
-    ``declare_offline``         always                 tentative tokens drafted until now count as offline text
-    ``propose``                 always                 Draft, if the link is UP and nothing is in flight
-    ``lend``                    ``may_lend``           Credit: the server goes on by itself, up to a position
-    ``take_over``               always                 Credit of 0; ``propose`` once the server stands
-    ``resend``                  always                 what is in flight once more, if the link is UP
-    ``resume``                  always                 Prompt, if one was held back and need be no longer
-    ``cancel``                  always                 supplied and tentative dropped; Cancel
-    ``rewind``                  no answer runs         committed cut back; the next Prompt says so
-    ``keep``                    an answer was begun    its end replaced by supplied tokens; Prompt as above
-    ``snapshot``                always                 none; ``restore`` makes such a session of it, link DOWN
-    ==========================  =====================  ====================================================
+    What a call does in which state, and what an arriving frame: :mod:`~moa_runtime.session.client_states`.
 
     What it knows of the conversation, and the calls that concern it alone: :mod:`~moa_runtime.session.state`. Whose
     turn it is: :mod:`~moa_runtime.session.link`. The frames: :mod:`~moa_runtime.session.exchange`.
@@ -74,8 +57,7 @@ class ClientSession(Exchange):
         Raises:
             LocalProtocolError: an answer still runs, or there are no tokens.
         """
-        if self.answering:
-            raise LocalProtocolError("can't take a prompt while an answer runs; cancel it first")
+        self._check(Call.PROMPT)
         if not tokens:
             raise LocalProtocolError("a prompt needs at least one token")
         self._supplied, self._kept = list(tokens), 0
@@ -105,8 +87,7 @@ class ClientSession(Exchange):
         Raises:
             LocalProtocolError: an answer still runs, or this one has no tokens.
         """
-        if self.answering:
-            raise LocalProtocolError("can't continue an answer while one runs; cancel it first")
+        self._check(Call.CONTINUE)
         if not 0 < answer_start < len(self.committed) + len(tokens):
             raise LocalProtocolError(f"can't continue an answer from {answer_start} on: it has no tokens")
         self.committed += tokens
@@ -116,6 +97,16 @@ class ClientSession(Exchange):
         self.answering = True
         # As after a server lost an answer that ran: it is given what it lacks, and decides what follows.
         self._replay()
+
+    def extend(self, tokens: Sequence[int], origin: Origin) -> None:
+        """Append what the drafter wrote; ``origin`` is DRAFTED or OFFLINE.
+
+        Raises:
+            LocalProtocolError: no answer runs.
+        """
+        self._check(Call.EXTEND)
+        self._tentative += tokens
+        self._origins += [origin] * len(tokens)
 
     def cancel(self) -> list[Event]:
         """End the answer where the target has confirmed it; a prompt the server has not answered is
@@ -128,6 +119,20 @@ class ClientSession(Exchange):
             self._outgoing.cancel(len(self.committed))
             self._server_length = min(self._server_length, len(self.committed))
         return events
+
+    def rewind(self, length: int) -> None:
+        """Forget committed tokens from position ``length`` on: the next prompt continues from there.
+
+        Nothing is sent: a Prompt names the position that it continues from.
+
+        Raises:
+            LocalProtocolError: an answer runs, or fewer tokens are committed.
+        """
+        self._check(Call.REWIND)
+        if not 0 <= length <= len(self.committed):
+            raise LocalProtocolError(f"can't rewind to {length}: {len(self.committed)} tokens are committed")
+        self._answer_start = None
+        self._cut(length)
 
     def keep(self, start: int, tokens: Sequence[int]) -> list[Event]:
         """Take the last answer, running or ended, back to position ``start`` and have the target go on behind

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moa_runtime.session.events import Cause, Decided, Echoed, Event, Finished, Origin, Policy, Resumed, Welcomed
+from moa_runtime.session.client_states import Call, Does, row_of
+from moa_runtime.session.events import Cause, Decided, Event, Finished, Origin, Policy, Resumed, Welcomed
 from moa_runtime.session.handshake import Fingerprints, digest
 from moa_runtime.session.incoming import (
     FINISH,
     BrokenFrameError,
     check_verdict,
+    echo_of,
     fault_of,
+    heard_of,
     limits_of,
     parse_server_message,
     rows_of,
 )
 from moa_runtime.session.link import Link, LinkState
-from moa_runtime.session.state import LocalProtocolError
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
@@ -53,8 +55,7 @@ class Exchange(Link):
         Raises:
             LocalProtocolError: the link is not down.
         """
-        if self.link is not LinkState.DOWN:
-            raise LocalProtocolError(f"can't connect while the link is {self.link.value}")
+        self._check(Call.CONNECT)
         self.link = LinkState.GREETING
         encoding = self._row_encoding if self.wants_rows else wire.ROW_ENCODING_UNSPECIFIED
         known = [self.committed, *([[*self.committed, *self._supplied]] if self._supplied else [])]
@@ -93,8 +94,7 @@ class Exchange(Link):
 
     def resume(self) -> list[Event]:
         """Give the server what a running answer lacks there, unless that is :attr:`held` back."""
-        idle = self.link is not LinkState.UP or not self.answering or self.awaiting_verdict
-        if idle or not self._owes_prompt or (self.held and len(self._supplied) == self._kept):
+        if not self._may(Call.RESUME) or (self.held and len(self._supplied) == self._kept):
             return []
         missing = len(self.committed) - self._server_length
         self._send_prompt()
@@ -106,55 +106,66 @@ class Exchange(Link):
         """Take one frame; never raises on its content."""
         try:
             message = parse_server_message(data)
-            event = message.WhichOneof("event")
-            if event == "welcome":
-                return self._welcomed(message.welcome)
-            if event == "verdict":
-                return [*_echoed(message.verdict.echo), *self._verdict(message.verdict)]
-            if event == "rows":
-                return self._rows(message.rows)
-            if event == "standing":
-                return [*_echoed(message.standing.echo), *self._standing(message.standing)]
-            if event == "pong":
-                return _echoed(message.pong.echo)
-            return self._faulted(message.fault)
+            does = row_of(heard_of(message, self._outgoing.epoch), self.state).does
+            return [*echo_of(message), *self._do(does, message)]
         except BrokenFrameError as error:
             return [error.event]
 
-    def _welcomed(self, welcome: wire.Welcome) -> list[Event]:
-        if self.link is not LinkState.GREETING:
-            return []
+    def _do(self, does: Does, message: wire.ServerMessage) -> list[Event]:
+        """What the table says."""
+        match does:
+            case Does.SETTLE:
+                return self._settle(message.welcome)
+            case Does.RECONCILE:
+                return self._reconcile(message.welcome)
+            case Does.COMMIT:
+                return self._verdict(message.verdict)
+            case Does.COMMIT_COPY:
+                # What was sent twice may be answered twice, and the second answer say more; it is not said again.
+                return self._verdict(message.verdict) if self._outgoing.repeated else []
+            case Does.STAND:
+                return self._stand(message.standing)
+            case Does.STORE:
+                return self._store(message.rows)
+            case Does.REPLAY:
+                return self._catch_up(message.fault)
+            case Does.TELL:
+                return [fault_of(message.fault)]
+            case Does.DROP | Does.NOTE:
+                return []
+
+    def _greeted(self, welcome: wire.Welcome) -> tuple[list[Event], bool]:
+        """The link is up; also says whether the server is in the client's epoch."""
         self.limits = limits_of(welcome)
         self.link = LinkState.UP
         resumed = bool(self._resume_token) and welcome.resume_token == self._resume_token
         self._resume_token = welcome.resume_token
-        agreed, same_epoch = welcome.committed_length, welcome.epoch == self._outgoing.epoch
-        self._server_length = min(agreed, len(self.committed))
+        same_epoch = welcome.epoch == self._outgoing.epoch
+        self._server_length = min(welcome.committed_length, len(self.committed))
         self._outgoing.catch_up(welcome.epoch, welcome.connection)
         self._rows_until = 0
-        events: list[Event] = [Welcomed(resumed, wire.CAPABILITY_DRAFTS in welcome.capabilities)]
-        if not self.answering:
-            if welcome.epoch and not same_epoch:  # an answer that was stopped meanwhile may run there
-                self._outgoing.begin_epoch()
-                self._outgoing.cancel(self._server_length)
-        elif same_epoch and agreed == len(self.committed) + len(self._supplied):
-            events += self._commit_supplied()
-            self._server_length = agreed
-            if welcome.verdict_follows:
-                self._outgoing.expect(agreed)
-            events += self._resume_answer()
-        else:
-            events += self._replay()
+        return [Welcomed(resumed, wire.CAPABILITY_DRAFTS in welcome.capabilities)], same_epoch
+
+    def _settle(self, welcome: wire.Welcome) -> list[Event]:
+        events, same_epoch = self._greeted(welcome)
+        if welcome.epoch and not same_epoch:  # an answer that was stopped meanwhile may run there
+            self._outgoing.begin_epoch()
+            self._outgoing.cancel(self._server_length)
         return events
 
+    def _reconcile(self, welcome: wire.Welcome) -> list[Event]:
+        (events, same_epoch), agreed = self._greeted(welcome), welcome.committed_length
+        if not same_epoch or agreed != self._known:
+            return [*events, *self._replay()]
+        events += self._commit_supplied()
+        self._server_length = agreed
+        if welcome.verdict_follows:
+            self._outgoing.expect(agreed)
+        return [*events, *self._resume_answer()]
+
     def _verdict(self, verdict: wire.Verdict) -> list[Event]:
-        flight = self._outgoing.in_flight
-        # What was sent twice may be answered twice, and the second answer say more; the server does not say it again.
-        awaited = self.awaiting_verdict or (self.answering and self._outgoing.repeated)
-        if not awaited or verdict.epoch != self._outgoing.epoch:
-            return []
+        flight, known = self._outgoing.in_flight, self._known
         check_verdict(verdict, self._vocab_size)
-        known = len(self.committed) + len(self._supplied)
         behind = known - verdict.base_len
         if behind < 0:
             raise BrokenFrameError(f"the server left out tokens from {known} to {verdict.base_len}")
@@ -189,7 +200,7 @@ class Exchange(Link):
             events.append(Finished(FINISH[verdict.finish]))
         return events
 
-    def _rows(self, message: wire.MemoryRows) -> list[Event]:
+    def _store(self, message: wire.MemoryRows) -> list[Event]:
         end = self._outgoing.rows_hold_until(message.epoch, message.start + message.count)
         rows = rows_of(message, self.rows, min(end, len(self.committed)))
         if rows is None:
@@ -197,21 +208,20 @@ class Exchange(Link):
         self.rows = rows.start + len(rows.keys)
         return [rows]
 
-    def _standing(self, standing: wire.Standing) -> list[Event]:
-        if standing.epoch == self._outgoing.epoch and standing.serial == self._outgoing.serial:
+    def _stand(self, standing: wire.Standing) -> list[Event]:
+        if standing.serial == self._outgoing.serial:
             self._outgoing.awaits_standing = False
         return []
 
-    def _faulted(self, fault: wire.Fault) -> list[Event]:
-        if fault.code == wire.FAULT_CODE_OUT_OF_SYNC and self.awaiting_verdict and (self.committed or self._supplied):
-            self._out_of_sync += 1
-            if self._out_of_sync > _MOST_OUT_OF_SYNC:
-                raise BrokenFrameError(f"the server does not take what it says it lacks: {fault.text}")
-            self._server_length = min(fault.committed_length, len(self.committed))
-            return self._replay()
-        if fault.code == wire.FAULT_CODE_OUT_OF_SYNC and not self.answering:
-            return []  # about a frame of an answer that is over
-        return [fault_of(fault)]
+    def _catch_up(self, fault: wire.Fault) -> list[Event]:
+        """Give the server what it says it lacks."""
+        if not self._known:
+            return [fault_of(fault)]
+        self._out_of_sync += 1
+        if self._out_of_sync > _MOST_OUT_OF_SYNC:
+            raise BrokenFrameError(f"the server does not take what it says it lacks: {fault.text}")
+        self._server_length = min(fault.committed_length, len(self.committed))
+        return self._replay()
 
     # -- answers -------------------------------------------------------------------------------
 
@@ -245,7 +255,3 @@ class Exchange(Link):
             while_away=self._while_away,
             answer_from=self.answer_start,
         )
-
-
-def _echoed(echo: wire.Echo) -> list[Event]:
-    return [Echoed(echo.stamp, echo.held_us / 1e6)] if echo.stamp else []

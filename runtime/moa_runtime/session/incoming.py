@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from moa_runtime.session.events import Faulted, FinishReason, RowsReceived
+from moa_runtime.session.client_states import Heard
+from moa_runtime.session.events import Echoed, Event, Faulted, FinishReason, RowsReceived
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits
 from moa_runtime.session.rows import RowsError, decode_rows
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
@@ -16,6 +17,14 @@ FINISH = {
     wire.FINISH_CONTEXT: FinishReason.CONTEXT,
 }
 
+_HEARD = {
+    "welcome": Heard.WELCOME,
+    "verdict": Heard.VERDICT,
+    "standing": Heard.STANDING,
+    "rows": Heard.ROWS,
+    "pong": Heard.PONG,
+    "fault": Heard.FAULT,
+}
 
 #: A verifier that counts further lies: the counts of a conversation go on from its own, in 64 bits.
 _MOST_COUNTED = 1 << 62
@@ -50,6 +59,25 @@ def parse_server_message(data: bytes) -> wire.ServerMessage:
     if message.WhichOneof("event") is None:
         raise BrokenFrameError("the server sent an event this version does not know")
     return message
+
+
+def heard_of(message: wire.ServerMessage, epoch: int) -> Heard:
+    """What a frame says to a client that is in this epoch."""
+    event = str(message.WhichOneof("event"))
+    if event in ("verdict", "standing") and getattr(message, event).epoch != epoch:
+        return Heard.STALE
+    if event == "fault" and message.fault.code == wire.FAULT_CODE_OUT_OF_SYNC:
+        return Heard.OUT_OF_SYNC
+    return _HEARD[event]
+
+
+def echo_of(message: wire.ServerMessage) -> list[Event]:
+    """That of a stamp of the client's, if the frame has one."""
+    event = str(message.WhichOneof("event"))
+    if event not in ("verdict", "standing", "pong"):
+        return []
+    echo = getattr(message, event).echo
+    return [Echoed(echo.stamp, echo.held_us / 1e6)] if echo.stamp else []
 
 
 def limits_of(welcome: wire.Welcome) -> Limits:

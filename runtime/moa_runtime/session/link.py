@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
+from moa_runtime.session.client_states import AWAITING, CALLS, Call, State
 from moa_runtime.session.events import Policy
 from moa_runtime.session.handshake import Fingerprints
 from moa_runtime.session.outgoing import Outgoing
@@ -37,20 +38,36 @@ class Link(ConversationState):
         self._outgoing = Outgoing()
 
     @property
+    def state(self) -> State:
+        """Where the session is, which follows from what it holds."""
+        if self.link is not LinkState.UP:
+            if self.link is LinkState.DOWN:
+                return State.WRITING if self.answering else State.DOWN
+            return State.RETURNING if self.answering else State.GREETING
+        if not self.answering:
+            return State.IDLE
+        if self._outgoing.awaits_standing:
+            return State.RECLAIMING
+        if self._outgoing.in_flight is not None:
+            return State.PROMPTED if self.awaiting_prefill else State.PROPOSED
+        if self.credit_open:
+            return State.LENT
+        return State.OWING if self._owes_prompt else State.DRAFTING
+
+    @property
     def may_propose(self) -> bool:
         """Whether :meth:`propose` would send something."""
-        return self.link is LinkState.UP and self.answering and not self.awaiting_verdict and not self._owes_prompt
+        return self._may(Call.PROPOSE)
 
     @property
     def awaiting_verdict(self) -> bool:
         """Whether the server is to speak next: to answer a frame, within the credit, or once it is withdrawn."""
-        return self._outgoing.in_flight is not None or self.server_speaks
+        return self.state in AWAITING
 
     @property
     def credit_open(self) -> bool:
         """Whether the server goes on by itself, or will once it has the prompt."""
-        known = len(self.committed) + len(self._supplied)
-        return self.link is LinkState.UP and self.answering and self._outgoing.credit > known
+        return self.link is LinkState.UP and self.answering and self._outgoing.credit > self._known
 
     @property
     def credit(self) -> int:
@@ -65,8 +82,7 @@ class Link(ConversationState):
     @property
     def may_lend(self) -> bool:
         """Whether :meth:`lend` is allowed."""
-        asked = not self._owes_prompt or self.awaiting_prefill
-        return self.link is LinkState.UP and self.answering and asked and not self._outgoing.awaits_standing
+        return self._may(Call.LEND)
 
     @property
     def rows_coming(self) -> int:
@@ -98,21 +114,37 @@ class Link(ConversationState):
         Raises:
             LocalProtocolError: not :attr:`may_lend`, or that much is committed.
         """
-        known = len(self.committed) + len(self._supplied)
-        if not self.may_lend or position <= known:
-            raise LocalProtocolError(
-                f"can't lend a credit up to {position}: the link is {self.link.value}, {known} known"
-            )
+        if not self.may_lend or position <= self._known:
+            raise self._refusal(Call.LEND, position=position)
         self._outgoing.lend(position)
 
     def take_over(self) -> None:
         """Withdraw the credit; once the server stands, :meth:`propose` is allowed. Nothing where there is none."""
-        if self.link is LinkState.UP and self.credit_open:
+        if self._may(Call.TAKE_OVER) and self.credit_open:
             self._outgoing.withdraw()
 
     def resend(self) -> bool:
         """Send what is in flight once more; both ends drop the copy that proves needless."""
-        return self.link is LinkState.UP and self._outgoing.resend()
+        return self._may(Call.RESEND) and self._outgoing.resend()
+
+    # -- the table -----------------------------------------------------------------------------
+
+    def _may(self, call: Call) -> bool:
+        return self.state in CALLS[call].leads
+
+    def _refusal(self, call: Call, **said: int) -> LocalProtocolError:
+        text = CALLS[call].refusal.format(link=self.link.value, known=self._known, **said)
+        return LocalProtocolError(text)
+
+    def _check(self, call: Call) -> None:
+        """Raises LocalProtocolError: the state does not allow it."""
+        if not self._may(call):
+            raise self._refusal(call)
+
+    @property
+    def _known(self) -> int:
+        """Tokens of the conversation that are no longer tentative: committed and supplied."""
+        return len(self.committed) + len(self._supplied)
 
     @property
     def _owes_prompt(self) -> bool:

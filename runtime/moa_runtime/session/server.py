@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moa_runtime.session.checks import draft_problem, no_answer, prompt_problem, unreached
+from moa_runtime.session.checks import draft_problem, no_answer, prompt_problem, refused, unreached
 from moa_runtime.session.greeting import goes_on, marks_known, welcome_of
-from moa_runtime.session.handshake import Limits, fault
+from moa_runtime.session.handshake import Limits
 from moa_runtime.session.rows_behind import RowsBehind
 from moa_runtime.session.sampling import sampling_of
 from moa_runtime.session.server_state import ServerState
+from moa_runtime.session.server_states import CHECKED, FRAMES, Does, Heard
 from moa_runtime.session.tree import check_parents, depths, walk
 from moa_runtime.session.work import Verify, until_end
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
@@ -21,20 +22,7 @@ class ServerSession(ServerState):
     Only a Prompt or Cancel cuts what is committed. A frame that names an earlier position than the server has reached
     is answered from there, without the engine: what was lost on its way is said once more.
 
-    =============  =========================================  ==========================================
-    frame          is taken when                              and then
-    =============  =========================================  ==========================================
-    Prompt         epoch newer, base_len <= committed         cut, append, Verify
-    Prompt         of this epoch: sent again                  a verdict if there is one, else Verify
-    Draft          of this epoch, an answer runs there        at the end Verify, before it a verdict
-    Credit         of this epoch                              Standing if it is used up; else a verdict on what the
-                                                              client was not told, if any; then see next_work
-    Cancel         epoch not older                            cut, end the answer
-    Ping           always                                     Pong
-    =============  =========================================  ==========================================
-
-    Frames of an older epoch are dropped; a position that was never reached is the fault OUT_OF_SYNC, and so is a Draft
-    or Credit of an epoch whose Prompt did not come.
+    What a frame does in which state: :mod:`~moa_runtime.session.server_states`.
 
     Whoever runs a session takes a frame as soon as there is one (:meth:`receive`), else what :meth:`next_work` says,
     else :meth:`take_rows`; each piece of work is decided before anything else is done.
@@ -92,18 +80,9 @@ class ServerSession(ServerState):
             or None where nothing is to be done.
         """
         self._stands = False
-        event = message.WhichOneof("event")
-        if event == "prompt":
-            return self._prompt(message.prompt)
-        if event == "draft":
-            return self._draft(message.draft)
-        if event == "credit":
-            return self._take_credit(message.credit)
-        if event == "cancel":
-            return self._cancel(message.cancel)
-        if event == "ping":
-            return wire.ServerMessage(pong=wire.Pong())
-        return fault(wire.FAULT_CODE_PROTOCOL, f"a {event or 'empty'} event cannot follow the Hello of a connection")
+        heard = self.heard(message)
+        problem = self._problem(message) if heard in CHECKED else None
+        return self._do(FRAMES[heard][self.state].does, message) if problem is None else problem
 
     # -- what the engine did -------------------------------------------------------------------
 
@@ -152,19 +131,71 @@ class ServerSession(ServerState):
 
     # -- helpers -------------------------------------------------------------------------------
 
-    def _prompt(self, prompt: wire.Prompt) -> Verify | wire.ServerMessage | None:
-        end = prompt.base_len + len(prompt.tokens)
-        if prompt.epoch < self._epoch:
-            return None
-        if prompt.epoch == self._epoch and end == self._answer_start:
-            return self._known_verdict(end) if end < len(self.committed) else self._work(supplied=len(prompt.tokens))
-        problem = unreached(prompt.base_len, len(self.committed))
-        if problem is None and prompt.epoch == self._epoch:
-            problem = fault(wire.FAULT_CODE_PROTOCOL, "another Prompt of the same epoch; each begins one of its own")
-        problem = problem or prompt_problem(prompt, self.limits, self._vocab_size)
-        if problem is not None:
-            return problem
-        self._epoch, self._asked = prompt.epoch, True
+    def heard(self, message: wire.ClientMessage) -> Heard:
+        """What a frame says to a conversation that is where this one is."""
+        event = str(message.WhichOneof("event"))
+        if event not in ("prompt", "draft", "credit", "cancel"):
+            return Heard.PING if event == "ping" else Heard.OTHER
+        frame = getattr(message, event)
+        if frame.epoch < self._epoch:
+            return Heard.STALE
+        newer = frame.epoch > self._epoch
+        if event == "cancel":
+            return Heard.CANCEL
+        if event == "credit":
+            known = Heard.CREDIT if frame.position > self._told else Heard.CREDIT_SPENT
+            return Heard.CREDIT_EARLY if newer else known
+        if event == "prompt" and not newer and _end(frame) == self._answer_start:
+            return Heard.PROMPT_AGAIN
+        if frame.base_len > len(self.committed):
+            return Heard.BEYOND
+        if event == "prompt":
+            return Heard.PROMPT if newer else Heard.PROMPT_OTHER
+        if newer or self._answer_start is None or frame.base_len < self._answer_start:
+            return Heard.DRAFT_OUTSIDE
+        return Heard.DRAFT if frame.base_len == len(self.committed) else Heard.DRAFT_BEFORE
+
+    def _problem(self, message: wire.ClientMessage) -> wire.ServerMessage | None:
+        """What is wrong with a Prompt or Draft wherever the conversation is."""
+        if message.HasField("prompt"):
+            return prompt_problem(message.prompt, self.limits, self._vocab_size)
+        return draft_problem(message.draft, self.limits, self._vocab_size)
+
+    def _do(self, does: Does, message: wire.ClientMessage) -> Verify | wire.ServerMessage | None:
+        """What the table says."""
+        match does:
+            case Does.BEGIN:
+                return self._begin(message.prompt)
+            case Does.DECIDE:
+                return self._work(supplied=len(message.prompt.tokens))
+            case Does.VERIFY:
+                return self._verify(message.draft)
+            case Does.REPEAT:
+                return self._repeat(message)
+            case Does.LEND:
+                self._take_credit(message.credit)
+                return self._known_verdict(self._told) if self._told < len(self.committed) else None
+            case Does.STAND:
+                self._take_credit(message.credit)
+                return wire.ServerMessage(standing=wire.Standing(epoch=self._epoch, serial=message.credit.serial))
+            case Does.STOP:
+                self._epoch = message.cancel.epoch
+                self._cut(message.cancel.base_len)
+                return None
+            case Does.ANSWER_PING:
+                return wire.ServerMessage(pong=wire.Pong())
+            case Does.LACKS:
+                return unreached(_position(message), len(self.committed))
+            case Does.NO_ANSWER:
+                position = len(self.committed) if message.HasField("credit") else _position(message)
+                return no_answer(position, len(self.committed))
+            case Does.REFUSE:
+                return refused(message)
+            case Does.DROP:
+                return None
+
+    def _begin(self, prompt: wire.Prompt) -> Verify:
+        self._epoch, self._asked, end = prompt.epoch, True, _end(prompt)
         self._cut(prompt.base_len)
         self._rows.held_by_client(min(prompt.rows_from, end))
         self.committed += prompt.tokens
@@ -173,42 +204,21 @@ class ServerSession(ServerState):
         self._sampling = sampling_of(prompt.sampling)
         return self._work(supplied=len(prompt.tokens))
 
-    def _draft(self, draft: wire.Draft) -> Verify | wire.ServerMessage | None:
-        if draft.epoch < self._epoch:
-            return None
-        problem = unreached(draft.base_len, len(self.committed))
-        behind = self._answer_start is not None and draft.base_len >= self._answer_start
-        if problem is None and (not behind or draft.epoch > self._epoch):
-            problem = no_answer(draft.base_len, len(self.committed))
-        problem = problem or draft_problem(draft, self.limits, self._vocab_size)
-        if problem is not None:
-            return problem
+    def _verify(self, draft: wire.Draft) -> Verify:
         parents = check_parents(draft.parents, len(draft.tokens))
-        if draft.base_len < len(self.committed):
-            return self._known_verdict(draft.base_len, draft.tokens, parents)
-        if self._finish is not None:
-            return None
         room = self.limits.max_context - draft.base_len
         rows_from = self._rows.next if self._rows.wanted else None
         return self._work(tuple(draft.tokens[:room]), tuple(parents[:room]), rows_from=rows_from)
 
-    def _take_credit(self, credit: wire.Credit) -> wire.ServerMessage | None:
-        if credit.epoch < self._epoch:
-            return None
-        if credit.epoch > self._epoch:
-            return no_answer(len(self.committed), len(self.committed))
+    def _repeat(self, message: wire.ClientMessage) -> wire.ServerMessage:
+        if message.HasField("prompt"):
+            return self._known_verdict(_end(message.prompt))
+        draft = message.draft
+        return self._known_verdict(draft.base_len, draft.tokens, check_parents(draft.parents, len(draft.tokens)))
+
+    def _take_credit(self, credit: wire.Credit) -> None:
         self._credit = credit.position
         self.round_trip_us = credit.round_trip_us or self.round_trip_us
-        if credit.position > self._told:
-            return self._known_verdict(self._told) if self._told < len(self.committed) else None
-        return wire.ServerMessage(standing=wire.Standing(epoch=self._epoch, serial=credit.serial))
-
-    def _cancel(self, cancel: wire.Cancel) -> wire.ServerMessage | None:
-        if cancel.epoch < self._epoch:
-            return None
-        self._epoch = cancel.epoch
-        self._cut(cancel.base_len)
-        return None
 
     def _known_verdict(
         self, base_len: int, draft: Sequence[int] = (), parents: Sequence[int] = ()
@@ -220,3 +230,13 @@ class ServerSession(ServerState):
         finish = wire.Finish.Name(wire.FINISH_UNSPECIFIED if self._finish is None else self._finish)
         verdict = wire.Verdict(epoch=self._epoch, base_len=base_len, tokens=tokens, accepted=len(path), finish=finish)
         return wire.ServerMessage(verdict=verdict)
+
+
+def _end(prompt: wire.Prompt) -> int:
+    """Committed length right behind a Prompt."""
+    return prompt.base_len + len(prompt.tokens)
+
+
+def _position(message: wire.ClientMessage) -> int:
+    """That a Prompt or Draft names."""
+    return int(message.prompt.base_len if message.HasField("prompt") else message.draft.base_len)

@@ -6,6 +6,7 @@ from moa_runtime.session.handshake import Limits
 from moa_runtime.session.rows import Float32
 from moa_runtime.session.rows_behind import RowsBehind
 from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.server_states import State
 from moa_runtime.session.work import RowsWork, Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
@@ -46,9 +47,18 @@ class ServerState:
         self._asked = False  # an answer goes on, or began, on this connection
 
     @property
+    def state(self) -> State:
+        """Where the conversation is, which follows from what is held of it."""
+        if self._answer_start is None:
+            return State.SILENT
+        if self._finish is not None:
+            return State.ENDED
+        return State.WRITING if len(self.committed) > self._answer_start else State.ASKED
+
+    @property
     def runs(self) -> bool:
         """Whether an answer is being written."""
-        return self._answer_start is not None and self._finish is None
+        return self.state in (State.ASKED, State.WRITING)
 
     @property
     def pushes(self) -> bool:

@@ -107,39 +107,13 @@ class ConversationState:
         """Whether the device has nothing more to write."""
         return self.tentative_finish is not None
 
-    # -- calls that send nothing ---------------------------------------------------------------
-
-    def extend(self, tokens: Sequence[int], origin: Origin) -> None:
-        """Append what the drafter wrote; ``origin`` is DRAFTED or OFFLINE.
-
-        Raises:
-            LocalProtocolError: no answer runs.
-        """
-        if not self.answering:
-            raise LocalProtocolError("can't extend: no answer runs")
-        self._tentative += tokens
-        self._origins += [origin] * len(tokens)
+    # -- a call that sends nothing ---------------------------------------------------------------
 
     def declare_offline(self, after: int) -> bool:
         """All tentative tokens behind the first ``after`` were written during an outage; says whether there are any."""
         found = len(self._tentative) > after
         self._origins[after:] = [Origin.OFFLINE] * len(self._origins[after:])
         return found
-
-    def rewind(self, length: int) -> None:
-        """Forget committed tokens from position ``length`` on: the next prompt continues from there.
-
-        Nothing is sent: a Prompt names the position that it continues from.
-
-        Raises:
-            LocalProtocolError: an answer runs, or fewer tokens are committed.
-        """
-        if self.answering:
-            raise LocalProtocolError("can't rewind while an answer runs; cancel it first")
-        if not 0 <= length <= len(self.committed):
-            raise LocalProtocolError(f"can't rewind to {length}: {len(self.committed)} tokens are committed")
-        self._answer_start = None
-        self._cut(length)
 
     # -- what a session does with the tokens -----------------------------------------------------
 

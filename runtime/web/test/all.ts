@@ -6,6 +6,7 @@ import { test } from "node:test";
 import "./figures.test.js";
 import "./loop_traces.test.js";
 import "./session_traces.test.js";
+import "./states.test.js";
 import "./texts.test.js";
 
 test("no code is made from texts", () => {

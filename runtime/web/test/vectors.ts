@@ -37,7 +37,8 @@ export function plain(value: unknown): Value {
   return Object.fromEntries(items);
 }
 
-function snake(name: string): string {
+/** The other way round. */
+export function snake(name: string): string {
   return name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
 }
 

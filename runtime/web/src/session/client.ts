@@ -1,7 +1,8 @@
 /** The device's end of a conversation. */
 
+import { append } from "../sequences.js";
 import { RowEncoding } from "../wire/moa/v1/session_pb.js";
-import type { Policy, SessionEvent } from "./events.js";
+import type { Origin, Policy, SessionEvent } from "./events.js";
 import { Exchange } from "./exchange.js";
 import type { Fingerprints } from "./handshake.js";
 import { Outgoing } from "./outgoing.js";
@@ -26,23 +27,7 @@ export interface ClientOptions {
  * wants them verified, hands in what arrives ({@link receive}) and sends what {@link framesToSend} holds. Going offline
  * changes nothing but that nothing is sent: the suffix grows.
  *
- * | call | allowed | effect |
- * | --- | --- | --- |
- * | `connect` | link down | Hello; link greeting |
- * | `disconnected` | always | link down; what was in flight is sent again later |
- * | `prompt` | no answer runs | supplied = tokens; Prompt when the link is up |
- * | `continueAnswer` | no answer runs | a known answer runs again, longer; Prompt when the link is up |
- * | `extend` | an answer runs | tentative grows |
- * | `declareOffline` | always | tentative tokens drafted until now count as offline text |
- * | `propose` | always | Draft, if the link is up and nothing is in flight |
- * | `lend` | `mayLend` | Credit: the server goes on by itself, up to a position |
- * | `takeOver` | always | Credit of 0; `propose` once the server stands |
- * | `resend` | always | what is in flight once more, if the link is up |
- * | `resume` | always | Prompt, if one was held back and need be no longer |
- * | `cancel` | always | supplied and tentative dropped; Cancel |
- * | `rewind` | no answer runs | committed cut back; the next Prompt says so |
- * | `keep` | an answer was begun | its end replaced by supplied tokens; Prompt as above |
- * | `snapshot` | always | none; `restore` makes such a session of it, link down |
+ * What a call does in which state, and what an arriving frame: `client_states.ts`.
  */
 export class ClientSession extends Exchange {
   constructor(fingerprints: Fingerprints, options: ClientOptions) {
@@ -58,7 +43,7 @@ export class ClientSession extends Exchange {
    * @throws LocalProtocolError an answer still runs, or there are no tokens.
    */
   prompt(tokens: readonly number[], sampling: Sampling, maxNewTokens = 0, whileAway = true): void {
-    if (this.answering) throw new LocalProtocolError("can't take a prompt while an answer runs; cancel it first");
+    this.check("prompt");
     if (!tokens.length) throw new LocalProtocolError("a prompt needs at least one token");
     this.suppliedTokens = [...tokens];
     this.kept = 0;
@@ -84,7 +69,7 @@ export class ClientSession extends Exchange {
     maxNewTokens = 0,
     whileAway = true,
   ): void {
-    if (this.answering) throw new LocalProtocolError("can't continue an answer while one runs; cancel it first");
+    this.check("continueAnswer");
     if (answerStart <= 0 || answerStart >= this.committed.length + tokens.length) {
       throw new LocalProtocolError(`can't continue an answer from ${answerStart} on: it has no tokens`);
     }
@@ -98,6 +83,17 @@ export class ClientSession extends Exchange {
     this.replay();
   }
 
+  /**
+   * Append what the drafter wrote.
+   *
+   * @throws LocalProtocolError no answer runs.
+   */
+  extend(tokens: readonly number[], origin: Extract<Origin, "drafted" | "offline">): void {
+    this.check("extend");
+    append(this.tentativeTokens, tokens);
+    append(this.origins, tokens.map(() => origin));
+  }
+
   /** End the answer where the target has confirmed it; a prompt the server has not answered is taken back. */
   cancel(): SessionEvent[] {
     const events = this.dropTentative();
@@ -109,6 +105,21 @@ export class ClientSession extends Exchange {
       this.serverLength = Math.min(this.serverLength, this.committed.length);
     }
     return events;
+  }
+
+  /**
+   * Forget committed tokens from position `length` on: the next prompt continues from there. Nothing is sent: a Prompt
+   * names the position that it continues from.
+   *
+   * @throws LocalProtocolError an answer runs, or fewer tokens are committed.
+   */
+  rewind(length: number): void {
+    this.check("rewind");
+    if (length < 0 || length > this.committed.length) {
+      throw new LocalProtocolError(`can't rewind to ${length}: ${this.committed.length} tokens are committed`);
+    }
+    this.begunAt = null;
+    this.cut(length);
   }
 
   /**

@@ -2,21 +2,30 @@
 
 import {
   Capability,
-  FaultCode,
   RowEncoding,
-  type Echo,
   type Fault,
   type MemoryRows,
+  type ServerMessage,
   type Standing,
   type Verdict,
   type Welcome,
 } from "../wire/moa/v1/session_pb.js";
 import { same } from "../sequences.js";
+import { rowOf, type Does } from "./client_states.js";
 import type { Decided, Policy, SessionEvent } from "./events.js";
 import { digest, type Fingerprints } from "./handshake.js";
-import { BrokenFrameError, checkVerdict, faultOf, finishOf, limitsOf, parseServerMessage, rowsOf } from "./incoming.js";
+import {
+  BrokenFrameError,
+  checkVerdict,
+  echoOf,
+  faultOf,
+  finishOf,
+  heardOf,
+  limitsOf,
+  parseServerMessage,
+  rowsOf,
+} from "./incoming.js";
 import { Link } from "./link.js";
-import { LocalProtocolError } from "./state.js";
 import type { Branches } from "./tree.js";
 
 /** The server lacks what a frame builds on; after so many times without a verdict it will never have it. */
@@ -49,7 +58,7 @@ export class Exchange extends Link {
    * @throws LocalProtocolError the link is not down.
    */
   connect(): void {
-    if (this.link !== "down") throw new LocalProtocolError(`can't connect while the link is ${this.link}`);
+    this.check("connect");
     this.link = "greeting";
     const known = [this.committed];
     if (this.suppliedTokens.length) known.push([...this.committed, ...this.suppliedTokens]);
@@ -87,8 +96,7 @@ export class Exchange extends Link {
 
   /** Give the server what a running answer lacks there, unless that is {@link held} back. */
   resume(): SessionEvent[] {
-    const idle = this.link !== "up" || !this.answering || this.awaitingVerdict;
-    if (idle || !this.owesPrompt || (this.held && this.suppliedTokens.length === this.kept)) return [];
+    if (!this.may("resume") || (this.held && this.suppliedTokens.length === this.kept)) return [];
     const replayed = this.committed.length - this.serverLength;
     this.sendPrompt();
     return replayed ? [{ event: "Resumed", replayed }] : [];
@@ -99,65 +107,77 @@ export class Exchange extends Link {
   /** Take one frame; never throws on its content. */
   receive(data: Uint8Array): SessionEvent[] {
     try {
-      const { event } = parseServerMessage(data);
-      switch (event.case) {
-        case "welcome":
-          return this.welcomed(event.value);
-        case "verdict":
-          return [...echoed(event.value.echo), ...this.decided(event.value)];
-        case "rows":
-          return this.takeRows(event.value);
-        case "standing":
-          this.stood(event.value);
-          return echoed(event.value.echo);
-        case "pong":
-          return echoed(event.value.echo);
-        case "fault":
-          return this.faulted(event.value);
-        default:
-          return [];
-      }
+      const message = parseServerMessage(data);
+      const { does } = rowOf(heardOf(message, this.outgoing.epoch), this.state);
+      return [...echoOf(message), ...this.act(does, message.event.value)];
     } catch (error) {
       if (error instanceof BrokenFrameError) return [error.event];
       throw error;
     }
   }
 
-  private welcomed(welcome: Welcome): SessionEvent[] {
-    if (this.link !== "greeting") return [];
+  /** What the table says. It has a rule for a frame only where the rule is for such a frame. */
+  private act(does: Does, said: ServerMessage["event"]["value"]): SessionEvent[] {
+    switch (does) {
+      case "settle":
+        return this.settle(said as Welcome);
+      case "reconcile":
+        return this.reconcile(said as Welcome);
+      case "commit":
+        return this.decided(said as Verdict);
+      case "commitCopy":
+        // What was sent twice may be answered twice, and the second answer say more; it is not said again.
+        return this.outgoing.repeated ? this.decided(said as Verdict) : [];
+      case "stand":
+        return this.stand(said as Standing);
+      case "store":
+        return this.store(said as MemoryRows);
+      case "replay":
+        return this.catchUp(said as Fault);
+      case "tell":
+        return [faultOf(said as Fault)];
+      case "drop":
+      case "note":
+        return [];
+    }
+  }
+
+  /** The link is up; also says whether the server is in the client's epoch. */
+  private greeted(welcome: Welcome): { events: SessionEvent[]; sameEpoch: boolean } {
     this.limits = limitsOf(welcome);
     this.link = "up";
     const resumed = this.resumeToken !== "" && welcome.resumeToken === this.resumeToken;
     this.resumeToken = welcome.resumeToken;
-    const agreed = Number(welcome.committedLength);
     const sameEpoch = welcome.epoch === this.outgoing.epoch;
-    this.serverLength = Math.min(agreed, this.committed.length);
+    this.serverLength = Math.min(Number(welcome.committedLength), this.committed.length);
     this.outgoing.catchUp(welcome.epoch, welcome.connection);
     this.rowsUntil = 0;
     const drafts = welcome.capabilities.includes(Capability.DRAFTS);
-    const events: SessionEvent[] = [{ event: "Welcomed", resumed, drafts }];
-    if (!this.answering) {
-      if (welcome.epoch && !sameEpoch) {
-        // An answer that was stopped meanwhile may run there.
-        this.outgoing.beginEpoch();
-        this.outgoing.cancel(this.serverLength);
-      }
-    } else if (sameEpoch && agreed === this.known) {
-      events.push(...this.commitSupplied());
-      this.serverLength = agreed;
-      if (welcome.verdictFollows) this.outgoing.expect(agreed);
-      events.push(...this.resumeAnswer());
-    } else {
-      events.push(...this.replay());
+    return { events: [{ event: "Welcomed", resumed, drafts }], sameEpoch };
+  }
+
+  private settle(welcome: Welcome): SessionEvent[] {
+    const { events, sameEpoch } = this.greeted(welcome);
+    if (welcome.epoch && !sameEpoch) {
+      // An answer that was stopped meanwhile may run there.
+      this.outgoing.beginEpoch();
+      this.outgoing.cancel(this.serverLength);
     }
     return events;
   }
 
+  private reconcile(welcome: Welcome): SessionEvent[] {
+    const { events, sameEpoch } = this.greeted(welcome);
+    const agreed = Number(welcome.committedLength);
+    if (!sameEpoch || agreed !== this.known) return [...events, ...this.replay()];
+    events.push(...this.commitSupplied());
+    this.serverLength = agreed;
+    if (welcome.verdictFollows) this.outgoing.expect(agreed);
+    return [...events, ...this.resumeAnswer()];
+  }
+
   private decided(verdict: Verdict): SessionEvent[] {
     const flight = this.outgoing.inFlight;
-    // What was sent twice may be answered twice, and the second answer say more; the server does not say it again.
-    const awaited = this.awaitingVerdict || (this.answering && this.outgoing.repeated);
-    if (!awaited || verdict.epoch !== this.outgoing.epoch) return [];
     checkVerdict(verdict, this.vocabSize);
     const baseLen = Number(verdict.baseLen);
     const behind = this.known - baseLen;
@@ -207,7 +227,7 @@ export class Exchange extends Link {
     return events;
   }
 
-  private takeRows(message: MemoryRows): SessionEvent[] {
+  private store(message: MemoryRows): SessionEvent[] {
     const end = this.outgoing.rowsHoldUntil(message.epoch, Number(message.start) + message.count);
     const rows = rowsOf(message, this.rows, Math.min(end, this.committed.length));
     if (!rows) return [];
@@ -215,23 +235,20 @@ export class Exchange extends Link {
     return [rows];
   }
 
-  private stood(standing: Standing): void {
-    if (standing.epoch === this.outgoing.epoch && standing.serial === BigInt(this.outgoing.serial)) {
-      this.outgoing.awaitsStanding = false;
-    }
+  private stand(standing: Standing): SessionEvent[] {
+    if (standing.serial === BigInt(this.outgoing.serial)) this.outgoing.awaitsStanding = false;
+    return [];
   }
 
-  private faulted(fault: Fault): SessionEvent[] {
-    if (fault.code === FaultCode.OUT_OF_SYNC && this.awaitingVerdict && this.known) {
-      this.outOfSync++;
-      if (this.outOfSync > MOST_OUT_OF_SYNC) {
-        throw new BrokenFrameError(`the server does not take what it says it lacks: ${fault.text}`);
-      }
-      this.serverLength = Math.min(Number(fault.committedLength), this.committed.length);
-      return this.replay();
+  /** Give the server what it says it lacks. */
+  private catchUp(fault: Fault): SessionEvent[] {
+    if (!this.known) return [faultOf(fault)];
+    this.outOfSync++;
+    if (this.outOfSync > MOST_OUT_OF_SYNC) {
+      throw new BrokenFrameError(`the server does not take what it says it lacks: ${fault.text}`);
     }
-    if (fault.code === FaultCode.OUT_OF_SYNC && !this.answering) return []; // about a frame of an answer that is over
-    return [faultOf(fault)];
+    this.serverLength = Math.min(Number(fault.committedLength), this.committed.length);
+    return this.replay();
   }
 
   // -- answers ---------------------------------------------------------------------------------
@@ -263,8 +280,4 @@ export class Exchange extends Link {
       answerFrom: this.answerStart,
     });
   }
-}
-
-function echoed(echo: Echo | undefined): SessionEvent[] {
-  return echo?.stamp ? [{ event: "Echoed", stamp: echo.stamp, heldS: echo.heldUs / 1e6 }] : [];
 }

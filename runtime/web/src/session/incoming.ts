@@ -13,7 +13,8 @@ import {
   type Verdict,
   type Welcome,
 } from "../wire/moa/v1/session_pb.js";
-import type { Faulted, FinishReason, RowsReceived } from "./events.js";
+import type { Heard } from "./client_states.js";
+import type { Echoed, Faulted, FinishReason, RowsReceived } from "./events.js";
 import { PROTOCOL_VERSION, type Limits } from "./handshake.js";
 import { RowsError, decodeRows, firstRows, type Numbers } from "./rows.js";
 
@@ -51,7 +52,7 @@ export class BrokenFrameError extends Error {
 /**
  * One frame.
  *
- * @throws BrokenFrameError it is no message, or holds no event that is known.
+ * @throws BrokenFrameError it is no message.
  */
 export function parseServerMessage(data: Uint8Array): ServerMessage {
   let message: ServerMessage;
@@ -60,10 +61,33 @@ export function parseServerMessage(data: Uint8Array): ServerMessage {
   } catch {
     throw new BrokenFrameError("the server sent a frame that is no ServerMessage");
   }
-  if (message.event.case === undefined) {
-    throw new BrokenFrameError("the server sent an event this version does not know");
-  }
   return message;
+}
+
+/**
+ * What a frame says to a client that is in this epoch.
+ *
+ * @throws BrokenFrameError it holds no event that is known.
+ */
+export function heardOf({ event }: ServerMessage, epoch: bigint): Heard {
+  switch (event.case) {
+    case "verdict":
+    case "standing":
+      return event.value.epoch === epoch ? event.case : "stale";
+    case "fault":
+      return event.value.code === FaultCode.OUT_OF_SYNC ? "outOfSync" : "fault";
+    case undefined:
+      throw new BrokenFrameError("the server sent an event this version does not know");
+    default:
+      return event.case;
+  }
+}
+
+/** That of a stamp of the client's, if the frame has one. */
+export function echoOf({ event }: ServerMessage): Echoed[] {
+  if (event.case !== "verdict" && event.case !== "standing" && event.case !== "pong") return [];
+  const { echo } = event.value;
+  return echo?.stamp ? [{ event: "Echoed", stamp: echo.stamp, heldS: echo.heldUs / 1e6 }] : [];
 }
 
 /**

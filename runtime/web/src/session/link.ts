@@ -1,6 +1,7 @@
 /** The device's link to the server as the session sees it, and whose turn it is to speak. */
 
 import type { RowEncoding } from "../wire/moa/v1/session_pb.js";
+import { AWAITING, CALLS, type Call, type State } from "./client_states.js";
 import type { Policy } from "./events.js";
 import type { Fingerprints } from "./handshake.js";
 import { Outgoing } from "./outgoing.js";
@@ -27,14 +28,25 @@ export class Link extends ConversationState {
     super(stopTokens, policy);
   }
 
+  /** Where the session is, which follows from what it holds. */
+  get state(): State {
+    if (this.link === "down") return this.answering ? "writing" : "down";
+    if (this.link === "greeting") return this.answering ? "returning" : "greeting";
+    if (!this.answering) return "idle";
+    if (this.outgoing.awaitsStanding) return "reclaiming";
+    if (this.outgoing.inFlight) return this.awaitingPrefill ? "prompted" : "proposed";
+    if (this.creditOpen) return "lent";
+    return this.owesPrompt ? "owing" : "drafting";
+  }
+
   /** Whether `propose` would send something. */
   get mayPropose(): boolean {
-    return this.link === "up" && this.answering && !this.awaitingVerdict && !this.owesPrompt;
+    return this.may("propose");
   }
 
   /** Whether the server is to speak next: to answer a frame, within the credit, or once it is withdrawn. */
   get awaitingVerdict(): boolean {
-    return this.outgoing.inFlight !== undefined || this.serverSpeaks;
+    return AWAITING.includes(this.state);
   }
 
   /** Whether the server goes on by itself, or will once it has the prompt. */
@@ -54,8 +66,7 @@ export class Link extends ConversationState {
 
   /** Whether {@link lend} is allowed. */
   get mayLend(): boolean {
-    const asked = !this.owesPrompt || this.awaitingPrefill;
-    return this.link === "up" && this.answering && asked && !this.outgoing.awaitsStanding;
+    return this.may("lend");
   }
 
   /** Memory rows that are on their way, with nothing that the server waits for between. */
@@ -89,21 +100,35 @@ export class Link extends ConversationState {
    * @throws LocalProtocolError not {@link mayLend}, or that much is committed.
    */
   lend(position: number): void {
-    if (!this.mayLend || position <= this.known) {
-      const text = `can't lend a credit up to ${position}: the link is ${this.link}, ${this.known} known`;
-      throw new LocalProtocolError(text);
-    }
+    if (!this.mayLend || position <= this.known) throw this.refusal("lend", { position });
     this.outgoing.lend(position);
   }
 
   /** Withdraw the credit; once the server stands, `propose` is allowed. Nothing where there is none. */
   takeOver(): void {
-    if (this.link === "up" && this.creditOpen) this.outgoing.withdraw();
+    if (this.may("takeOver") && this.creditOpen) this.outgoing.withdraw();
   }
 
   /** Send what is in flight once more; both ends drop the copy that proves needless. */
   resend(): boolean {
-    return this.link === "up" && this.outgoing.resend();
+    return this.may("resend") && this.outgoing.resend();
+  }
+
+  // -- the table -------------------------------------------------------------------------------
+
+  protected may(call: Call): boolean {
+    return this.state in CALLS[call].leads;
+  }
+
+  protected refusal(call: Call, said: { [name: string]: number } = {}): LocalProtocolError {
+    const all: { [name: string]: number | string } = { link: this.link, known: this.known, ...said };
+    const text = CALLS[call].refusal ?? "";
+    return new LocalProtocolError(text.replace(/\{(\w+)\}/g, (_, name: string) => String(all[name])));
+  }
+
+  /** @throws LocalProtocolError the state does not allow it. */
+  protected check(call: Call): void {
+    if (!this.may(call)) throw this.refusal(call);
   }
 
   /** Whether the server lacks tokens that only a Prompt gives it. */

@@ -98,38 +98,12 @@ export class ConversationState {
     return this.maxLength ? this.maxLength - this.answerStart : 0;
   }
 
-  // -- calls that send nothing -----------------------------------------------------------------
-
-  /**
-   * Append what the drafter wrote.
-   *
-   * @throws LocalProtocolError no answer runs.
-   */
-  extend(tokens: readonly number[], origin: Extract<Origin, "drafted" | "offline">): void {
-    if (!this.answering) throw new LocalProtocolError("can't extend: no answer runs");
-    append(this.tentativeTokens, tokens);
-    append(this.origins, tokens.map(() => origin));
-  }
+  // -- a call that sends nothing -----------------------------------------------------------------
 
   /** All tentative tokens behind the first `after` were written during an outage; says whether there are any. */
   declareOffline(after: number): boolean {
     this.origins = this.origins.map((origin, at) => (at < after ? origin : "offline"));
     return this.tentativeTokens.length > after;
-  }
-
-  /**
-   * Forget committed tokens from position `length` on: the next prompt continues from there. Nothing is sent: a Prompt
-   * names the position that it continues from.
-   *
-   * @throws LocalProtocolError an answer runs, or fewer tokens are committed.
-   */
-  rewind(length: number): void {
-    if (this.answering) throw new LocalProtocolError("can't rewind while an answer runs; cancel it first");
-    if (length < 0 || length > this.committed.length) {
-      throw new LocalProtocolError(`can't rewind to ${length}: ${this.committed.length} tokens are committed`);
-    }
-    this.begunAt = null;
-    this.cut(length);
   }
 
   /** Those of `tokens` that can be supplied at position `start`: context and answer have room for what the target says. */
