@@ -27,7 +27,8 @@ from moa_server.engine import Engine
 from web.typescript import TypeScriptDevice
 
 _SAMPLING = Sampling()
-_WIDTH = 8  # of trees, as the program in Node has it
+#: Nodes that a step of a tree continues, as the program in Node has it.
+WIDTH = 8
 
 
 @dataclass
@@ -107,7 +108,7 @@ def main() -> None:
     )
     for settings in (
         AcceptSettings(6, max_new_tokens=args.max_new_tokens),
-        AcceptSettings(6, 32, _WIDTH, max_new_tokens=args.max_new_tokens),
+        AcceptSettings(6, 32, WIDTH, max_new_tokens=args.max_new_tokens),
     ):
         found = count(bundle, ReplayEngine(engine, answers), node, questions, settings)
         print(json.dumps({"levels": settings.draft_length, "nodes": settings.nodes, **asdict(found)}), flush=True)

@@ -10,11 +10,11 @@ import pytest
 
 from moa_bench.web.browser import BrowserPage
 from moa_export.targets.web_engine import WebEngine
-from moa_runtime.backends.load import load_backend, load_writer
+from moa_runtime.backends.load import load_backend
+from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.base import Budget
-from moa_runtime.drafters.for_bundle import drafter_for
-from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.for_bundle import drafter_for, writer_for
 
 TEXT = [1, 40, 50, 60, 40, 50, 70, 80]
 ROWS, LEVELS = 7, 5
@@ -47,7 +47,8 @@ def test_a_bundle_is_stored_once_and_a_worker_drafts_as_python_does(page: Browse
     rows = np.sin(np.arange(ROWS * heads * size)).astype(np.float32).reshape(ROWS, heads, size)
     drafter.add_rows(0, rows, rows)
     expected = drafter.propose(TEXT, Budget.chain(LEVELS))
-    writer = MoaDrafter(load_writer(bundle), max_context=bundle.manifest.max_context, stop_tokens=bundle.manifest.stop_tokens)
+    assert bundle.manifest.web_writer is not None
+    writer = writer_for(bundle.manifest, OnnxBackend(web_bundle / bundle.manifest.web_writer.file))
     written = writer.propose(TEXT, Budget.chain(LEVELS))
     todo = {"store": "best", "worker": True, "rows": ROWS, "prefix": TEXT, "levels": LEVELS}
     for again in range(2):

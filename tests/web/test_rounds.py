@@ -9,7 +9,7 @@ from moa_bench.questions import Question
 from moa_export.targets.web_engine import WebEngine
 from moa_runtime.bundle import Bundle
 from moa_server.transformers_engine import TransformersEngine
-from web.rounds import count
+from web.rounds import WIDTH, count
 
 TURNS = ("Name three colours.", "Why is the sky blue?", "Say it again: the sky is blue, the sky is blue, the sky is")
 
@@ -19,7 +19,7 @@ def test_rounds_and_answers_are_pythons(
 ) -> None:
     engine = TransformersEngine.load(str(tiny_target), tiny_drafter)
     questions = [Question(number, "all", (turn,)) for number, turn in enumerate(TURNS)]
-    for settings in (AcceptSettings(4, max_new_tokens=24), AcceptSettings(3, 9, 4, max_new_tokens=24)):
+    for settings in (AcceptSettings(4, max_new_tokens=24), AcceptSettings(3, 9, WIDTH, max_new_tokens=24)):
         found = count(Bundle.open(web_bundle), engine, web_engine_here, questions, settings)
         assert found.questions == found.same_answers == found.same_rounds == len(TURNS)
         assert found.python > 0 and found.tokens > len(TURNS)

@@ -66,15 +66,17 @@ class Device {
         const tree = await todo.by.propose(todo.prefix, todo.budget, todo.sampling);
         this.loop.drafted(todo, tree, 0);
       }
-      await this.exchange();
+      if (!(await this.exchange())) throw new Error("an answer runs, and there is nothing to send");
     }
   }
 
-  private async exchange(): Promise<void> {
+  /** Whether there was something to send. */
+  private async exchange(): Promise<boolean> {
     const frames = this.loop.framesToSend(now());
-    if (!frames.length) return;
+    if (!frames.length) return false;
     console.log(JSON.stringify({ frames: frames.map((frame) => Buffer.from(frame).toString("base64")) }));
     for (const frame of (await told())!.frames!) this.loop.received(new Uint8Array(Buffer.from(frame, "base64")), now());
+    return true;
   }
 
   private hear(event: LoopEvent): void {
