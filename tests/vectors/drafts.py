@@ -1,4 +1,4 @@
-"""What the drafter does with a backend: conversations in which rows come, go and are refused, and texts grow and are cut."""
+"""What the drafter does with a backend: rows come, go and are refused, texts grow and are cut."""
 
 from __future__ import annotations
 
