@@ -25,10 +25,11 @@ export function markToJson({ most, sampling, turn }: Unconfirmed): Json {
 /**
  * What {@link markToJson} made.
  *
+ * @param broken makes the error.
  * @throws MoaError it is broken.
  */
-export function markFromJson(data: unknown): Unconfirmed {
-  const mark = new Reader(data, "an unconfirmed turn");
+export function markFromJson(data: unknown, broken: (what: string) => MoaError = brokenMark): Unconfirmed {
+  const mark = new Reader(data, "an unconfirmed turn", broken);
   return { turn: mark.number("turn"), sampling: samplingFrom(mark.inner("sampling")), most: mark.number("most") };
 }
 
@@ -53,4 +54,8 @@ export function checkedMarks(marks: readonly Unconfirmed[], turns: readonly Mess
 /** Whether this turn is an answer behind its question. */
 export function isAnswer(turns: readonly Message[], turn: number): boolean {
   return turns[turn - 1]?.role === "user" && turns[turn]?.role === "assistant";
+}
+
+function brokenMark(what: string): MoaError {
+  return new MoaError(`the mark of an unconfirmed turn is broken: ${what}`);
 }

@@ -1,6 +1,4 @@
-/** What a chat needs of the program around it: a clock, timers, sockets. Browsers, workers and Node have all of it. */
-
-import { systemHost } from "./system_host.js";
+/** What a chat needs of the program around it: a clock, timers, sockets. */
 
 /** A WebSocket, as far as it is used. */
 export interface Socket {
@@ -26,6 +24,7 @@ export interface Answered {
   readonly elsewhere: boolean;
 }
 
+/** `ownHost` makes that of a browser, a worker or Node. */
 export interface Host {
   /** Seconds of a clock that only goes forward. */
   now(): number;
@@ -49,14 +48,4 @@ export interface Host {
 
   /** The origin that the browser tells servers; undefined where there is no page. */
   readonly origin: string | undefined;
-}
-
-/**
- * That of a browser, a worker or Node.
- *
- * @param WebSocket in the place of the global one, which Node has from 22 on: `import WebSocket from "ws"`.
- * @throws MoaError there is neither.
- */
-export function ownHost(WebSocket?: SocketClass): Host {
-  return systemHost(WebSocket);
 }

@@ -17,6 +17,11 @@ const BYTES: ReadonlyMap<string, number> = new Map(CHARACTERS.map((character, by
 const encoder = new TextEncoder();
 const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
 
+/** The UTF-8 bytes of a text. */
+export function utf8(text: string): Uint8Array {
+  return encoder.encode(text);
+}
+
 /** The UTF-8 bytes of a text, one character for each. */
 export function spelled(text: string): string {
   return Array.from(encoder.encode(text), (byte) => CHARACTERS[byte]!).join("");
