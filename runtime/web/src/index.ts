@@ -1,10 +1,22 @@
 /** The device's end of moa-edge. */
 
+export { Bundle, type OpenOptions, type ReadOptions } from "./bundle/bundle.js";
+export type { Fetch } from "./bundle/fetching.js";
+export { BundleError, type Manifest, type RecommendedSampling } from "./bundle/manifest.js";
+export { MemoryStore, type BundleStore } from "./bundle/store.js";
 export { GrowingTree } from "./drafters/growing_tree.js";
 export { Luck, type DraftToken } from "./drafters/luck.js";
+export { drafterOf, drafterPlan, writerPlan, type DrafterPlan } from "./drafters/for_bundle.js";
 export { NgramMixture } from "./drafters/mixture.js";
+export { MoaDrafter, type MoaOptions } from "./drafters/moa.js";
 export { NgramIndex, type Match } from "./drafters/ngram.js";
 export { NgramDrafter } from "./drafters/ngram_drafter.js";
+export { EngineError, type Backend, type KvShape, type StepInputs, type StepResult } from "./engine/backend.js";
+export { OnnxBackend } from "./engine/onnx.js";
+export type { Ort } from "./engine/ort.js";
+export { MoaError } from "./errors.js";
+export { loadModels, type Drafters, type InThisThread, type InWorker, type LoadOptions, type Models } from "./models/models.js";
+export { serveModels } from "./models/serve.js";
 export { ClientSession, type ClientOptions } from "./session/client.js";
 export type * from "./session/events.js";
 export { digest, type Fingerprints, type Limits } from "./session/handshake.js";

@@ -43,8 +43,8 @@ export class Chat extends ChatChecks {
    */
   static async create(bundle: ChatBundle, endpoint: { url: string; token?: string }, options: ChatOptions = {}): Promise<Chat> {
     const { controller, drafter, policy = "rollback", store, system = "", writer } = options;
-    const { manifest, tokenizer } = bundle;
-    const { fingerprints, stopTokens, vocabSize } = manifest;
+    const { fingerprints, maxContext, stopTokens, vocabSize } = bundle.manifest;
+    const tokenizer = await bundle.tokenizer();
     const host = options.host ?? ownHost();
     const verifier = new Endpoint(endpoint.url, endpoint.token);
     // Without a drafter nobody would read the memory rows, and they are most of what a verdict weighs.
@@ -62,7 +62,7 @@ export class Chat extends ChatChecks {
     const timing = { ...USUAL_TIMING, ...options.timing };
     const conversation = new Conversation(tokenizer, system);
     const chat = new Chat(session, loop, conversation, tokenizer, verifier, timing, keeper, host);
-    chat.maxContext = manifest.maxContext;
+    chat.maxContext = maxContext;
     if (saved) chat.resume(saved.state);
     return chat;
   }

@@ -10,7 +10,7 @@ import type { Fingerprints } from "../session/handshake.js";
 import type { ChatTokenizer } from "../text/chat_tokenizer.js";
 import type { ChatStore } from "./chat_store.js";
 
-/** What a chat needs of a bundle. */
+/** What a chat needs of a `Bundle`. */
 export interface ChatBundle {
   readonly manifest: {
     readonly fingerprints: Fingerprints;
@@ -21,13 +21,13 @@ export interface ChatBundle {
     /** Tokens. */
     readonly maxContext: number;
   };
-  readonly tokenizer: ChatTokenizer;
+  tokenizer(): Promise<ChatTokenizer>;
 }
 
 export interface ChatOptions {
-  /** Undefined, and the server always drafts, or each round asks it for one token. One chat's alone. */
+  /** Of this chat alone. Undefined, and the server always drafts, or each round asks it for one token. */
   readonly drafter?: Drafter | undefined;
-  /** What writes in an outage in the drafter's place; one chat's alone. */
+  /** What writes in an outage in the drafter's place; of this chat alone. */
   readonly writer?: Drafter | undefined;
   /** In which shape to draft; {@link Throughput} when omitted: the shape that pays. */
   readonly controller?: Controller;

@@ -1,6 +1,6 @@
 /** One WebSocket to the verifier, from its opening to its end. */
 
-import { utf8 } from "../text/bytes.js";
+import { encodeUtf8 } from "../utf8.js";
 import { ConnectError, connectError, tooLate } from "./connect_error.js";
 import type { Endpoint } from "./endpoint.js";
 import type { Ending } from "./ending.js";
@@ -94,7 +94,7 @@ export class Connection {
 
   private take(data: unknown): void {
     this.pinger.heard();
-    const frame = data instanceof ArrayBuffer ? new Uint8Array(data) : utf8(String(data));
+    const frame = data instanceof ArrayBuffer ? new Uint8Array(data) : encodeUtf8(String(data));
     if (frame.length > MOST_FRAME_BYTES) this.fail(`the verifier sent a frame of ${frame.length} bytes`);
     else this.received(frame);
   }

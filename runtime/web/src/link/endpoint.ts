@@ -2,7 +2,7 @@
 
 import { base64Encode } from "@bufbuild/protobuf/wire";
 
-import { utf8 } from "../text/bytes.js";
+import { encodeUtf8 } from "../utf8.js";
 import { ConnectError } from "./connect_error.js";
 import { isLoopback } from "./listening.js";
 
@@ -50,7 +50,7 @@ export class Endpoint {
   /** What a WebSocket offers: the token, which a page can put into no header. */
   get protocols(): string[] {
     if (!this.token) return [];
-    return [SESSION_SUBPROTOCOL, BEARER + base64Encode(utf8(this.token), "url")];
+    return [SESSION_SUBPROTOCOL, BEARER + base64Encode(encodeUtf8(this.token), "url")];
   }
 
   /** The address of another of the verifier's resources. */

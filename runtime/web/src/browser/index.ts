@@ -1,0 +1,3 @@
+/** What the runtime has for browsers alone. */
+
+export { CacheStore, FileSystemStore, browserStore } from "./store.js";

@@ -1,0 +1,3 @@
+/** What the runtime has for Node alone. */
+
+export { FolderStore, openBundle } from "./folder_store.js";
