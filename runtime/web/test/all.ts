@@ -3,7 +3,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import "./chat.test.js";
 import "./figures.test.js";
+import "./file_store.test.js";
+import "./link.test.js";
 import "./loop_traces.test.js";
 import "./session_traces.test.js";
 import "./texts.test.js";
