@@ -24,7 +24,7 @@ def command(compiled: Path, bundle: Path, port: int) -> list[str]:
 
 
 def environment(engine: WebEngine, token: str = "") -> dict[str, str]:
-    return {**os.environ, "MOA_TOKEN": token, "ORT": engine.module.as_uri()}
+    return {**os.environ, "MOA_TOKEN": token, "ORT": engine.module.with_name("ort.node.min.mjs").as_uri()}
 
 
 def test_the_example_survives_a_cut(
