@@ -18,6 +18,7 @@ from moa_server.inbox import End, Inbox
 from moa_server.jobs import GivenUpError
 from moa_server.logs import add_log_fields, log_unexpected
 from moa_server.parts import Parts
+from moa_server.pongs import Pongs
 from moa_server.refusals import FAILED, GOING_AWAY, NORMAL, REFUSED, TRY_AGAIN_LATER, busy, refusal_of
 from moa_server.session_work import SessionWork
 from moa_server.sessions import Conversation, OlderConnectionError
@@ -54,6 +55,7 @@ class Connection:
         self._epoch = 0  # of the frame that is being answered
         self._stamped: tuple[int, float] | None = None  # a client's stamp that is still to be echoed, and when it came
         self._greeted = False
+        self._pongs = Pongs(self._send)
         # A track for each connection: the last send of one that hangs may last into the next one's work.
         self._track = self._work.track = "no session"
         self._inbox = Inbox(
@@ -105,14 +107,15 @@ class Connection:
             if counted:
                 self._budgets.close_session()
             self._log_end(why)
-            await self._inbox.close()
+            await asyncio.gather(self._inbox.close(), self._pongs.close())
 
     # -- what happens while a job is under way -----------------------------------------------------
 
-    def _note(self, message: wire.ClientMessage) -> None:
-        """A frame arrived."""
+    def _note(self, message: wire.ClientMessage) -> bool:
+        """A frame arrived; says whether that is all."""
         if self._overrules(message):
             self._work.abandon()
+        return self._greeted and self._pongs.take(message)
 
     def _overrules(self, message: wire.ClientMessage) -> bool:
         """Whether a frame ends the answer, or begins another: the work for the present one is then needless."""
@@ -194,7 +197,8 @@ class Connection:
                 return  # the next receive says so
             frame = getattr(message, event)
             self._epoch = getattr(frame, "epoch", self._epoch)
-            self._note_stamp(getattr(frame, "stamp", 0))
+            if stamp := getattr(frame, "stamp", 0):
+                self._stamped = stamp, self._inbox.taken_at
             answer = conversation.session.receive(message)
             if isinstance(answer, Verify):
                 answer = None if self._needless else await self._work.do(conversation, answer)
@@ -249,10 +253,6 @@ class Connection:
         if refusal is not None:
             await self._refuse(*refusal)
         raise _CloseError(GOING_AWAY if received is End.LEAVING else None, received.value)
-
-    def _note_stamp(self, stamp: int) -> None:
-        if stamp:
-            self._stamped = stamp, self._inbox.taken_at
 
     async def _say(self, message: wire.ServerMessage | None) -> None:
         """Send an answer, if there is one, with the stamp of the newest frame that is answered."""
