@@ -49,7 +49,7 @@ def find_bundle(named: Path | None, *, default_target: bool) -> Path:
 
 
 def bundle_files(folder: Path, served: Fingerprints) -> dict[str, WebFile]:
-    """The files that a browser needs by the path of their URL: manifest, tokenizer, template, and the graphs for browsers.
+    """What a browser needs, by the path of its URL: manifest, tokenizer, template, and the graphs for browsers.
 
     Args:
         served: of the verifier.
@@ -64,7 +64,8 @@ def bundle_files(folder: Path, served: Fingerprints) -> dict[str, WebFile]:
         if folder == _made_here():
             remedy = f"moa-export --target {_TARGET} --force --out {folder} makes it anew"
         else:
-            remedy = f"moa-export --target {_TARGET} --out BUNDLE, with --model and --drafter as here, makes one; name it with --bundle"
+            remedy = f"moa-export --target {_TARGET} --out BUNDLE, with --model and --drafter as here, makes another; "
+            remedy += "name it with --bundle"
         raise MoaError(f"the bundle {folder} belongs to another target or drafter than this verifier's; {remedy}")
     files: dict[str, WebFile] = {}
     try:
