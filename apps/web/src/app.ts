@@ -36,7 +36,7 @@ export class App {
   private readonly bannerActions: BannerActions = {
     retry: () => void this.start(),
     settings: () => this.settingsView.open(),
-    download: () => void this.connection.fetchModels(() => this.conversations.idle()),
+    download: () => void this.download(),
     cancel: () => this.connection.device.cancel(),
     later: () => {
       this.postponed = true;
@@ -90,6 +90,9 @@ export class App {
       () => void this.connection.chat?.networkChanged(),
     );
     setInterval(() => this.look(), LOOK_MS);
+    // A phone may end a page that is not seen, and says no more.
+    for (const event of ["visibilitychange", "freeze"]) document.addEventListener(event, () => this.store());
+    window.addEventListener("pagehide", () => this.store());
   }
 
   /** Connect with what is set, and go on with what the page before was writing. */
@@ -103,6 +106,7 @@ export class App {
       return;
     }
     const { drafting } = this.settings;
+    this.conversations.talk = null;
     await this.connection.start({ place, token: this.token, drafting, conditions: this.hints.conditions });
     this.conversations.talk = this.connection.talk;
     if (this.link.wantedOffline) await this.connection.chat?.workOffline(true);
@@ -113,6 +117,19 @@ export class App {
   offerUpdate(takeOver: () => void): void {
     const run = (): void => void this.conversations.idle().then(takeOver);
     this.notices.tell({ text: "There is a newer version of this page.", actions: [{ label: "Reload", run }] });
+  }
+
+  private store(): void {
+    if (document.visibilityState === "visible") return;
+    void this.connection.chat?.save();
+    void this.conversations.saveNow();
+  }
+
+  /** Have the model, and begin anew with it when nothing is being written. */
+  private async download(): Promise<void> {
+    if (!(await this.connection.fetchModels())) return;
+    await this.conversations.idle();
+    await this.start();
   }
 
   private choose({ chat, settings, token }: Chosen): void {

@@ -13,7 +13,7 @@ import type { Dropped } from "../chats/message.js";
 const WEAKEST_LAST: readonly Origin[] = ["drafted", "corrected", "offline", "kept"];
 /** Letters and digits, but not of scripts that write no spaces: a sentence of these would be one word. */
 const LETTER =
-  /^(?![\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff])[\p{L}\p{N}\p{M}_]/u;
+  /^(?![\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff])[\p{L}\p{N}_]/u;
 const APOSTROPHES = "'\u2019";
 
 /** The same text, cut so that each word has one origin. */

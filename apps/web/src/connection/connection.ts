@@ -23,7 +23,7 @@ export class Connection {
   bundle: Bundle | null = null;
   /** Why there is no chat, in a sentence; empty where there is one, or will be. */
   problem = "";
-  private wishes: Wishes | null = null;
+  private place: Place = { verifier: "", http: "", bundle: "" };
 
   /** @param changed something is to be drawn anew. */
   constructor(private readonly changed: () => void) {
@@ -33,7 +33,7 @@ export class Connection {
   /** Open the bundle and begin a chat, in the place of the one before; it need not reach the verifier for that. */
   async start(wishes: Wishes): Promise<void> {
     await this.close();
-    this.wishes = wishes;
+    this.place = wishes.place;
     this.problem = "";
     this.changed();
     try {
@@ -46,12 +46,9 @@ export class Connection {
     this.changed();
   }
 
-  /** Download what drafts and writes, and begin anew with it. @param idle waits for the answer that is being written. */
-  async fetchModels(idle: () => Promise<void>): Promise<void> {
-    const { bundle, wishes } = this;
-    if (bundle === null || wishes === null || !(await this.device.fetch(wishes.place.bundle, bundle))) return;
-    await idle();
-    await this.start(wishes);
+  /** Download what drafts and writes; returns whether it is here. It counts from the next start on. */
+  async fetchModels(): Promise<boolean> {
+    return this.bundle !== null && this.device.fetch(this.place.bundle, this.bundle);
   }
 
   /** Leave the verifier; what is being written goes on with the next page. */

@@ -1,6 +1,6 @@
 /** Asking, and the answer while it is written. Knows nothing of the page. */
 
-import type { ChatEvent, Disagreement } from "@moa-edge/runtime";
+import type { AnswerStream, ChatEvent, Disagreement } from "@moa-edge/runtime";
 
 import { Answering } from "../answers/answering.js";
 import type { StoredChat } from "../chats/chats.js";
@@ -12,7 +12,8 @@ import type { Talk } from "./talk.js";
 
 const SAVE_MS = 700; // a crash loses at most what came after
 
-export type Events = AsyncGenerator<ChatEvent, void>;
+/** Of an answer; leaving them by `return` stops it. */
+export type Events = Pick<AnswerStream, "next" | "return">;
 
 export class Asking extends OpenChat {
   /** Null while there is no connection to anything. */
@@ -78,6 +79,11 @@ export class Asking extends OpenChat {
     void this.events?.return();
   }
 
+  /** Store what is being written now: the browser may end the page at any time. */
+  async saveNow(): Promise<void> {
+    if (this.answering !== null) await this.save(this.answering);
+  }
+
   /** Wait until nothing is being written. */
   async idle(): Promise<void> {
     while (this.answering !== null) await this.following;
@@ -86,8 +92,8 @@ export class Asking extends OpenChat {
   /** Go on with the answer of the page before, unless its chat is gone. */
   async goOn(): Promise<void> {
     const { talk } = this;
-    const events = this.busy ? null : (talk?.chat.pending() ?? null);
-    if (talk === null || events === null) return;
+    const events = this.busy ? undefined : talk?.chat.pending();
+    if (talk === null || events === undefined) return;
     const known = talk.chat.messages.filter(({ role }) => role !== "system").length;
     for (const { id, unfinished } of await this.attempt(() => this.chats.list(), [])) {
       const chat = unfinished ? await this.attempt(() => this.chats.get(id), null) : null;
@@ -104,9 +110,9 @@ export class Asking extends OpenChat {
 
   /** The answer that the user prefers to the target's, where both differ. */
   protected keepMine(): void {
-    const events = this.talk?.chat.keepMine() ?? null;
+    const events = this.talk?.chat.keepMine();
     const { last } = this;
-    if (events === null || last === null || this.busy) return;
+    if (events === undefined || last === null || this.busy) return;
     void this.begin(new Answering(last.place, false), this.answered, () => events);
   }
 

@@ -8,7 +8,7 @@ import { AS_WRITTEN } from "../answers/figures.js";
 import type { StoredChat } from "../chats/chats.js";
 import { turnsOf, type Message } from "../chats/message.js";
 import { asSentence, correctedSentence } from "../words.js";
-import { Asking, type Events } from "./asking.js";
+import { Asking } from "./asking.js";
 
 /** An answer while it is checked. The stored one stays until that is done. */
 class Checking extends Answering {
@@ -238,4 +238,4 @@ function asWritten(written: Message): Message {
 }
 
 /** The verifier has gone meanwhile. */
-async function* nothing(): Events {}
+async function* nothing(): AsyncGenerator<never, void, undefined> {}
