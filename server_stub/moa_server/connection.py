@@ -18,6 +18,7 @@ from moa_server.inbox import End, Inbox
 from moa_server.jobs import GivenUpError
 from moa_server.logs import add_log_fields, log_unexpected
 from moa_server.parts import Parts
+from moa_server.pongs import Pongs
 from moa_server.refusals import FAILED, GOING_AWAY, NORMAL, REFUSED, TRY_AGAIN_LATER, busy, refusal_of
 from moa_server.session_work import SessionWork
 from moa_server.sessions import Conversation, OlderConnectionError
@@ -54,6 +55,7 @@ class Connection:
         self._epoch = 0  # of the frame that is being answered
         self._stamped: tuple[int, float] | None = None  # a client's stamp that is still to be echoed, and when it came
         self._greeted = False
+        self._pongs = Pongs(self._send)
         # A track for each connection: the last send of one that hangs may last into the next one's work.
         self._track = self._work.track = "no session"
         self._inbox = Inbox(
@@ -106,13 +108,15 @@ class Connection:
                 self._budgets.close_session()
             self._log_end(why)
             await self._inbox.close()
+            await self._pongs.close()
 
     # -- what happens while a job is under way -----------------------------------------------------
 
-    def _note(self, message: wire.ClientMessage) -> None:
-        """A frame arrived."""
+    def _note(self, message: wire.ClientMessage) -> bool:
+        """A frame arrived; says whether that is all."""
         if self._overrules(message):
             self._work.abandon()
+        return self._greeted and self._pongs.take(message)
 
     def _overrules(self, message: wire.ClientMessage) -> bool:
         """Whether a frame ends the answer, or begins another: the work for the present one is then needless."""

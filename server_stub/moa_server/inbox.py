@@ -34,7 +34,7 @@ class Inbox:
     """Frames of one WebSocket, parsed, in order.
 
     Args:
-        on_message: called with each message as it arrives.
+        on_message: called with each message as it arrives; says whether it is done with it, so that it need not wait.
         on_end: called when an end comes that leaves nobody to answer: all but LEAVING.
         most_waiting: frames that may wait; one more ends the connection.
         max_frame_bytes: a larger frame is answered with a fault, as is a first one of more than
@@ -48,7 +48,7 @@ class Inbox:
         self,
         websocket: WebSocket,
         *,
-        on_message: Callable[[wire.ClientMessage], None],
+        on_message: Callable[[wire.ClientMessage], bool],
         on_end: Callable[[], None],
         most_waiting: int,
         max_frame_bytes: int,
@@ -143,10 +143,10 @@ class Inbox:
                 return
             message = self._parse(data)
             self._most_bytes = self._max_frame_bytes
+            if isinstance(message, wire.ClientMessage) and self._on_message(message):
+                continue
             self._frames.append((message, len(data or b""), time.monotonic()))
             self._changed.set()
-            if isinstance(message, wire.ClientMessage):
-                self._on_message(message)
 
     def _parse(self, frame: bytes | None) -> wire.ClientMessage | wire.ServerMessage:
         if frame is None:

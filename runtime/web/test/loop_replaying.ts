@@ -71,6 +71,10 @@ class StandIn implements Drafter {
     this.told.push(["truncate_rows", length]);
     this.rows = Math.min(this.rows, length);
   }
+
+  propose(): never {
+    throw new Error("what is drafted stands in the trace");
+  }
 }
 
 class PlayedLoop {

@@ -1,6 +1,9 @@
 /** The contract of every drafter. */
 
 import type { Numbers } from "../session/rows.js";
+import type { Sampling } from "../session/sampling.js";
+import type { DraftTree } from "../session/tree.js";
+import type { Budget } from "./budget.js";
 import type { Manners } from "./manners.js";
 
 /** Memory rows, or a start, that a drafter cannot take. */
@@ -28,4 +31,16 @@ export interface Drafter {
 
   /** Forget the rows of positions `length` and above. */
   truncateRows(length: number): void;
+
+  /**
+   * What may follow `prefix`, the conversation's tokens from position 0. One call at a time; rows that come meanwhile count
+   * from the next call on.
+   *
+   * Where the target samples, who looks at `sampling` may guess with the target's own luck, see `Luck`; what is
+   * committed is the target's choice in any case. Greedy if nothing is said.
+   *
+   * @returns as much as pays: where `budget.levels` allows any, its first level is drafted in any case. A chain is a tree
+   *   without branches. Empty where nothing is known, or the context is full.
+   */
+  propose(prefix: readonly number[], budget: Budget, sampling?: Sampling): DraftTree | Promise<DraftTree>;
 }

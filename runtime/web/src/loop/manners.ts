@@ -13,6 +13,9 @@ export interface Manners {
   readonly longest: number;
 }
 
+/** Those of the shipped drafter; `moa-export` fits them to a target's own answers. */
+export const USUAL_MANNERS: Manners = { leastProbability: 0.4, repeated: 12, longest: 8 };
+
 /**
  * Whether one more token is worth writing.
  *

@@ -3,7 +3,7 @@
 import { ORIGINS, POLICIES, type Origin, type Policy } from "./events.js";
 import type { Fingerprints, Limits } from "./handshake.js";
 import type { Sampling } from "./sampling.js";
-import { Reader, SnapshotError, UINT32, UINT64, broken, saidWhole, shown, type Json } from "./snapshot_reader.js";
+import { Reader, SnapshotError, UINT32, UINT64, brokenSnapshot, saidWhole, shown, type Json } from "./snapshot_reader.js";
 
 export const SNAPSHOT_VERSION = 3;
 
@@ -31,7 +31,7 @@ export interface Snapshot {
 
 /** With the version, and for whom the tokens are. */
 export function snapshotToJson(snapshot: Snapshot, fingerprints: Fingerprints): SnapshotJson {
-  const { limits, sampling } = snapshot;
+  const { limits } = snapshot;
   return {
     version: SNAPSHOT_VERSION,
     fingerprints: { ...fingerprints },
@@ -55,13 +55,7 @@ export function snapshotToJson(snapshot: Snapshot, fingerprints: Fingerprints): 
     origins: snapshot.origins,
     answering: snapshot.answering,
     answer_start: snapshot.answerStart,
-    sampling: {
-      temperature: sampling.temperature,
-      top_p: sampling.topP,
-      seed: saidWhole(sampling.seed),
-      top_k: sampling.topK,
-      min_p: sampling.minP,
-    },
+    sampling: samplingToJson(snapshot.sampling),
     max_length: snapshot.maxLength,
     while_away: snapshot.whileAway,
   };
@@ -124,7 +118,12 @@ function limitsFrom(limits: Reader): Limits {
   };
 }
 
-function samplingFrom(sampling: Reader): Sampling {
+export function samplingToJson({ minP, seed, temperature, topK, topP }: Sampling): SnapshotJson {
+  return { temperature, top_p: topP, seed: saidWhole(seed), top_k: topK, min_p: minP };
+}
+
+/** What {@link samplingToJson} made. */
+export function samplingFrom(sampling: Reader): Sampling {
   return {
     temperature: sampling.real("temperature"),
     topP: sampling.real("top_p"),
@@ -139,13 +138,13 @@ function check(snapshot: Snapshot): void {
   const { answerStart, answering, kept, origins, supplied, tentative } = snapshot;
   const known = snapshot.committed.length + supplied.length;
   if (origins.length !== tentative.length) {
-    throw broken(`${tentative.length} tentative tokens have ${origins.length} origins`);
+    throw brokenSnapshot(`${tentative.length} tentative tokens have ${origins.length} origins`);
   }
-  if (kept > supplied.length) throw broken(`${kept} of ${supplied.length} supplied tokens are kept ones`);
+  if (kept > supplied.length) throw brokenSnapshot(`${kept} of ${supplied.length} supplied tokens are kept ones`);
   if (!answering && (supplied.length || tentative.length)) {
-    throw broken("no answer runs, and yet tokens await the target");
+    throw brokenSnapshot("no answer runs, and yet tokens await the target");
   }
   if (answering && (answerStart === null || answerStart <= 0 || answerStart > known)) {
-    throw broken(`an answer runs from position ${answerStart} behind ${known} tokens`);
+    throw brokenSnapshot(`an answer runs from position ${answerStart} behind ${known} tokens`);
   }
 }

@@ -1,18 +1,20 @@
 /** Values of an object in JSON, of the types that are expected. */
 
+import { MoaError } from "../errors.js";
+
 export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
 
 export const UINT32 = 2n ** 32n - 1n;
 export const UINT64 = 2n ** 64n - 1n;
-const LARGEST_REAL = 3e38; // of the wire's floats
+export const LARGEST_REAL = 3e38; // of the wire's floats
 const LONGEST_SHOWN = 60; // characters of a wrong value, in a sentence
 
 /** A snapshot that cannot be restored; the conversation's text may still be. */
-export class SnapshotError extends Error {
+export class SnapshotError extends MoaError {
   override readonly name = "SnapshotError";
 }
 
-export function broken(what: string): SnapshotError {
+export function brokenSnapshot(what: string): SnapshotError {
   return new SnapshotError(`the snapshot is broken: ${what}; begin a new conversation`);
 }
 
@@ -34,9 +36,14 @@ export class Reader {
 
   /**
    * @param name of the object, in a sentence.
-   * @throws SnapshotError it is no object; so do all readers where a value is not what it should be.
+   * @param broken makes the error, a SnapshotError when omitted.
+   * @throws MoaError it is no object; so do all readers where a value is not what it should be.
    */
-  constructor(data: unknown, name: string) {
+  constructor(
+    data: unknown,
+    name: string,
+    private readonly broken: (what: string) => MoaError = brokenSnapshot,
+  ) {
     if (typeof data !== "object" || data === null || Array.isArray(data)) {
       throw broken(`${name} must be an object, not ${shown(data)}`);
     }
@@ -44,25 +51,25 @@ export class Reader {
   }
 
   get(key: string): unknown {
-    if (!Object.hasOwn(this.data, key)) throw broken(`${key} is missing`);
+    if (!Object.hasOwn(this.data, key)) throw this.broken(`${key} is missing`);
     return this.data[key];
   }
 
   inner(key: string): Reader {
-    return new Reader(this.get(key), key);
+    return new Reader(this.get(key), key, this.broken);
   }
 
   text(key: string): string {
     const value = this.get(key);
     if (typeof value !== "string" || /\p{Surrogate}/u.test(value)) {
-      throw broken(`${key} must be a text, not ${shown(value)}`);
+      throw this.broken(`${key} must be a text, not ${shown(value)}`);
     }
     return value;
   }
 
   flag(key: string): boolean {
     const value = this.get(key);
-    if (typeof value !== "boolean") throw broken(`${key} must be true or false, not ${shown(value)}`);
+    if (typeof value !== "boolean") throw this.broken(`${key} must be true or false, not ${shown(value)}`);
     return value;
   }
 
@@ -70,7 +77,7 @@ export class Reader {
     const value = this.get(key);
     const whole = wholeOf(value);
     if (whole === undefined || whole > most) {
-      throw broken(`${key} must be a whole number from 0 to ${most}, not ${shown(value)}`);
+      throw this.broken(`${key} must be a whole number from 0 to ${most}, not ${shown(value)}`);
     }
     return whole;
   }
@@ -84,7 +91,7 @@ export class Reader {
     const value = this.get(key);
     // False for what is not a number, too.
     if (typeof value !== "number" || !(value >= 0 && value <= LARGEST_REAL)) {
-      throw broken(`${key} must be a number from 0 to ${LARGEST_REAL}, not ${shown(value)}`);
+      throw this.broken(`${key} must be a number from 0 to ${LARGEST_REAL}, not ${shown(value)}`);
     }
     return value;
   }
@@ -92,29 +99,29 @@ export class Reader {
   tokens(key: string, vocabSize: number): number[] {
     return this.list(key).map((token) => {
       if (typeof token === "number" && Number.isInteger(token) && token >= 0 && token < vocabSize) return token;
-      throw broken(`${key} must be token ids, whole numbers from 0 to ${vocabSize - 1}, not ${shown(token)}`);
+      throw this.broken(`${key} must be token ids, whole numbers from 0 to ${vocabSize - 1}, not ${shown(token)}`);
     });
   }
 
   choice<T extends string>(key: string, values: readonly T[]): T {
-    return member(key, this.get(key), values);
+    return this.member(key, this.get(key), values);
   }
 
   choices<T extends string>(key: string, values: readonly T[]): T[] {
-    return this.list(key).map((value) => member(key, value, values));
+    return this.list(key).map((value) => this.member(key, value, values));
   }
 
-  private list(key: string): unknown[] {
+  list(key: string): unknown[] {
     const value = this.get(key);
-    if (!Array.isArray(value)) throw broken(`${key} must be a list, not ${shown(value)}`);
+    if (!Array.isArray(value)) throw this.broken(`${key} must be a list, not ${shown(value)}`);
     return value;
   }
-}
 
-function member<T extends string>(key: string, value: unknown, values: readonly T[]): T {
-  const found = values.find((each) => each === value);
-  if (found === undefined) throw broken(`${key} knows ${values.join(", ")}, not ${shown(value)}`);
-  return found;
+  private member<T extends string>(key: string, value: unknown, values: readonly T[]): T {
+    const found = values.find((each) => each === value);
+    if (found === undefined) throw this.broken(`${key} knows ${values.join(", ")}, not ${shown(value)}`);
+    return found;
+  }
 }
 
 /** A value in a sentence. */

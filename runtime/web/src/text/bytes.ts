@@ -1,8 +1,6 @@
 /** Bytes as the characters that byte-level vocabularies write for them. */
 
-// Browsers and Node have both; the sources are compiled without the types of either.
-declare const TextEncoder: new () => { encode(text: string): Uint8Array };
-declare const TextDecoder: new (label: string, options: object) => { decode(bytes: Uint8Array): string };
+import { decodeUtf8, encodeUtf8 } from "../utf8.js";
 
 /** The character of each byte: itself where it can be seen, else one from 256 on. */
 const CHARACTERS: readonly string[] = (() => {
@@ -14,12 +12,9 @@ const CHARACTERS: readonly string[] = (() => {
 })();
 const BYTES: ReadonlyMap<string, number> = new Map(CHARACTERS.map((character, byte) => [character, byte]));
 
-const encoder = new TextEncoder();
-const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
-
 /** The UTF-8 bytes of a text, one character for each. */
 export function spelled(text: string): string {
-  return Array.from(encoder.encode(text), (byte) => CHARACTERS[byte]!).join("");
+  return Array.from(encodeUtf8(text), (byte) => CHARACTERS[byte]!).join("");
 }
 
 /** The text of such pieces; bytes that are no UTF-8 become replacement characters. A piece that is none stays as it is. */
@@ -28,7 +23,7 @@ export function unspelled(pieces: readonly string[]): string {
   for (const piece of pieces) {
     const found = Array.from(piece, (character) => BYTES.get(character));
     const known = found.every((byte) => byte !== undefined);
-    for (const byte of known ? found : encoder.encode(piece)) bytes.push(byte!);
+    for (const byte of known ? found : encodeUtf8(piece)) bytes.push(byte!);
   }
-  return decoder.decode(Uint8Array.from(bytes));
+  return decodeUtf8(Uint8Array.from(bytes));
 }

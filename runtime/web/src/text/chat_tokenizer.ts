@@ -2,6 +2,7 @@
 
 import { Template } from "@huggingface/jinja";
 
+import { MoaError } from "../errors.js";
 import { append } from "../sequences.js";
 import { Tokenizer, escaped } from "./tokenizer.js";
 
@@ -15,7 +16,7 @@ export interface Message {
 }
 
 /** A chat template that cannot be read, or that refuses a conversation. */
-export class ChatTemplateError extends Error {
+export class ChatTemplateError extends MoaError {
   override readonly name: string = "ChatTemplateError";
 }
 

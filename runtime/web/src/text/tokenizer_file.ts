@@ -1,7 +1,9 @@
 /** A `tokenizer.json` of the tokenizers library, as far as byte-level BPE needs it. */
 
+import { MoaError } from "../errors.js";
+
 /** A tokenizer file or a template that this program cannot read. */
-export class TokenizerError extends Error {
+export class TokenizerError extends MoaError {
   override readonly name = "TokenizerError";
 }
 

@@ -1,0 +1,5 @@
+/** What the runtime has for browsers alone. */
+
+export { IndexedDbChatStore } from "./chat_store.js";
+export { followPage, type Hinted } from "./hints.js";
+export { CacheStore, FileSystemStore, browserStore } from "./store.js";

@@ -1,0 +1,175 @@
+/** The bundle: the files that `moa-export` writes, on a server and, once downloaded, in a store. */
+
+import { ChatTokenizer } from "../text/chat_tokenizer.js";
+import { decodeUtf8, encodeUtf8 } from "../utf8.js";
+import { ChangedError, StoredFiles, type BundleFiles } from "./download.js";
+import { ask, platformFetch, type Fetch, type Signal } from "./fetching.js";
+import {
+  BundleError,
+  CHAT_TEMPLATE_FILE,
+  MANIFEST_FILE,
+  TOKENIZER_FILE,
+  readManifest,
+  type FileEntry,
+  type Manifest,
+  type TargetEntry,
+  type WriterEntry,
+} from "./manifest.js";
+import type { BundleStore } from "./store.js";
+
+/** Bytes that are there, of all that is asked for. */
+export type OnProgress = (received: number, total: number) => void;
+
+export interface ReadOptions {
+  readonly onProgress?: OnProgress | undefined;
+  /** An `AbortSignal`; what came is kept. */
+  readonly signal?: Signal | undefined;
+}
+
+export interface OpenOptions extends ReadOptions {
+  readonly store: BundleStore;
+  /** Whether the drafter's graph is downloaded with it; a page that only talks to its verifier does without. */
+  readonly drafter?: boolean;
+  /** Whether the writer is; else it is when it is first needed, if there is a network then. */
+  readonly writer?: boolean;
+  /** In the platform's place. */
+  readonly fetch?: Fetch;
+}
+
+/** What the store has beside files: which bundle is whole. */
+const STORED_MANIFEST = "manifest";
+
+/** A bundle whose tokenizer, template and graphs can be read, as far as they were asked for without a network. */
+export class Bundle {
+  /** @param files where they come from. */
+  constructor(
+    readonly manifest: Manifest,
+    private readonly files: BundleFiles,
+  ) {}
+
+  /**
+   * Open the bundle at an address: from the store, without any request, once it was downloaded; else download what a browser
+   * needs of it, going on where an earlier download broke.
+   *
+   * @param url of the folder that has `manifest.json`.
+   * @throws BundleError it cannot be reached, is no bundle, is damaged, or lacks what is asked for.
+   */
+  static async open(url: string, options: OpenOptions): Promise<Bundle> {
+    const held = await heldManifest(url, options.store);
+    if (held !== undefined) {
+      try {
+        return await opened(url, held, options);
+      } catch (error) {
+        if (!(error instanceof ChangedError)) throw error; // else the store lost a file that the server has no more
+      }
+    }
+    return opened(url, await newestManifest(url, options), options);
+  }
+
+  /**
+   * Ask the server, by one request that its caches may answer, whether it has another bundle by now; if so, download that. The
+   * next {@link Bundle.open} takes it, this bundle stays as it is.
+   *
+   * @param options as for {@link Bundle.open}.
+   * @returns whether there was another.
+   * @throws BundleError as there.
+   */
+  static async update(url: string, options: OpenOptions): Promise<boolean> {
+    const newest = await newestManifest(url, options);
+    if (newest === (await heldManifest(url, options.store))) return false;
+    await downloaded(url, newest, options);
+    return true;
+  }
+
+  /** The drafter's graph. Throws BundleError where the bundle has none, or it cannot be had. */
+  async graph(options: ReadOptions = {}): Promise<{ entry: TargetEntry; bytes: Uint8Array }> {
+    const { web } = this.manifest;
+    if (!web) throw lacking("no graph for onnxruntime-web");
+    return { entry: web, bytes: await this.read(web.file, options) };
+  }
+
+  /** The writer, downloaded now if it was not. Throws BundleError where the bundle has none, or it cannot be had. */
+  async writer(options: ReadOptions = {}): Promise<{ entry: WriterEntry; bytes: Uint8Array }> {
+    const { webWriter } = this.manifest;
+    if (!webWriter) throw lacking("no writer for onnxruntime-web");
+    return { entry: webWriter, bytes: await this.read(webWriter.file, options) };
+  }
+
+  /** Tokenizer and chat template. Throws BundleError, TokenizerError or ChatTemplateError where they cannot be read. */
+  async tokenizer(): Promise<ChatTokenizer> {
+    const [file, template] = [await this.text(TOKENIZER_FILE), await this.text(CHAT_TEMPLATE_FILE)];
+    let said: unknown;
+    try {
+      said = JSON.parse(file);
+    } catch {
+      throw new BundleError(`${TOKENIZER_FILE} of the bundle is no JSON: export the bundle again`);
+    }
+    return new ChatTokenizer(said, template, this.manifest.specialTokens, this.manifest.stopTokens);
+  }
+
+  private async read(name: string, { onProgress, signal }: ReadOptions = {}): Promise<Uint8Array> {
+    const entry = this.manifest.files.get(name)!; // what a manifest names it lists
+    return this.files.read(name, entry, { signal, onHeld: (bytes) => onProgress?.(bytes, entry.bytes) });
+  }
+
+  private async text(name: string): Promise<string> {
+    return decodeUtf8(await this.read(name));
+  }
+}
+
+/** A bundle of this manifest, with all that is asked for in the store. */
+async function opened(url: string, text: string, options: OpenOptions): Promise<Bundle> {
+  const { manifest, files } = await downloaded(url, text, options);
+  await files.keepOnly(manifest.files.values());
+  return new Bundle(manifest, files);
+}
+
+async function downloaded(url: string, text: string, options: OpenOptions): Promise<{ manifest: Manifest; files: StoredFiles }> {
+  const { store, fetch = platformFetch, signal, onProgress } = options;
+  const manifest = readManifest(text);
+  const files = new StoredFiles(url, store, fetch);
+  const wanted = wantedOf(manifest, options);
+  const held = new Map<string, number>();
+  for (const [name, entry] of wanted) held.set(name, await files.held(entry));
+  const sum = (counts: Iterable<number>): number => [...counts].reduce((all, count) => all + count, 0);
+  const total = sum(wanted.map(([, { bytes }]) => bytes));
+  for (const [name, entry] of wanted) {
+    const onHeld = (bytes: number): void => onProgress?.(sum(held.set(name, bytes).values()), total);
+    await files.download(name, entry, { signal, onHeld });
+  }
+  // Last, for it says that the rest is there.
+  if (text !== (await heldManifest(url, store))) await store.put(STORED_MANIFEST, encodeUtf8(JSON.stringify({ url, text })));
+  return { manifest, files };
+}
+
+function wantedOf(manifest: Manifest, { drafter = true, writer = false }: OpenOptions): [string, FileEntry][] {
+  const names = [TOKENIZER_FILE, CHAT_TEMPLATE_FILE];
+  if (drafter) {
+    if (!manifest.web) throw lacking("no graph for onnxruntime-web");
+    names.push(manifest.web.file);
+  }
+  if (writer) {
+    if (!manifest.webWriter) throw lacking("no writer for onnxruntime-web");
+    names.push(manifest.webWriter.file);
+  }
+  return names.map((name) => [name, manifest.files.get(name)!]);
+}
+
+function lacking(what: string): BundleError {
+  return new BundleError(`the bundle has ${what}: export it with --target web`);
+}
+
+/** The text of the manifest of the bundle that is in the store, undefined if that is another, or not whole. */
+async function heldManifest(url: string, store: BundleStore): Promise<string | undefined> {
+  const piece = await store.get(STORED_MANIFEST);
+  if (!piece) return undefined;
+  const held = JSON.parse(decodeUtf8(piece)) as { url: string; text: string };
+  return held.url === url ? held.text : undefined;
+}
+
+async function newestManifest(url: string, { fetch = platformFetch, signal }: OpenOptions): Promise<string> {
+  const reply = await ask(fetch, url, MANIFEST_FILE, { cache: "no-cache", signal });
+  const text = await reply.text();
+  readManifest(text); // or it is no manifest
+  return text;
+}

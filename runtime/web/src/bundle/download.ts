@@ -1,0 +1,168 @@
+/** Files of a bundle: downloaded in pieces, so that what broke goes on where it was. */
+
+import { saidBy } from "../engine/backend.js";
+import { ask, type Fetch, type Signal } from "./fetching.js";
+import { BundleError, type FileEntry } from "./manifest.js";
+import { sha256 } from "./sha256.js";
+import type { BundleStore } from "./store.js";
+
+/** Bytes of a piece: what a tab that is killed loses at most. */
+const PIECE = 1 << 20;
+
+/** A file that is not the one in the manifest. */
+export class ChangedError extends BundleError {
+  constructor(file: string) {
+    super(
+      `${file} is not the one that the bundle's manifest names: its SHA-256 is another. The bundle at the server is ` +
+        "damaged or just being changed; try again, or export it again",
+    );
+  }
+}
+
+export interface Transfer {
+  readonly signal?: Signal | undefined;
+  /** Told how many bytes of the file are there. */
+  readonly onHeld?: (bytes: number) => void;
+}
+
+/** Where a bundle's files come from. */
+export interface BundleFiles {
+  /**
+   * A file, which is what the manifest says.
+   *
+   * @throws BundleError it cannot be had, or is another.
+   */
+  read(name: string, entry: FileEntry, transfer?: Transfer): Promise<Uint8Array>;
+}
+
+/** A bundle's files in a store, by their content: what an update leaves as it is stays. What is missing is downloaded. */
+export class StoredFiles implements BundleFiles {
+  /**
+   * @param bundle its address.
+   * @param fetch asks for files.
+   */
+  constructor(
+    private readonly bundle: string,
+    private readonly store: BundleStore,
+    private readonly fetch: Fetch,
+  ) {}
+
+  /** Bytes of a file that are there, in whole pieces from the first on. */
+  async held(entry: FileEntry): Promise<number> {
+    const names = new Set(await this.store.names());
+    let pieces = 0;
+    while (pieces < piecesOf(entry) && names.has(nameOf(entry, pieces))) pieces++;
+    return Math.min(pieces * PIECE, entry.bytes);
+  }
+
+  async read(name: string, entry: FileEntry, transfer: Transfer = {}): Promise<Uint8Array> {
+    await this.download(name, entry, transfer);
+    const stored = await this.whole(entry);
+    if (stored) return stored;
+    await this.forget(entry); // the store damaged it
+    await this.download(name, entry, transfer);
+    const whole = await this.whole(entry);
+    if (!whole) throw new BundleError(`the store does not keep ${name} of the bundle as it is: clear the site's data`);
+    return whole;
+  }
+
+  /**
+   * Download what the store lacks of a file, and check it. Where the connection breaks it asks for the rest, as long as
+   * something comes.
+   *
+   * @throws ChangedError it is another.
+   * @throws BundleError it cannot be had; what came is kept, to go on from.
+   */
+  async download(name: string, entry: FileEntry, transfer: Transfer = {}): Promise<void> {
+    for (let held = await this.held(entry); held < entry.bytes; ) {
+      const begun = held;
+      while (held < entry.bytes) held = await this.goOn(name, entry, held, transfer);
+      if (await this.whole(entry)) break;
+      await this.forget(entry);
+      if (!begun) throw new ChangedError(name); // else it may have begun as another
+      held = 0;
+    }
+    transfer.onHeld?.(entry.bytes);
+  }
+
+  /** Forget all files but these. */
+  async keepOnly(entries: Iterable<FileEntry>): Promise<void> {
+    const kept = new Set(Array.from(entries, ({ sha256: digest }) => digest));
+    for (const name of await this.store.names()) {
+      const [digest, number] = name.split(".");
+      if (number !== undefined && !kept.has(digest!)) await this.store.delete(name);
+    }
+  }
+
+  /** A file, undefined where it is not what the manifest says. */
+  private async whole(entry: FileEntry): Promise<Uint8Array | undefined> {
+    const whole = new Uint8Array(entry.bytes);
+    for (let number = 0; number < piecesOf(entry); number++) {
+      const piece = await this.store.get(nameOf(entry, number));
+      if (piece) whole.set(piece.subarray(0, entry.bytes - number * PIECE), number * PIECE);
+    }
+    return (await sha256(whole)) === entry.sha256 ? whole : undefined;
+  }
+
+  private async forget(entry: FileEntry): Promise<void> {
+    for (let number = 0; number < piecesOf(entry); number++) await this.store.delete(nameOf(entry, number));
+  }
+
+  /** Ask for what follows the bytes that are held, until it ends or breaks; the bytes that are held then, which are more. */
+  private async goOn(name: string, entry: FileEntry, held: number, transfer: Transfer): Promise<number> {
+    let problem: unknown;
+    try {
+      await this.receive(name, entry, held, transfer);
+    } catch (error) {
+      transfer.signal?.throwIfAborted();
+      if (error instanceof BundleError) throw error;
+      problem = error;
+    }
+    const now = await this.held(entry);
+    if (now <= held) throw broken(name, now, entry.bytes, problem);
+    return now;
+  }
+
+  /** Ask for the bytes from `start` on, and keep each piece when it is whole. */
+  private async receive(name: string, entry: FileEntry, start: number, { signal, onHeld }: Transfer): Promise<void> {
+    const headers: Record<string, string> = start ? { Range: `bytes=${start}-` } : {};
+    const reply = await ask(this.fetch, this.bundle, name, { headers, cache: "no-cache", signal });
+    if (reply.status === 416) throw new ChangedError(name); // it has become shorter
+    let at = reply.status === 206 ? start : 0; // a server without ranges sends all
+    let piece = new Uint8Array(PIECE);
+    let filled = 0;
+    const reader = reply.body!.getReader();
+    for (let chunk = await reader.read(); !chunk.done; chunk = await reader.read()) {
+      for (let bytes = chunk.value!; bytes.length; ) {
+        const taken = bytes.subarray(0, PIECE - filled);
+        piece.set(taken, filled);
+        filled += taken.length;
+        bytes = bytes.subarray(taken.length);
+        if (at + filled > entry.bytes) throw new ChangedError(name);
+        onHeld?.(at + filled);
+        if (filled < PIECE && at + filled < entry.bytes) continue;
+        await this.store.put(nameOf(entry, at / PIECE), piece.subarray(0, filled));
+        at += filled;
+        piece = new Uint8Array(PIECE);
+        filled = 0;
+      }
+    }
+  }
+}
+
+function broken(name: string, held: number, bytes: number, problem: unknown): BundleError {
+  const megabytes = (count: number): string => (count / 1e6).toFixed(1);
+  const why = problem === undefined ? "the server sent too little" : saidBy(problem);
+  return new BundleError(
+    `the download of ${name} stopped at ${megabytes(held)} of ${megabytes(bytes)} MB (${why}): try again, what came is kept`,
+    { cause: problem },
+  );
+}
+
+function piecesOf(entry: FileEntry): number {
+  return Math.ceil(entry.bytes / PIECE);
+}
+
+function nameOf(entry: FileEntry, number: number): string {
+  return `${entry.sha256}.${number}`;
+}

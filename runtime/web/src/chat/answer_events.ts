@@ -1,0 +1,86 @@
+/** The events of answers on their way from the drafting loop to the application. */
+
+import { ChatError } from "../errors.js";
+import { same } from "../sequences.js";
+import type { Follower } from "./answer_stream.js";
+import type { AnswerUpdate, ChatEvent, TokenOrigin } from "./events.js";
+
+type Item = ChatEvent | ChatError | undefined;
+
+/**
+ * A queue with one reader.
+ *
+ * The reader may take back a part of the answer while events about it are still in the queue. So each has the *edition* of
+ * the answer that it is about, and the reader gets those of the edition that it asked for last.
+ */
+export class AnswerEvents {
+  private queue: [number, Item][] = [];
+  private edition = 0;
+  private editionAsked = 0;
+  private published: readonly TokenOrigin[] = [];
+  private ended = false;
+  private wake: (() => void) | undefined;
+
+  /** Another answer is asked for. */
+  clear(): void {
+    this.queue = [];
+    this.published = [];
+    if (this.ended) this.end();
+  }
+
+  /** The reader takes back a part, or all; returns the edition without it. */
+  askForEdition(): number {
+    return ++this.editionAsked;
+  }
+
+  /** The loop has taken it back. */
+  beginEdition(edition: number): void {
+    this.edition = edition;
+    this.published = [];
+  }
+
+  /** Have the reader hear of it, or, of an error, throw it. */
+  put(event: Item): void {
+    this.queue.push([this.edition, event]);
+    this.wake?.();
+  }
+
+  /** Put it, unless the last one had the same tokens: a draft may be empty. */
+  publish(update: AnswerUpdate, evenWithoutTokens = false): void {
+    if (sameTokens(update.tokens, this.published) && !(evenWithoutTokens && !update.tokens.length)) return;
+    this.published = update.tokens;
+    this.put(update);
+  }
+
+  /** There will be no more: the chat is closed. */
+  end(): void {
+    this.ended = true;
+    this.put(undefined);
+  }
+
+  /**
+   * The next event of the edition; `end` where there will be none, `left` where the follower has left.
+   *
+   * @throws ChatError one that was put.
+   */
+  async get(follower: Follower): Promise<ChatEvent | "end" | "left"> {
+    for (;;) {
+      if (follower.left) return "left";
+      const next = this.queue.shift();
+      if (!next) {
+        await new Promise<void>((resolve) => (this.wake = follower.onLeave = resolve));
+        this.wake = follower.onLeave = undefined;
+        continue;
+      }
+      const [edition, event] = next;
+      if (event instanceof ChatError) throw event;
+      if (!event) return "end";
+      if (edition === this.editionAsked || event.event === "LinkChanged") return event;
+    }
+  }
+}
+
+function sameTokens(a: readonly TokenOrigin[], b: readonly TokenOrigin[]): boolean {
+  const alike = (one: TokenOrigin, at: number): boolean => one.origin === b[at]!.origin && one.committed === b[at]!.committed;
+  return same(a.map(({ token }) => token), b.map(({ token }) => token)) && a.every(alike);
+}

@@ -1,0 +1,249 @@
+/** The Mixture of Attentions drafter on a device: a backend, and its caches. */
+
+import { chainInputs, type Backend, type StepResult } from "../engine/backend.js";
+import { continued, type Budget } from "../loop/budget.js";
+import type { Drafter } from "../loop/drafter.js";
+import type { Manners } from "../loop/manners.js";
+import { append, commonLength } from "../sequences.js";
+import type { Numbers } from "../session/rows.js";
+import { GREEDY, type Sampling } from "../session/sampling.js";
+import { NOTHING, treeBehind, type DraftTree } from "../session/tree.js";
+import { GrowingTree } from "./growing_tree.js";
+import { Luck, NO_LUCK, type DraftToken } from "./luck.js";
+import { worthCopying, type NgramMixture } from "./mixture.js";
+import { LONGEST_SUFFIX } from "./ngram.js";
+import { GrowingRows } from "./rows.js";
+
+const CATCH_UP_TOKENS = 512;
+const MORE_LIKELY_THAN_NOT = Math.log(0.5);
+const SURE = Math.log(0.9);
+
+type Rows = readonly [Numbers, Numbers];
+
+export interface MoaOptions {
+  /** Positions the target can hold; no token is drafted beyond. */
+  readonly maxContext: number;
+  /**
+   * Ids that end a turn. One is drafted only where it is more likely than not: a wrong guess would end what the device
+   * writes offline, and costs no more than another token online.
+   */
+  readonly stopTokens?: Iterable<number>;
+  /** What the backend's candidates are mixed with; undefined, and they are taken as they are. */
+  readonly mixture?: NgramMixture | undefined;
+  /** When it stops where it writes alone; null, and it does not. */
+  readonly manners?: Manners | null;
+}
+
+/**
+ * Drafts with the device half.
+ *
+ * The cache remembers which tokens it holds. Entries of tokens without a row may depend on the rows there were (where the
+ * device half ends with layers of the target they do), so those are computed again when rows come or go.
+ */
+export class MoaDrafter implements Drafter {
+  readonly manners: Manners | null;
+  private readonly maxContext: number;
+  private readonly stopTokens: ReadonlySet<number>;
+  private readonly mixture: NgramMixture | undefined;
+  private luck = NO_LUCK;
+  private readonly cached: number[] = [];
+  private readonly cache: GrowingRows;
+  private readonly memory: GrowingRows;
+  private rowsOfCache = 0; // how many the cache was computed with
+  private rowsKept = 0; // how many of them, from the first on, are held as they were then
+
+  /** @param backend the device half, which may serve several drafters. */
+  constructor(
+    private readonly backend: Backend,
+    { maxContext, stopTokens = [], mixture, manners = null }: MoaOptions,
+  ) {
+    this.maxContext = maxContext;
+    this.stopTokens = new Set(stopTokens);
+    this.mixture = mixture;
+    this.manners = manners;
+    this.cache = new GrowingRows(backend.kvShape);
+    this.memory = new GrowingRows(backend.kvShape);
+  }
+
+  get rows(): number {
+    return this.memory.length;
+  }
+
+  get needsRows(): boolean {
+    return this.backend.needsRow;
+  }
+
+  addRows(start: number, keys: Numbers, values: Numbers): void {
+    this.memory.write(start, keys, values);
+    this.rowsKept = Math.min(this.rowsKept, start);
+  }
+
+  truncateRows(length: number): void {
+    this.memory.truncate(length);
+    this.rowsKept = Math.min(this.rowsKept, this.rows);
+  }
+
+  /**
+   * A chain takes the likeliest token each time, a tree grows level by level. Copies, where a mixture knows some, go on behind
+   * both without a step: of a chain while all of it is likely enough ({@link worthCopying}), of a tree while they are among
+   * the likeliest nodes. See {@link Drafter.propose}.
+   *
+   * @throws RangeError an empty prefix.
+   * @throws EngineError the backend fails; the drafter may be asked again.
+   */
+  async propose(prefix: readonly number[], budget: Budget, sampling: Sampling = GREEDY): Promise<DraftTree> {
+    if (!prefix.length) throw new RangeError("cannot draft from an empty prefix");
+    const depth = Math.min(budget.depth, this.maxContext - prefix.length);
+    if (depth < 1 || budget.nodes < 1) return NOTHING;
+    this.mixture?.confirm(prefix.slice(0, prefix.length - budget.tentative));
+    this.luck = new Luck(sampling);
+    const fitting = { ...budget, depth, levels: Math.min(budget.levels, depth) };
+    return budget.branches && budget.levels ? this.tree([...prefix], fitting) : this.chain([...prefix], fitting);
+  }
+
+  private async chain(text: number[], budget: Budget): Promise<DraftTree> {
+    const start = text.length;
+    const memory = this.memoryOf(start);
+    const logprobs: number[] = [];
+    const steps: number[] = [];
+    const levels = Math.min(budget.levels, budget.nodes);
+    let logprob = 0;
+    let ended = false;
+    while (logprobs.length < levels && !ended && (!logprobs.length || continued(budget, [logprob]))) {
+      let token = this.surelyCopied(text);
+      if (!token) {
+        token = this.best(await this.catchUp(text, memory), text);
+        steps.push(1);
+      }
+      text.push(token.token);
+      logprobs.push(token.logprob);
+      logprob += token.logprob;
+      ended = this.stopTokens.has(token.token);
+    }
+    if (this.mixture && !ended) {
+      const most = Math.min(budget.depth, budget.nodes);
+      for (const token of this.mixture.copies(text, this.luck)) {
+        logprob += token.logprob;
+        if (logprobs.length >= most || !worthCopying(budget, logprob)) break;
+        text.push(token.token);
+        logprobs.push(token.logprob);
+      }
+    }
+    return treeBehind({ ...NOTHING, steps }, text.slice(start), logprobs);
+  }
+
+  private async tree(text: number[], budget: Budget): Promise<DraftTree> {
+    const tree = new GrowingTree(budget, this.stopTokens);
+    const { length } = text;
+    const memory = this.memoryOf(length);
+    tree.addLevel(this.candidates(await this.catchUp(text, memory), text, [[]]));
+    while (tree.depth < budget.levels) {
+      const { paths, mask } = tree.expand();
+      if (!paths.length) break;
+      // Their cache entries lie behind those of the prefix for as long as the tree grows.
+      const earlier = mask[0]!.length - paths.length;
+      const [selfKeys, selfValues] = this.cache.first(length + earlier);
+      const result = await this.backend.step({
+        tokens: paths.map((path) => path.at(-1)!),
+        positions: paths.map(() => length + tree.depth - 1),
+        queries: [...paths.keys()],
+        selfKeys,
+        selfValues,
+        selfMask: maskBehind(length, mask),
+        memoryKeys: memory[0],
+        memoryValues: memory[1],
+      });
+      this.cache.write(length + earlier, result.keys, result.values);
+      tree.addLevel(this.candidates(result, text, paths));
+    }
+    this.cache.truncate(length);
+    const { mixture, luck } = this;
+    if (mixture) {
+      const tail = text.slice(-LONGEST_SUFFIX);
+      const before = length - tail.length;
+      tree.lengthen((path) => mixture.copies([...tail, ...path], luck, before), budget.depth - tree.depth);
+    }
+    return tree.best();
+  }
+
+  /** Feed what the cache lacks of `prefix`; what follows its last token. */
+  private async catchUp(prefix: readonly number[], memory: Rows): Promise<StepResult> {
+    // The last token is fed again even when cached: its query is what predicts the next one.
+    const keep = Math.min(commonLength(this.cached, prefix), prefix.length - 1);
+    this.forgetFrom(keep);
+    for (let start = keep; ; start += CATCH_UP_TOKENS) {
+      const result = await this.feed(prefix.slice(start, start + CATCH_UP_TOKENS), memory);
+      if (start + CATCH_UP_TOKENS >= prefix.length) return result;
+    }
+  }
+
+  /** One step over tokens that follow the cached ones, with a query at the last; extends the cache. */
+  private async feed(tokens: readonly number[], memory: Rows): Promise<StepResult> {
+    const held = this.cached.length;
+    const result = await this.backend.step(chainInputs(tokens, this.cache.first(held), memory));
+    this.cache.write(held, result.keys, result.values);
+    append(this.cached, tokens);
+    return result;
+  }
+
+  private memoryOf(positions: number): Rows {
+    // Rows beyond the prefix belong to tokens that a draft would be predicting.
+    const held = Math.min(this.memory.length, positions);
+    const kept = Math.min(this.rowsKept, held);
+    if (kept !== held || held !== this.rowsOfCache) {
+      this.forgetFrom(held);
+      this.rowsOfCache = this.rowsKept = held;
+    }
+    if (held > 0 || !this.backend.needsRow) return this.memory.first(held);
+    // A softmax needs one row. A zero row has a zero value, so it adds nothing to the residual. The target's own layers,
+    // where it would take attention from the tokens, know it by its zeros.
+    const { kvHeads, headDim } = this.backend.kvShape;
+    const zero = { kvHeads, headDim, count: 1, data: new Float32Array(kvHeads * headDim) };
+    return [zero, zero];
+  }
+
+  private forgetFrom(length: number): void {
+    this.cached.length = Math.min(this.cached.length, length);
+    this.cache.truncate(length);
+  }
+
+  /** A copy so likely that a step of the model is saved. */
+  private surelyCopied(text: readonly number[]): DraftToken | undefined {
+    const copy = this.mixture?.copy(text, this.luck);
+    return copy && copy.logprob > SURE ? copy : undefined;
+  }
+
+  private best(result: StepResult, text: number[]): DraftToken {
+    const [candidates] = this.candidates(result, text, [[]]);
+    const likely = ({ token, logprob }: DraftToken): boolean => !this.stopTokens.has(token) || logprob > MORE_LIKELY_THAN_NOT;
+    return candidates!.find(likely) ?? candidates![0]!;
+  }
+
+  /** The candidates of each query, best first, which follow `text` and one of the paths behind it, all of the same length. */
+  private candidates(
+    result: StepResult,
+    text: number[],
+    paths: readonly (readonly number[])[],
+  ): (readonly DraftToken[])[] {
+    const { length } = text;
+    return paths.map((path, query) => {
+      const logprobs = result.topLogprobs[query]!;
+      const ranked = result.topTokens[query]!.map((token, at) => ({ token, logprob: logprobs[at]! }));
+      append(text, path); // in place: the text may be long
+      const mixed = this.mixture?.mix(ranked, text) ?? ranked;
+      text.length = length;
+      return this.luck.ranked(mixed, length + path.length);
+    });
+  }
+}
+
+/** All that the prefix says, and what `mask` says of the tree's nodes, row by row. */
+function maskBehind(length: number, mask: readonly (readonly boolean[])[]): Uint8Array {
+  const width = length + mask[0]!.length;
+  const whole = new Uint8Array(mask.length * width);
+  mask.forEach((row, at) => {
+    whole.fill(1, at * width, at * width + length);
+    whole.set(row.map(Number), at * width + length);
+  });
+  return whole;
+}

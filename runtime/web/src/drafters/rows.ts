@@ -1,0 +1,76 @@
+/** Arrays that grow by rows. */
+
+import type { KvShape } from "../engine/backend.js";
+import { RowsMismatchError } from "../loop/drafter.js";
+import type { Numbers } from "../session/rows.js";
+
+const FIRST_CAPACITY = 256;
+
+/**
+ * Keys and values of positions `0..length-1` in arrays that double when full. The valid part is a prefix of each array, so it
+ * reaches the engine without a copy of ours.
+ */
+export class GrowingRows {
+  length = 0;
+  private keys = new Float32Array();
+  private values = new Float32Array();
+
+  constructor(private readonly kvShape: KvShape) {}
+
+  /**
+   * Put rows at `start`; what was held from there on is replaced.
+   *
+   * @throws RowsMismatchError a gap before `start`, or another shape than `[n, kvHeads, headDim]`.
+   */
+  write(start: number, keys: Numbers, values: Numbers): void {
+    checkRows(start, keys, values, this.length, this.kvShape);
+    const width = this.kvShape.kvHeads * this.kvShape.headDim;
+    const stop = start + keys.count;
+    if (stop * width > this.keys.length) {
+      const capacity = width * Math.max(stop, FIRST_CAPACITY, (2 * this.keys.length) / width);
+      this.keys = grown(this.keys, this.length * width, capacity);
+      this.values = grown(this.values, this.length * width, capacity);
+    }
+    this.keys.set(keys.data, start * width);
+    this.values.set(values.data, start * width);
+    this.length = stop;
+  }
+
+  /** Forget positions `length` and above. */
+  truncate(length: number): void {
+    this.length = Math.max(0, Math.min(this.length, length));
+  }
+
+  /** Views of the first `count` keys and values. */
+  first(count: number): readonly [Numbers, Numbers] {
+    const end = count * this.kvShape.kvHeads * this.kvShape.headDim;
+    const view = (data: Float32Array): Numbers => ({ ...this.kvShape, count, data: data.subarray(0, end) });
+    return [view(this.keys), view(this.values)];
+  }
+}
+
+/**
+ * Whether rows can be put at `start`.
+ *
+ * @param held rows before them.
+ * @throws RowsMismatchError a gap, or another shape than `[n, kvHeads, headDim]`.
+ */
+export function checkRows(start: number, keys: Numbers, values: Numbers, held: number, { kvHeads, headDim }: KvShape): void {
+  const expected = shapeOf({ kvHeads, headDim, count: keys.count });
+  if (shapeOf(keys) !== expected || shapeOf(values) !== expected) {
+    throw new RowsMismatchError(`rows have shapes ${shapeOf(keys)} and ${shapeOf(values)}, expected ${expected}`);
+  }
+  if (start < 0 || start > held) {
+    throw new RowsMismatchError(`rows start at position ${start}, but only ${held} are held: a gap`);
+  }
+}
+
+function shapeOf({ count, kvHeads, headDim }: KvShape & { count: number }): string {
+  return `(${count}, ${kvHeads}, ${headDim})`;
+}
+
+function grown(array: Float32Array, used: number, capacity: number): Float32Array<ArrayBuffer> {
+  const larger = new Float32Array(capacity);
+  larger.set(array.subarray(0, used));
+  return larger;
+}

@@ -1,0 +1,104 @@
+/** A graph on onnxruntime. */
+
+import type { TargetEntry } from "../bundle/manifest.js";
+import type { Numbers } from "../session/rows.js";
+import { EngineError, saidBy, type Backend, type KvShape, type StepInputs, type StepResult } from "./backend.js";
+import type { Ort, OrtSession, OrtTensor } from "./ort.js";
+
+/** Runs a graph written by `moa-export --target web`: a device half, or a writer, which has no inputs for memory rows. */
+export class OnnxBackend implements Backend {
+  readonly needsRow: boolean;
+  private last: Promise<unknown> = Promise.resolve();
+
+  private constructor(
+    private readonly ort: Ort,
+    private readonly session: OrtSession,
+    readonly kvShape: KvShape,
+  ) {
+    this.needsRow = session.inputNames.includes("memory_keys");
+  }
+
+  /**
+   * Load a graph.
+   *
+   * @param graph the `.onnx` file, which may be dropped afterwards.
+   * @param entry what the bundle's manifest says of it; its `details.session` has matrices widened at load.
+   * @param providers `wasm`, or others that the app's onnxruntime has, in the order in which they are tried.
+   * @throws EngineError onnxruntime cannot load it, or it is no graph of a device half.
+   */
+  static async load(ort: Ort, graph: Uint8Array, entry: TargetEntry, providers: readonly string[] = ["wasm"]): Promise<OnnxBackend> {
+    const kvShape = kvShapeOf(entry);
+    const options = { executionProviders: providers, logSeverityLevel: 3, ...entry.session };
+    try {
+      return new OnnxBackend(ort, await ort.InferenceSession.create(graph, options), kvShape);
+    } catch (error) {
+      throw new EngineError(`onnxruntime cannot load ${entry.file}: ${saidBy(error)}`, { cause: error });
+    }
+  }
+
+  /** See {@link Backend.step}. Steps of several drafters wait for one another: a session runs one at a time. */
+  step(inputs: StepInputs): Promise<StepResult> {
+    const made = this.last.then(() => this.run(inputs));
+    this.last = made.catch(() => undefined); // who asked for it hears of it
+    return made;
+  }
+
+  async release(): Promise<void> {
+    await this.last;
+    await this.session.release();
+  }
+
+  private async run(inputs: StepInputs): Promise<StepResult> {
+    try {
+      const made = await this.session.run(this.tensors(inputs));
+      return {
+        topTokens: rowsOf(made["top_tokens"]!, Number),
+        topLogprobs: rowsOf(made["top_logprobs"]!, Number),
+        keys: this.entries(made["keys"]!),
+        values: this.entries(made["values"]!),
+      };
+    } catch (error) {
+      throw new EngineError(`onnxruntime cannot run the graph: ${saidBy(error)}`, { cause: error });
+    }
+  }
+
+  private tensors(inputs: StepInputs): { [name: string]: OrtTensor } {
+    const { ort } = this;
+    const whole = (numbers: readonly number[]): OrtTensor =>
+      new ort.Tensor("int64", BigInt64Array.from(numbers, BigInt), [numbers.length]);
+    const floats = ({ data, count, kvHeads, headDim }: Numbers): OrtTensor =>
+      new ort.Tensor("float32", data, [count, kvHeads, headDim]);
+    const given: { [name: string]: OrtTensor } = {
+      tokens: whole(inputs.tokens),
+      positions: whole(inputs.positions),
+      queries: whole(inputs.queries),
+      self_keys: floats(inputs.selfKeys),
+      self_values: floats(inputs.selfValues),
+      self_mask: new ort.Tensor("bool", inputs.selfMask, [inputs.tokens.length, inputs.selfKeys.count + inputs.tokens.length]),
+    };
+    if (!this.needsRow) return given;
+    return { ...given, memory_keys: floats(inputs.memoryKeys), memory_values: floats(inputs.memoryValues) };
+  }
+
+  private entries({ data, dims }: OrtTensor): Numbers {
+    return { ...this.kvShape, count: dims[0]!, data: data as Float32Array };
+  }
+}
+
+/**
+ * Of a graph's cache entries.
+ *
+ * @throws EngineError it is no graph of a device half.
+ */
+export function kvShapeOf({ file, inputs }: TargetEntry): KvShape {
+  const [, kvHeads, headDim] = inputs.find(({ name }) => name === "self_keys")?.shape ?? [];
+  if (typeof kvHeads === "number" && typeof headDim === "number") return { kvHeads, headDim };
+  throw new EngineError(`${file} is no graph of a device half: the manifest names no self_keys of a fixed size`);
+}
+
+/** A matrix, row by row. */
+function rowsOf<T extends number | bigint>({ data, dims }: OrtTensor, number: (value: T) => number): number[][] {
+  const [rows, columns] = dims as [number, number];
+  const all = Array.from(data as ArrayLike<T>, number);
+  return Array.from({ length: rows }, (_, row) => all.slice(row * columns, (row + 1) * columns));
+}

@@ -1,0 +1,237 @@
+/** Runs the drafting loop: the drafter, the transport, the clock. */
+
+import type { Draft, LoopEvent } from "../loop/events.js";
+import type { DraftingLoop } from "../loop/loop.js";
+import type { Conditions } from "../loop/settings.js";
+import type { ConnectError } from "./connect_error.js";
+import { Ending } from "./ending.js";
+import type { Endpoint } from "./endpoint.js";
+import type { Host } from "./host.js";
+import type { Timing } from "./timing.js";
+import { Transport } from "./transport.js";
+
+/** Faults after which connecting again would only repeat them. */
+const REFUSALS: ReadonlySet<string> = new Set(["VERSION_MISMATCH", "FINGERPRINT_MISMATCH", "ROWS_MISMATCH", "REPLACED"]);
+/** Timers may come early by as much as clocks are coarse, seconds. */
+const CLOCK_STEP = 0.01;
+
+export interface DriverHandlers {
+  /** A connection could not be made or kept, and whether waiting cannot mend that. */
+  problem(error: ConnectError): void;
+  /** No connection will be made until the host says so: offline by choice, or in the background. */
+  rest(): void;
+  /** Called with each Hello, which is sent when what it returns is done; undefined for at once. It must not fail. */
+  store(): Promise<void> | undefined;
+}
+
+/** A time in which connections are made. */
+interface Links {
+  readonly ending: Ending;
+  readonly done: Promise<void>;
+  over: boolean;
+}
+
+/**
+ * Does what a {@link DraftingLoop} says, one thing after the other. Between two drafts whatever else waits has its turn:
+ * frames, and the application, are kept from theirs for one draft at most, and not at all by a drafter in a worker.
+ */
+export class Driver {
+  private readonly transport: Transport;
+  private readonly inbox: (() => void)[] = [];
+  private readonly closing = new Ending();
+  private wake: (() => void) | undefined;
+  private links: Links | undefined;
+  private readonly leaving = new Set<Promise<void>>(); // links that are being closed
+  private online = false; // as the user wants it
+  private refused = false; // by the verifier that was connected to last
+  private greeting: Promise<void> | undefined; // done when the Hello of this connection may be sent
+
+  constructor(
+    private readonly loop: DraftingLoop,
+    endpoint: Endpoint,
+    timing: Timing,
+    private readonly host: Host,
+    private readonly handlers: DriverHandlers,
+  ) {
+    loop.listen((event) => this.hear(event));
+    const transport = {
+      held: (): void => this.post(() => this.rest("no connection is made in the background")),
+      connecting: (): void => this.post(() => loop.connecting()),
+      opened: (): void => this.post(() => this.opened()),
+      frame: (data: Uint8Array): void => this.post(() => this.received(data)),
+      closed: (problem: ConnectError, retryInS: number | null): void => this.post(() => this.closed(problem, retryInS)),
+    };
+    this.transport = new Transport(endpoint, transport, timing, host);
+  }
+
+  /** Run `action` between two things that the loop does. */
+  post(action: () => void): void {
+    this.inbox.push(action);
+    this.wake?.();
+  }
+
+  /** Begin to connect, and reconnect for as long as the driver runs. */
+  goOnline(): void {
+    this.online = true;
+    this.refused = false;
+    if (!this.links || this.links.over) this.links = this.newLinks();
+  }
+
+  /** Close the connection and make no other until {@link goOnline}. */
+  async goOffline(): Promise<void> {
+    const wanted = this.online;
+    this.online = this.refused = false;
+    this.endLinks();
+    if (wanted) this.post(() => this.rest("working offline", true));
+    await this.closedLinks();
+  }
+
+  /** Drop the connection and make another at once; nothing while offline. */
+  async reconnect(why = "the network changed"): Promise<void> {
+    this.transport.drop();
+    if ((this.endLinks() || this.refused) && this.online) {
+      this.post(() => this.loop.lost(why, 0, this.host.now()));
+      this.goOnline();
+    }
+    await this.closedLinks();
+  }
+
+  /**
+   * See {@link Conditions}. In the background a connection that closes is made again only after it; another connection is
+   * made to say whether memory rows are wanted.
+   */
+  tellConditions(conditions: Conditions): void {
+    this.transport.hold(conditions.background);
+    this.post(() => this.takeConditions(conditions));
+  }
+
+  /** Whether the verifier refused in a way that connecting again cannot mend. */
+  get gaveUp(): boolean {
+    return this.refused || (this.links?.over ?? false);
+  }
+
+  /** Leave the verifier, and end {@link run}. */
+  async close(): Promise<void> {
+    await this.goOffline();
+    this.closing.end();
+    this.wake?.();
+  }
+
+  /** Payload bytes sent and received so far. */
+  get bytesMoved(): [number, number] {
+    return [this.transport.bytesUp, this.transport.bytesDown];
+  }
+
+  /**
+   * Runs until it is closed.
+   *
+   * @throws what a drafter does, or a defect.
+   */
+  async run(): Promise<void> {
+    while (!this.closing.ended) {
+      for (let action = this.inbox.shift(); action; action = this.inbox.shift()) action();
+      const todo = this.loop.next(this.host.now());
+      if (todo.todo === "draft") await this.draft(todo);
+      if (this.closing.ended) return;
+      this.sendFrames();
+      if (todo.todo === "wait") await this.wait(todo.until);
+    }
+  }
+
+  private async draft(draft: Draft): Promise<void> {
+    const began = this.host.now();
+    const proposed = draft.by.propose(draft.prefix, draft.budget, draft.sampling);
+    if (!(await this.closing.before(Promise.resolve(proposed)))) return;
+    const tree = await proposed;
+    const now = this.host.now();
+    await this.host.turn(); // a promise alone lets nothing else happen
+    if (!this.closing.ended) this.loop.drafted(draft, tree, now - began, now);
+  }
+
+  private sendFrames(): void {
+    if (this.greeting) return;
+    for (const frame of this.loop.framesToSend(this.host.now())) this.transport.send(frame);
+  }
+
+  private async wait(until: number | null): Promise<void> {
+    if (this.inbox.length) return;
+    let cancel: (() => void) | undefined;
+    await new Promise<void>((resolve) => {
+      this.wake = resolve;
+      if (until !== null) cancel = this.host.later(Math.max(0, until - this.host.now()) + CLOCK_STEP, resolve);
+    });
+    this.wake = undefined;
+    cancel?.();
+  }
+
+  private newLinks(): Links {
+    const ending = new Ending();
+    // Once the connection before is closed: one that the server heard of later would count as newer.
+    const done = this.closedLinks().then(() => this.transport.run(ending));
+    const links: Links = { ending, done, over: false };
+    void done.then(() => (links.over = true));
+    return links;
+  }
+
+  /** Begin to close the connection; says whether one was wanted. */
+  private endLinks(): boolean {
+    const ended = this.links;
+    this.links = undefined;
+    if (!ended) return false;
+    ended.ending.end();
+    this.leaving.add(ended.done);
+    void ended.done.then(() => this.leaving.delete(ended.done));
+    return true;
+  }
+
+  private async closedLinks(): Promise<void> {
+    await Promise.all(this.leaving);
+  }
+
+  private takeConditions(conditions: Conditions): void {
+    const another = conditions.metered !== this.loop.conditions.metered;
+    this.loop.conditions = conditions;
+    const why = `connecting anew: the network is ${conditions.metered ? "metered" : "no longer metered"}`;
+    if (another) void this.reconnect(why);
+  }
+
+  // -- what transport and loop say -------------------------------------------------------------
+
+  /**
+   * Greet; where the chat is stored, once its place has what the Hello says. The loop goes on meanwhile, and sends nothing
+   * before the Welcome.
+   */
+  private opened(): void {
+    this.loop.opened();
+    const stored = (this.greeting = this.handlers.store());
+    void stored?.then(() => this.post(() => this.greet(stored)));
+  }
+
+  private greet(stored: Promise<void>): void {
+    if (stored === this.greeting) this.greeting = undefined; // else another connection has come
+  }
+
+  private received(data: Uint8Array): void {
+    this.loop.received(data, this.host.now());
+    this.transport.takenUp(data);
+  }
+
+  private closed(problem: ConnectError, retryInS: number | null): void {
+    this.loop.lost(problem.message, retryInS, this.host.now());
+    this.handlers.problem(problem);
+  }
+
+  private rest(why: string, onPurpose = false): void {
+    this.loop.lost(why, null, this.host.now(), onPurpose);
+    this.handlers.rest();
+  }
+
+  private hear(event: LoopEvent): void {
+    if (event.event === "Welcomed") {
+      this.transport.welcomed();
+    } else if (event.event === "Faulted" && REFUSALS.has(event.code) && this.endLinks()) {
+      this.refused = true;
+      this.post(() => this.loop.lost(event.text, null, this.host.now()));
+    }
+  }
+}

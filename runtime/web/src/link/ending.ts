@@ -1,0 +1,55 @@
+/** The end of something, which others wait for beside what they wait for. */
+
+import type { Host } from "./host.js";
+
+/** Comes once, or never. */
+export class Ending {
+  private over = false;
+  private readonly waiting = new Set<() => void>();
+
+  /** Whether it has come. */
+  get ended(): boolean {
+    return this.over;
+  }
+
+  /** It comes. */
+  end(): void {
+    this.over = true;
+    for (const told of this.waiting) told();
+    this.waiting.clear();
+  }
+
+  /** Wait for it. */
+  async come(): Promise<void> {
+    await this.before(new Promise(() => undefined));
+  }
+
+  /**
+   * Wait for `something`, which goes on in any case, or for the end; says whether it was done before that.
+   *
+   * @throws what `something` does.
+   */
+  async before(something: Promise<unknown>): Promise<boolean> {
+    if (this.over) return false;
+    let told = (): void => undefined;
+    const ended = new Promise<boolean>((resolve) => (told = () => resolve(false)));
+    this.waiting.add(told);
+    try {
+      return await Promise.race([something.then(() => true), ended]);
+    } finally {
+      this.waiting.delete(told);
+    }
+  }
+
+  /** Wait so many seconds, or for the end; says whether these have passed before that. */
+  async sleep(host: Host, seconds: number): Promise<boolean> {
+    let wake = (): void => undefined;
+    const slept = new Promise<void>((resolve) => (wake = resolve));
+    const cancel = host.later(seconds, wake);
+    try {
+      return await this.before(slept);
+    } finally {
+      cancel();
+    }
+  }
+}

@@ -1,0 +1,83 @@
+/** The worker's side: loads graphs, and drafts with them. */
+
+import { drafterOf } from "../drafters/for_bundle.js";
+import type { MoaDrafter } from "../drafters/moa.js";
+import { EngineError, saidBy, type Backend } from "../engine/backend.js";
+import { DeferredBackend } from "../engine/deferred.js";
+import { OnnxBackend } from "../engine/onnx.js";
+import type { Ort } from "../engine/ort.js";
+import { MoaError } from "../errors.js";
+import type { Answer, ModelName, PageLike, Request } from "./messages.js";
+
+/**
+ * Serve the models of one page.
+ *
+ * @param self the worker's own.
+ * @param engine onnxruntime, or what imports it from the address that the page gives.
+ */
+export function serveModels(self: PageLike, engine: Ort | ((address: string | undefined) => Promise<Ort>)): void {
+  const served = new ServedModels(async (address) => (typeof engine === "function" ? engine(address) : engine));
+  let last = Promise.resolve();
+  self.addEventListener("message", ({ data }) => {
+    const request = data as Request;
+    last = last.then(async () => {
+      const answer = await served.answer(request);
+      if (answer) self.postMessage(answer);
+    });
+  });
+}
+
+class ServedModels {
+  private readonly models = new Map<ModelName, Backend>();
+  private readonly drafters = new Map<number, MoaDrafter>();
+
+  constructor(private readonly engine: (address: string | undefined) => Promise<Ort>) {}
+
+  /** Do it; what is to be said of that. */
+  async answer(request: Request): Promise<Answer | undefined> {
+    try {
+      return await this.do(request);
+    } catch (error) {
+      if (!("call" in request)) throw error;
+      return { call: request.call, error: error instanceof MoaError ? error.message : `the drafter failed: ${saidBy(error)}` };
+    }
+  }
+
+  private async do(request: Request): Promise<Answer | undefined> {
+    switch (request.do) {
+      case "load":
+        await this.load(request);
+        return { call: request.call };
+      case "make": {
+        const { drafter, model, kvShape, plan } = request;
+        // A writer's graph comes with the first text that it is to write.
+        const backend = this.models.get(model) ?? new DeferredBackend(async () => this.models.get(model)!, kvShape);
+        this.drafters.set(drafter, drafterOf(plan, backend));
+        return undefined;
+      }
+      case "addRows":
+        this.drafters.get(request.drafter)!.addRows(request.start, request.keys, request.values);
+        return undefined;
+      case "truncateRows":
+        this.drafters.get(request.drafter)!.truncateRows(request.length);
+        return undefined;
+      case "drop":
+        this.drafters.delete(request.drafter);
+        return undefined;
+      case "propose": {
+        const { call, drafter, prefix, budget, sampling } = request;
+        return { call, tree: await this.drafters.get(drafter)!.propose([...prefix], budget, sampling) };
+      }
+    }
+  }
+
+  private async load({ model, graph, entry, ort, providers }: Extract<Request, { do: "load" }>): Promise<void> {
+    let engine: Ort;
+    try {
+      engine = await this.engine(ort);
+    } catch (error) {
+      throw new EngineError(`onnxruntime-web cannot be loaded from ${ort}: ${saidBy(error)}`, { cause: error });
+    }
+    this.models.set(model, await OnnxBackend.load(engine, graph, entry, providers));
+  }
+}
