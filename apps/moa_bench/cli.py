@@ -11,6 +11,7 @@ from moa_bench.curve import command as curve_command
 from moa_bench.placement import command as placement_command
 from moa_bench.report import command as report_command
 from moa_bench.shapes import command as shapes_command
+from moa_bench.web import command as web_command
 from moa_runtime.errors import MoaError
 
 
@@ -25,6 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
         command_of(benchmark).add_parser(commands)
     shapes_command.add_parser(commands)
     placement_command.add_parser(commands)
+    web_command.add_parser(commands)
     curve_command.add_parser(commands)
     report_command.add_parser(commands)
     return parser

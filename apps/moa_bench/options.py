@@ -140,6 +140,14 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
     return Sampling(args.temperature, args.top_p, args.seed)
 
 
+def contexts_of(text: str | None) -> tuple[int, ...] | None:
+    """What ``--contexts`` says: ``"512,128"`` is ``(128, 512)``. Raises MoaError."""
+    try:
+        return None if text is None else tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError as error:
+        raise MoaError(f"--contexts must be whole numbers with commas between them, not {text!r}") from error
+
+
 def check_at_least(args: argparse.Namespace, **least: int) -> None:
     """``check_at_least(args, max_new_tokens=1)``. Raises MoaError naming the option."""
     for name, smallest in least.items():

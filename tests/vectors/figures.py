@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-from moa_runtime.drafters.base import Budget, DraftToken, Prices
 from moa_runtime.drafters.luck import Luck
 from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.ngram import NgramIndex
@@ -19,9 +17,10 @@ from moa_runtime.manners import Manners
 from moa_runtime.noise import gumbel
 from moa_runtime.placement import Placement
 from moa_runtime.session.events import Sampling
-from moa_runtime.session.tree import DraftTree
 from moa_runtime.throughput import Throughput
 from vectors import as_json
+from vectors.drafts import moa_drafts
+from vectors.given import copying, said, sampling_of, some_budget, some_candidates, tree_of
 from vectors.walks import Draws
 
 Case = dict[str, Any]
@@ -39,12 +38,12 @@ def luck(draws: Draws) -> Iterator[Case]:
     for _ in range(60):
         heat = draws.one_of([0.0, 0.3, 0.7, 1.0, 1.5])
         sampling = Sampling(heat, draws.one_of([0.4, 0.9, 1.0]), draws.whole(0, 2**31))
-        alternatives = draws.several(1, 3, lambda: _candidates(draws))
+        alternatives = draws.several(1, 3, lambda: some_candidates(draws))
         position = draws.whole(0, 5000)
         ranked = Luck(sampling).ranked(alternatives, position)
         best = Luck(sampling).best(alternatives[0], position)
-        given = {"sampling": _sampling(sampling), "position": position, "alternatives": _said(alternatives)}
-        yield given | {"ranked": _said(ranked), "best": [best.token, best.logprob]}
+        given = {"sampling": sampling_of(sampling), "position": position, "alternatives": said(alternatives)}
+        yield given | {"ranked": said(ranked), "best": [best.token, best.logprob]}
 
 
 def ngrams(draws: Draws) -> Iterator[Case]:
@@ -54,7 +53,7 @@ def ngrams(draws: Draws) -> Iterator[Case]:
         index, text = NgramIndex(stops), list[int]()
         told = []
         for _ in range(6):
-            text = _copying(draws, text[: draws.whole(0, len(text))], draws.whole(0, 40))
+            text = copying(draws, text[: draws.whole(0, len(text))], draws.whole(0, 40))
             index.update(text)
             for asked in (text, text[: draws.whole(0, len(text))], draws.several(0, 3, lambda: draws.whole(0, 6))):
                 match = index.match(asked)
@@ -65,26 +64,26 @@ def ngrams(draws: Draws) -> Iterator[Case]:
 
 def mixtures(draws: Draws) -> Iterator[Case]:
     for _ in range(60):
-        text = _copying(draws, [], draws.whole(1, 80))
+        text = copying(draws, [], draws.whole(1, 80))
         sampling = Sampling(draws.one_of([0.0, 0.8]), 1.0, draws.whole(0, 1000))
         mixture = NgramMixture([0])
         mixture.confirm(text)
-        path = [*text, *_copying(draws, text, draws.whole(0, 20))[len(text) :]]
-        candidates, luck = _candidates(draws), Luck(sampling)
+        path = [*text, *copying(draws, text, draws.whole(0, 20))[len(text) :]]
+        candidates, luck = some_candidates(draws), Luck(sampling)
         copy = mixture.copy(path, luck)
-        given = {"text": text, "path": path, "sampling": _sampling(sampling), "candidates": _said([candidates])[0]}
+        given = {"text": text, "path": path, "sampling": sampling_of(sampling), "candidates": said([candidates])[0]}
         yield given | {
-            "mixed": _said([mixture.mix(candidates, path)])[0],
+            "mixed": said([mixture.mix(candidates, path)])[0],
             "copy": None if copy is None else [copy.token, copy.logprob],
-            "copies": _said([list(islice(mixture.copies(path, luck), 12))])[0],
+            "copies": said([list(islice(mixture.copies(path, luck), 12))])[0],
         }
 
 
 def trees(draws: Draws) -> Iterator[Case]:
     """Trees that grow until no step pays, by the same candidates for whoever has the same last token."""
     for _ in range(80):
-        budget = _budget(draws)
-        table = [_candidates(draws) for _ in range(7)]
+        budget = some_budget(draws)
+        table = [some_candidates(draws) for _ in range(7)]
         tree, grown = GrowingTree(budget, [0]), list[Any]()
         tree.add_level([table[0]])
         while tree.depth < budget.levels:
@@ -93,20 +92,20 @@ def trees(draws: Draws) -> Iterator[Case]:
             if not paths:
                 break
             tree.add_level([table[path[-1] % 7] for path in paths])
-        chain = _candidates(draws)
+        chain = some_candidates(draws)
         room = draws.whole(0, 4)
         tree.lengthen(lambda path, chain=chain: chain, room)  # type: ignore[misc]
         best = tree.best()
-        given = {"budget": asdict(budget), "table": _said(table), "chain": _said([chain])[0], "room": room}
-        yield given | {"grown": grown, "best": _tree(best), "path": best.likeliest_path()}
+        given = {"budget": asdict(budget), "table": said(table), "chain": said([chain])[0], "room": room}
+        yield given | {"grown": grown, "best": tree_of(best), "path": best.likeliest_path()}
 
 
 def ngram_drafts(draws: Draws) -> Iterator[Case]:
     for _ in range(60):
-        text, budget = _copying(draws, [], draws.whole(1, 80)), _budget(draws)
+        text, budget = copying(draws, [], draws.whole(1, 80)), some_budget(draws)
         sampling = Sampling(draws.one_of([0.0, 0.8]), 1.0, draws.whole(0, 1000))
         tree = NgramDrafter([0]).propose(text, budget, sampling)
-        yield {"prefix": text, "budget": asdict(budget), "sampling": _sampling(sampling), "tree": _tree(tree)}
+        yield {"prefix": text, "budget": asdict(budget), "sampling": sampling_of(sampling), "tree": tree_of(tree)}
 
 
 def prices(draws: Draws) -> Iterator[Case]:
@@ -176,56 +175,10 @@ def placements(draws: Draws) -> Iterator[Case]:
 def manners(draws: Draws) -> Iterator[Case]:
     for _ in range(200):
         rules = Manners(0.1 * draws.whole(0, 9), draws.whole(1, 4), draws.whole(0, 12))
-        text = _copying(draws, [], draws.one_of([0, 5, 20, 300, 400]))
+        text = copying(draws, [], draws.one_of([0, 5, 20, 300, 400]))
         unconfirmed, logprob = draws.whole(0, 6), -2 * draws.share()
         given = {"manners": asdict(rules), "text": text, "unconfirmed": unconfirmed, "logprob": logprob}
         yield given | {"go_on": rules.go_on(text, unconfirmed, logprob)}
-
-
-def _candidates(draws: Draws) -> list[DraftToken]:
-    """Some tokens with probabilities that add up to less than 1, best first."""
-    left, found = 1.0, dict[int, float]()
-    for _ in range(draws.whole(1, 5)):
-        share = left * (0.2 + 0.7 * draws.share())
-        found.setdefault(draws.whole(0, 6), share)
-        left -= share
-    ranked = sorted(found.items(), key=lambda item: -item[1])
-    return [DraftToken(token, math.log(share)) for token, share in ranked]
-
-
-def _copying(draws: Draws, begun: list[int], count: int) -> list[int]:
-    """A text that goes on with parts of itself, and with something new."""
-    text = list(begun)
-    while len(text) < len(begun) + count:
-        start = draws.whole(0, len(text))
-        text += text[start : start + draws.whole(0, 8)] or [draws.whole(0, 6)]
-    return text[: len(begun) + count]
-
-
-def _budget(draws: Draws) -> Budget:
-    costs = Prices(0.2 * draws.share(), 0.05 * draws.share(), 0.1 * draws.share(), 0.5 + 0.5 * draws.share())
-    free = Prices(follows=0.9)
-    return Budget(
-        draws.whole(1, 30),
-        draws.whole(0, 6),
-        draws.whole(1, 5),
-        branches=True,
-        depth=draws.one_of([3, 1 << 30]),
-        prices=draws.one_of([costs, free]),
-        logprob=-0.5 * draws.share(),
-    )
-
-
-def _said(alternatives: list[list[DraftToken]]) -> list[list[list[float]]]:
-    return [[[candidate.token, candidate.logprob] for candidate in candidates] for candidates in alternatives]
-
-
-def _tree(tree: DraftTree) -> Case:
-    return as_json.plain(asdict(tree))  # type: ignore[no-any-return]
-
-
-def _sampling(sampling: Sampling) -> Case:
-    return asdict(sampling)
 
 
 _PARTS: tuple[Callable[[Draws], Iterator[Case]], ...] = (
@@ -238,6 +191,7 @@ _PARTS: tuple[Callable[[Draws], Iterator[Case]], ...] = (
     prices,
     placements,
     manners,
+    moa_drafts,
 )
 
 

@@ -19,6 +19,7 @@ from moa_bench.options import (
     add_target_options,
     bundle_of,
     check_at_least,
+    contexts_of,
     endpoint_of,
     questions_of,
     sampling_of,
@@ -132,7 +133,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _steps(args: argparse.Namespace, bundle: Bundle) -> StepSettings:
     """Raises MoaError: a context that the target does not hold."""
-    settings = StepSettings(args.threads, _contexts(args.contexts), args.repeats, args.profile)
+    contexts = contexts_of(args.contexts) or _CONTEXTS
+    settings = StepSettings(args.threads, contexts, args.repeats, args.profile)
     most = bundle.manifest.max_context - max(settings.tokens)
     if args.contexts is None:
         settings = replace(settings, contexts=tuple(context for context in settings.contexts if context <= most))
@@ -144,14 +146,6 @@ def _steps(args: argparse.Namespace, bundle: Bundle) -> StepSettings:
                     f"{max(settings.tokens)} of them new ones, so give 0 to {most}"
                 )
     return settings
-
-
-def _contexts(text: str | None) -> tuple[int, ...]:
-    """``"512,128"`` is ``(128, 512)``. Raises MoaError."""
-    try:
-        return _CONTEXTS if text is None else tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError as error:
-        raise MoaError(f"--contexts must be whole numbers with commas between them, not {text!r}") from error
 
 
 def _answers(args: argparse.Namespace) -> AnswerSettings:

@@ -30,12 +30,13 @@ class RandomInputs:
 
     Args:
         longest: the largest context to come.
+        kv_shape: of a cache entry and a memory row; None for the drafter's.
     """
 
-    def __init__(self, manifest: Manifest, longest: int) -> None:
+    def __init__(self, manifest: Manifest, longest: int, kv_shape: tuple[int, int] | None = None) -> None:
         self._random = np.random.default_rng(0)
         self._vocab_size = manifest.vocab_size
-        shape = (max(longest, 1), manifest.kv_heads, manifest.head_dim)
+        shape = (max(longest, 1), *(kv_shape or (manifest.kv_heads, manifest.head_dim)))
         self._cache, self._memory = (
             tuple(self._random.standard_normal(shape, dtype=np.float32) for _ in range(2)) for _ in range(2)
         )

@@ -3,8 +3,11 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import "./bundle.test.js";
+import "./drafts.test.js";
 import "./figures.test.js";
 import "./loop_traces.test.js";
+import "./models.test.js";
 import "./session_traces.test.js";
 import "./texts.test.js";
 

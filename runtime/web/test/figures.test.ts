@@ -5,13 +5,13 @@ import { test } from "node:test";
 
 import { GrowingTree, Luck, NgramDrafter, NgramIndex, NgramMixture, Throughput } from "../src/index.js";
 import { gumbel, likeliestPath } from "../src/index.js";
-import type { Budget, DraftToken, Manners, Prices, Pushed, RoundEnded, Sampling } from "../src/index.js";
+import type { DraftToken, Manners, Pushed, RoundEnded } from "../src/index.js";
 import { goOn } from "../src/loop/manners.js";
 import { Placement } from "../src/loop/placement.js";
 import type { Drafting } from "../src/loop/settings.js";
+import { budgetFrom, samplingOf, type Fields } from "./given.js";
 import { alike, ours, plain, read, type Value } from "./vectors.js";
 
-type Fields = { [key: string]: Value };
 type Pair = [number, number];
 
 /** Check the cases of a part: what `compute` makes of each, key by key. */
@@ -120,16 +120,6 @@ part("manners", (given) => {
 function roundOf([accepted, draftS, waitedS]: number[]): RoundEnded {
   const outcome = { event: "RoundEnded", supplied: 0, drafted: 4, depth: 4, steps: [1, 1, 1, 1], computeS: null } as const;
   return { ...outcome, accepted: accepted!, draftS: draftS!, waitedS: waitedS! };
-}
-
-function samplingOf(given: Fields): Sampling {
-  const said = ours<Omit<Sampling, "seed"> & { seed: number }>(given["sampling"]!);
-  return { ...said, seed: BigInt(said.seed) };
-}
-
-function budgetFrom(said: Value): Budget {
-  const budget = ours<Budget>(said);
-  return { ...budget, prices: ours<Prices>(budget.prices as unknown as Value) };
 }
 
 function candidatesOf(said: Pair[]): DraftToken[] {

@@ -1,0 +1,1 @@
+"""What a drafting step costs in a browser."""

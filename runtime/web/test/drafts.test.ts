@@ -1,0 +1,64 @@
+/** The drafter does with a backend what Python's does: alone, and behind a worker's messages. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { MoaDrafter, NgramMixture, RowsMismatchError, type Drafter, type Numbers } from "../src/index.js";
+import { CountingBackend } from "./counting_backend.js";
+import { budgetFrom, samplingOf, type Fields } from "./given.js";
+import { alike, plain, read, type Value } from "./vectors.js";
+
+interface Case {
+  readonly needs_a_row: boolean;
+  readonly ngrams: boolean;
+  readonly max_context: number;
+  readonly told: readonly (Fields & { readonly call: string })[];
+}
+
+test("drafts: what is told, step by step", async () => {
+  for (const [number, given] of read<Case>("figures/moa_drafts").entries()) {
+    const backend = new CountingBackend(given.needs_a_row);
+    const mixture = given.ngrams ? new NgramMixture([0]) : undefined;
+    const drafter = new MoaDrafter(backend, { maxContext: given.max_context, stopTokens: [0], mixture });
+    assert.equal(drafter.needsRows, given.needs_a_row);
+    for (const [at, told] of given.told.entries()) {
+      const came = { ...(await tell(drafter, told)), steps: backend.steps, rows: drafter.rows };
+      backend.steps = [];
+      const expected = Object.fromEntries(Object.keys(came).map((key) => [key, told[key]!]));
+      if (!alike(came, expected)) assert.deepEqual(came, expected, `case ${number}, call ${at}`);
+      assert.equal("raises" in told, "raises" in came);
+    }
+  }
+});
+
+async function tell(drafter: Drafter, told: Fields & { readonly call: string }): Promise<Fields> {
+  switch (told.call) {
+    case "add_rows":
+      try {
+        drafter.addRows(told["start"] as number, numbers(told["keys"]!), numbers(told["values"]!));
+      } catch (error) {
+        assert.ok(error instanceof RowsMismatchError);
+        return { raises: error.message };
+      }
+      return {};
+    case "truncate_rows":
+      drafter.truncateRows(told["length"] as number);
+      return {};
+    case "propose": {
+      const tree = await drafter.propose(told["prefix"] as number[], budgetFrom(told["budget"]!), samplingOf(told));
+      return { tree: plain(tree) };
+    }
+    default:
+      throw new Error(`the vectors call ${told.call}`);
+  }
+}
+
+function numbers(said: Value): Numbers {
+  const rows = said as number[][];
+  return { kvHeads: 1, headDim: 2, count: rows.length, data: Float32Array.from(rows.flat()) };
+}
+
+test("drafts: an empty prefix is a mistake", async () => {
+  const drafter = new MoaDrafter(new CountingBackend(true), { maxContext: 10 });
+  await assert.rejects(drafter.propose([], budgetFrom({ nodes: 1, levels: 1, prices: {} })), /empty prefix/);
+});

@@ -1,0 +1,175 @@
+/** A bundle's models draft the same in this thread and in a worker, and what fails is a sentence. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { Bundle, EngineError, MoaDrafter, NgramMixture, RowsMismatchError, budgetOf, loadModels, serveModels } from "../src/index.js";
+import type { Drafters, Manifest, Numbers, Ort } from "../src/index.js";
+import type { WorkerLike } from "../src/models/messages.js";
+import { CountingBackend } from "./counting_backend.js";
+import { CountingOrt } from "./counting_ort.js";
+
+const ENTRY = { inputs: [{ name: "self_keys", dtype: "float32", shape: ["S", 1, 2] }], outputs: [], session: { extra: 1 } };
+const MANIFEST: Manifest = {
+  fingerprints: { target: "a", tokenizer: "b", drafter: "c" },
+  target: "tiny",
+  vocabSize: 12,
+  maxContext: 1000,
+  stopTokens: [0],
+  specialTokens: {},
+  web: { file: "drafter.onnx", ...ENTRY },
+  webWriter: { file: "writer.onnx", ...ENTRY, maxContext: 20 },
+  manners: null,
+  sampling: null,
+  files: new Map([["drafter.onnx", { sha256: "", bytes: 7 }], ["writer.onnx", { sha256: "", bytes: 6 }]]),
+};
+
+/** A bundle in memory, and what was read of it. */
+function bundleOf(read: string[] = [], manifest: Manifest = MANIFEST): Bundle {
+  return new Bundle(manifest, {
+    read: async (name) => {
+      read.push(name);
+      return new TextEncoder().encode(name.replace(".onnx", ""));
+    },
+  });
+}
+
+type Listener = (event: { data?: unknown; message?: string }) => void;
+
+/** A worker in this thread: what is said goes through the same copies as between threads. */
+class Worker implements WorkerLike {
+  ended = false;
+  private readonly heard = new Map<string, Listener>();
+  private inside: Listener = () => undefined;
+
+  constructor(engine: Parameters<typeof serveModels>[1]) {
+    const postMessage = (message: unknown): void => this.later("message", { data: structuredClone(message) });
+    serveModels({ postMessage, addEventListener: (_, listener) => void (this.inside = listener as Listener) }, engine);
+  }
+
+  postMessage(message: unknown, transfer: ArrayBuffer[]): void {
+    const data = structuredClone(message, { transfer });
+    setImmediate(() => this.ended || this.inside({ data }));
+  }
+
+  addEventListener(type: string, listener: unknown): void {
+    this.heard.set(type, listener as Listener);
+  }
+
+  terminate(): void {
+    this.ended = true;
+  }
+
+  /** As the browser tells the page. */
+  later(type: string, event: { data?: unknown; message?: string }): void {
+    setImmediate(() => this.ended || this.heard.get(type)?.(event));
+  }
+}
+
+function rows(count: number, start = 0): Numbers {
+  return { count, kvHeads: 1, headDim: 2, data: Float32Array.from({ length: 2 * count }, (_, at) => start + at) };
+}
+
+const TEXT = [3, 4, 5, 3, 4, 7];
+
+async function drafted({ drafter, writer }: Drafters): Promise<unknown[]> {
+  drafter.addRows(0, rows(4), rows(4, 1));
+  const chain = await drafter.propose(TEXT, budgetOf(8, 5));
+  drafter.truncateRows(2);
+  drafter.addRows(2, rows(3), rows(3, 1));
+  const tree = await drafter.propose(TEXT, budgetOf(9, 3, { width: 2, branches: true }));
+  return [chain, tree, drafter.rows, drafter.needsRows, drafter.manners, await writer!.propose(TEXT, budgetOf(4, 4))];
+}
+
+async function expected(): Promise<unknown[]> {
+  const mixture = new NgramMixture([0]);
+  const manners = { leastProbability: 0.4, repeated: 12, longest: 8 };
+  const drafter = new MoaDrafter(new CountingBackend(true), { maxContext: 1000, stopTokens: [0], mixture, manners });
+  const writer = new MoaDrafter(new CountingBackend(false), { maxContext: 20, stopTokens: [0] });
+  return drafted({ drafter, writer, close: () => undefined });
+}
+
+test("models: a worker drafts what this thread drafts", async () => {
+  const [here, there] = [new CountingOrt(), new CountingOrt()];
+  const worker = new Worker(there);
+  const local = await loadModels(bundleOf(), { ort: here, providers: ["webgpu", "wasm"] });
+  const served = await loadModels(bundleOf(), { worker });
+  assert.deepEqual(await drafted(local.forConversation()), await expected());
+  const drafters = served.forConversation();
+  assert.deepEqual(await drafted(drafters), await expected());
+  assert.deepEqual(await drafted(served.forConversation()), await expected()); // beside the first, with caches of its own
+  drafters.close();
+  await assert.rejects(async () => drafters.drafter.propose(TEXT, budgetOf(1, 1)), EngineError);
+  assert.deepEqual(here.loaded.map(({ options }) => options), Array(2).fill({ executionProviders: ["webgpu", "wasm"], logSeverityLevel: 3, extra: 1 }));
+  assert.deepEqual(there.loaded.map(({ graph }) => graph), ["drafter", "writer"]);
+  await local.close();
+  assert.equal(here.released, 2);
+  await served.close();
+  assert.equal(worker.ended, true);
+});
+
+test("models: the writer is read and loaded when it is needed, and again where that failed", async () => {
+  for (const inWorker of [false, true]) {
+    const read: string[] = [];
+    const bundle = bundleOf(read);
+    const ort = new CountingOrt();
+    const models = await loadModels(bundle, inWorker ? { worker: new Worker(ort) } : { ort });
+    const { drafter, writer } = models.forConversation();
+    await drafter.propose(TEXT, budgetOf(1, 1));
+    assert.deepEqual(read, ["drafter.onnx"]);
+    const whole = bundle.writer.bind(bundle);
+    bundle.writer = async () => Promise.reject(new EngineError("no network"));
+    await assert.rejects(async () => writer!.propose(TEXT, budgetOf(1, 1)), /^EngineError: no network$/);
+    bundle.writer = whole;
+    assert.equal((await writer!.propose(TEXT, budgetOf(2, 2))).tokens.length, 2);
+    await writer!.propose(TEXT, budgetOf(2, 2));
+    assert.deepEqual(read, ["drafter.onnx", "writer.onnx"]);
+    const without = await loadModels(bundleOf([], { ...MANIFEST, webWriter: undefined }), { ort });
+    assert.equal(without.forConversation().writer, undefined);
+  }
+});
+
+test("models: rows that do not fit are refused at once", async () => {
+  const models = await loadModels(bundleOf(), { worker: new Worker(new CountingOrt()) });
+  const { drafter } = models.forConversation();
+  drafter.addRows(0, rows(2), rows(2));
+  assert.throws(() => drafter.addRows(3, rows(1), rows(1)), RowsMismatchError);
+  assert.throws(() => drafter.addRows(2, { ...rows(1), headDim: 3 }, rows(1)), /expected \(1, 1, 2\)/);
+  assert.equal(drafter.rows, 2);
+});
+
+test("models: several drafters of one graph wait for one another", async () => {
+  const models = await loadModels(bundleOf(), { ort: new CountingOrt() });
+  const made = await Promise.all([1, 2, 3].map(async () => models.forConversation().drafter.propose(TEXT, budgetOf(4, 4))));
+  assert.deepEqual(made[0], made[2]);
+});
+
+test("models: what fails is one sentence", async () => {
+  const bad = new Bundle(MANIFEST, { read: async () => Uint8Array.of(1) });
+  const line = /^EngineError: onnxruntime cannot load drafter\.onnx: no graph$/;
+  await assert.rejects(loadModels(bad, { ort: new CountingOrt() }), line);
+  await assert.rejects(loadModels(bad, { worker: new Worker(new CountingOrt()) }), line);
+  const missing = async (): Promise<Ort> => Promise.reject(new Error("404"));
+  await assert.rejects(loadModels(bundleOf(), { worker: new Worker(missing), ort: "/ort.mjs" }), /cannot be loaded from \/ort\.mjs: 404$/);
+  await assert.rejects(loadModels(bundleOf([], { ...MANIFEST, web: undefined }), { ort: new CountingOrt() }), /no graph for onnxruntime-web/);
+  const ort = new CountingOrt();
+  const models = await loadModels(bundleOf(), { worker: new Worker(ort) });
+  const { drafter } = models.forConversation();
+  ort.fails = "out of memory";
+  await assert.rejects(async () => drafter.propose(TEXT, budgetOf(1, 1)), /cannot run the graph: out of memory$/);
+  ort.fails = undefined;
+  assert.equal((await drafter.propose(TEXT, budgetOf(1, 1))).tokens.length, 1); // it may be asked again
+});
+
+test("models: a worker that ends is a sentence to who waits, and to who asks later", async () => {
+  const worker = new Worker(new CountingOrt());
+  const models = await loadModels(bundleOf(), { worker });
+  const { drafter } = models.forConversation();
+  worker.postMessage = () => undefined; // it is gone
+  const waiting = drafter.propose(TEXT, budgetOf(1, 1));
+  worker.later("error", { message: "" });
+  const said = /the drafter's worker failed: its program cannot be loaded, or there is too little memory$/;
+  await assert.rejects(async () => waiting, said);
+  await assert.rejects(async () => drafter.propose(TEXT, budgetOf(1, 1)), said);
+  drafter.truncateRows(0); // nobody hears it
+});
