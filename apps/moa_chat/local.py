@@ -18,6 +18,7 @@ from typing import IO
 from moa_runtime.bundle import MANIFEST_FILE
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
+from moa_runtime.first_bundle import make_bundle, own_program
 from moa_runtime.paths import default_bundle
 from moa_runtime.transport import Endpoint
 
@@ -40,13 +41,8 @@ def ensure_bundle() -> None:
         MoaError: the export needs packages that are not installed, or failed.
     """
     folder = default_bundle()
-    if (folder / MANIFEST_FILE).exists():
-        return
-    require_extra("export", "--local (moa-export)")
-    _note(f"there is no bundle at {folder} yet: exporting one (about a minute)")
-    command = program("moa_export.cli", "--target", "onnx", "--out", str(folder), "--json", "--no-checks")
-    if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
-        raise MoaError("the bundle could not be exported: moa-export's message above says why")
+    if not (folder / MANIFEST_FILE).exists():
+        make_bundle(folder, "onnx", "--local", "about a minute")
 
 
 @contextlib.contextmanager
@@ -65,7 +61,7 @@ def local_verifier(options: Sequence[str] = (), *, cpus: set[int] | None = None)
     token = secrets.token_urlsafe(24)  # other users of this machine reach its port too
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            program("moa_server.cli", "--json", "--port", "0", *options),
+            own_program("moa_server.cli", "--json", "--port", "0", *options),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,  # its messages would end up in the middle of the answers
@@ -80,12 +76,6 @@ def local_verifier(options: Sequence[str] = (), *, cpus: set[int] | None = None)
             yield LocalVerifier(Endpoint(_ready_url(process, log), token), process.pid)
         finally:
             _stop(process)
-
-
-def program(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module's ``main`` with this Python."""
-    # Not `-m`, nor the console script: neither has to be there or on the path.
-    return [sys.executable, "-c", f"import sys; from {module} import main; sys.exit(main())", *arguments]
 
 
 def _ready_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import re
 from collections.abc import Collection
 
@@ -47,6 +48,30 @@ def origin_allowed(origin: str | None, allowed: Collection[str]) -> bool:
             among them.
     """
     return origin is None or not {origin, "*"}.isdisjoint(allowed)
+
+
+def own_origin(origin: str, host: str | None, secure: bool) -> bool:
+    """Whether an ``Origin`` header is that of a page which came from the server that is asked.
+
+    Args:
+        host: the request's ``Host``; None without the header.
+        secure: whether the request came over TLS. If not, the page may be ``https`` all the same: a proxy in front does
+            the TLS.
+    """
+    schemes = ("https",) if secure else ("http", "https")
+    return host is not None and origin in [f"{scheme}://{host.lower()}" for scheme in schemes]
+
+
+def names_address(host: str) -> bool:
+    """Whether a ``Host`` header is an IP address, with or without a port: one that no DNS answer can make its own."""
+    matched = _HOST.fullmatch(host)
+    if matched is None:
+        return False
+    try:
+        ipaddress.ip_address(matched["literal"] or matched["name"])
+    except ValueError:
+        return False
+    return True
 
 
 def host_allowed(host: str | None, listening_on_loopback: bool, extra: Collection[str] = ()) -> bool:

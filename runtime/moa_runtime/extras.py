@@ -16,6 +16,7 @@ MODULES = {
     "executorch": (*_EXPORT, "executorch", "torchao"),
     "coreml": (*_EXPORT, "coremltools"),
     "server": _SERVER,
+    "web": (*_SERVER, "cryptography", "segno"),
     "gateway": ("uvicorn", "starlette"),
     "desktop": ("uvicorn", "starlette", "PySide6", "markdown_it", "pygments"),
     "bench": (*_SERVER, "onnx", "matplotlib", "psutil", "httpx"),

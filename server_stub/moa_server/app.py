@@ -1,4 +1,4 @@
-"""The verifier as an ASGI app: sessions over WebSocket, plain decoding and health over HTTP."""
+"""The verifier as an ASGI app: sessions over WebSocket, plain decoding, health and a page over HTTP."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from moa_runtime.access import host_allowed, origin_allowed
+from moa_runtime.access import host_allowed, names_address, origin_allowed, own_origin
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.away import Away
 from moa_server.bearers import Bearer, Bearers
@@ -34,6 +35,8 @@ from moa_server.server_drafts import ServerDrafts
 from moa_server.sessions import SessionStore
 from moa_server.settings import Settings
 from moa_server.subprotocols import SESSION_SUBPROTOCOL, SubprotocolError, authorization_of
+from moa_server.web_files import WebFile
+from moa_server.website import Website
 from moa_server.worker import Worker
 
 SESSION_PATH, DECODE_PATH, STATUS_PATH = "/v1/session", "/v1/decode", "/v1/status"
@@ -51,10 +54,16 @@ class Verifier:
         app: for an ASGI server.
         store: the conversations.
         worker: what does the work.
+        website: the page and its bundle; None where no page is served.
     """
 
     def __init__(
-        self, engine: Engine, settings: Settings, timeline: Timeline, drafts: ServerDrafts | None = None
+        self,
+        engine: Engine,
+        settings: Settings,
+        timeline: Timeline,
+        drafts: ServerDrafts | None = None,
+        files: Mapping[str, WebFile] | None = None,
     ) -> None:
         self.settings, self.engine = settings, engine
         self.metrics = Metrics()
@@ -69,13 +78,15 @@ class Verifier:
         self._connections: set[Connection] = set()
         self._leaving = False
         self._watch()
-        routes = [
+        self.website = None if files is None else Website(files, self.metrics, self._misdirected)
+        routes: list[BaseRoute] = [
             WebSocketRoute(SESSION_PATH, self._session),
             Route(DECODE_PATH, self._decode, methods=["POST"]),
             Route(STATUS_PATH, self._status),
             Route(METRICS_PATH, self._metrics_text),
             Route(HEALTH_PATH, self._health),
             Route(READY_PATH, self._ready),
+            *([] if self.website is None else [self.website]),
         ]
         middleware = [*_cross_origin(settings), Middleware(Guard)]
         self.app = Starlette(routes=routes, middleware=middleware, lifespan=self._lifespan)
@@ -154,12 +165,10 @@ class Verifier:
     def _bearer(self, connection: HTTPConnection) -> Bearer | JSONResponse:
         """Who asks, or why nobody may."""
         headers, settings = connection.headers, self.settings
-        origin, host = headers.get("origin"), headers.get("host")
-        if not host_allowed(host, settings.loopback, settings.hosts):
-            text = f"this verifier listens on this machine alone and answers for localhost, not for {host[:100]}; "
-            text += f"moa-serve --allow-host {host[:100]} would let it"
-            return self._refused("host", 421, text)
-        if not origin_allowed(origin, settings.origins):
+        if misdirected := self._misdirected(headers):
+            return misdirected
+        origin = headers.get("origin")
+        if not (origin_allowed(origin, settings.origins) or self._own_page(connection)):
             page = str(origin)[:100]
             text = f"web pages of {page} may not use this verifier; moa-serve --allow-origin {page} would let them"
             return self._refused("origin", 403, text)
@@ -176,6 +185,26 @@ class Verifier:
             return self._refused("leaving", 503, text, {"Retry-After": str(-(-settings.retry_after_ms // 1000))})
         add_log_fields(bearer=bearer.name)
         return bearer
+
+    def _misdirected(self, headers: Headers) -> JSONResponse | None:
+        """Why a request for this host is not answered; None where it is."""
+        host = headers.get("host")
+        if host_allowed(host, self.settings.loopback, self.settings.hosts):
+            return None
+        text = f"this verifier listens on this machine alone and answers for localhost, not for {host[:100]}; "
+        text += f"moa-serve --allow-host {host[:100]} would let it"
+        return self._refused("host", 421, text)
+
+    def _own_page(self, connection: HTTPConnection) -> bool:
+        """Whether a request comes from the page that is served here."""
+        host = connection.headers.get("host")
+        secure = connection.scope["scheme"] in ("https", "wss")
+        if self.website is None or not own_origin(connection.headers["origin"], host, secure):
+            return False
+        # Of any page whose name is made to resolve to this machine (DNS rebinding) the same is true. It has no token, for
+        # what a browser stores belongs to an origin. Where none is asked for, the name must be one nobody else can have.
+        settings = self.settings
+        return not self.bearers.open or settings.loopback or names_address(host) or host_allowed(host, True, settings.hosts)
 
     def _refused(self, reason: str, status: int, text: str, headers: dict[str, str] | None = None) -> JSONResponse:
         self.metrics.refused(reason)
@@ -203,6 +232,8 @@ class Verifier:
             sweeping.cancel()
             await self._away.close()
             await self.worker.close()
+            if self.website is not None:
+                self.website.close()
             if self._drafts is not None:
                 self._drafts.close()
 
@@ -213,15 +244,20 @@ class Verifier:
 
 
 def create_app(
-    engine: Engine, settings: Settings, timeline: Timeline = NO_TIMELINE, drafts: ServerDrafts | None = None
+    engine: Engine,
+    settings: Settings,
+    timeline: Timeline = NO_TIMELINE,
+    drafts: ServerDrafts | None = None,
+    files: Mapping[str, WebFile] | None = None,
 ) -> Starlette:
     """The app for a loaded engine, which nobody else may use from now on. ``app.state.verifier`` is its Verifier.
 
     Args:
         drafts: what drafts where a client lets the verifier go on by itself; None for nobody. Closed with the app.
+        files: of the page, by the path of their URL; None for no page. Sessions from the page need no origin in the settings.
         timeline: gets what every session does and when, see :class:`moa_server.connection.Connection`.
     """
-    verifier = Verifier(engine, settings, timeline, drafts)
+    verifier = Verifier(engine, settings, timeline, drafts, files)
     verifier.app.state.verifier = verifier
     return verifier.app
 

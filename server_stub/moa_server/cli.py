@@ -22,6 +22,7 @@ from moa_server.logs import complain, configure
 from moa_server.options import ServeError, parser, settings_of
 from moa_server.places import EdgeLimits
 from moa_server.settings import Settings
+from moa_server.web_setup import WebSetup, check_web_options
 
 if TYPE_CHECKING:
     from moa_server.transformers_engine import TransformersEngine
@@ -47,19 +48,24 @@ def _serve(options: argparse.Namespace) -> None:
         print(f"token: {token}\nentry: {entry}")
         return
     settings = settings_of(options)
+    check_web_options(options)
+    web = WebSetup(options, settings) if options.web and not options.doctor else None
+    settings = web.settings if web else settings
     bearers = Bearers(settings.token, settings.token_file)
     if options.doctor:
         _diagnose(settings, options)
         return
     _check_exposure(options, bearers)
-    tls = _check_tls(options)
+    tls = (web.tls if web else None) or _check_tls(options)
     # The port first: loading a model only to find the port taken would waste the user's time.
     with (
         _bind(options.host, options.port) as listening,
         contextlib.closing(_timeline(options)) as timeline,
-        contextlib.closing(_load(options)) as engine,
     ):
-        _run(engine, settings, options, listening, tls, timeline)
+        if web:
+            web.find_bundle()
+        with contextlib.closing(_load(options)) as engine:
+            _run(engine, settings, options, listening, tls, timeline, web)
 
 
 def _check_exposure(options: argparse.Namespace, bearers: Bearers) -> None:
@@ -143,6 +149,7 @@ def _run(
     listening: socket.socket,
     tls: tuple[Path, Path] | None,
     timeline: Timeline,
+    web: WebSetup | None,
 ) -> None:
     from moa_server.app import SESSION_PATH
     from moa_server.serve import VerifierServer
@@ -154,17 +161,26 @@ def _run(
         limits = settings.limits(engine.max_context, engine.capabilities)
         drafts = ServerDrafts(backend_of(engine), limits, engine.stop_tokens, most=settings.max_sessions)
 
+    files = web.files(engine.fingerprints) if web else None
     host, port = listening.getsockname()[:2]
+
+    def ready() -> None:
+        print(ready_line(url, host, port, engine, web, as_json=options.json), flush=True)
+        if web and not options.json:
+            print(web.invitation(port), flush=True)
+
     url = url_of("wss" if tls else "ws", listening, SESSION_PATH)
     server = VerifierServer(
         engine,
         settings,
         limits=EdgeLimits(connections=options.max_connections),
         drain_seconds=options.drain_seconds,
-        on_ready=lambda: print(ready_line(url, host, port, engine, as_json=options.json), flush=True),
+        on_ready=ready,
         tls=tls,
+        renew_tls=web.renew if web and web.tls else None,
         timeline=timeline,
         drafts=drafts,
+        files=files,
         warm=True,
     )
     for number in (signal.SIGINT, signal.SIGTERM):  # what uvicorn puts back when it ends: one more signal is too late
@@ -172,10 +188,13 @@ def _run(
     server.run(sockets=[listening])
 
 
-def ready_line(url: str, host: str, port: int, engine: Engine, *, as_json: bool) -> str:
+def ready_line(url: str, host: str, port: int, engine: Engine, web: WebSetup | None, *, as_json: bool) -> str:
     """The line on stdout that says that clients may connect."""
     prints = engine.fingerprints
     if as_json:
         fingerprints = {"target": prints.target, "tokenizer": prints.tokenizer, "drafter": prints.drafter}
-        return json.dumps({"event": "ready", "url": url, "host": host, "port": port, "fingerprints": fingerprints})
+        line = {"event": "ready", "url": url, "host": host, "port": port, "fingerprints": fingerprints}
+        if web is not None:
+            line |= {"pages": web.urls(port), "authority": web.fingerprint}
+        return json.dumps(line)
     return f"moa-serve: ready on {url} (target {prints.target}, drafter {prints.drafter or 'none'})"

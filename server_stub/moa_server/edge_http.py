@@ -21,7 +21,7 @@ from websockets.headers import parse_subprotocol
 
 from moa_server.edge_protocol import OnPlace
 from moa_server.edge_websocket import EdgeWebSocket
-from moa_server.places import ALL_BUSY, Place
+from moa_server.places import ALL_BUSY, END_KEY, Place
 
 # h11 looks at its limit only when a header is still incomplete, so it is given no more than this of one at once.
 _HEADER_SLICE = 1 << 10
@@ -112,7 +112,7 @@ class EdgeHttp(OnPlace, H11Protocol):
         if self._discarding:
             return
         try:
-            await self.config.loaded_app(scope, receive, send)
+            await self.config.loaded_app({**scope, END_KEY: self._place.end}, receive, send)
         except ClientDisconnect:
             self.logger.debug("a client left before its request was answered")
 

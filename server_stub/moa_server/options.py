@@ -75,7 +75,12 @@ def parser() -> argparse.ArgumentParser:
         help="let web pages of this origin, such as http://localhost:3000, use all of the verifier; an app's web view "
         "has one too, such as capacitor://localhost; may be repeated",
     )
-    p.add_argument("--tls-cert", type=Path, metavar="PEM", help="certificate chain, for wss")
+    p.add_argument(
+        "--tls-cert",
+        type=Path,
+        metavar="PEM",
+        help="certificate chain, for wss and https; auto makes one, of an authority that a phone is told to trust",
+    )
     p.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
     p.add_argument(
         "--allow-host",
@@ -92,6 +97,21 @@ def parser() -> argparse.ArgumentParser:
         help="more bearer tokens, hashed, with names and budgets; SIGHUP reads it again",
     )
     p.add_argument("--new-token", metavar="NAME", help="print a fresh token and its entry for --token-file, and exit")
+
+    web = p.add_argument_group("the page for phones and browsers")
+    web.add_argument(
+        "--web",
+        action="store_true",
+        help="serve it at /, to everybody who reaches this address; where other machines do, its sessions need the token, "
+        "which is made and kept where none is given",
+    )
+    web.add_argument(
+        "--bundle",
+        type=Path,
+        metavar="FOLDER",
+        help="what the page loads, with a graph for browsers (default: the default bundle if it has one, else one that "
+        "is made at the first start)",
+    )
 
     engine = p.add_argument_group("the engine")
     engine.add_argument("--max-context", type=int, metavar="TOKENS", help="default: what the target can hold")

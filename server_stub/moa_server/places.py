@@ -24,6 +24,8 @@ _PROGRESS_BYTES = 64 << 10
 ALL_BUSY = "the verifier serves as many connections as it can; try again later"
 #: A key of the ASGI messages that such a client's WebSocket still receives.
 FULL_KEY = "moa_server.full"
+#: A key of the ASGI scope of HTTP requests: a function that ends the connection at once.
+END_KEY = "moa_server.end"
 
 _Clock = Callable[[], float]
 
@@ -205,7 +207,7 @@ class Places:
 
     def enter(self, connected: socket.socket, host: str) -> Place:
         """A place for a socket just accepted; :meth:`make_room` comes next."""
-        place = Place(self, connected, _network(host))
+        place = Place(self, connected, network_of(host))
         self._all.add(place)
         self._waiting[place] = None
         opening = self._opening.setdefault(place.network, {})
@@ -279,7 +281,7 @@ class Places:
                 del self._opening[place.network]
 
 
-def _network(host: str) -> str:
+def network_of(host: str) -> str:
     """Who is counted as one: an address, of IPv6 the /64 network, which is what one subscriber has."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

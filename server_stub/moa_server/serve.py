@@ -9,12 +9,13 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
+from moa_runtime.errors import MoaError
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.app import create_app
 from moa_server.edge import EdgeServer
@@ -24,8 +25,10 @@ from moa_server.places import EdgeLimits
 from moa_server.server_drafts import ServerDrafts
 from moa_server.settings import Settings
 from moa_server.warm_up import warm_up
+from moa_server.web_files import WebFile
 
 _PING_SECONDS = 20.0
+_RENEW_SECONDS = 600.0
 #: Seconds that connections get to close behind the last frame.
 _CLOSE_SECONDS = 2
 
@@ -41,7 +44,8 @@ class VerifierServer(EdgeServer):
         drain_seconds: how long frames under way may take after the signal.
         on_ready: called when clients may connect.
         tls: certificate and key files.
-        drafts: see :func:`moa_server.app.create_app`.
+        renew_tls: called from time to time, in a thread; writes these files anew where that is needed.
+        drafts, files: see :func:`moa_server.app.create_app`.
         warm: run some steps before clients may connect, see :func:`moa_server.warm_up.warm_up`.
     """
 
@@ -54,11 +58,13 @@ class VerifierServer(EdgeServer):
         drain_seconds: float = 10.0,
         on_ready: Callable[[], None] = lambda: None,
         tls: tuple[Path, Path] | None = None,
+        renew_tls: Callable[[], object] | None = None,
         timeline: Timeline = NO_TIMELINE,
         drafts: ServerDrafts | None = None,
+        files: Mapping[str, WebFile] | None = None,
         warm: bool = False,
     ) -> None:
-        self.app = create_app(engine, settings, timeline, drafts)
+        self.app = create_app(engine, settings, timeline, drafts, files)
         secure: dict[str, Any] = {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]} if tls else {}
         config = uvicorn.Config(
             self.app,
@@ -76,6 +82,8 @@ class VerifierServer(EdgeServer):
         )
         super().__init__(config, limits)
         self._engine, self._warm = engine, warm
+        self._tls, self._renew_tls = tls, renew_tls
+        self._renewing: asyncio.Future[None] | None = None
         self._on_ready, self._drain_seconds = on_ready, drain_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Future[None] | None = None
@@ -90,11 +98,15 @@ class VerifierServer(EdgeServer):
             gc.collect()
             gc.freeze()
         await super().startup(sockets)
-        places, metrics = self.places, self.app.state.verifier.metrics
+        places, metrics, website = self.places, self.app.state.verifier.metrics, self.app.state.verifier.website
         if places is not None:
+            if website is not None:  # a connection that downloads is busy, and most of those are for sessions
+                website.downloads.most = min(website.downloads.most, max(1, places.ceiling // 4))
             metrics.watch("moa_connections", "TCP connections, sessions and requests alike.", lambda: len(places))
             metrics.watch("moa_connections_limit", "TCP connections that may be open.", lambda: places.ceiling)
         self._loop = loop
+        if self._renew_tls is not None:
+            self._renewing = asyncio.ensure_future(self._keep_renewed(self._renew_tls))
         with contextlib.suppress(NotImplementedError, AttributeError, ValueError, RuntimeError):  # Windows, a thread
             self._loop.add_signal_handler(signal.SIGHUP, self.app.state.verifier.bearers.reload)
         if not self.should_exit:
@@ -114,6 +126,22 @@ class VerifierServer(EdgeServer):
             self._draining = asyncio.ensure_future(self._drain())
         else:
             self._hurry.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+        await super().shutdown(sockets)
+
+    async def _keep_renewed(self, renew: Callable[[], object]) -> None:
+        """Before the certificate ends, and when this machine has got another address. Connections keep the old one."""
+        assert self._tls is not None and self.config.ssl is not None
+        while True:
+            await asyncio.sleep(_RENEW_SECONDS)
+            try:
+                await asyncio.to_thread(renew)
+                self.config.ssl.load_cert_chain(*self._tls)
+            except (MoaError, OSError) as error:
+                _log.warning("the certificate was not renewed: %s", error)
 
     async def _drain(self) -> None:
         try:

@@ -29,6 +29,7 @@ class Verifier:
     server: VerifierServer
     port: int
     token: str
+    host: str = "127.0.0.1"
 
     @property
     def parts(self) -> Served:
@@ -38,7 +39,7 @@ class Verifier:
 
     @property
     def url(self) -> str:
-        return f"ws://127.0.0.1:{self.port}{SESSION_PATH}"
+        return f"ws://{self.host}:{self.port}{SESSION_PATH}"
 
     @property
     def headers(self) -> dict[str, str]:
@@ -51,7 +52,7 @@ class Verifier:
 
     def http(self, method: str, path: str, **options: Any) -> httpx.Response:
         options.setdefault("headers", self.headers)
-        return httpx.request(method, f"http://127.0.0.1:{self.port}{path}", timeout=TIMEOUT_S, **options)
+        return httpx.request(method, f"http://{self.host}:{self.port}{path}", timeout=TIMEOUT_S, **options)
 
     def decode(self, tokens: Sequence[int], count: int, sampling: Sampling) -> list[int]:
         body = {
@@ -65,16 +66,16 @@ class Verifier:
 
 
 @contextlib.contextmanager
-def serving(engine, settings, **options: Any) -> Iterator[Verifier]:
+def serving(engine, settings, *, host: str = "127.0.0.1", **options: Any) -> Iterator[Verifier]:
     """Serve until the block ends; ``options`` are those of :class:`VerifierServer`."""
     started = threading.Event()
     server = VerifierServer(engine, settings, on_ready=started.set, **options)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with socket.create_server((host, 0)) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
             assert started.wait(TIMEOUT_S)
-            yield Verifier(server, listening.getsockname()[1], settings.token)
+            yield Verifier(server, listening.getsockname()[1], settings.token, host)
         finally:
             server.should_exit = True
             thread.join(TIMEOUT_S)

@@ -22,8 +22,9 @@ NEEDED = (
     "moa_chat/desktop/window.py",
     "moa_server/cli.py",
     "moa_export/cli.py",
-)
-
+    "moa_page/__init__.py",
+)#: Files of a built page, as they are named.
+PAGE = ("index.html", "sw.js", "manifest.webmanifest", "assets/app-0a1b2c.js", "assets/fonts/a-3d4e5f.woff2")
 
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info", "node_modules")
 
@@ -36,6 +37,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, source / name, ignore=LEFT_OUT)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
+    page = source / "apps" / "moa_page" / "static"
+    for name in PAGE:  # whether the page is built here or not
+        (page / name).parent.mkdir(parents=True, exist_ok=True)
+        (page / name).write_text("stand-in")
     command = [
         sys.executable,
         "-m",
@@ -55,6 +60,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_holds_what_the_programs_need_and_no_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
+    assert {f"moa_page/static/{name}" for name in PAGE} <= set(names)
     assert not [part for part in NEEDED if not any(name.startswith(part) for name in names)]
     assert not [name for name in names if name.startswith(("tests", "conftest"))]
 
@@ -80,6 +86,9 @@ def test_its_programs_run_in_an_environment_of_their_own(wheel: Path, onnx_bundl
     where = "import moa_runtime; print(moa_runtime.__file__)"
     found = subprocess.run([str(python), "-c", where], capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert found.stdout.startswith(str(own))
+    serves = "from moa_page import page_folder; from moa_server.web_page import page_files; print(*page_files(page_folder()))"
+    page = subprocess.run([str(python), "-c", serves], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert {"/", *(f"/{name}" for name in PAGE)} <= set(page.stdout.split())
     for program in ("moa-chat", "moa-serve", "moa-export", "moa-bench", "moa-train"):
         assert "usage" in run(program, "--help")
     assert json.loads(run("moa-export", "inspect", str(onnx_bundle), "--json"))["target"]

@@ -9,9 +9,9 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QProcess, QProcessEnvironment, Signal
 
-from moa_chat.local import program
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
+from moa_runtime.first_bundle import own_program
 from moa_runtime.paths import default_bundle
 from moa_runtime.transport import Endpoint
 
@@ -100,7 +100,7 @@ class LocalVerifier(QObject):
         require_extra("server", "A verifier on this machine")
         self.stop()
         self._program = Program(
-            program("moa_server.cli", "--json", "--port", "0"), {"MOA_TOKEN": self._token}, parent=self
+            own_program("moa_server.cli", "--json", "--port", "0"), {"MOA_TOKEN": self._token}, parent=self
         )
         self._program.said.connect(self._said)
         self._program.ended.connect(self._ended)
@@ -142,7 +142,7 @@ class BundleExport(QObject):
     def start(self) -> None:
         """Raises MoaError: the export's packages are not installed."""
         require_extra("export", "The export of a bundle")
-        command = program("moa_chat.desktop.export_program", str(default_bundle()))
+        command = own_program("moa_chat.desktop.export_program", str(default_bundle()))
         self._program = Program(command, {}, parent=self)
         self._program.said.connect(lambda said: self.progressed.emit(said["stage"], said["part"]))
         self._program.ended.connect(self._ended)

@@ -1,0 +1,221 @@
+"""A certificate for a verifier in the home network, from a small authority of its own that a phone can be told to trust.
+
+The names of such a machine are nobody's to certify: a private address, ``laptop.local``. A certificate that signs itself
+would not do either, for a browser that was clicked past its warning still runs no service worker, and phones install
+authorities only. So there are two: an authority, installed once on each phone, and a certificate that is renewed under it.
+Its name constraints keep the harm of a stolen key small: it can speak for private addresses and this machine's names, for
+no site of the internet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from moa_runtime.errors import MoaError
+
+_AUTHORITY_FILE, _SERVER_FILE = "authority.pem", "server.pem"
+# iOS takes at most 825 days of a certificate under an authority that its user has installed (Apple, HT210176).
+_AUTHORITY_LIFE, _SERVER_LIFE = timedelta(days=3650), timedelta(days=397)
+_RENEWED_BEFORE = timedelta(days=60)
+_CLOCKS_DIFFER = timedelta(days=1)
+
+#: Networks that are nobody's in the internet: RFC 1918, 6598, 3927, 4193, 4291.
+_PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "127.0.0.0/8")
+_PRIVATE += ("fc00::/7", "fe80::/10", "::1/128")
+_PRIVATE_NAMES = ("local", "localhost", "home.arpa")  # and what is below them (RFC 6762, 6761, 8375)
+
+
+@dataclass(frozen=True)
+class OwnCertificate:
+    """What the verifier serves with, and what a phone has to trust.
+
+    Attributes:
+        file: certificate and private key in PEM, only for the user's eyes.
+        authority: the authority's certificate in PEM; public.
+        fingerprint: SHA-256 of it, as phones and browsers show it: ``AB:CD:...``.
+        ends: when ``file`` does.
+    """
+
+    file: Path
+    authority: bytes
+    fingerprint: str
+    ends: datetime
+
+
+@dataclass(frozen=True)
+class _Pair:
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    def pem(self) -> bytes:
+        private = self.key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return self.certificate.public_bytes(serialization.Encoding.PEM) + private
+
+
+def own_certificate(folder: Path, hosts: Sequence[str], now: datetime | None = None) -> OwnCertificate:
+    """A certificate for these hosts: the one that lies in ``folder``, made or renewed where that is needed.
+
+    The authority stays what it is, for phones trust it, until it comes to its end or a host is none that it may speak for.
+
+    Args:
+        hosts: names and IP addresses under which the verifier is reached.
+        now: for tests; the present time, with a time zone, without it.
+
+    Raises:
+        MoaError: the folder cannot be used, or a host is no name.
+    """
+    now = now or datetime.now(timezone.utc)
+    hosts = list(dict.fromkeys(["localhost", "127.0.0.1", "::1", *hosts]))
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        authority = _read(folder / _AUTHORITY_FILE)
+        if authority is None or not _may_sign(authority, hosts, now):
+            authority = _new_authority(hosts, now)
+            _write(folder / _AUTHORITY_FILE, authority.pem())
+        served = _read(folder / _SERVER_FILE)
+        if served is None or not _still_good(served, authority, hosts, now):
+            served = _new_server(authority, hosts, now)
+            _write(folder / _SERVER_FILE, served.pem())
+    except OSError as error:
+        raise MoaError(f"no certificate can be kept in {folder}: {error.strerror or error}") from error
+    return OwnCertificate(
+        folder / _SERVER_FILE,
+        authority.certificate.public_bytes(serialization.Encoding.PEM),
+        authority.certificate.fingerprint(hashes.SHA256()).hex(":").upper(),
+        served.certificate.not_valid_after_utc,
+    )
+
+
+def _new_authority(hosts: Sequence[str], now: datetime) -> _Pair:
+    key = ec.generate_private_key(ec.SECP256R1())
+    mine = next((host for host in hosts if host not in ("localhost", "127.0.0.1", "::1")), "localhost")
+    builder = _builder(f"moa-serve on {mine}", now, _AUTHORITY_LIFE)
+    builder = builder.issuer_name(_named(f"moa-serve on {mine}")).public_key(key.public_key())
+    permitted = [x509.IPAddress(ipaddress.ip_network(network)) for network in _PRIVATE]
+    permitted += [x509.DNSName(name) for name in _PRIVATE_NAMES]
+    for host in hosts:
+        if not _permitted(host, permitted):
+            name = _general_name(host)
+            if isinstance(name, x509.IPAddress):
+                name = x509.IPAddress(ipaddress.ip_network(name.value))
+            permitted.append(name)
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    for extension, critical in (
+        (x509.BasicConstraints(ca=True, path_length=0), True),
+        (usage, True),
+        (x509.NameConstraints(permitted, None), True),
+        (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
+    ):
+        builder = builder.add_extension(extension, critical)
+    return _Pair(builder.sign(key, hashes.SHA256()), key)
+
+
+def _new_server(authority: _Pair, hosts: Sequence[str], now: datetime) -> _Pair:
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = _builder("moa-serve", now, _SERVER_LIFE)
+    builder = builder.issuer_name(authority.certificate.subject).public_key(key.public_key())
+    usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
+    signer = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    for extension, critical in (
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (usage, True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.SubjectAlternativeName([_general_name(host) for host in hosts]), False),
+        (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signer), False),
+    ):
+        builder = builder.add_extension(extension, critical)
+    return _Pair(builder.sign(authority.key, hashes.SHA256()), key)
+
+
+def _builder(subject: str, now: datetime, life: timedelta) -> x509.CertificateBuilder:
+    builder = x509.CertificateBuilder().subject_name(_named(subject)).serial_number(x509.random_serial_number())
+    return builder.not_valid_before(now - _CLOCKS_DIFFER).not_valid_after(now + life)
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])  # as long as it may be (RFC 5280)
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError as error:
+        raise MoaError(f"no certificate can have the name {host!r}: write it in ASCII (xn--...)") from error
+
+
+def _may_sign(authority: _Pair, hosts: Sequence[str], now: datetime) -> bool:
+    """Whether it outlives a certificate made now, and may speak for all hosts."""
+    try:
+        constraints = authority.certificate.extensions.get_extension_for_class(x509.NameConstraints).value
+    except x509.ExtensionNotFound:  # not made here
+        return False
+    lives = authority.certificate.not_valid_after_utc >= now + _SERVER_LIFE
+    return lives and all(_permitted(host, constraints.permitted_subtrees or []) for host in hosts)
+
+
+def _permitted(host: str, subtrees: Sequence[x509.GeneralName]) -> bool:
+    name = _general_name(host)
+    for tree in subtrees:
+        if isinstance(name, x509.IPAddress) and isinstance(tree, x509.IPAddress):
+            if name.value in tree.value:
+                return True
+        elif isinstance(tree, x509.DNSName) and f".{host}".endswith(f".{tree.value}"):
+            return True
+    return False
+
+
+def _still_good(served: _Pair, authority: _Pair, hosts: Sequence[str], now: datetime) -> bool:
+    try:
+        served.certificate.verify_directly_issued_by(authority.certificate)
+        names = served.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (InvalidSignature, ValueError, TypeError, x509.ExtensionNotFound):
+        return False
+    begun = served.certificate.not_valid_before_utc <= now
+    lasts = served.certificate.not_valid_after_utc - now >= _RENEWED_BEFORE
+    return begun and lasts and {_general_name(host) for host in hosts} <= set(names)
+
+
+def _read(path: Path) -> _Pair | None:
+    """None where there is nothing, or nothing of use: it is made anew."""
+    try:
+        data = path.read_bytes()
+        key = serialization.load_pem_private_key(data, None)
+        certificate = x509.load_pem_x509_certificate(data)
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or certificate.public_key() != key.public_key():
+        return None
+    return _Pair(certificate, key)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """For the user's eyes alone, and whole or not at all."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise

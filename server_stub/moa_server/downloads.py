@@ -1,0 +1,83 @@
+"""How many files are sent at once, and how fast all of them together: who only reads must not hinder who is served."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from moa_server.budgets import Clock, TokenBucket
+
+#: Seconds in which a download shows how fast its reader is, and the rate below which it then gives way to another.
+_TRIAL_S, _SLOW = 5.0, 32 << 10
+
+
+class Download:
+    """One under way.
+
+    Args:
+        end: closes its connection at once.
+    """
+
+    def __init__(self, network: str, began: float, end: Callable[[], None]) -> None:
+        self.network, self.end = network, end
+        self._began, self._sent = began, 0
+
+    def sent(self, count: int) -> None:
+        """So many more bytes were taken by the reader, or by what the system buffers for it."""
+        self._sent += count
+
+    def slow(self, now: float) -> bool:
+        """Whether it may be ended for another."""
+        took = now - self._began
+        return took >= _TRIAL_S and self._sent < _SLOW * took
+
+
+class Downloads:
+    """The downloads under way, at most ``most``, and of one network half of them.
+
+    Where no more may run, one that reads more slowly than 32 KiB a second gives way, the oldest first: so a crowd that
+    reads next to nothing keeps nobody out, and who was cut off goes on where he was.
+
+    Args:
+        most: at once.
+        bytes_per_second: of all together. Faster readers wait: on a fast network a download of a hundred megabytes would
+            otherwise take a processor away from the target for seconds.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, most: int = 64, bytes_per_second: float = 32 << 20, clock: Clock = time.monotonic) -> None:
+        self.most = most
+        self._clock = clock
+        self._pace = TokenBucket(bytes_per_second, bytes_per_second / 8, clock)
+        self._running: dict[Download, None] = {}  # for its order
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def begin(self, network: str, end: Callable[[], None]) -> Download | None:
+        """A place for one more, to be given back with :meth:`over`; None where there is none."""
+        now = self._clock()
+        own = [each for each in self._running if each.network == network]
+        if len(own) >= max(1, self.most // 2):
+            rivals = own
+        elif len(self._running) >= self.most:
+            rivals = list(self._running)
+        else:
+            rivals = None
+        if rivals is not None:
+            slow = next((each for each in rivals if each.slow(now)), None)
+            if slow is None:
+                return None
+            self.over(slow)
+            slow.end()
+        begun = Download(network, now, end)
+        self._running[begun] = None
+        return begun
+
+    def over(self, download: Download) -> None:
+        """It has ended, or is about to."""
+        self._running.pop(download, None)
+
+    def wait_s(self, count: int) -> float:
+        """How long to wait before so many more bytes are sent."""
+        return self._pace.wait_s(count)
