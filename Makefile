@@ -7,10 +7,11 @@ STAMP := $(VENV)/.installed
 # A plain newer torch brings gigabytes of GPU libraries.
 TORCH := torch==2.13.0
 WEB := runtime/web
+PAGE := apps/web
 LIBRARIES := chromium libegl1 libgl1 libxkbcommon0 libdbus-1-3 libfontconfig1 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat serve test test-web node engine screenshots soak test-slow libraries lint format vectors proto clean
+.PHONY: help demo chat serve web test test-web node engine screenshots soak test-slow libraries lint format vectors proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -33,11 +34,15 @@ serve: $(STAMP) ## the verifier on 127.0.0.1:8765
 test: $(STAMP) libraries test-web engine ## all tests but the slow ones
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 
-test-web: $(WEB)/node_modules/.installed ## the tests of the TypeScript runtime
+test-web: web ## the tests of the TypeScript runtime and of the page
 	cd $(WEB) && npm test --silent
+	cd $(PAGE) && npm test --silent
 
-$(WEB)/node_modules/.installed: $(WEB)/package.json $(WEB)/package-lock.json | node
-	cd $(WEB) && npm ci --silent
+web: $(WEB)/node_modules/.installed $(PAGE)/node_modules/.installed ## build the page that moa-serve --web serves
+	cd $(PAGE) && npm run build --silent
+
+%/node_modules/.installed: %/package.json %/package-lock.json | node
+	cd $* && npm ci --silent
 	touch $@
 
 node:
@@ -89,4 +94,4 @@ proto: | node ## generate the wire code from runtime/proto
 	  --es_out=$(WEB)/src/wire --es_opt=target=ts runtime/proto/moa/v1/session.proto
 
 clean: ## remove what make created
-	rm -rf $(VENV) .venv-proto $(WEB)/node_modules $(WEB)/dist build .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf $(VENV) .venv-proto $(WEB)/node_modules $(WEB)/dist $(PAGE)/node_modules $(PAGE)/dist apps/moa_page/static build .pytest_cache .hypothesis .ruff_cache .mypy_cache

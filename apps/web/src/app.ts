@@ -6,7 +6,6 @@ import type { Chats } from "./chats/chats.js";
 import { Conversations } from "./conversation/checking.js";
 import { loadSettings, saveSettings, type Settings } from "./settings.js";
 import { bannerOf, deviceNotice, type BannerActions } from "./shell/banner.js";
-import { Hints } from "./shell/hints.js";
 import { ChatsView } from "./views/chats_view.js";
 import { Composer } from "./views/composer.js";
 import { ConversationView } from "./views/conversation_view.js";
@@ -24,7 +23,10 @@ export class App {
   private answering = false;
   private online = false;
 
-  private readonly connection = new Connection(() => this.changed());
+  private readonly connection = new Connection(
+    () => this.settings.savePower,
+    () => this.changed(),
+  );
   private readonly notices = new NoticeView();
   private readonly banner = new BannerView();
   private readonly link = new LinkView((offline) => void this.connection.chat?.workOffline(offline));
@@ -32,7 +34,6 @@ export class App {
   private readonly conversation: ConversationView;
   private readonly conversations: Conversations;
   private readonly settingsView: SettingsView;
-  private readonly hints: Hints;
   private readonly bannerActions: BannerActions = {
     retry: () => void this.start(),
     settings: () => this.settingsView.open(),
@@ -84,15 +85,8 @@ export class App {
       !isServedByVerifier(),
     );
     byId("new-chat").addEventListener("click", () => conversations.newChat());
-    this.hints = new Hints(
-      () => this.settings.savePower,
-      (conditions) => this.connection.chat?.tellConditions(conditions),
-      () => void this.connection.chat?.networkChanged(),
-    );
     setInterval(() => this.look(), LOOK_MS);
-    // A phone may end a page that is not seen, and says no more.
-    for (const event of ["visibilitychange", "freeze"]) document.addEventListener(event, () => this.store());
-    window.addEventListener("pagehide", () => this.store());
+    document.addEventListener("visibilitychange", () => this.store());
   }
 
   /** Connect with what is set, and go on with what the page before was writing. */
@@ -107,7 +101,7 @@ export class App {
     }
     const { drafting } = this.settings;
     this.conversations.talk = null;
-    await this.connection.start({ place, token: this.token, drafting, conditions: this.hints.conditions });
+    await this.connection.start({ place, token: this.token, drafting });
     this.conversations.talk = this.connection.talk;
     if (this.link.wantedOffline) await this.connection.chat?.workOffline(true);
     await this.conversations.goOn();
@@ -119,10 +113,9 @@ export class App {
     this.notices.tell({ text: "There is a newer version of this page.", actions: [{ label: "Reload", run }] });
   }
 
+  /** A phone may end a page that is not seen, and says no more; the runtime stores its own. */
   private store(): void {
-    if (document.visibilityState === "visible") return;
-    void this.connection.chat?.save();
-    void this.conversations.saveNow();
+    if (document.visibilityState === "hidden") void this.conversations.saveNow();
   }
 
   /** Have the model, and begin anew with it when nothing is being written. */
@@ -138,7 +131,7 @@ export class App {
     this.settings = settings;
     saveSettings(localStorage, settings);
     void this.conversations.changeSettings(chat);
-    if (savePower !== settings.savePower) this.hints.update();
+    if (savePower !== settings.savePower) this.connection.follow();
     if (token !== this.token) saveToken(token);
     this.token = token;
     if (again) void this.conversations.idle().then(() => this.start());

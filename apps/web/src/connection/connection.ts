@@ -1,19 +1,20 @@
 /** From an address and a token to a chat of the runtime. */
 
-import { Chat, type Bundle, type ChatStore, type Conditions, type Drafting } from "@moa-edge/runtime";
-import { IndexedDbChatStore } from "@moa-edge/runtime/browser";
+import { Chat, StoreError, type Bundle, type ChatStore, type Drafting } from "@moa-edge/runtime";
+import { followPage, IndexedDbChatStore } from "@moa-edge/runtime/browser";
 
 import type { Talk } from "../conversation/talk.js";
 import { asSentence } from "../words.js";
 import type { Place } from "./access.js";
 import { Device } from "./device.js";
 
+const ELSEWHERE = "moa-edge is open in another tab: go on there, or close it there and try again.";
+
 /** What the page says of a chat before it begins. */
 export interface Wishes {
   readonly place: Place;
   readonly token: string;
   readonly drafting: Drafting;
-  readonly conditions: Conditions;
 }
 
 export class Connection {
@@ -23,10 +24,17 @@ export class Connection {
   bundle: Bundle | null = null;
   /** Why there is no chat, in a sentence; empty where there is one, or will be. */
   problem = "";
+  private unfollow: () => void = () => undefined;
   private place: Place = { verifier: "", http: "", bundle: "" };
 
-  /** @param changed something is to be drawn anew. */
-  constructor(private readonly changed: () => void) {
+  /**
+   * @param savePower whether the user wants the device to compute nothing.
+   * @param changed something is to be drawn anew.
+   */
+  constructor(
+    private readonly savePower: () => boolean,
+    private readonly changed: () => void,
+  ) {
     this.device = new Device(changed);
   }
 
@@ -41,7 +49,8 @@ export class Connection {
       await this.connect(wishes, this.bundle);
     } catch (error) {
       await this.close();
-      this.problem = asSentence((error as Error).message);
+      const elsewhere = error instanceof StoreError && (await isOpenElsewhere());
+      this.problem = elsewhere ? ELSEWHERE : asSentence((error as Error).message);
     }
     this.changed();
   }
@@ -51,15 +60,28 @@ export class Connection {
     return this.bundle !== null && this.device.fetch(this.place.bundle, this.bundle);
   }
 
+  /** Tell the chat what the page hears of device and network, and what the user wants of it. */
+  follow(): void {
+    this.unfollow();
+    const { chat } = this;
+    if (chat === null) return;
+    this.unfollow = followPage({
+      tellConditions: (heard) => chat.tellConditions({ ...heard, lowPower: heard.lowPower || this.savePower() }),
+      networkChanged: () => chat.networkChanged(),
+      save: () => chat.save(),
+    });
+  }
+
   /** Leave the verifier; what is being written goes on with the next page. */
   async close(): Promise<void> {
     const { chat } = this;
+    this.unfollow();
     this.chat = this.talk = null;
     await chat?.close();
     await this.device.close();
   }
 
-  private async connect({ conditions, drafting, place, token }: Wishes, bundle: Bundle): Promise<void> {
+  private async connect({ drafting, place, token }: Wishes, bundle: Bundle): Promise<void> {
     const models = await this.device.load(place.bundle, bundle);
     const { manifest } = bundle;
     const chat = await Chat.connect(
@@ -67,10 +89,15 @@ export class Connection {
       { url: place.verifier, token },
       { ...models?.forConversation(), policy: "ask", settings: { drafting }, ...storeOf(), wait: false },
     );
-    chat.tellConditions(conditions);
     this.chat = chat;
+    this.follow();
     this.talk = { chat, target: manifest.fingerprints.target, recommended: manifest.sampling };
   }
+}
+
+/** Whether another tab has the chat: this page takes no other lock. */
+async function isOpenElsewhere(): Promise<boolean> {
+  return ((await navigator.locks.query()).held ?? []).length > 0;
 }
 
 /** Where an answer under way outlives the page; nowhere without the locks that only secure contexts have. */

@@ -1,7 +1,7 @@
 /** The bundle in this browser, and the models that are loaded from it. */
 
 import { Bundle, loadModels, MemoryStore, type BundleStore, type Models } from "@moa-edge/runtime";
-import { OpfsStore } from "@moa-edge/runtime/browser";
+import { browserStore } from "@moa-edge/runtime/browser";
 
 declare const MODELS: string; // by the build: file beside this one
 
@@ -34,7 +34,7 @@ export class Device {
    * @throws BundleError they cannot be had.
    */
   async open(url: string): Promise<Bundle> {
-    if (isSecureContext) this.store = await OpfsStore.open("bundle");
+    this.store = await browserStore();
     return Bundle.open(url, { store: this.store, drafter: false });
   }
 
