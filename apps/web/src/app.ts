@@ -4,7 +4,7 @@ import { placeOf, saveToken } from "./connection/access.js";
 import { Connection } from "./connection/connection.js";
 import type { Chats } from "./chats/chats.js";
 import { Conversations } from "./conversation/checking.js";
-import { loadSettings, saveSettings, type Settings } from "./settings.js";
+import { loadSettings, saveSettings, usualSettings, type Settings } from "./settings.js";
 import { bannerOf, deviceNotice, type BannerActions } from "./shell/banner.js";
 import { ChatsView } from "./views/chats_view.js";
 import { Composer } from "./views/composer.js";
@@ -17,7 +17,7 @@ import { SettingsView, type Chosen } from "./views/settings_view.js";
 const LOOK_MS = 250; // at the link, whose waiting times are counted down
 
 export class App {
-  private settings: Settings = loadSettings(localStorage);
+  private settings = loadSettings(localStorage, usualSettings((navigator as { deviceMemory?: number }).deviceMemory));
   private postponed = false;
   private drawing = false;
   private answering = false;
@@ -99,9 +99,9 @@ export class App {
       this.changed();
       return;
     }
-    const { drafting } = this.settings;
+    const { drafting, writer } = this.settings;
     this.conversations.talk = null;
-    await this.connection.start({ place, token: this.token, drafting });
+    await this.connection.start({ place, token: this.token, drafting, writer });
     this.conversations.talk = this.connection.talk;
     if (this.link.wantedOffline) await this.connection.chat?.workOffline(true);
     await this.conversations.goOn();
@@ -126,8 +126,9 @@ export class App {
   }
 
   private choose({ chat, settings, token }: Chosen): void {
-    const { address, drafting, savePower } = this.settings;
-    const again = token !== this.token || settings.address !== address || settings.drafting !== drafting;
+    const { address, drafting, savePower, writer } = this.settings;
+    const other = settings.address !== address || settings.drafting !== drafting || settings.writer !== writer;
+    const again = other || token !== this.token;
     this.settings = settings;
     saveSettings(localStorage, settings);
     void this.conversations.changeSettings(chat);

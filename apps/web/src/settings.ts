@@ -26,6 +26,8 @@ export interface Settings {
   readonly drafting: Drafting;
   /** The model takes no steps. */
   readonly savePower: boolean;
+  /** Whether the device also has the writer, a whole model, for what it writes without a network. */
+  readonly writer: boolean;
   /** Whether words are coloured by their origin. */
   readonly origins: boolean;
   /** Of new chats. */
@@ -38,6 +40,7 @@ export const USUAL_SETTINGS: Settings = {
   onDisagreement: "server",
   drafting: "auto",
   savePower: false,
+  writer: true,
   origins: true,
   chats: USUAL_CHAT,
 };
@@ -62,9 +65,23 @@ export function newSeed(): bigint {
 
 const KEY = "settings";
 
+/** A whole model takes more than a gigabyte while it writes. */
+const WRITER_NEEDS_GB = 4;
+
+/** What is usual on a device with so much memory; undefined where its browser does not say. */
+export function usualSettings(memoryGb: number | undefined): Settings {
+  return { ...USUAL_SETTINGS, writer: memoryGb === undefined || memoryGb >= WRITER_NEEDS_GB };
+}
+
 /** The stored settings; the usual one where a value is missing or is of another type. */
-export function loadSettings(storage: Pick<Storage, "getItem">): Settings {
-  return settingsFrom(storage.getItem(KEY));
+export function loadSettings(storage: Pick<Storage, "getItem">, usual = USUAL_SETTINGS): Settings {
+  let stored: unknown = null;
+  try {
+    stored = JSON.parse(storage.getItem(KEY) ?? "null");
+  } catch {
+    // damaged: the usual settings
+  }
+  return wellTyped(stored, usual);
 }
 
 export function saveSettings(storage: Pick<Storage, "setItem">, settings: Settings): void {
@@ -75,16 +92,6 @@ const WORDS: { readonly [name: string]: readonly string[] } = {
   onDisagreement: ["server", "mine", "ask"],
   drafting: ["auto", "device", "server"],
 };
-
-function settingsFrom(text: string | null): Settings {
-  let stored: unknown = null;
-  try {
-    stored = JSON.parse(text ?? "null");
-  } catch {
-    // damaged: the usual settings
-  }
-  return wellTyped(stored, USUAL_SETTINGS);
-}
 
 /** The values of `stored` that are of the same type as those of `usual`, by name. */
 function wellTyped<T extends object>(stored: unknown, usual: T): T {

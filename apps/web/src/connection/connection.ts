@@ -15,6 +15,8 @@ export interface Wishes {
   readonly place: Place;
   readonly token: string;
   readonly drafting: Drafting;
+  /** Whether the device is to have the writer too. */
+  readonly writer: boolean;
 }
 
 export class Connection {
@@ -42,6 +44,7 @@ export class Connection {
   async start(wishes: Wishes): Promise<void> {
     await this.close();
     this.place = wishes.place;
+    this.device.wantsWriter = wishes.writer;
     this.problem = "";
     this.changed();
     try {
@@ -82,12 +85,12 @@ export class Connection {
   }
 
   private async connect({ drafting, place, token }: Wishes, bundle: Bundle): Promise<void> {
-    const models = await this.device.load(place.bundle, bundle);
+    const drafters = await this.device.load(place.bundle, bundle);
     const { manifest } = bundle;
     const chat = await Chat.connect(
       { manifest, tokenizer: await bundle.tokenizer() },
       { url: place.verifier, token },
-      { ...models?.forConversation(), policy: "ask", settings: { drafting }, ...storeOf(), wait: false },
+      { ...drafters, policy: "ask", settings: { drafting }, ...storeOf(), wait: false },
     );
     this.chat = chat;
     this.follow();

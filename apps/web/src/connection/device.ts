@@ -1,6 +1,6 @@
 /** The bundle in this browser, and the models that are loaded from it. */
 
-import { Bundle, loadModels, MemoryStore, type BundleStore, type Models } from "@moa-edge/runtime";
+import { Bundle, loadModels, MemoryStore, type BundleStore, type Drafters, type Models } from "@moa-edge/runtime";
 import { browserStore } from "@moa-edge/runtime/browser";
 
 declare const MODELS: string; // by the build: file beside this one
@@ -21,6 +21,8 @@ const INSECURE =
 
 export class Device {
   state: DeviceState = { kind: "looking" };
+  /** Whether it is to have the writer too, where the bundle has one. */
+  wantsWriter = true;
   private store: BundleStore = new MemoryStore();
   private models: Models | null = null;
   private download: AbortController | null = null;
@@ -38,19 +40,21 @@ export class Device {
     return Bundle.open(url, { store: this.store, drafter: false });
   }
 
-  /** The models, loaded, where the bundle is here; else null, and the state says why. */
-  async load(url: string, bundle: Bundle): Promise<Models | null> {
-    const { web, webWriter } = bundle.manifest;
+  /** What drafts, loaded, where it is here; else nothing, and the state says why. */
+  async load(url: string, bundle: Bundle): Promise<Partial<Drafters>> {
+    const { web } = bundle.manifest;
     if (!isSecureContext) this.become({ kind: "unable", why: INSECURE });
     else if (web === undefined) this.become({ kind: "unable", why: "This server's bundle has no drafter for browsers: export it with --target web." });
-    else if (!(await this.holds(url, bundle))) this.become({ kind: "absent", bytes: sizeOf(bundle), writes: webWriter !== undefined });
+    else if (!(await this.holds(url, bundle))) this.become({ kind: "absent", ...this.needs(bundle) });
     else await this.start(bundle);
-    return this.models;
+    if (this.models === null) return {};
+    const { drafter, writer } = this.models.forConversation();
+    return this.needs(bundle).writes ? { drafter, writer } : { drafter };
   }
 
   /** Download what drafts and writes; returns whether it is here. Goes on where an earlier download ended. */
   async fetch(url: string, bundle: Bundle): Promise<boolean> {
-    const total = sizeOf(bundle);
+    const { bytes: total, writes } = this.needs(bundle);
     let received = 0;
     this.download = new AbortController();
     this.become({ kind: "downloading", received, total });
@@ -58,7 +62,7 @@ export class Device {
     try {
       await Bundle.open(url, {
         store: this.store,
-        writer: bundle.manifest.webWriter !== undefined,
+        writer: writes,
         signal: this.download.signal,
         onProgress: (bytes, all) => {
           received = bytes;
@@ -96,7 +100,7 @@ export class Device {
     const worker = new Worker(new URL(MODELS, import.meta.url), { type: "module" });
     try {
       this.models = await loadModels(bundle, { worker });
-      this.become({ kind: "ready", bytes: sizeOf(bundle), writes: bundle.manifest.webWriter !== undefined });
+      this.become({ kind: "ready", ...this.needs(bundle) });
     } catch (error) {
       worker.terminate();
       this.become({ kind: "unable", why: `${(error as Error).message}. The server drafts meanwhile; reload the page to try again.` });
@@ -107,21 +111,22 @@ export class Device {
   private async holds(url: string, bundle: Bundle): Promise<boolean> {
     const fetch = (): Promise<never> => Promise.reject(new Error("not here"));
     try {
-      await Bundle.open(url, { store: this.store, writer: bundle.manifest.webWriter !== undefined, fetch });
+      await Bundle.open(url, { store: this.store, writer: this.needs(bundle).writes, fetch });
       return true;
     } catch {
       return false;
     }
   }
 
+  /** What is to be downloaded: bytes, and whether the writer is among them. */
+  private needs({ manifest }: Bundle): { bytes: number; writes: boolean } {
+    const writes = this.wantsWriter && manifest.webWriter !== undefined;
+    const files = [manifest.web?.file, writes ? manifest.webWriter?.file : undefined].filter((file) => file !== undefined);
+    return { bytes: files.reduce((sum, file) => sum + manifest.files.get(file)!.bytes, 0), writes };
+  }
+
   private become(state: DeviceState): void {
     this.state = state;
     this.changed();
   }
-}
-
-/** Bytes to download. */
-function sizeOf({ manifest }: Bundle): number {
-  const files = [manifest.web?.file, manifest.webWriter?.file].filter((file) => file !== undefined);
-  return files.reduce((sum, file) => sum + manifest.files.get(file)!.bytes, 0);
 }

@@ -46,6 +46,7 @@ export class SettingsView {
     this.box("forNew").checked = false;
     this.box("origins").checked = settings.origins;
     this.box("savePower").checked = settings.savePower;
+    this.box("writer").checked = settings.writer;
     this.field("onDisagreement").value = settings.onDisagreement;
     this.field("drafting").value = settings.drafting;
     this.field("address").value = settings.address;
@@ -81,6 +82,7 @@ export class SettingsView {
       onDisagreement: this.field("onDisagreement").value as OnDisagreement,
       drafting: this.field("drafting").value as Settings["drafting"],
       savePower: this.box("savePower").checked,
+      writer: this.box("writer").checked,
       origins: this.box("origins").checked,
       chats: this.box("forNew").checked ? chat : before.settings.chats,
     };

@@ -1,0 +1,116 @@
+"""Draws the pictures of docs/web.md: ``PYTHONPATH=tests python -m web.screenshots docs/screenshots``.
+
+The page answers real questions, from a ``moa-serve --web`` of the default target that is started for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from web.browsing import Chromium, Page
+from web.using import open_with_model
+
+_TOKEN = "pictures"
+_BROWSER = "chromium"
+_SCALE = 2
+_SETTLING_MS = 400
+_LONGEST = 120  # tokens
+_QUESTIONS = ("Name three primary colours.", "Give me two tips for a good night's sleep.")
+_OFFLINE_QUESTION = "Tell me a short story about a fox."
+_NEW_QUESTION = "Why is the sky blue?"
+_WRITTEN_OFFLINE = 160  # characters, in the picture of a tunnel
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0."""
+    parser = argparse.ArgumentParser(description="Draw the pictures of the page for the documentation.")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--bundle", help="folder with a graph for browsers (default: the one that moa-serve makes)")
+    options = parser.parse_args(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    with _serving(options.bundle) as url, contextlib.closing(Chromium(_BROWSER)) as chromium:
+        for scheme in ("light", "dark"):
+            person = chromium.person(colorScheme=scheme, deviceScaleFactor=_SCALE)
+            page = open_with_model(person, url)
+            _draw(page, lambda name, scheme=scheme: str(options.out.resolve() / f"web-{name}-{scheme}.png"))
+            page.do("close")
+    return 0
+
+
+def _draw(page: Page, path) -> None:
+    _set_up(page)
+    for question in _QUESTIONS:
+        page.ask(question)
+        page.answered()
+    _take(page, path("chat"))
+
+    page.do("click", "#new-chat")
+    page.ask(_OFFLINE_QUESTION)
+    page.wait(".assistant .origin:not(.tentative)")
+    page.do("click", "#offline")
+    written = "[...document.querySelectorAll('.assistant:last-child .offline.tentative')].map((e) => e.textContent).join('')"
+    while page.do("evaluate", f"{written}.length") < _WRITTEN_OFFLINE:
+        page.do("evaluate", "new Promise((resolve) => setTimeout(resolve, 50))")
+    _take(page, path("offline"))
+    page.do("click", "#stop")
+    page.answered()
+    page.do("click", "#offline")
+    page.gone(".remarks:has-text('not confirmed yet')")
+
+    page.do("click", "#new-chat")
+    page.do("click", "#offline")
+    page.ask(_NEW_QUESTION)
+    page.wait(".remarks", "not confirmed yet")
+    page.do("click", "#offline")
+    page.wait("#notice-text", "this device wrote")
+    _take(page, path("return"))
+
+    page.do("click", "#show-chats")
+    _take(page, path("chats"))
+    page.do("click", "#chats .close")
+    page.do("click", "#show-settings")
+    _take(page, path("settings"))
+    page.do("click", "#settings .close")
+
+
+def _set_up(page: Page) -> None:
+    """Greedy answers, the same each time, and this device's drafts to be seen."""
+    page.do("click", "#show-settings")
+    page.do("fill", "#most", str(_LONGEST))
+    page.do("click", "#recommended")
+    page.do("fill", "#temperature", "0")
+    page.do("click", "[name=forNew]")
+    page.do("select", "#drafting", "device")
+    page.do("click", "#settings-form button[type=submit]")
+    page.link("online")
+
+
+def _take(page: Page, path: str) -> None:
+    page.do("evaluate", f"new Promise((resolve) => setTimeout(resolve, {_SETTLING_MS}))")
+    page.do("screenshot", path)
+
+
+@contextlib.contextmanager
+def _serving(bundle: str | None) -> Iterator[str]:
+    """The address of the page, with its token."""
+    command = [sys.executable, "-m", "moa_server.cli", "--web", "--json", "--port", "0"]
+    command += ["--bundle", bundle] if bundle else []
+    environment = {**os.environ, "MOA_TOKEN": _TOKEN}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            port = json.loads(process.stdout.readline())["port"]
+            yield f"http://127.0.0.1:{port}/#token={_TOKEN}"
+        finally:
+            process.terminate()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
