@@ -20,6 +20,7 @@ from tiny import make_tiny_drafter, make_tiny_target
 if TYPE_CHECKING:
     from moa_drafter.model import MoADrafter
     from moa_drafter.target import Target
+    from moa_export.targets.web_engine import WebEngine
     from moa_runtime.bundle import Bundle
 
 
@@ -35,6 +36,20 @@ def browser() -> str:
         if os.environ.get("CI"):
             pytest.fail(missing)
         pytest.skip(missing)
+    return found
+
+
+@pytest.fixture(scope="session")
+def web_engine_here() -> WebEngine:
+    """onnxruntime-web in Node, which `make test` installs."""
+    from moa_export.targets.base import NotRun
+    from moa_export.targets.web_engine import find_engine
+
+    found = find_engine(npm=bool(os.environ.get("CI")))
+    if isinstance(found, NotRun):
+        if os.environ.get("CI"):
+            pytest.fail(found.reason)
+        pytest.skip(found.reason)
     return found
 
 

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from moa_export.targets.base import NotRun
-from moa_export.targets.web_engine import WebEngine, find_engine
 
 
 @pytest.fixture(scope="session")
@@ -21,14 +18,3 @@ def onnx_export(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr == ""  # no toolchain noise where no terminal is
     return out, ran.stdout
-
-
-@pytest.fixture(scope="session")
-def web_engine_here() -> WebEngine:
-    """onnxruntime-web in Node, which `make test` installs."""
-    found = find_engine(npm=bool(os.environ.get("CI")))
-    if isinstance(found, NotRun):
-        if os.environ.get("CI"):
-            pytest.fail(found.reason)
-        pytest.skip(found.reason)
-    return found

@@ -1,135 +1,43 @@
-"""The page on a real ``moa-serve --web`` of the tiny target, and a Chromium that opens it."""
+"""The TypeScript runtime, compiled, and a tiny bundle for it."""
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
+from filelock import FileLock
 
-from moa_bench.link import LinkProfile
-from moa_bench.link.background import BackgroundLink, background_link
-from moa_page import page_folder
-from moa_runtime.bundle import Bundle
-from moa_runtime.errors import MoaError
-from moa_runtime.tokenizer import ChatTokenizer
-from web.browsing import PLAYWRIGHT, Chromium, Person
-
-TOKEN = "secret+of the tiny/target"
-TIMEOUT_S = 60
-#: Each round of a draft takes so long, so that one can come between.
-SLOW = LinkProfile("slow", round_trip_ms=150)
-
-
-@dataclass
-class Site:
-    """A running verifier with its page."""
-
-    port: int
-    bundle: Bundle
-
-    def url(self, host: str = "127.0.0.1", *, port: int | None = None, token: str = TOKEN) -> str:
-        fragment = f"#token={token}".replace("+", "%2B").replace(" ", "%20") if token else ""
-        return f"http://{host}:{port or self.port}/{fragment}"
-
-    def target_writes(self, turns: list[str], count: int) -> str:
-        """What the target alone answers to the last of these turns, which are the user's and its own in turn, greedily."""
-        tokenizer = ChatTokenizer.from_bundle(self.bundle)
-        messages = [
-            {"role": "assistant" if number % 2 else "user", "content": text} for number, text in enumerate(turns)
-        ]
-        body = {"tokens": tokenizer.chat(messages), "max_new_tokens": count}
-        answer = httpx.post(
-            f"http://127.0.0.1:{self.port}/v1/decode",
-            json=body,
-            headers={"Authorization": f"Bearer {TOKEN}"},
-            timeout=TIMEOUT_S,
-        )
-        return tokenizer.decode(answer.json()["tokens"])
+from web.typescript import WEB
 
 
 @pytest.fixture(scope="session")
-def page_built() -> None:
-    """Skips where there is no page, or nothing to drive it with; in CI there has to be."""
-    try:
-        page_folder()
-        missing = "" if PLAYWRIGHT.exists() else f"{PLAYWRIGHT} is not there: make test-web installs it"
-    except MoaError as error:
-        missing = str(error)
-    if missing and os.environ.get("CI"):
-        pytest.fail(missing)
-    if missing:
+def compiled() -> Path:
+    """The folder of ``runtime/web``, whose ``dist`` is made of the sources as they are."""
+    compiler = WEB / "node_modules" / ".bin" / "tsc"
+    if not compiler.exists():
+        missing = "the TypeScript runtime's packages are not installed: make test-web does that"
+        if os.environ.get("CI"):
+            pytest.fail(missing)
         pytest.skip(missing)
+    with FileLock(WEB / "node_modules" / ".tests.lock"):
+        done = subprocess.run([compiler, "-b", "test"], cwd=WEB, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    return WEB
 
 
 @pytest.fixture(scope="session")
-def web_bundle(tiny_target: Path, tiny_drafter: Path) -> Path:
-    """A bundle for browsers, with a writer, which is the target itself in 8 bits."""
+def web_bundle(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For onnxruntime-web, with a writer in 8 bits. Nobody compared its graphs."""
     from moa_export.pipeline import ExportSettings, export_bundle
     from moa_export.progress import Progress
     from moa_export.writer import WriterSettings
 
-    out = tiny_target.parent / "bundle-web"
+    out = tmp_path_factory.mktemp("web") / "bundle"
     settings = ExportSettings(
-        ("web",),
-        tiny_drafter,
-        model=str(tiny_target),
-        questions=["Name three colours."],
-        writer=WriterSettings("target", bits=8),
+        ("web",), tiny_drafter, model=str(tiny_target), checked=False, writer=WriterSettings("target", bits=8)
     )
     export_bundle(out, settings, Progress(sys.stderr, quiet=True))
     return out
-
-
-@pytest.fixture(scope="session")
-def site(page_built: None, tiny_target: Path, tiny_drafter: Path, web_bundle: Path) -> Iterator[Site]:
-    """On all of this machine's addresses."""
-    command = [sys.executable, "-m", "moa_server.cli", "--web", "--json", "--host", "0.0.0.0", "--port", "0"]
-    command += ["--model", str(tiny_target), "--drafter", str(tiny_drafter), "--bundle", str(web_bundle)]
-    environment = {**os.environ, "MOA_TOKEN": TOKEN}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        try:
-            yield Site(json.loads(process.stdout.readline())["port"], Bundle.open(web_bundle))
-        finally:
-            process.terminate()
-
-
-@pytest.fixture(scope="session")
-def chromium(page_built: None, browser: str) -> Iterator[Chromium]:
-    running = Chromium(browser)
-    try:
-        yield running
-    finally:
-        running.close()
-
-
-@pytest.fixture
-def person(chromium: Chromium) -> Person:
-    """Somebody whose browser has never seen the page."""
-    return chromium.person()
-
-
-@pytest.fixture
-def link(site: Site) -> Iterator[BackgroundLink]:
-    """A slow network in front of the verifier, which tests cut. Its address is loopback: a secure context."""
-    with background_link(SLOW, "127.0.0.1", site.port) as emulated:
-        yield emulated
-
-
-@pytest.fixture
-def address_of_this_machine() -> str:
-    """One that is not loopback: to browsers no secure context over plain http."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        try:
-            asking.connect(("192.0.2.1", 9))  # sends nothing: it chooses the network
-            return str(asking.getsockname()[0])
-        except OSError:
-            pytest.skip("this machine has no address but loopback")

@@ -1,4 +1,4 @@
-"""A headless Chromium whose page takes steps of a graph when it is asked to."""
+"""A headless Chromium with a page that does what it is asked to."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from moa_export.targets.base import NotRun
-from moa_export.targets.web_engine import find_engine
 from moa_runtime.errors import MoaError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-_PAGE = Path(__file__).with_name("page")
-_TYPES = {".html": "text/html", ".mjs": "text/javascript", ".wasm": "application/wasm"}
+_SCRIPT = "text/javascript"
+_TYPES = {".html": "text/html", ".js": _SCRIPT, ".mjs": _SCRIPT, ".wasm": "application/wasm"}
 _SILENT_S = 300
 _OPTIONS = (
     "--headless",
@@ -33,30 +31,32 @@ _OPTIONS = (
 )
 
 
-class BrowserSteps:
-    """Opens the page with ``with``.
+class BrowserPage:
+    """Opens it with ``with``. The page asks for ``/next``, a JSON object each time, does it and posts what came of it to
+    ``/said``; it ends with ``{"stop": true}``.
 
     Args:
         browser: the command of a Chromium; None for one that is installed.
-        files: what the page may load beside onnxruntime-web, by name.
-        npm: whether npm may install onnxruntime-web where it is missing.
+        page: its path on the server.
+        folders: what lies behind which beginnings of paths.
+
+    Attributes:
+        asked: the paths that were asked for, ``/next`` and ``/said`` left out.
 
     Raises:
-        MoaError: there is no Chromium, or no onnxruntime-web.
+        MoaError: there is no Chromium.
     """
 
-    def __init__(self, browser: str | None, files: Mapping[str, Path], *, npm: bool) -> None:
+    def __init__(self, browser: str | None, page: str, folders: Mapping[str, Path]) -> None:
         found = browser or next(filter(shutil.which, BROWSERS), None)
         if found is None or shutil.which(found) is None:
             raise MoaError(f"no browser: {found or 'Chromium'} is not installed; name one with --browser")
-        engine = find_engine(npm=npm)
-        if isinstance(engine, NotRun):
-            raise MoaError(f"no onnxruntime-web: {engine.reason}")
-        self._browser, self._files, self._dist = found, files, engine.module.parent
+        self._browser, self._page, self._folders = found, page, folders
         self._next: queue.Queue[dict[str, Any]] = queue.Queue()
         self._said: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.asked: list[str] = []
 
-    def __enter__(self) -> BrowserSteps:
+    def __enter__(self) -> BrowserPage:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -64,7 +64,7 @@ class BrowserSteps:
         options = [*_OPTIONS, f"--user-data-dir={self._profile.name}", "--host-resolver-rules=MAP * ~NOTFOUND"]
         if os.name == "posix" and os.geteuid() == 0:
             options.append("--no-sandbox")  # Chromium has none for root
-        url = f"http://127.0.0.1:{self._server.server_port}/index.html"
+        url = f"http://127.0.0.1:{self._server.server_port}{self._page}"
         self._process = subprocess.Popen(
             [self._browser, *options, url], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
@@ -82,13 +82,17 @@ class BrowserSteps:
         self._server.server_close()
         self._profile.cleanup()
 
+    def tell(self, todo: Mapping[str, Any]) -> None:
+        """Have the page do something that it says nothing about."""
+        self._next.put(dict(todo))
+
     def ask(self, todo: Mapping[str, Any]) -> dict[str, Any]:
         """Have the page do something; what it says.
 
         Raises:
             MoaError: it fails, or the browser ends.
         """
-        self._next.put(dict(todo))
+        self.tell(todo)
         for _ in range(_SILENT_S):
             try:
                 said = self._said.get(timeout=1)
@@ -97,28 +101,29 @@ class BrowserSteps:
                     raise MoaError(f"{self._browser} ended by itself ({self._process.returncode})") from None
                 continue
             if "error" in said:
-                raise MoaError(f"the browser cannot take the step: {' '.join(str(said['error']).split())}")
+                raise MoaError(f"the browser failed: {' '.join(str(said['error']).split())}")
             return said
         raise MoaError(f"the browser said nothing for {_SILENT_S} seconds")
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
-        steps = self
+        page = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
                 if self.path == "/next":
-                    self._reply(json.dumps(steps._next.get()).encode(), "application/json")
+                    self._reply(json.dumps(page._next.get()).encode(), "application/json")
                     return
-                path = steps._path_of(self.path.removeprefix("/"))
+                page.asked.append(self.path)
+                path = page._path_of(self.path)
                 if path is None or not path.is_file():
                     self.send_error(404)
                 else:
                     self._reply(path.read_bytes(), _TYPES.get(path.suffix, "application/octet-stream"))
 
             def do_POST(self) -> None:
-                steps._said.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                page._said.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 self._reply(b"", "text/plain")
 
             def log_message(self, format: str, *args: Any) -> None:
@@ -128,14 +133,18 @@ class BrowserSteps:
                 self.send_response(200)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
+                self.send_header("Cache-Control", "no-store")
                 self.end_headers()
                 self.wfile.write(body)
 
         return Handler
 
-    def _path_of(self, name: str) -> Path | None:
-        """Where a file lies that the page asks for: one of its own, one of onnxruntime-web's, or a graph."""
-        folder, _, file = name.rpartition("/")
-        if folder == "ort":
-            return self._dist / file
-        return self._files.get(file, _PAGE / file) if folder == "" else None
+    def _path_of(self, path: str) -> Path | None:
+        """Where a file lies that the page asks for; None for nothing that it may have."""
+        if ".." in path.split("/"):
+            return None
+        found = [(start, folder) for start, folder in self._folders.items() if path.startswith(start)]
+        if not found:
+            return None
+        start, folder = max(found, key=lambda each: len(each[0]))
+        return folder / path.removeprefix(start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from moa_bench.options import add_bundle_option, add_command, bundle_of, check_at_least, contexts_of
@@ -48,8 +49,10 @@ def run(args: argparse.Namespace) -> int:
     require_extra("bench", "moa-bench web")
     from moa_bench.progress import Progress
     from moa_bench.web import present
-    from moa_bench.web.browser import BrowserSteps
+    from moa_bench.web.browser import BrowserPage
     from moa_bench.web.measure import Results, WebSettings, graphs_of, measure
+    from moa_export.targets.base import NotRun
+    from moa_export.targets.web_engine import find_engine
 
     bundle = bundle_of(args)
     contexts = contexts_of(args.contexts) or _CONTEXTS
@@ -58,10 +61,13 @@ def run(args: argparse.Namespace) -> int:
     if not 1 <= contexts[0] <= contexts[-1] <= most:
         raise MoaError(f"--contexts must be 1 to {most}, as the target holds, not {args.contexts}")
     graphs = graphs_of(bundle, writer=args.writer)
-    files = {entry.file: bundle.folder / entry.file for entry in graphs.values()}
+    engine = find_engine(npm=args.npm)
+    if isinstance(engine, NotRun):
+        raise MoaError(f"there is no onnxruntime-web: {engine.reason}")
+    folders = {"/": Path(__file__).with_name("page"), "/ort/": engine.module.parent, "/bundle/": bundle.folder}
     results, problem = Results(), ""
     steps = len(graphs) * len(settings.contexts) * len(settings.tokens)
-    with BrowserSteps(args.browser, files, npm=args.npm) as page:
+    with BrowserPage(args.browser, "/index.html", folders) as page:
         try:
             with Progress(total=steps, desc="web", unit="step") as bar:
                 measure(bundle, graphs, page, settings, results, bar.update)

@@ -11,7 +11,7 @@ import numpy as np
 
 from moa_bench.device.steps import RandomInputs, interleaved
 from moa_bench.result import rounded
-from moa_bench.web.browser import BrowserSteps
+from moa_bench.web.browser import BrowserPage
 from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.bundle import Bundle, TargetEntry
 
@@ -61,7 +61,7 @@ def graphs_of(bundle: Bundle, *, writer: bool) -> dict[str, TargetEntry]:
 def measure(
     bundle: Bundle,
     graphs: dict[str, TargetEntry],
-    page: BrowserSteps,
+    page: BrowserPage,
     settings: WebSettings,
     results: Results,
     on_progress: Callable[[], object] = lambda: None,
@@ -75,7 +75,7 @@ def measure(
     try:
         for name, entry in graphs.items():
             figures = results.graphs[name] = {"bytes": entry.bytes, "steps": []}
-            said = page.ask({"load": {"graph": f"/{entry.file}", "session": dict(entry.details.get("session", {}))}})
+            said = page.ask({"load": {"graph": f"/bundle/{entry.file}", "session": dict(entry.details.get("session", {}))}})
             results.browser = {"agent": said["agent"], "onnxruntime-web": said["version"]}
             loaded = time.perf_counter()
             backend = OnnxBackend(bundle.folder / entry.file, threads=1)
@@ -92,7 +92,7 @@ def measure(
 
 
 def _step(
-    bundle: Bundle, backend: OnnxBackend, page: BrowserSteps, context: int, tokens: int, repeats: int
+    bundle: Bundle, backend: OnnxBackend, page: BrowserPage, context: int, tokens: int, repeats: int
 ) -> dict[str, Any]:
     inputs = RandomInputs(bundle.manifest, context, backend.kv_shape).of(context, tokens)
     sizes = {"tokens": tokens, "cached": context, "rows": context}

@@ -4,8 +4,11 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import "./bundle.test.js";
+import "./chat.test.js";
 import "./drafts.test.js";
 import "./figures.test.js";
+import "./file_store.test.js";
+import "./link.test.js";
 import "./loop_traces.test.js";
 import "./models.test.js";
 import "./session_traces.test.js";

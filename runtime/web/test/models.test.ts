@@ -99,7 +99,7 @@ test("models: a worker drafts what this thread drafts", async () => {
   assert.deepEqual(await drafted(drafters), await expected());
   assert.deepEqual(await drafted(served.forConversation()), await expected()); // beside the first, with caches of its own
   drafters.close();
-  await assert.rejects(async () => drafters.drafter.propose(TEXT, budgetOf(1, 1)), EngineError);
+  await assert.rejects(async () => drafters.drafter.propose(TEXT, budgetOf(1, 1)), /^EngineError: the drafter was closed$/);
   assert.deepEqual(here.loaded.map(({ options }) => options), Array(2).fill({ executionProviders: ["webgpu", "wasm"], logSeverityLevel: 3, extra: 1 }));
   assert.deepEqual(there.loaded.map(({ graph }) => graph), ["drafter", "writer"]);
   await local.close();

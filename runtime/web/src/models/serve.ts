@@ -30,16 +30,20 @@ export function serveModels(self: PageLike, engine: Ort | ((address: string | un
 class ServedModels {
   private readonly models = new Map<ModelName, Backend>();
   private readonly drafters = new Map<number, MoaDrafter>();
+  private problem: string | undefined; // of what is not answered: said to who asks next
 
   constructor(private readonly engine: (address: string | undefined) => Promise<Ort>) {}
 
   /** Do it; what is to be said of that. */
   async answer(request: Request): Promise<Answer | undefined> {
     try {
+      if (this.problem) throw new EngineError(this.problem);
       return await this.do(request);
     } catch (error) {
-      if (!("call" in request)) throw error;
-      return { call: request.call, error: error instanceof MoaError ? error.message : `the drafter failed: ${saidBy(error)}` };
+      const said = error instanceof MoaError ? error.message : `the drafter failed: ${saidBy(error)}`;
+      if ("call" in request) return { call: request.call, error: said };
+      this.problem = said;
+      return undefined;
     }
   }
 
@@ -56,17 +60,19 @@ class ServedModels {
         return undefined;
       }
       case "addRows":
-        this.drafters.get(request.drafter)!.addRows(request.start, request.keys, request.values);
+        this.drafters.get(request.drafter)?.addRows(request.start, request.keys, request.values);
         return undefined;
       case "truncateRows":
-        this.drafters.get(request.drafter)!.truncateRows(request.length);
+        this.drafters.get(request.drafter)?.truncateRows(request.length);
         return undefined;
       case "drop":
         this.drafters.delete(request.drafter);
         return undefined;
       case "propose": {
         const { call, drafter, prefix, budget, sampling } = request;
-        return { call, tree: await this.drafters.get(drafter)!.propose([...prefix], budget, sampling) };
+        const asked = this.drafters.get(drafter);
+        if (!asked) throw new EngineError("the drafter was closed");
+        return { call, tree: await asked.propose([...prefix], budget, sampling) };
       }
     }
   }

@@ -22,8 +22,13 @@ export class WorkerModels implements Models {
   /** See {@link loadModels}. */
   static async load(bundle: Bundle, options: InWorker & LoadOptions): Promise<WorkerModels> {
     const models = new WorkerModels(bundle, new WorkerLink(options.worker), options);
-    const { entry, bytes } = await bundle.graph();
-    await models.loadGraph("drafter", entry, bytes);
+    try {
+      const { entry, bytes } = await bundle.graph();
+      await models.loadGraph("drafter", entry, bytes);
+    } catch (error) {
+      models.link.close();
+      throw error;
+    }
     return models;
   }
 

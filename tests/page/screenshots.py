@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/web.md: ``PYTHONPATH=tests python -m web.screenshots docs/screenshots``.
+"""Draws the pictures of docs/web.md: ``PYTHONPATH=tests python -m page.screenshots docs/screenshots``.
 
 The page answers real questions, from a ``moa-serve --web`` of the default target that is started for it.
 """
@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from web.browsing import Chromium, Page
-from web.using import open_with_model
+from page.browsing import Chromium, Page
+from page.using import open_with_model
 
 _TOKEN = "pictures"
 _BROWSER = "chromium"

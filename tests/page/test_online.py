@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from web.browsing import Person
-from web.conftest import TOKEN, Site
-from web.using import QUESTION, set_up
+from page.browsing import Person
+from page.conftest import TOKEN, Site
+from page.using import QUESTION, set_up
 
 COUNT = 24
 

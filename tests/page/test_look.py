@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from web.browsing import Chromium, Page, Person
-from web.conftest import Site
-from web.using import QUESTION, set_up
+from page.browsing import Chromium, Page, Person
+from page.conftest import Site
+from page.using import QUESTION, set_up
 
 SHEETS = (None, "#show-chats", "#show-settings")
 #: WCAG 2.2, level AA: of text, and of what shows where a control is.

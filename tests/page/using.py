@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from web.browsing import Page, Person
+from page.browsing import Page, Person
 
 QUESTION = "Name three primary colours."
 

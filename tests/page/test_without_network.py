@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from moa_bench.link.background import BackgroundLink
-from web.browsing import Person
-from web.conftest import Site
-from web.using import QUESTION, find_network, lose_network, open_with_model, set_up
+from page.browsing import Person
+from page.conftest import Site
+from page.using import QUESTION, find_network, lose_network, open_with_model, set_up
 
 COUNT = 90
 

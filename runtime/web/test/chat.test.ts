@@ -1,0 +1,320 @@
+/** Chats with a toy verifier: answers, stopping them, offline text, stores. Systems of real parts are in tests/web. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { Chat, ChatError, ConnectError, MoaError, StoreError, tau } from "../src/index.js";
+import type { AnswerFinished, AnswerUpdate, ChatEvent, Drafter } from "../src/index.js";
+import { stateFromJson } from "../src/chat/chat_state.js";
+import { ChatWorld, MemoryChatStore, bundle, own, tokenizer } from "./chatting.js";
+import { FakeHost } from "./fake_host.js";
+
+const QUESTION = "Name three colours.";
+const LENGTH = 24;
+
+function chat(name: string, live: (world: ChatWorld) => Promise<void>): void {
+  test(`chat: ${name}`, async () => {
+    MemoryChatStore.kept.clear();
+    MemoryChatStore.open.clear();
+    const world = new ChatWorld();
+    await live(world);
+    await world.end();
+  });
+}
+
+function finished(events: readonly ChatEvent[]): AnswerFinished {
+  const last = events.at(-1);
+  assert.equal(last?.event, "AnswerFinished");
+  return last as AnswerFinished;
+}
+
+function ids(answer: AnswerFinished | AnswerUpdate): number[] {
+  return answer.tokens.map(({ token }) => token);
+}
+
+function offline(event: ChatEvent): number {
+  const tokens = event.event === "AnswerUpdate" ? event.tokens : [];
+  return tokens.filter(({ committed, origin }) => origin === "offline" && !committed).length;
+}
+
+/** Writes `hello` for ever, whatever was before: text for an outage. */
+const PARROT: Drafter = {
+  rows: 0,
+  needsRows: false,
+  manners: null,
+  addRows: () => undefined,
+  truncateRows: () => undefined,
+  propose: (prefix, { nodes }) => {
+    const word = tokenizer.encode(" hello");
+    const tokens = Array.from({ length: Math.min(nodes, 4) }, (_, at) => word[(prefix.length + at) % word.length]!);
+    return { tokens, parents: [...tokens.keys()], scores: tokens.map((_, at) => -0.1 * at), steps: [] };
+  },
+};
+
+chat("two turns are the target's own", async (world) => {
+  const talk = await world.begin();
+  for (const turn of [0, 1]) {
+    const events = await world.follow(talk.send(QUESTION, { maxNewTokens: LENGTH }));
+    const end = finished(events);
+    assert.deepEqual(ids(end), own(talk.promptTokens, LENGTH));
+    assert.equal(end.text, tokenizer.decode(ids(end)));
+    assert.equal(end.spans.map(({ text }) => text).join(""), end.text);
+    assert.equal(end.reason, "length");
+    assert.ok(end.statistics.tokens === LENGTH && tau(end.statistics) >= 1 && end.statistics.bytesDown > 0);
+    assert.deepEqual(talk.messages.slice(2 * turn), [
+      { role: "user", content: QUESTION },
+      { role: "assistant", content: end.text },
+    ]);
+  }
+  assert.deepEqual(talk.tokens, world.verifier.tokens);
+});
+
+chat("a link that is lost in an answer is made again, and the text is the target's", async (world) => {
+  const talk = await world.begin();
+  const events = talk.send(QUESTION, { maxNewTokens: LENGTH });
+  const seen = await world.follow(events, (event) => {
+    if (event.event === "AnswerUpdate" && event.tokens.length === 5) world.host.socket.dies();
+    return event.event === "AnswerFinished";
+  });
+  assert.deepEqual(ids(finished(seen)), own(talk.promptTokens, LENGTH));
+  const statuses = seen.filter(({ event }) => event === "LinkChanged").map((event) => "status" in event && event.status);
+  assert.deepEqual(statuses, ["offline", "reconnecting", "online"]);
+  assert.equal(finished(seen).statistics.reconnects, 1);
+});
+
+chat("leaving the loop stops the answer where the target has confirmed it", async (world) => {
+  const talk = await world.begin();
+  await world.follow(talk.send(QUESTION, { maxNewTokens: 200 }), (event) => event.event === "AnswerUpdate" && event.tokens.length > 4);
+  await world.host.pass(1);
+  const [asked, answer] = talk.messages;
+  assert.equal(asked!.content, QUESTION);
+  const tokens = talk.tokens.slice(talk.promptTokens);
+  assert.ok(tokens.length > 4 && tokens.length < 200);
+  assert.deepEqual(tokens, own(talk.promptTokens, tokens.length));
+  assert.equal(answer!.content, tokenizer.decode(tokens));
+  assert.deepEqual(ids(finished(await world.follow(talk.send("Go on", { maxNewTokens: 4 })))), own(talk.promptTokens, 4));
+});
+
+chat("an answer that waits for nothing but a link is stopped at once", async (world) => {
+  const talk = await world.begin({ settings: { offline: "off" } });
+  await world.within(5, talk.workOffline(true));
+  const events = talk.send(QUESTION);
+  const first = await world.within(5, events.next());
+  assert.deepEqual(first.value, { event: "Paused", reason: "off" });
+  const second = events.next();
+  await world.host.pass(100);
+  await world.within(0.1, events.return());
+  assert.deepEqual(await second, { done: true, value: undefined });
+  assert.deepEqual(talk.messages, []);
+});
+
+chat("what was written in an outage stays unconfirmed until it is checked", async (world) => {
+  const talk = await world.begin({ writer: PARROT });
+  await world.within(5, talk.workOffline(true));
+  await world.follow(talk.send(QUESTION, { maxNewTokens: 40 }), (event) => offline(event) >= 10);
+  await world.host.pass(1);
+  assert.deepEqual(talk.unconfirmed.map(({ most, turn }) => [turn, most]), [[1, offlineTokens(talk)]]);
+  assert.equal(talk.check(), undefined); // without a verifier
+  await talk.workOffline(false);
+  await world.host.pass(1);
+  const end = finished(await world.follow(talk.check()!));
+  assert.deepEqual(ids(end), own(talk.promptTokens, end.tokens.length));
+  assert.deepEqual(talk.unconfirmed, []);
+  assert.equal(talk.messages[1]!.content, end.text);
+});
+
+function offlineTokens(talk: Chat): number {
+  return tokenizer.encode(talk.messages[1]!.content).length;
+}
+
+chat("the user is asked, and may keep what the device wrote", async (world) => {
+  const talk = await world.begin({ policy: "ask", writer: PARROT });
+  const events = talk.send(QUESTION, { maxNewTokens: 60 });
+  let away = false;
+  let back: Promise<void> | undefined;
+  const seen = await world.follow(events, (event) => {
+    if (event.event === "AnswerUpdate" && event.tokens.length >= 4 && !away) {
+      away = true;
+      void talk.workOffline(true);
+    }
+    if (offline(event) >= 20) back ??= talk.workOffline(false);
+    return event.event === "AnswerFinished";
+  });
+  await back;
+  const disputed = seen.find(({ event }) => event === "Disagreement");
+  assert.ok(disputed?.event === "Disagreement" && disputed.droppedText.includes("hello hello"));
+  assert.deepEqual(ids(finished(seen)), own(talk.promptTokens, 60));
+  const again = finished(await world.follow(talk.keepMine()!));
+  assert.ok(again.text.includes("hello hello"));
+  assert.ok(again.statistics.kept >= 8 && again.tokens.length === 60);
+  assert.equal(talk.keepMine(), undefined);
+  assert.equal(talk.messages[1]!.content, again.text);
+});
+
+chat("an answer that was cut off goes on as a larger limit would have made it", async (world) => {
+  const talk = await world.begin();
+  await world.follow(talk.send(QUESTION, { maxNewTokens: 10 }));
+  const end = finished(await world.follow(talk.continueAnswer({ maxNewTokens: 12 })));
+  assert.deepEqual(ids(end), own(talk.promptTokens, 22));
+  assert.equal(talk.messages.length, 2);
+});
+
+// -- stores ------------------------------------------------------------------------------------------
+
+chat("the next program goes on with the answer of one that was killed", async (world) => {
+  const first = await world.begin({ store: new MemoryChatStore("a") });
+  let left = "";
+  await world.follow(first.send(QUESTION, { maxNewTokens: 60 }), (event) => {
+    left = MemoryChatStore.kept.get("a")!;
+    return event.event === "AnswerUpdate" && event.tokens.length >= 10;
+  });
+  await world.end();
+  MemoryChatStore.kept.set("a", left); // as it was in the middle of the answer
+  const second = await world.begin({ store: new MemoryChatStore("a") });
+  assert.deepEqual(ids(finished(await world.follow(second.pending()!))), own(second.promptTokens, 60));
+});
+
+chat("closing is a cut, and the events end", async (world) => {
+  const first = await world.begin({ store: new MemoryChatStore("a") });
+  const events = first.send(QUESTION, { maxNewTokens: 60 });
+  const seen: ChatEvent[] = [];
+  const following = (async () => {
+    for await (const event of events) seen.push(event);
+  })();
+  while (!seen.some((event) => event.event === "AnswerUpdate" && event.tokens.length >= 10)) await world.host.pass(0.01);
+  await world.within(5, first.close());
+  await following;
+  assert.notEqual(seen.at(-1)!.event, "AnswerFinished");
+
+  const second = await world.begin({ store: new MemoryChatStore("a") });
+  assert.equal(second.storeProblem, "");
+  assert.equal(second.question, QUESTION);
+  assert.deepEqual(second.messages, []);
+  await assert.rejects(second.send("And?").next(), ChatError);
+  const rest = await world.follow(second.pending()!);
+  assert.equal(rest[0]!.event, "AnswerUpdate");
+  assert.ok((rest[0] as AnswerUpdate).tokens.length >= 10);
+  assert.deepEqual(ids(finished(rest)), own(second.promptTokens, 60));
+  assert.equal(finished(rest).statistics.reconnects, 1);
+  assert.equal(second.pending(), undefined);
+  assert.equal(second.messages.length, 2);
+});
+
+chat("the count of a Hello is in the store before it is sent", async (world) => {
+  const store = new MemoryChatStore("a");
+  await world.begin({ store });
+  for (let count = 1; count <= 3; count++) {
+    const hello = world.verifier.hellos.at(-1)!;
+    assert.equal(hello.resume!.connection, BigInt(count));
+    const { session } = stateFromJson(JSON.parse(MemoryChatStore.kept.get("a")!));
+    assert.equal(session["connection"], count);
+    const reconnecting = world.chat.networkChanged();
+    await world.host.pass(0.5);
+    await reconnecting;
+  }
+});
+
+chat("a second program is refused, and the first goes on", async (world) => {
+  const talk = await world.begin({ store: new MemoryChatStore("a") });
+  await assert.rejects(Chat.create(bundle, { url: "ws://toy" }, { store: new MemoryChatStore("a"), host: world.host }), StoreError);
+  finished(await world.follow(talk.send(QUESTION, { maxNewTokens: 4 })));
+});
+
+for (const [name, content, sentence] of [
+  ["of another version", { version: 7 }, /^the stored chat has version 7, this program reads version 1: .*; what was stored is now aside$/],
+  ["that is no chat", "text", /^the stored chat is broken: a chat must be an object, not text; what was stored is now aside$/],
+  ["that lacks something", { version: 1, messages: [] }, /^the stored chat is broken: server is missing; /],
+] as const) {
+  chat(`what is stored ${name} is set aside, and the chat begins anew`, async (world) => {
+    MemoryChatStore.kept.set("a", JSON.stringify(content));
+    const talk = await world.begin({ store: new MemoryChatStore("a") });
+    assert.match(talk.storeProblem, sentence);
+    assert.equal(MemoryChatStore.kept.get("aside"), JSON.stringify(content));
+    finished(await world.follow(talk.send(QUESTION, { maxNewTokens: 4 })));
+  });
+}
+
+chat("a full disk is told, and forgotten when there is room", async (world) => {
+  const store = new MemoryChatStore("a");
+  const talk = await world.begin({ store });
+  store.failure = "no room";
+  finished(await world.follow(talk.send(QUESTION, { maxNewTokens: 4 })));
+  assert.equal(talk.storeProblem, "no room");
+  store.failure = "";
+  await world.within(1, talk.save());
+  assert.equal(talk.storeProblem, "");
+});
+
+chat("it is stored about once a second, and at once where that is wanted", async (world) => {
+  const store = new MemoryChatStore("a");
+  const talk = await world.begin({ store });
+  await world.host.pass(5);
+  const before = store.writes;
+  talk.restore([{ role: "system", content: "Be brief." }]);
+  talk.restore([]);
+  await world.host.pass(0.9);
+  assert.equal(store.writes, before);
+  await world.host.pass(0.2);
+  assert.equal(store.writes, before + 1);
+  await world.within(0.1, Promise.all([talk.save(), talk.save(), talk.save()]));
+  assert.equal(store.writes, before + 2);
+});
+
+// -- refusals ----------------------------------------------------------------------------------------
+
+chat("what no verifier can do is refused with a sentence", async (world) => {
+  const talk = await world.begin();
+  const refused: [object, RegExp][] = [
+    [{ sampling: { temperature: -1 } }, /^a temperature is 0 or more, not -1$/],
+    [{ sampling: { topP: 2 } }, /^top_p is from 0 to 1, not 2$/],
+    [{ sampling: { seed: 1n << 64n } }, /^a seed is a whole number of 64 bits/],
+    [{ sampling: { topK: 5 } }, /leave out top_k and min_p$/],
+    [{ maxNewTokens: -1 }, /^an answer may have 0 tokens \(no limit\) or more, a whole number, not -1$/],
+  ];
+  for (const [options, sentence] of refused) {
+    await assert.rejects(talk.send(QUESTION, options).next(), (error) => error instanceof ChatError && sentence.test(error.message));
+  }
+  await assert.rejects(talk.send("a\ud800b").next(), /halves of characters/);
+  assert.throws(() => talk.restore([{ role: "user", content: "a" }], [{ turn: 0, sampling: { temperature: 0, topP: 1, seed: 0n, topK: 0, minP: 0 }, most: 4 }]), MoaError);
+  await assert.rejects(talk.send("word ".repeat(600)).next(), /the target's context holds 512; shorten the message or begin a new chat$/);
+});
+
+chat("one answer at a time", async (world) => {
+  const talk = await world.begin();
+  const events = talk.send(QUESTION);
+  await world.within(5, events.next());
+  await assert.rejects(talk.send("And?").next(), /^ChatError: an answer is being written: stop it or wait for its end$/);
+  assert.throws(() => talk.restore([]), ChatError);
+  await world.within(5, events.return());
+});
+
+chat("a drafter that fails ends the chat with its error", async (world) => {
+  const broken: Drafter = { ...PARROT, propose: () => Promise.reject(new Error("the worker is gone")) };
+  const talk = await world.begin({ drafter: broken });
+  await assert.rejects(world.follow(talk.send(QUESTION)), /^ChatError: the drafting loop failed: Error: the worker is gone$/);
+  await assert.rejects(talk.send(QUESTION).next(), ChatError);
+});
+
+test("chat: closing ends the opening", async () => {
+  const host = new FakeHost();
+  const talk = await Chat.create(bundle, { url: "ws://toy" }, { host });
+  const opening = talk.open();
+  const failed = assert.rejects(opening, (error) => error instanceof ConnectError && error.final);
+  await host.pass(1);
+  const closing = talk.close();
+  await host.pass(2);
+  await closing;
+  await failed;
+});
+
+test("chat: opening in the background waits for nothing", async () => {
+  const world = new ChatWorld();
+  const talk = await Chat.create(bundle, { url: "ws://toy" }, { host: world.host });
+  world.chat = talk;
+  talk.tellConditions({ background: true });
+  await world.within(1, talk.open());
+  assert.deepEqual([talk.status, talk.link.detail], ["offline", "no connection is made in the background"]);
+  talk.tellConditions({});
+  assert.deepEqual(ids(finished(await world.follow(talk.send(QUESTION, { maxNewTokens: 4 })))), own(talk.promptTokens, 4));
+  await world.end();
+});
