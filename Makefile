@@ -31,6 +31,9 @@ chat: $(STAMP) ## chat in the terminal with a verifier started on this machine
 serve: $(STAMP) ## the verifier on 127.0.0.1:8765
 	$(BIN)/moa-serve
 
+web: $(WEB)/node_modules/.installed $(PAGE)/node_modules/.installed ## build the page that moa-serve --web serves, and that the wheel holds
+	cd $(PAGE) && npm run build --silent
+
 test: $(STAMP) libraries test-web engine ## all tests but the slow ones
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 
@@ -38,10 +41,7 @@ test-web: web ## the tests of the TypeScript runtime and of the page
 	cd $(WEB) && npm test --silent
 	cd $(PAGE) && npm test --silent
 
-web: $(WEB)/node_modules/.installed $(PAGE)/node_modules/.installed ## build the page that moa-serve --web serves
-	cd $(PAGE) && npm run build --silent
-
-%/node_modules/.installed: %/package.json %/package-lock.json | node
+$(WEB)/node_modules/.installed $(PAGE)/node_modules/.installed: %/node_modules/.installed: %/package.json %/package-lock.json | node
 	cd $* && npm ci --silent
 	touch $@
 

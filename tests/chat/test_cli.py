@@ -15,6 +15,7 @@ from moa_chat.options import build_parser
 from moa_chat.setup import endpoint_for, setup_for
 from moa_runtime import extras
 from moa_runtime.bundle import Fingerprints
+from moa_runtime import first_bundle
 from moa_runtime.errors import MoaError
 
 
@@ -125,7 +126,8 @@ def test_local_without_the_server_extra(monkeypatch):
 
 
 def _program(monkeypatch, script: str) -> None:
-    monkeypatch.setattr(local, "program", lambda *_: [sys.executable, "-c", script])
+    for module in (local, first_bundle):
+        monkeypatch.setattr(module, "own_program", lambda *_: [sys.executable, "-c", script])
 
 
 def test_a_local_verifier_is_stopped_at_the_end(monkeypatch, tmp_path):

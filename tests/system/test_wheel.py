@@ -23,9 +23,9 @@ NEEDED = (
     "moa_server/cli.py",
     "moa_export/cli.py",
     "moa_page/__init__.py",
-)#: Files of a built page, as they are named.
+)
+#: Files of a built page, as they are named.
 PAGE = ("index.html", "sw.js", "manifest.webmanifest", "assets/app-0a1b2c.js", "assets/fonts/a-3d4e5f.woff2")
-
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info", "node_modules")
 
 

@@ -62,7 +62,7 @@ def instead(monkeypatch):
     """Runs this script in the place of moa-edge's own programs."""
 
     def run_instead(script: str) -> None:
-        monkeypatch.setattr(programs, "program", lambda *_: [sys.executable, "-c", script])
+        monkeypatch.setattr(programs, "own_program", lambda *_: [sys.executable, "-c", script])
         monkeypatch.setattr(programs, "require_extra", lambda *_: None)
 
     return run_instead
