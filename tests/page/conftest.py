@@ -8,10 +8,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 
 from moa_bench.link import LinkProfile
@@ -19,40 +17,11 @@ from moa_bench.link.background import BackgroundLink, background_link
 from moa_page import page_folder
 from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
-from moa_runtime.tokenizer import ChatTokenizer
 from page.browsing import PLAYWRIGHT, Chromium, Person
+from page.served import TOKEN, Site
 
-TOKEN = "secret+of the tiny/target"
-TIMEOUT_S = 60
 #: Each round of a draft takes so long, so that one can come between.
 SLOW = LinkProfile("slow", round_trip_ms=150)
-
-
-@dataclass
-class Site:
-    """A running verifier with its page."""
-
-    port: int
-    bundle: Bundle
-
-    def url(self, host: str = "127.0.0.1", *, port: int | None = None, token: str = TOKEN) -> str:
-        fragment = f"#token={token}".replace("+", "%2B").replace(" ", "%20") if token else ""
-        return f"http://{host}:{port or self.port}/{fragment}"
-
-    def target_writes(self, turns: list[str], count: int) -> str:
-        """What the target alone answers to the last of these turns, which are the user's and its own in turn, greedily."""
-        tokenizer = ChatTokenizer.from_bundle(self.bundle)
-        messages = [
-            {"role": "assistant" if number % 2 else "user", "content": text} for number, text in enumerate(turns)
-        ]
-        body = {"tokens": tokenizer.chat(messages), "max_new_tokens": count}
-        answer = httpx.post(
-            f"http://127.0.0.1:{self.port}/v1/decode",
-            json=body,
-            headers={"Authorization": f"Bearer {TOKEN}"},
-            timeout=TIMEOUT_S,
-        )
-        return tokenizer.decode(answer.json()["tokens"])
 
 
 @pytest.fixture(scope="session")
@@ -67,25 +36,6 @@ def page_built() -> None:
         pytest.fail(missing)
     if missing:
         pytest.skip(missing)
-
-
-@pytest.fixture(scope="session")
-def web_bundle(tiny_target: Path, tiny_drafter: Path) -> Path:
-    """A bundle for browsers, with a writer, which is the target itself in 8 bits."""
-    from moa_export.pipeline import ExportSettings, export_bundle
-    from moa_export.progress import Progress
-    from moa_export.writer import WriterSettings
-
-    out = tiny_target.parent / "bundle-web"
-    settings = ExportSettings(
-        ("web",),
-        tiny_drafter,
-        model=str(tiny_target),
-        questions=["Name three colours."],
-        writer=WriterSettings("target", bits=8),
-    )
-    export_bundle(out, settings, Progress(sys.stderr, quiet=True))
-    return out
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from page.browsing import Chromium, Page, Person
-from page.conftest import Site
+from page.served import Site
 from page.using import QUESTION, set_up
 
 SHEETS = (None, "#show-chats", "#show-settings")
