@@ -1,5 +1,7 @@
 /** The page: what is known, what is seen, and what connects them. */
 
+import type { LinkChanged } from "@moa-edge/runtime";
+
 import { placeOf, saveToken } from "./connection/access.js";
 import { Connection } from "./connection/connection.js";
 import type { Chats } from "./chats/chats.js";
@@ -21,7 +23,7 @@ export class App {
   private postponed = false;
   private drawing = false;
   private answering = false;
-  private online = false;
+  private seen: LinkChanged | null = null;
 
   private readonly connection = new Connection(
     () => this.settings.savePower,
@@ -149,10 +151,9 @@ export class App {
   /** The link may have changed: nobody says so between answers. */
   private look(): void {
     const link = this.connection.chat?.link ?? null;
-    const online = link?.status === "online";
-    if (online && !this.online) void this.conversations.check();
-    this.online = online;
-    this.changed();
+    if (link?.status === "online" && this.seen?.status !== "online") void this.conversations.check();
+    if (link !== this.seen || typeof link?.retryInS === "number") this.changed();
+    this.seen = link;
   }
 
   /** Draw at the next frame, once, whatever has happened until then. */
@@ -172,7 +173,7 @@ export class App {
     const { state } = connection.device;
     setText(byId("title"), conversations.chat.title || "New chat");
     this.link.show(link, connection.problem === "" ? "starting…" : "not connected");
-    this.banner.show(bannerOf(connection.problem, link, state, this.postponed, this.bannerActions));
+    this.banner.show(bannerOf(connection.problem, this.link.wantedOffline ? null : link, state, this.postponed, this.bannerActions));
     this.settingsView.showDevice(deviceNotice(state, this.bannerActions));
     this.conversation.show(messages, conversations.busy, conversations.waiting, settings.origins);
     this.composer.show(conversations.busy, connection.talk !== null);

@@ -18,8 +18,6 @@ export type Events = Pick<AnswerStream, "next" | "return">;
 export class Asking extends OpenChat {
   /** Null while there is no connection to anything. */
   talk: Talk | null = null;
-  /** The chat of the answer that is being written, or was last. */
-  protected answered: StoredChat = this.chat;
   /** Settles when the events that are followed have ended, and what they left behind is stored. */
   protected following: Promise<void> = Promise.resolve();
   private events: Events | null = null;
@@ -74,6 +72,15 @@ export class Asking extends OpenChat {
     });
   }
 
+  /** An answer that is being written in it ends first. */
+  override async remove(id: string): Promise<void> {
+    if (this.answering?.place.chat === id) {
+      this.stop();
+      await this.following;
+    }
+    await super.remove(id);
+  }
+
   /** End the answer where it is confirmed. */
   stop(): void {
     void this.events?.return();
@@ -97,12 +104,10 @@ export class Asking extends OpenChat {
     const known = talk.chat.messages.filter(({ role }) => role !== "system").length;
     for (const { id, unfinished } of await this.attempt(() => this.chats.list(), [])) {
       const chat = unfinished ? await this.attempt(() => this.chats.get(id), null) : null;
-      const answer = chat?.messages[known + 1];
-      if (chat === null || answer === undefined || answer.finished) continue;
-      if (chat.messages[known]!.content !== talk.chat.question) continue;
-      await this.open(id);
-      this.chat.messages = this.chat.messages.slice(0, known + 2);
-      const place = { chat: id, position: known + 1, question: talk.chat.question, sampling: answer.cutOff };
+      const [question, answer] = chat?.messages.slice(known) ?? [];
+      if (answer === undefined || answer.finished || question?.content !== talk.chat.question) continue;
+      if (!(await this.open(id))) return;
+      const place = { chat: id, position: known + 1, question: question.content, sampling: answer.cutOff };
       await this.begin(new Answering(place), this.chat, () => events);
       return;
     }
@@ -210,8 +215,8 @@ export class Asking extends OpenChat {
     const answering = this.answering!;
     let problem: Error | null = null;
     try {
-      if (!answering.replaces) await this.save(answering);
       const events = (this.events = open());
+      if (!answering.replaces) await this.save(answering);
       for (let next = await events.next(); next.done !== true; next = await events.next()) {
         this.take(answering, next.value);
         this.host.changed();
@@ -241,12 +246,17 @@ export class Asking extends OpenChat {
 
   /** Nothing came: the question goes back to where it was written, and what it was to replace stays. */
   private async takeBack({ place, replaces }: Answering): Promise<void> {
-    if (this.chat.id === place.chat) this.host.giveBack(place.question);
-    if (replaces) return;
     const chat = this.answered;
+    const there = replaces && chat.messages.some(({ content }) => content === place.question);
+    if (this.chat.id === place.chat && !there) this.host.giveBack(place.question);
+    if (replaces) return;
     chat.messages = chat.messages.slice(0, place.position - 1);
-    if (chat.messages.length > 0) await this.store(chat);
-    else await this.attempt(() => this.chats.remove(chat.id), undefined);
+    if (chat.messages.length > 0) {
+      await this.store(chat);
+      return;
+    }
+    chat.title = "";
+    await this.attempt(() => this.chats.remove(chat.id), undefined);
   }
 
   /** The answer that has just been left, the message at `position`, where the device had written of it without the verifier. */

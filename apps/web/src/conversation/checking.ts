@@ -120,13 +120,13 @@ export class Conversations extends Asking {
       await super.ended(answering, problem);
       return;
     }
-    this.answering = null;
     if (answering.done) await this.settle(answering);
     else if (problem !== null && this.talk?.chat.link.status === "online") {
       // Refused for good: it stays, and nobody checks it again.
       answering.message = asWritten(answering.written);
       await this.put(answering, [answering.message]);
     }
+    this.answering = null;
     if (problem !== null) this.say(asSentence(problem.message));
   }
 
@@ -181,10 +181,7 @@ export class Conversations extends Asking {
 
   private async put({ place }: Checking, from: readonly Message[]): Promise<void> {
     const chat = this.answered;
-    const there = await this.one(chat.id);
-    if (there === null) return; // deleted meanwhile
     chat.messages = [...chat.messages.slice(0, place.position), ...from, ...chat.messages.slice(place.position + from.length)];
-    if (this.chat.id === chat.id) this.chat.messages = chat.messages;
     await this.store(chat);
   }
 

@@ -12,6 +12,8 @@ export class OpenChat {
   chat: StoredChat;
   /** What is being written, perhaps in another chat. */
   answering: Answering | null = null;
+  /** The chat that {@link answering} is, or was last, written in. */
+  protected answered: StoredChat;
 
   /** @param settings those of the page, as they are now. */
   constructor(
@@ -19,7 +21,7 @@ export class OpenChat {
     protected readonly settings: () => Settings,
     protected readonly host: Host,
   ) {
-    this.chat = newChat(settings().chats);
+    this.chat = this.answered = newChat(settings().chats);
   }
 
   /** Of the open chat, with the answer that is being written. */
@@ -36,14 +38,14 @@ export class OpenChat {
 
   /** @returns whether it is there. */
   async open(id: string): Promise<boolean> {
-    const stored = await this.attempt(() => this.chats.get(id), null);
-    if (stored === null) return false;
-    const messages = stored.messages.map(settled);
-    this.chat = { ...stored, messages };
-    if (this.answering?.place.chat !== id && messages.at(-1)?.role === "user") {
+    const chat = await this.one(id);
+    if (chat === null) return false;
+    this.chat = chat;
+    const last = chat.messages.at(-1);
+    if (this.answering?.place.chat !== id && last?.role === "user") {
       // The page ended before there was an answer.
-      this.host.giveBack(messages.at(-1)!.content);
-      this.chat.messages = messages.slice(0, -1);
+      this.host.giveBack(last.content);
+      chat.messages = chat.messages.slice(0, -1);
     }
     this.host.changed();
     return true;
@@ -77,8 +79,12 @@ export class OpenChat {
     this.host.changed();
   }
 
+  /** A chat, the one object of it that is in use where there is one; null where it is not stored. */
   protected async one(id: string): Promise<StoredChat | null> {
-    return id === this.chat.id ? this.chat : this.attempt(() => this.chats.get(id), null);
+    if (id === this.chat.id) return this.chat;
+    if (this.answering?.place.chat === id) return this.answered;
+    const stored = await this.attempt(() => this.chats.get(id), null);
+    return stored && { ...stored, messages: stored.messages.map(settled) };
   }
 
   protected store(chat: StoredChat): Promise<void> {
