@@ -8,6 +8,8 @@ import { byId, setText } from "./dom.js";
 export class LinkView {
   private readonly box = byId("link");
   private readonly words = byId("link-words");
+  /** For screen readers, which are not to hear seconds counted down. */
+  private readonly status = byId("link-status");
   private readonly toggle = byId<HTMLInputElement>("offline");
   private seen: LinkChanged | null = null;
   private since = 0;
@@ -26,6 +28,7 @@ export class LinkView {
     if (link === null) {
       this.box.dataset["state"] = "starting";
       setText(this.words, otherwise);
+      setText(this.status, otherwise);
       return;
     }
     if (link !== this.seen) {
@@ -38,5 +41,6 @@ export class LinkView {
     this.box.dataset["state"] = words === "slow" ? "slow" : this.wantedOffline ? "offline" : link.status;
     this.box.title = this.wantedOffline ? "" : link.detail;
     setText(this.words, words);
+    setText(this.status, linkWords(link, null, this.wantedOffline));
   }
 }
