@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 
-
 @pytest.fixture(scope="session")
 def onnx_export(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A bundle of the tiny drafter, made by the command in a process of its own, and what that printed."""

@@ -1,4 +1,4 @@
-"""What the drafter does with a backend: conversations in which rows come, go and are refused, and texts grow and are cut."""
+"""What the drafter does with a backend: rows come, go and are refused, texts grow and are cut."""
 
 from __future__ import annotations
 
@@ -85,7 +85,12 @@ def _rows(draws: Draws, drafter: MoaDrafter, length: int) -> dict[str, Any]:
     keys = _numbers(draws, draws.whole(1, 6) if draws.flag() else max(1, length - 1 - start))
     wrong = draws.share() < 0.1
     values = keys[:-1] if wrong else keys + 1
-    said: dict[str, Any] = {"call": "add_rows", "start": start, "keys": keys[:, 0].tolist(), "values": values[:, 0].tolist()}
+    said: dict[str, Any] = {
+        "call": "add_rows",
+        "start": start,
+        "keys": keys[:, 0].tolist(),
+        "values": values[:, 0].tolist(),
+    }
     try:
         drafter.add_rows(start, keys, values)
     except ValueError as error:

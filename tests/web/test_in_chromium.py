@@ -57,7 +57,13 @@ def test_a_bundle_is_stored_once_and_a_worker_drafts_as_python_does(page: Browse
         assert said["draft"]["tokens"] == list(expected.tokens)
         assert said["draft"]["scores"] == pytest.approx(expected.scores, abs=0.001)
         assert said["written"]["tokens"] == list(written.tokens)
-        downloaded = ["chat_template.jinja", "device_half.web.onnx", "manifest.json", "tokenizer.json", "writer.web.onnx"]
+        downloaded = [
+            "chat_template.jinja",
+            "device_half.web.onnx",
+            "manifest.json",
+            "tokenizer.json",
+            "writer.web.onnx",
+        ]
         assert asked(page) == ([] if again else downloaded)
         page.tell({"reload": True})
     # In the cache, and in this thread, it is the same.

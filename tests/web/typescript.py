@@ -18,7 +18,7 @@ _PROGRAM = WEB / "dist" / "test" / "device_program.js"
 
 
 class TypeScriptDevice:
-    """Opens with ``with``. Its session, loop and drafter are those of ``runtime/web``, its graph runs in onnxruntime-web.
+    """Opens with ``with``. Session, loop and drafter are those of ``runtime/web``, its graph runs in onnxruntime-web.
 
     Args:
         bundle: its folder.

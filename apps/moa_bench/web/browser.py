@@ -32,8 +32,8 @@ _OPTIONS = (
 
 
 class BrowserPage:
-    """Opens it with ``with``. The page asks for ``/next``, a JSON object each time, does it and posts what came of it to
-    ``/said``; it ends with ``{"stop": true}``.
+    """Opens it with ``with``. The page asks for ``/next``, a JSON object each time, does it and posts what came of it
+    to ``/said``; it ends with ``{"stop": true}``.
 
     Args:
         browser: the command of a Chromium; None for one that is installed.

@@ -75,7 +75,9 @@ def measure(
     try:
         for name, entry in graphs.items():
             figures = results.graphs[name] = {"bytes": entry.bytes, "steps": []}
-            said = page.ask({"load": {"graph": f"/bundle/{entry.file}", "session": dict(entry.details.get("session", {}))}})
+            said = page.ask(
+                {"load": {"graph": f"/bundle/{entry.file}", "session": dict(entry.details.get("session", {}))}}
+            )
             results.browser = {"agent": said["agent"], "onnxruntime-web": said["version"]}
             loaded = time.perf_counter()
             backend = OnnxBackend(bundle.folder / entry.file, threads=1)

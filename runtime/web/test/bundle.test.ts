@@ -96,12 +96,16 @@ async function serving(check: (served: Served, store: MemoryStore) => Promise<vo
 test("bundle: a second start asks for nothing", () =>
   serving(async (served, store) => {
     const seen: [number, number][] = [];
+    assert.equal(await Bundle.isHeld(served.url, { store }), false);
     const first = await Bundle.open(served.url, { store, onProgress: (received, total) => seen.push([received, total]) });
     assert.deepEqual(served.asked.sort(), ["chat_template.jinja", "half.onnx", "manifest.json", "tokenizer.json"]);
     const total = ["chat_template.jinja", "half.onnx", "tokenizer.json"].reduce((sum, name) => sum + served.files.get(name)!.length, 0);
     assert.deepEqual(seen.at(-1), [total, total]);
     assert.ok(seen.every(([received, of], at) => of === total && received >= (seen[at - 1]?.[0] ?? 0)));
     served.asked = [];
+    assert.equal(await Bundle.isHeld(served.url, { store }), true);
+    assert.equal(await Bundle.isHeld(served.url, { store, writer: true }), false);
+    assert.equal(await Bundle.isHeld(`${served.url}other/`, { store }), false);
     const again = await Bundle.open(served.url, { store });
     for (const bundle of [first, again]) {
       const { entry, bytes } = await bundle.graph();

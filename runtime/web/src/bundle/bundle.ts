@@ -66,6 +66,17 @@ export class Bundle {
     return opened(url, await newestManifest(url, options), options);
   }
 
+  /** Whether {@link Bundle.open} would ask for nothing. */
+  static async isHeld(url: string, options: OpenOptions): Promise<boolean> {
+    const text = await heldManifest(url, options.store);
+    if (text === undefined) return false;
+    const files = new StoredFiles(url, options.store, options.fetch ?? platformFetch);
+    for (const [, entry] of wantedOf(readManifest(text), options)) {
+      if ((await files.held(entry)) < entry.bytes) return false;
+    }
+    return true;
+  }
+
   /**
    * Ask the server, by one request that its caches may answer, whether it has another bundle by now; if so, download that. The
    * next {@link Bundle.open} takes it, this bundle stays as it is.
