@@ -19,7 +19,10 @@ import httpx
 from moa_runtime.answer import AnswerUpdate
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
+from moa_runtime.conversation import Conversation
 from moa_runtime.session.events import Sampling
+from moa_runtime.text_stream import TextStream
+from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.transport import Endpoint, Timing
 
 QUESTIONS = ("Name three primary colours.", "And why?")
@@ -59,14 +62,14 @@ class Setting:
         return self.folder / "enough"
 
 
-class Programs:
-    """Both programs. A fork of one that has imported everything starts in a fraction of a second."""
+class VerifierProgram:
+    """The verifier. A fork of a program that has imported everything starts in a fraction of a second."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["moa_server.cli", "moa_server.transformers_engine", "system.killed"])
-        self.verifier, self.client = self._start(serve), self._start(talk)
+        self.verifier = self._start(serve)
 
     @property
     def log(self) -> str:
@@ -79,14 +82,6 @@ class Programs:
         process.kill()
         process.join()
         setattr(self, who, self._start(serve if who == "verifier" else talk))
-
-    def finish(self, within_s: float) -> None:
-        """Let the client end its conversation."""
-        self.setting.enough.touch()
-        self.client.join(within_s)
-        assert self.client.exitcode == 0, (
-            f"the client has status {self.client.exitcode} after {within_s} s:\n{self.log}"
-        )
 
     def decode(self, tokens: list[int], count: int, sampling: Sampling) -> list[int]:
         """What the target writes alone."""
@@ -102,14 +97,54 @@ class Programs:
                 time.sleep(0.05)
 
     def close(self) -> None:
-        for process in (self.client, self.verifier):
-            process.kill()
-            process.join()
+        self.verifier.kill()
+        self.verifier.join()
 
     def _start(self, program: Any) -> BaseProcess:
         process = self._context.Process(target=program, args=(self.setting,), daemon=True)
         process.start()
         return process
+
+
+class Programs(VerifierProgram):
+    """With the client."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.client = self._start(talk)
+
+    def finish(self, within_s: float) -> None:
+        """Let the client end its conversation."""
+        self.setting.enough.touch()
+        self.client.join(within_s)
+        assert self.client.exitcode == 0, (
+            f"the client has status {self.client.exitcode} after {within_s} s:\n{self.log}"
+        )
+
+    def close(self) -> None:
+        self.client.kill()
+        self.client.join()
+        super().close()
+
+
+def check(program: VerifierProgram, conversation: int) -> None:
+    """Every question has its whole answer, which begins with all that was ever shown as confirmed."""
+    setting = program.setting
+    done = json.loads(setting.file("done", conversation).read_text(encoding="utf-8"))
+    tokenizer = ChatTokenizer.from_bundle(Bundle.open(setting.bundle))
+    expected, tokens = Conversation(tokenizer), []
+    for answer, text in enumerate(QUESTIONS):
+        question = expected.ask(tokens, text)
+        prompt = tokens[: question.kept] + question.supplied
+        written = program.decode(prompt, setting.length, setting.sampling(conversation, answer))
+        tokens = prompt + written
+        stream = TextStream(tokenizer)
+        expected.answered(question, "".join(map(stream.push, written)) + stream.finish(), len(tokens))
+    assert done["messages"] == expected.messages, f"conversation {conversation}"
+    assert done["tokens"] == tokens
+    for line in setting.file("seen", conversation).read_text(encoding="utf-8").splitlines():
+        answer, shown = json.loads(line)
+        assert expected.messages[2 * answer + 1]["content"].startswith(shown)
 
 
 def serve(setting: Setting) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import time
@@ -14,12 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from moa_runtime.bundle import Bundle
-from moa_runtime.conversation import Conversation
 from moa_runtime.paths import default_bundle
-from moa_runtime.text_stream import TextStream
-from moa_runtime.tokenizer import ChatTokenizer
-from system.killed import QUESTIONS, Programs, Setting
+from system.killed import Programs, Setting, check
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="forks and signals")
 
@@ -45,26 +40,6 @@ def kill_both(setting: Setting, kills: int, pause_s: float, seed: int) -> int:
         programs.close()
     assert "Traceback" not in programs.log and "moa-serve: error" not in programs.log, programs.log
     return conversations
-
-
-def check(programs: Programs, conversation: int) -> None:
-    """Every question has its whole answer, which begins with all that was ever shown as confirmed."""
-    setting = programs.setting
-    done = json.loads(setting.file("done", conversation).read_text(encoding="utf-8"))
-    tokenizer = ChatTokenizer.from_bundle(Bundle.open(setting.bundle))
-    expected, tokens = Conversation(tokenizer), []
-    for answer, text in enumerate(QUESTIONS):
-        question = expected.ask(tokens, text)
-        prompt = tokens[: question.kept] + question.supplied
-        written = programs.decode(prompt, setting.length, setting.sampling(conversation, answer))
-        tokens = prompt + written
-        stream = TextStream(tokenizer)
-        expected.answered(question, "".join(map(stream.push, written)) + stream.finish(), len(tokens))
-    assert done["messages"] == expected.messages, f"conversation {conversation}"
-    assert done["tokens"] == tokens
-    for line in setting.file("seen", conversation).read_text(encoding="utf-8").splitlines():
-        answer, shown = json.loads(line)
-        assert expected.messages[2 * answer + 1]["content"].startswith(shown)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ export { OnnxBackend } from "./engine/onnx.js";
 export type { Ort } from "./engine/ort.js";
 export { AnswerStream } from "./chat/answer_stream.js";
 export { Chat } from "./chat/chat.js";
-export type { ChatBundle, ChatOptions, ConnectOptions } from "./chat/chat_options.js";
+export type { ChatBundle, ChatOptions, ConnectOptions, Where } from "./chat/chat_options.js";
 export type { ChatStore } from "./chat/chat_store.js";
 export type * from "./chat/events.js";
 export { tau, tokensPerSecond, type Statistics } from "./chat/statistics.js";

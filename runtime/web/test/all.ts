@@ -11,6 +11,7 @@ import "./file_store.test.js";
 import "./link.test.js";
 import "./loop_traces.test.js";
 import "./models.test.js";
+import "./package.test.js";
 import "./session_traces.test.js";
 import "./texts.test.js";
 

@@ -10,7 +10,7 @@ import { createInterface } from "node:readline";
 
 import { WebSocket } from "ws";
 
-import { Chat, NgramDrafter, ownHost, type Conditions, type Drafting, type SocketClass } from "../src/index.js";
+import { Chat, NgramDrafter, ownHost, type Conditions, type Drafting } from "../src/index.js";
 import { FileChatStore, openBundle } from "../src/node/index.js";
 
 interface Given {
@@ -43,7 +43,7 @@ async function main(): Promise<void> {
       settings: { drafting: given.drafting, lateAfterS: 0.3, outageAfterS: 0.1 },
       timing: { pingInterval: 0.5, pingTimeout: 0.5, firstBackoff: 0.05, longestBackoff: 0.2 },
       store: new FileChatStore(given.store),
-      host: ownHost(WebSocket as unknown as SocketClass),
+      host: ownHost(WebSocket),
       wait: false,
     },
   );

@@ -107,15 +107,9 @@ export class Device {
     }
   }
 
-  /** Whether all that is to be downloaded is here; asks nobody. */
-  private async holds(url: string, bundle: Bundle): Promise<boolean> {
-    const fetch = (): Promise<never> => Promise.reject(new Error("not here"));
-    try {
-      await Bundle.open(url, { store: this.store, writer: this.needs(bundle).writes, fetch });
-      return true;
-    } catch {
-      return false;
-    }
+  /** Whether all that is to be downloaded is here. */
+  private holds(url: string, bundle: Bundle): Promise<boolean> {
+    return Bundle.isHeld(url, { store: this.store, writer: this.needs(bundle).writes });
   }
 
   /** What is to be downloaded: bytes, and whether the writer is among them. */

@@ -15,7 +15,7 @@ import type { Message } from "../text/chat_tokenizer.js";
 import { AnswerStream, type Follower } from "./answer_stream.js";
 import { ChatChecks } from "./chat_checks.js";
 import { ChatKeeper } from "./chat_keeper.js";
-import type { ChatBundle, ChatOptions, ConnectOptions } from "./chat_options.js";
+import type { ChatBundle, ChatOptions, ConnectOptions, Where } from "./chat_options.js";
 import { restoreSession, stateFromJson } from "./chat_state.js";
 import { Conversation, commonTurns, lengthOf } from "./conversation.js";
 import type { ChatEvent } from "./events.js";
@@ -41,12 +41,12 @@ export class Chat extends ChatChecks {
    * @throws ConnectError the address is none.
    * @throws StoreError somebody else has the store, or it can be neither used nor set aside.
    */
-  static async create(bundle: ChatBundle, endpoint: { url: string; token?: string }, options: ChatOptions = {}): Promise<Chat> {
+  static async create(bundle: ChatBundle, { token, url }: Where, options: ChatOptions = {}): Promise<Chat> {
     const { controller, drafter, policy = "rollback", store, system = "", writer } = options;
     const { fingerprints, maxContext, stopTokens, vocabSize } = bundle.manifest;
     const tokenizer = await bundle.tokenizer();
     const host = options.host ?? ownHost();
-    const verifier = new Endpoint(endpoint.url, endpoint.token);
+    const verifier = new Endpoint(url, token);
     // Without a drafter nobody would read the memory rows, and they are most of what a verdict weighs.
     const rowEncoding = drafter ? RowEncoding.INT8 : RowEncoding.UNSPECIFIED;
     const restored = (content: unknown) => {
@@ -74,12 +74,8 @@ export class Chat extends ChatChecks {
    * @throws StoreError see {@link create}.
    * @throws MoaError the verifier serves another target, tokenizer or drafter than the bundle's.
    */
-  static async connect(
-    bundle: ChatBundle,
-    endpoint: { readonly url: string; readonly token?: string },
-    options: ConnectOptions = {},
-  ): Promise<Chat> {
-    const chat = await Chat.create(bundle, endpoint, options);
+  static async connect(bundle: ChatBundle, where: Where, options: ConnectOptions = {}): Promise<Chat> {
+    const chat = await Chat.create(bundle, where, options);
     try {
       await chat.open(options.wait);
     } catch (error) {

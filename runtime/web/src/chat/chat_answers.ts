@@ -9,7 +9,7 @@ import type { DraftingLoop } from "../loop/loop.js";
 import type { ClientSession } from "../session/client.js";
 import type { Origin, RolledBack } from "../session/events.js";
 import type { SnapshotJson } from "../session/snapshot.js";
-import type { ChatTokenizer, Message } from "../text/chat_tokenizer.js";
+import type { ChatTokenizer } from "../text/chat_tokenizer.js";
 import { AnswerRecord } from "./answer_record.js";
 import { AnswerStream, type Follower } from "./answer_stream.js";
 import type { ChatKeeper } from "./chat_keeper.js";
@@ -18,15 +18,9 @@ import { stateToJson, type ChatState } from "./chat_state.js";
 import { commonTurns, type Conversation, type Question } from "./conversation.js";
 import type { AnswerUpdate, ChatEvent } from "./events.js";
 import { newStatistics } from "./statistics.js";
-import type { Unconfirmed } from "./unconfirmed.js";
+import type { Turns } from "./unconfirmed.js";
 
 type Events = AsyncGenerator<ChatEvent, void, undefined>;
-
-/** A conversation's, with the marks of those that are unconfirmed. */
-export interface Turns {
-  readonly messages: readonly Message[];
-  readonly marks: readonly Unconfirmed[];
-}
 
 /** The beginning of an answer: tokens and where they came from. */
 export interface Beginning {

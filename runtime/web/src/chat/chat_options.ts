@@ -24,6 +24,14 @@ export interface ChatBundle {
   tokenizer(): Promise<ChatTokenizer>;
 }
 
+/** Where the verifier is. */
+export interface Where {
+  /** `wss://HOST`, or `ws://HOST:PORT` on a network that you trust. */
+  readonly url: string;
+  /** The bearer token; empty for none. */
+  readonly token?: string | undefined;
+}
+
 export interface ChatOptions {
   /** Of this chat alone. Undefined, and the server always drafts, or each round asks it for one token. */
   readonly drafter?: Drafter | undefined;

@@ -17,6 +17,12 @@ export interface Unconfirmed {
   readonly most: number;
 }
 
+/** A conversation's turns, and the marks of those that are unconfirmed. */
+export interface Turns {
+  readonly messages: readonly Message[];
+  readonly marks: readonly Unconfirmed[];
+}
+
 /** With the keys of Python's. */
 export function markToJson({ most, sampling, turn }: Unconfirmed): Json {
   return { turn, sampling: samplingToJson(sampling), most };

@@ -31,7 +31,7 @@ export class Connection {
     private readonly socket: Socket,
     address: string,
     private readonly host: Host,
-    private readonly timing: Timing,
+    timing: Timing,
     private readonly received: (frame: Uint8Array) => void,
     private readonly sent: (bytes: number) => void,
   ) {

@@ -145,7 +145,7 @@ export class Driver {
     const tree = await proposed;
     const now = this.host.now();
     await this.host.turn(); // a promise alone lets nothing else happen
-    if (!this.closing.ended) this.loop.drafted(draft, tree, now - began, now);
+    if (!this.closing.ended) this.loop.drafted(draft, tree, now - began);
   }
 
   private sendFrames(): void {

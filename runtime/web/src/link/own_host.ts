@@ -22,11 +22,12 @@ const LONGEST_TIMER_MS = 2 ** 31 - 1;
 /**
  * The program's own.
  *
- * @param given in the place of the global WebSocket, which Node has from 22 on: `import { WebSocket } from "ws"`.
+ * @param given a class of the WebSocket API in the place of the global one, which Node has from 22 on: that of the package
+ *   `ws`, for example.
  * @throws MoaError there is neither.
  */
-export function ownHost(given?: SocketClass): Host {
-  const WebSocket = given ?? globals.WebSocket;
+export function ownHost(given?: new (address: string, protocols: string[]) => object): Host {
+  const WebSocket = (given as SocketClass | undefined) ?? globals.WebSocket;
   if (!WebSocket) {
     throw new MoaError('this Node has no WebSocket of its own: hand one in, ownHost(WebSocket) of the package "ws", or use 22');
   }

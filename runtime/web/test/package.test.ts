@@ -1,0 +1,38 @@
+/** What is published, and how much of it a page loads. */
+
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { fileURLToPath } from "node:url";
+import { test } from "node:test";
+import { gzipSync } from "node:zlib";
+
+import { build } from "esbuild";
+
+const FOLDER = fileURLToPath(new URL("../../", import.meta.url));
+/** Of JavaScript, compressed, without the engine. */
+const MOST_BYTES = 100 * 1024;
+
+test("package: it has what its exports name, and no tests", () => {
+  const said = execFileSync("npm", ["pack", "--dry-run", "--json", "--ignore-scripts"], { cwd: FOLDER, encoding: "utf-8", stdio: "pipe" });
+  const [{ files }] = JSON.parse(said) as [{ files: { path: string }[] }];
+  const paths = files.map(({ path }) => path);
+  for (const part of ["index", "browser/index", "node/index", "browser/worker"]) {
+    assert.ok(paths.includes(`dist/src/${part}.js`) && paths.includes(`dist/src/${part}.d.ts`), part);
+  }
+  const others = paths.filter((path) => !/^dist\/src\/.*\.(js|d\.ts)$/.test(path));
+  assert.deepEqual(others.filter((path) => path !== "LICENSE").sort(), ["README.md", "example/embed.mjs", "package.json"]);
+});
+
+test("package: a page loads at most 100 KiB of it", async () => {
+  const all = 'export * from "./dist/src/index.js"; export * from "./dist/src/browser/index.js";';
+  const bundled = await build({
+    stdin: { contents: all, resolveDir: FOLDER },
+    bundle: true,
+    minify: true,
+    write: false,
+    format: "esm",
+    platform: "browser",
+  });
+  const size = gzipSync(bundled.outputFiles[0]!.contents).length;
+  assert.ok(size > 10_000 && size <= MOST_BYTES, `${size} bytes`);
+});
