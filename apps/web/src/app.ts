@@ -6,7 +6,7 @@ import { placeOf, saveToken } from "./connection/access.js";
 import { Connection } from "./connection/connection.js";
 import type { Chats } from "./chats/chats.js";
 import { Conversations } from "./conversation/checking.js";
-import { loadSettings, saveSettings, usualSettings, type Settings } from "./settings.js";
+import { loadSettings, saveSettings, usualSettings } from "./settings.js";
 import { bannerOf, deviceNotice, type BannerActions } from "./shell/banner.js";
 import { ChatsView } from "./views/chats_view.js";
 import { Composer } from "./views/composer.js";

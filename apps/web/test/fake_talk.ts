@@ -1,6 +1,15 @@
 /** A runtime's chat whose answers a test writes, and stored chats in memory. */
 
-import type { AnswerFinished, AnswerUpdate, ChatEvent, Message, Statistics, TextSpan, Unconfirmed } from "@moa-edge/runtime";
+import type {
+  AnswerFinished,
+  AnswerUpdate,
+  ChatEvent,
+  Message,
+  SendOptions,
+  Statistics,
+  TextSpan,
+  Unconfirmed,
+} from "@moa-edge/runtime";
 
 import { holds, summaryOf, type Chats, type StoredChat, type Summary } from "../src/chats/chats.js";
 import type { Host, Notice, Talk } from "../src/conversation/talk.js";
@@ -69,11 +78,11 @@ export class FakeTalk implements Talk {
       get unconfirmed() {
         return marks;
       },
-      restore(turns, unconfirmed = []) {
+      restore(turns: readonly Message[], unconfirmed: readonly Unconfirmed[] = []) {
         messages = talk.restored = [...turns];
         marks = [...unconfirmed];
       },
-      send(text, { sampling }) {
+      send(text: string, { sampling }: SendOptions) {
         talk.asked.push(text);
         return talk.play(talk.script, () => {
           if (talk.leftAlone === null) return;

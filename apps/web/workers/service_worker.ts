@@ -1,5 +1,7 @@
 /** Starts the page without a network. The bundle is none of its business: the runtime keeps that itself. */
 
+export {};
+
 // By the build: files of the page, and a digest of them all.
 declare const SHELL: readonly string[];
 declare const ASSETS: readonly string[];

@@ -16,7 +16,7 @@ import { figuresOf, remarksOf } from "./figures.js";
 
 /** What is asked: in which chat, and where the answer stands in it. */
 export interface Place {
-  readonly chat: number;
+  readonly chat: string;
   /** Of the answer among the chat's messages. */
   readonly position: number;
   readonly question: string;

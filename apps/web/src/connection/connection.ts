@@ -88,7 +88,7 @@ export class Connection {
     const drafters = await this.device.load(place.bundle, bundle);
     const { manifest } = bundle;
     const chat = await Chat.connect(
-      { manifest, tokenizer: await bundle.tokenizer() },
+      bundle,
       { url: place.verifier, token },
       { ...drafters, policy: "ask", settings: { drafting }, ...storeOf(), wait: false },
     );
