@@ -25,6 +25,9 @@ _LONGEST = 120  # tokens
 _QUESTIONS = ("Name three primary colours.", "Give me two tips for a good night's sleep.")
 _OFFLINE_QUESTION = "Tell me a short story about a fox."
 _NEW_QUESTION = "Why is the sky blue?"
+_CHARACTERS_OFFLINE = """
+[...document.querySelectorAll(".assistant .offline.tentative")].reduce((sum, one) => sum + one.textContent.length, 0)
+"""
 _WRITTEN_OFFLINE = 160  # characters, in the picture of a tunnel
 
 
@@ -55,8 +58,7 @@ def _draw(page: Page, path) -> None:
     page.ask(_OFFLINE_QUESTION)
     page.wait(".assistant .origin:not(.tentative)")
     page.do("click", "#offline")
-    written = "[...document.querySelectorAll('.assistant:last-child .offline.tentative')].map((e) => e.textContent).join('')"
-    while page.do("evaluate", f"{written}.length") < _WRITTEN_OFFLINE:
+    while page.do("evaluate", _CHARACTERS_OFFLINE) < _WRITTEN_OFFLINE:
         page.do("evaluate", "new Promise((resolve) => setTimeout(resolve, 50))")
     _take(page, path("offline"))
     page.do("click", "#stop")
