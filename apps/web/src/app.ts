@@ -84,7 +84,7 @@ export class App {
       () => ({ settings: this.settings, chat: conversations.chat.settings, token: this.token }),
       () => this.connection.talk?.recommended ?? null,
       (chosen) => this.choose(chosen),
-      !isServedByVerifier(),
+      () => this.settings.address !== "" || this.connection.bundle === null,
     );
     byId("new-chat").addEventListener("click", () => conversations.newChat());
     setInterval(() => this.look(), LOOK_MS);
@@ -187,10 +187,4 @@ export class App {
     if (this.answering && !busy && last?.role === "assistant") speak(`Answer: ${last.content} ${last.remarks}`);
     this.answering = busy;
   }
-}
-
-/** Whether the page comes from a verifier, and not from a file of an app: Capacitor's are https://localhost, without a port. */
-function isServedByVerifier(): boolean {
-  const inApp = location.hostname === "localhost" && location.port === "" && location.protocol === "https:";
-  return location.protocol.startsWith("http") && !inApp;
 }

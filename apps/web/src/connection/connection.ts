@@ -46,6 +46,7 @@ export class Connection {
     this.place = wishes.place;
     this.device.wantsWriter = wishes.writer;
     this.problem = "";
+    this.bundle = null;
     this.changed();
     try {
       this.bundle = await this.device.open(wishes.place.bundle);

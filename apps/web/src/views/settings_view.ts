@@ -21,15 +21,14 @@ export class SettingsView {
    * @param current what to show.
    * @param recommended by the bundle; null where it says nothing, or is not there.
    * @param choose what was changed.
-   * @param needsAddress whether the page does not come from a verifier.
+   * @param needsAddress whether the page may have to be told where its verifier is: that of an app does not come from one.
    */
   constructor(
     private readonly current: () => Chosen,
     private readonly recommended: () => Recommended | null,
     private readonly choose: (chosen: Chosen) => void,
-    needsAddress: boolean,
+    private readonly needsAddress: () => boolean,
   ) {
-    byId("address-field").hidden = !needsAddress;
     byId("show-settings").addEventListener("click", () => this.open());
     byId("recommended").addEventListener("change", () => this.showOwn());
     // However the sheet is closed, what it says counts: there is nothing to lose.
@@ -52,6 +51,7 @@ export class SettingsView {
     this.field("address").value = settings.address;
     this.field("token").value = token;
     setText(byId("recommended-words"), recommendedWords(this.recommended()));
+    byId("address-field").hidden = !this.needsAddress();
     this.showOwn();
     this.sheet.open();
   }
