@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from system.conftest import engine, unused_port, verifier  # noqa: F401  fixtures
 from web.typescript import WEB
 
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import random
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from moa_bench.link import Link, with_round_trip
 from moa_bench.link.background import BackgroundLink
 from system.killed import QUESTIONS, VerifierProgram
 
-_ROUND_TRIP_MS = 10
 _WITHIN_S = 120.0
 
 
@@ -32,17 +29,6 @@ class Client:
         self._path = web / "dist" / "test" / "system_client.js"
         self._rng = random.Random(seed)
         self.happened: Counter[str] = Counter()
-        self._happenings: dict[str, Callable[[], None]] = {
-            "a cut": self._cut,
-            "a broken link": lambda: self._link.reset(),
-            "another program": self._restart,
-            "another verifier": lambda: self._program.kill("verifier"),
-            "hand-over": self._hand_over,
-            "a hidden page": lambda: self._for_a_while("conditions", {"background": True}, {}),
-            "a metered network": lambda: self._for_a_while("conditions", {"metered": True}, {}),
-            "offline by choice": lambda: self._for_a_while("offline", True, False),
-            "another network": lambda: self._tell({"network": "changed"}),
-        }
         self._process = self._start()
 
     def live(self, happenings: int) -> None:
@@ -50,11 +36,11 @@ class Client:
         try:
             for _ in range(happenings):
                 time.sleep(0.4 * self._rng.random())
-                what = self._rng.choice(list(self._happenings))
+                what = self._rng.choice(list(self.HAPPENINGS))
                 if self._process.poll() is not None:
                     break
                 self.happened[what] += 1
-                self._happenings[what]()
+                self.HAPPENINGS[what](self)
             self._process.communicate(timeout=_WITHIN_S)
         finally:
             self._process.kill()
@@ -69,12 +55,13 @@ class Client:
     def _restart(self) -> None:
         """Killed, not closed; the next one may have another mind who is to draft."""
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
         self._process = self._start()
 
     def _hand_over(self) -> None:
-        """The device takes over from a server that drafts, or stops drafting, since its page is hidden for a moment."""
+        """A server that goes on by itself is told to stop, and to go on again."""
         self._tell({"conditions": {"background": True}})
+        time.sleep(0.05)
         self._tell({"conditions": {}})
 
     def _for_a_while(self, what: str, value: Any, otherwise: Any) -> None:
@@ -89,6 +76,19 @@ class Client:
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # its conversation has come to its end
+
+    #: By name.
+    HAPPENINGS: ClassVar[dict[str, Callable[[Client], None]]] = {
+        "a cut": _cut,
+        "a broken link": lambda client: client._link.reset(),
+        "another program": _restart,
+        "another verifier": lambda client: client._program.kill("verifier"),
+        "a hand-over": _hand_over,
+        "a hidden page": lambda client: client._for_a_while("conditions", {"background": True}, {}),
+        "a metered network": lambda client: client._for_a_while("conditions", {"metered": True}, {}),
+        "offline by choice": lambda client: client._for_a_while("offline", True, False),
+        "another network": lambda client: client._tell({"network": "changed"}),
+    }
 
     @property
     def _log(self) -> Path:

@@ -19,7 +19,7 @@ from moa_bench.link import Link, LinkProfile
 class BackgroundLink:
     """A :class:`Link` with an event loop of its own, so that nothing else's work shows up as delay.
 
-    ``cut`` and ``restore`` may be called from any thread.
+    ``cut``, ``restore`` and ``reset`` may be called from any thread.
     """
 
     def __init__(self, link: Link, loop: asyncio.AbstractEventLoop) -> None:
@@ -46,6 +46,10 @@ class BackgroundLink:
     def restore(self) -> None:
         """End the dead zone; what was under way arrives."""
         self._loop.call_soon_threadsafe(self._link.restore)
+
+    def reset(self) -> None:
+        """Break all connections now."""
+        self._loop.call_soon_threadsafe(self._link.reset)
 
 
 @contextlib.contextmanager

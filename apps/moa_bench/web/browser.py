@@ -64,7 +64,7 @@ class BrowserPage:
         options = [*_OPTIONS, f"--user-data-dir={self._profile.name}", "--host-resolver-rules=MAP * ~NOTFOUND"]
         if os.name == "posix" and os.geteuid() == 0:
             options.append("--no-sandbox")  # Chromium has none for root
-        url = f"http://127.0.0.1:{self._server.server_port}{self._page}"
+        url = f"http://127.0.0.1:{self.port}{self._page}"
         self._process = subprocess.Popen(
             [self._browser, *options, url], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
@@ -81,6 +81,11 @@ class BrowserPage:
         self._server.shutdown()
         self._server.server_close()
         self._profile.cleanup()
+
+    @property
+    def port(self) -> int:
+        """Of its server, which listens on 127.0.0.1."""
+        return self._server.server_port
 
     def tell(self, todo: Mapping[str, Any]) -> None:
         """Have the page do something that it says nothing about."""

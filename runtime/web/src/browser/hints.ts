@@ -27,6 +27,8 @@ type Known = Navigator & {
   readonly userAgentData?: { readonly mobile: boolean };
 };
 
+/** A change of networks comes in several pieces; after so many milliseconds they are one. */
+const SETTLED_MS = 300;
 /** Below this part of a battery that is not being charged, power is low: where systems begin to save by themselves. */
 const LOW_BATTERY = 0.2;
 
@@ -58,7 +60,11 @@ export function followPage(chat: Hinted): () => void {
       metered: (connection?.saveData ?? false) || connection?.type === "cellular",
     });
   const save = (): void => void chat.save();
-  const changed = (): void => void chat.networkChanged();
+  let settling: number | undefined;
+  const changed = (): void => {
+    clearTimeout(settling);
+    settling = setTimeout(() => void chat.networkChanged(), SETTLED_MS);
+  };
 
   document.addEventListener(
     "visibilitychange",
@@ -88,7 +94,10 @@ export function followPage(chat: Hinted): () => void {
     if (!signal.aborted) tell();
   });
   tell();
-  return () => stopping.abort();
+  return () => {
+    stopping.abort();
+    clearTimeout(settling);
+  };
 }
 
 /** Whether the page runs on a phone or tablet. */

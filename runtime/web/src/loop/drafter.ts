@@ -33,8 +33,8 @@ export interface Drafter {
   truncateRows(length: number): void;
 
   /**
-   * What may follow `prefix`, the conversation's tokens from position 0. One call at a time; rows that come meanwhile count
-   * from the next call on.
+   * What may follow `prefix`, the conversation's tokens from position 0. Until that is known nothing else is asked of the
+   * drafter, and no rows are given to it.
    *
    * Where the target samples, who looks at `sampling` may guess with the target's own luck, see `Luck`; what is
    * committed is the target's choice in any case. Greedy if nothing is said.
