@@ -122,7 +122,7 @@ def web_bundle(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.T
 
     out = tmp_path_factory.mktemp("web") / "bundle"
     settings = ExportSettings(
-        ("web",), tiny_drafter, model=str(tiny_target), checked=False, writer=WriterSettings("target", bits=8)
+        ("web",), tiny_drafter, model=str(tiny_target), checked=False, writer=WriterSettings("target", bits=8, web=True)
     )
     export_bundle(out, settings, Progress(sys.stderr, quiet=True))
     return out

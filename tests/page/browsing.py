@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 _HERE = Path(__file__).parent
 PACKAGE = _HERE.parents[1] / "apps/web/package.json"
 PLAYWRIGHT = PACKAGE.parent / "node_modules/playwright-core"
+_PATIENCE_S, _LOOK_S = 60.0, 0.1
 
 
 class Chromium:
@@ -105,7 +107,8 @@ class Page:
         self.do("click", "#send")
 
     def answered(self) -> None:
-        """Until nothing is being written."""
+        """Until nothing is being written any more of what was just asked for."""
+        self.do("evaluate", _DRAWN)
         self.wait("#send")
 
     def link(self, words: str) -> None:
@@ -118,20 +121,20 @@ class Page:
         found: list[str] = self.do("evaluate", _MESSAGES)
         return found
 
-    @property
-    def notice(self) -> str:
-        """The sentence about what just happened; empty where there is none."""
-        return "".join(self.do("texts", "#notice:not([hidden]) #notice-text"))
-
-    @property
-    def banner(self) -> str:
-        """The sentence about what is so; empty where there is none."""
-        return "".join(self.do("texts", "#banner:not([hidden]) #banner-text"))
+    def shows(self, *messages: str) -> None:
+        """Until the open chat has these messages, and all of it is confirmed."""
+        end = time.monotonic() + _PATIENCE_S
+        while (seen := self.messages) != list(messages) and time.monotonic() < end:
+            time.sleep(_LOOK_S)
+        assert seen == list(messages)
+        self.gone("#messages .tentative")
+        self.gone(".remarks:has-text('not confirmed yet')")
 
     def count(self, selector: str) -> int:
         return len(self.do("texts", selector))
 
 
+_DRAWN = "new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(() => resolve())))"
 _MESSAGES = """
 [...document.querySelectorAll("#messages .text")].map((text) => {
   const copy = text.cloneNode(true);

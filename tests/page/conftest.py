@@ -6,22 +6,21 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from moa_bench.link import LinkProfile
 from moa_bench.link.background import BackgroundLink, background_link
+from moa_bench.link.profiles import with_round_trip
 from moa_page import page_folder
 from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
 from page.browsing import PLAYWRIGHT, Chromium, Person
-from page.served import TOKEN, Site
+from page.served import SERVE, TOKEN, Site
 
 #: Each round of a draft takes so long, so that one can come between.
-SLOW = LinkProfile("slow", round_trip_ms=150)
+SLOW = with_round_trip(150)
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +40,7 @@ def page_built() -> None:
 @pytest.fixture(scope="session")
 def site(page_built: None, tiny_target: Path, tiny_drafter: Path, web_bundle: Path) -> Iterator[Site]:
     """On all of this machine's addresses."""
-    command = [sys.executable, "-m", "moa_server.cli", "--web", "--json", "--host", "0.0.0.0", "--port", "0"]
+    command = [*SERVE, "--web", "--json", "--host", "0.0.0.0", "--port", "0", "--threads", "1"]
     command += ["--model", str(tiny_target), "--drafter", str(tiny_drafter), "--bundle", str(web_bundle)]
     environment = {**os.environ, "MOA_TOKEN": TOKEN}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from page.browsing import Chromium, Page
+from page.served import SERVE
 from page.using import open_with_model
 
 _TOKEN = "pictures"
@@ -102,7 +103,7 @@ def _take(page: Page, path: str) -> None:
 @contextlib.contextmanager
 def _serving(bundle: str | None) -> Iterator[str]:
     """The address of the page, with its token."""
-    command = [sys.executable, "-m", "moa_server.cli", "--web", "--json", "--port", "0"]
+    command = [*SERVE, "--web", "--json", "--port", "0"]
     command += ["--bundle", bundle] if bundle else []
     environment = {**os.environ, "MOA_TOKEN": _TOKEN}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -10,6 +11,8 @@ import httpx
 from moa_runtime.bundle import Bundle
 from moa_runtime.tokenizer import ChatTokenizer
 
+#: ``moa-serve``, wherever its program is.
+SERVE = (sys.executable, "-c", "import sys; from moa_server.cli import main; sys.exit(main())")
 TOKEN = "secret+of the tiny/target"
 TIMEOUT_S = 60
 

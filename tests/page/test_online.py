@@ -66,7 +66,7 @@ def test_stop_continue_again_and_edit(site: Site, person: Person) -> None:
     assert page.messages == [QUESTION, site.target_writes(QUESTION, 8)]
     page.do("click", "text=Edit")
     page.do("fill", "#question", "Name two.")
-    page.do("press", "Enter")
+    page.do("click", "#send")
     page.answered()
     assert page.messages == ["Name two.", site.target_writes("Name two.", 8)]
     page.do("click", "text=Figures")
