@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from page.browsing import Chromium, Page, Person
 from page.served import Site
 from page.using import QUESTION, set_up
 
-SHEETS = (None, "#show-chats", "#show-settings")
 #: WCAG 2.2, level AA: of text, and of what shows where a control is.
 TEXT, CONTROL = 4.5, 3.0
 
@@ -52,28 +53,31 @@ def page(site: Site, chromium: Chromium) -> Page:
     return page
 
 
+def sheets(page: Page) -> Iterator[str]:
+    """The conversation, and one sheet after the other over it."""
+    yield ""
+    for button in ("#show-chats", "#show-settings"):
+        page.do("click", button)
+        page.wait("dialog[open]")
+        yield button
+        page.do("press", "Escape")
+        page.gone("dialog[open]")
+
+
 @pytest.mark.parametrize(("width", "height"), [(320, 568), (195, 422), (390, 844), (844, 390)])
 def test_nothing_is_wider_than_the_screen(page: Page, width: int, height: int) -> None:
     """195 px is 390 at twice the size of letters."""
     page.do("resize", width, height)
-    for sheet in SHEETS:
-        if sheet:
-            page.do("click", sheet)
+    for _ in sheets(page):
         assert page.do("evaluate", "document.documentElement.scrollWidth <= innerWidth")
         assert page.do("evaluate", _TOO_WIDE) == []
-        if sheet:
-            page.do("press", "Escape")
     assert page.do("evaluate", "document.querySelector('#question').getBoundingClientRect().bottom <= innerHeight")
     page.do("resize", 390, 844)
 
 
 def test_a_finger_hits_every_control(page: Page) -> None:
-    for sheet in SHEETS:
-        if sheet:
-            page.do("click", sheet)
+    for _ in sheets(page):
         assert page.do("evaluate", _SMALL) == []
-        if sheet:
-            page.do("press", "Escape")
 
 
 def test_everything_has_a_name_for_screen_readers(page: Page) -> None:
@@ -94,12 +98,17 @@ def test_what_is_written_is_heard_once_it_is_whole(page: Page) -> None:
 def test_keys_lead_through_the_page_and_back(page: Page) -> None:
     page.do("evaluate", "document.querySelector('#show-settings').focus()")
     page.do("press", "Enter")
+    page.wait("dialog[open]")
     assert page.do("evaluate", "document.activeElement.closest('dialog')?.id") == "settings"
     page.do("press", "Escape")
+    page.gone("dialog[open]")
     assert page.do("evaluate", "document.activeElement.id") == "show-settings"
-    page.do("evaluate", "document.activeElement.blur()")
-    page.do("press", "Tab")
-    assert page.do("evaluate", "document.activeElement.className") == "skip"
+    page.do("evaluate", "document.querySelector('.skip').focus()")
+    reached = []
+    for _ in range(4):
+        page.do("press", "Tab")
+        reached.append(page.do("evaluate", "document.activeElement.id"))
+    assert reached == ["show-chats", "new-chat", "show-settings", "offline"]
 
 
 def test_origins_differ_without_their_colours(page: Page) -> None:
