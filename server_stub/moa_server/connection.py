@@ -107,8 +107,7 @@ class Connection:
             if counted:
                 self._budgets.close_session()
             self._log_end(why)
-            await self._inbox.close()
-            await self._pongs.close()
+            await asyncio.gather(self._inbox.close(), self._pongs.close())
 
     # -- what happens while a job is under way -----------------------------------------------------
 
@@ -198,7 +197,8 @@ class Connection:
                 return  # the next receive says so
             frame = getattr(message, event)
             self._epoch = getattr(frame, "epoch", self._epoch)
-            self._note_stamp(getattr(frame, "stamp", 0))
+            if stamp := getattr(frame, "stamp", 0):
+                self._stamped = stamp, self._inbox.taken_at
             answer = conversation.session.receive(message)
             if isinstance(answer, Verify):
                 answer = None if self._needless else await self._work.do(conversation, answer)
@@ -253,10 +253,6 @@ class Connection:
         if refusal is not None:
             await self._refuse(*refusal)
         raise _CloseError(GOING_AWAY if received is End.LEAVING else None, received.value)
-
-    def _note_stamp(self, stamp: int) -> None:
-        if stamp:
-            self._stamped = stamp, self._inbox.taken_at
 
     async def _say(self, message: wire.ServerMessage | None) -> None:
         """Send an answer, if there is one, with the stamp of the newest frame that is answered."""

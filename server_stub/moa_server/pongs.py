@@ -16,8 +16,8 @@ _INTERVAL_S = 0.5
 
 
 class Pongs:
-    """Answers the Pings of one connection ahead of the frames before them: who asks for a sign of life gives up a link that
-    is only busy else. Like a WebSocket ping it is no sign that the client works.
+    """Answers the Pings of one connection ahead of the frames before them: who asks for a sign of life else gives up a
+    link that is only busy. Like a WebSocket ping it is no sign that the client works.
 
     Args:
         send: a message to the client.

@@ -18,6 +18,8 @@ from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.shared import SharedBackend
 
 STORED = Path(__file__).with_name("port_check.json")
+#: What 8 bits of weights, and of activations where an engine rounds them, change by in nats and in cache entries.
+TOLERANCES = {"onnx": 0.1, "executorch": 0.1, "web": 0.1, "coreml": 0.1}
 
 
 def check(backend: Backend, tolerance: float) -> int:
@@ -43,8 +45,8 @@ def test_pytorch_computes_what_is_stored(reference: Backend) -> None:
     assert check(reference, 2e-3) == 3
 
 
-def test_every_backend_computes_what_is_stored(backend: Backend) -> None:
-    assert check(backend, 0.15) >= 2
+def test_every_backend_computes_what_is_stored(backend: Backend, request: pytest.FixtureRequest) -> None:
+    assert check(backend, TOLERANCES[request.node.callspec.params["backend"]]) >= 2
 
 
 def test_a_wrong_layout_is_noticed(reference: Backend) -> None:

@@ -39,7 +39,7 @@ class Setting:
         folder: has, of conversation n, ``chat-n.json`` (the store), ``seen-n`` (confirmed text that was shown, a JSON
             line each), ``done-n`` (tokens and turns, at its end); and the ``log`` of both.
         options: of moa-serve.
-        temperature: 0 is greedy. Answer k of conversation n has the seed ``100 * n + k``.
+        temperature: 0 is greedy. Answer k of conversation n has the seed ``100 * (n % 8) + k``.
         length: tokens of an answer, at most.
     """
 
@@ -51,7 +51,7 @@ class Setting:
     length: int
 
     def sampling(self, conversation: int, answer: int) -> Sampling:
-        return Sampling(self.temperature, 0.95, 100 * conversation + answer) if self.temperature else Sampling()
+        return Sampling(self.temperature, 0.95, 100 * (conversation % 8) + answer) if self.temperature else Sampling()
 
     def file(self, kind: str, conversation: int) -> Path:
         return self.folder / f"{kind}-{conversation}"
@@ -70,6 +70,7 @@ class VerifierProgram:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["moa_server.cli", "moa_server.transformers_engine", "system.killed"])
         self.verifier = self._start(serve)
+        self._decoded: dict[str, list[int]] = {}
 
     @property
     def log(self) -> str:
@@ -84,9 +85,14 @@ class VerifierProgram:
         setattr(self, who, self._start(serve if who == "verifier" else talk))
 
     def decode(self, tokens: list[int], count: int, sampling: Sampling) -> list[int]:
-        """What the target writes alone."""
+        """What the target writes alone; it is asked once for each."""
         body = {"tokens": tokens, "max_new_tokens": count, "temperature": sampling.temperature}
         body |= {"top_p": sampling.top_p, "seed": sampling.seed}
+        if str(body) not in self._decoded:
+            self._decoded[str(body)] = self._decode(body)
+        return self._decoded[str(body)]
+
+    def _decode(self, body: dict[str, Any]) -> list[int]:
         url, deadline = f"http://127.0.0.1:{self.setting.port}/v1/decode", time.monotonic() + _START_S
         while True:
             try:

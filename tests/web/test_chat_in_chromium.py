@@ -1,4 +1,4 @@
-"""A chat in a real browser: its WebSocket, its store, what it is told of the page, and what it says where it cannot connect."""
+"""A chat in a real browser: its WebSocket and its store, what it hears of the page, and why it cannot connect."""
 
 from __future__ import annotations
 
@@ -61,14 +61,11 @@ def test_why_a_page_cannot_connect(
     page: BrowserPage, open_verifier: Verifier, verifier: Verifier, unused_port: int
 ) -> None:
     origin = f"http://127.0.0.1:{page.port}"
+    refused = f"does not let web pages of {origin} connect: start moa-serve with --allow-origin {origin}"
     for port, token, sentence in (
         (unused_port, "secret", "no verifier answers at {}; start one with moa-serve"),
         (open_verifier.port, "wrong", "the verifier at {} refused the token; check it"),
-        (
-            verifier.port,
-            "secret",
-            f"what answers at {{}} does not let web pages of {origin} connect: start moa-serve with --allow-origin {origin}",
-        ),
+        (verifier.port, "secret", f"what answers at {{}} {refused}"),
     ):
         said = page.ask(talk(port, token))
         assert said == {"failed": "ConnectError: " + sentence.format(f"ws://127.0.0.1:{port}/v1/session")}

@@ -25,7 +25,7 @@ _HAPPENINGS = 6
 @pytest.fixture
 def tiny(tiny_target: Path, tiny_drafter: Path, web_bundle: Path, tmp_path: Path, unused_port: int) -> Setting:
     options = ("--model", str(tiny_target), "--drafter", str(tiny_drafter))
-    return Setting(tmp_path, web_bundle, unused_port, options, 0.0, 120)
+    return Setting(tmp_path, web_bundle, unused_port, options, 0.0, 64)
 
 
 def converse(compiled: Path, setting: Setting, conversations: int, seed: int) -> Counter[str]:

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from moa_bench.link import with_round_trip
+from moa_bench.link import LinkProfile
 from moa_bench.link.background import background_link
 from moa_export.targets.web_engine import WebEngine
 from moa_runtime.bundle import Bundle
@@ -15,13 +15,16 @@ from moa_runtime.tokenizer import ChatTokenizer
 from server.running import Verifier
 from system.asking import QUESTION, TIMEOUT_S
 
+#: Text comes no faster than it can be cut off.
+SLOW = LinkProfile("slow", down_bits_per_s=40_000, up_bits_per_s=None, round_trip_ms=10)
+
 
 def command(compiled: Path, bundle: Path, port: int) -> list[str]:
     return ["node", str(compiled / "example" / "embed.mjs"), str(bundle), f"ws://127.0.0.1:{port}", QUESTION]
 
 
 def environment(engine: WebEngine, token: str = "") -> dict[str, str]:
-    return {**os.environ, "MOA_TOKEN": token, "ORT": engine.module.as_uri()}
+    return {**os.environ, "MOA_TOKEN": token, "ORT": engine.module.with_name("ort.node.min.mjs").as_uri()}
 
 
 def test_the_example_survives_a_cut(
@@ -29,15 +32,17 @@ def test_the_example_survives_a_cut(
 ) -> None:
     tokenizer = ChatTokenizer.from_bundle(Bundle.open(web_bundle))
     own = verifier.decode(tokenizer.encode_chat([{"role": "user", "content": QUESTION}]), 200, Sampling())
-    with background_link(with_round_trip(10), "127.0.0.1", verifier.port) as link:
+    with background_link(SLOW, "127.0.0.1", verifier.port) as link:
         pipe, env = subprocess.PIPE, environment(web_engine_here, verifier.token)
         with subprocess.Popen(command(compiled, web_bundle, link.port), stdout=pipe, stderr=pipe, env=env) as process:
             try:
                 assert process.stdout is not None and process.stderr is not None
                 seen = process.stdout.read1()
                 link.cut()
-                while b"[offline]" not in (line := process.stderr.readline()):
-                    assert line, "it did not notice"
+                lines = [process.stderr.readline()]
+                while b"[offline]" not in lines[-1]:
+                    assert lines[-1], f"it did not notice: {lines}"
+                    lines.append(process.stderr.readline())
                 link.restore()
                 rest, errors = process.communicate(timeout=TIMEOUT_S)
             finally:

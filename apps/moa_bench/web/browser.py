@@ -28,6 +28,7 @@ _OPTIONS = (
     "--no-first-run",
     "--disable-extensions",
     "--disable-background-networking",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 
 
@@ -61,7 +62,7 @@ class BrowserPage:
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        options = [*_OPTIONS, f"--user-data-dir={self._profile.name}", "--host-resolver-rules=MAP * ~NOTFOUND"]
+        options = [*_OPTIONS, f"--user-data-dir={self._profile.name}"]
         if os.name == "posix" and os.geteuid() == 0:
             options.append("--no-sandbox")  # Chromium has none for root
         url = f"http://127.0.0.1:{self.port}{self._page}"

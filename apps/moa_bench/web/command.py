@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,13 @@ def run(args: argparse.Namespace) -> int:
     from moa_export.targets.web_engine import find_engine
 
     bundle = bundle_of(args)
-    contexts = contexts_of(args.contexts) or _CONTEXTS
-    settings = WebSettings(contexts, repeats=args.repeats, writer=args.writer)
+    settings = WebSettings(repeats=args.repeats, writer=args.writer)
     most = bundle.manifest.max_context - max(settings.tokens)
-    if not 1 <= contexts[0] <= contexts[-1] <= most:
+    asked = contexts_of(args.contexts)
+    contexts = asked or tuple(context for context in _CONTEXTS if context <= most)
+    if not all(1 <= context <= most for context in contexts):
         raise MoaError(f"--contexts must be 1 to {most}, as the target holds, not {args.contexts}")
+    settings = replace(settings, contexts=contexts)
     graphs = graphs_of(bundle, writer=args.writer)
     engine = find_engine(npm=args.npm)
     if isinstance(engine, NotRun):

@@ -12,13 +12,14 @@ const deeds = {
     const chat = await Chat.connect(bundle, { url, token }, options);
     const pending = chat.pending();
     const sampling = { temperature: 0.8, topP: 0.9, seed: BigInt(seed) };
+    const events = pending ?? chat.send(question, { maxNewTokens: length, sampling });
     let first;
-    for await (const event of pending ?? chat.send(question, { maxNewTokens: length, sampling })) {
-      if (event.event !== "AnswerUpdate") continue;
-      first ??= event.tokens.length;
-      if (event.tokens.length >= leaveAt) {
+    for (let next = await events.next(); !next.done; next = await events.next()) {
+      if (next.value.event !== "AnswerUpdate") continue;
+      first ??= next.value.tokens.length;
+      if (next.value.tokens.length >= leaveAt) {
         await chat.save();
-        return { pending: pending !== undefined };
+        return { pending: pending !== undefined }; // and the answer goes on
       }
     }
     const { messages } = chat;
