@@ -178,7 +178,7 @@ def prove_writers(
     if plain is not None:
         proofs["writer"] = _prove(lambda: OnnxBackend(folder / plain.file), recordings, before, progress)
     if web is not None:
-        artifact = Artifact("writer", web.file, web.inputs, web.outputs)
+        artifact = Artifact("writer", web.file, web.inputs, web.outputs, details=web.details)
         proofs["web writer"] = _prove(lambda: web_runner(folder, artifact, npm=npm), recordings, before, progress)
     return proofs
 

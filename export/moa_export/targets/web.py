@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import onnx
 import torch
@@ -22,7 +22,14 @@ from moa_export.targets.onnx import capture, refuse_too_large
 from moa_export.targets.onnx_graph import Specs, tidy, trace
 from moa_export.targets.onnx_writer import TABLE, TOP_K, check_writer
 from moa_export.targets.web_engine import WebBackend, find_engine
-from moa_export.targets.web_weights import SESSION, put_rounded, put_rounded_with_offsets, share_table, widen_halves
+from moa_export.targets.web_weights import (
+    SESSION,
+    WRITER_SESSION,
+    put_rounded,
+    put_rounded_with_offsets,
+    share_table,
+    widen_halves,
+)
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.onnx import OnnxBackend
 
@@ -64,7 +71,7 @@ class WebTarget:
                 (place,) = (tensor for tensor in model.graph.initializer if tensor.name == name)
                 place.CopyFrom(numpy_helper.from_array(matrix, name))
         inputs, outputs = signature(drafter.config, recipe.top_k)
-        return [_written("web", model, inputs, outputs, folder / GRAPH_FILE)]
+        return [_written("web", model, inputs, outputs, folder / GRAPH_FILE, SESSION)]
 
     def runner(self, folder: Path, artifact: Artifact) -> Backend | NotRun | StandIn:
         """onnxruntime-web in Node; where that is missing, onnxruntime in Python on the same graph."""
@@ -94,7 +101,7 @@ def export_web_writer(model: TokenDrafter, bits: int, folder: Path) -> Artifact:
             share_table(graph, name, matrix.shape)
         else:
             put_rounded(graph, name, matrix, TABLE)
-    return _written("writer", graph, inputs, outputs, folder / WRITER_FILE)
+    return _written("writer", graph, inputs, outputs, folder / WRITER_FILE, WRITER_SESSION)
 
 
 def web_runner(folder: Path, artifact: Artifact, *, npm: bool) -> Backend | StandIn:
@@ -109,12 +116,14 @@ def web_runner(folder: Path, artifact: Artifact, *, npm: bool) -> Backend | Stan
     graph, engine = folder / artifact.file, find_engine(npm=npm)
     if isinstance(engine, NotRun):
         return StandIn(OnnxBackend(graph), engine.reason)
-    return WebBackend(engine, graph, (*artifact.inputs, *artifact.outputs))
+    return WebBackend(engine, graph, (*artifact.inputs, *artifact.outputs), artifact.details.get("session", SESSION))
 
 
-def _written(name: str, model: onnx.ModelProto, inputs: Specs, outputs: Specs, file: Path) -> Artifact:
+def _written(
+    name: str, model: onnx.ModelProto, inputs: Specs, outputs: Specs, file: Path, session: dict[str, Any]
+) -> Artifact:
     widen_halves(model)
     tidy(model.graph, inputs, outputs)
     onnx.save(model, file)
     opsets = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
-    return Artifact(name, file.name, inputs, outputs, details={"opsets": opsets, "session": SESSION})
+    return Artifact(name, file.name, inputs, outputs, details={"opsets": opsets, "session": session})

@@ -26,6 +26,11 @@ SESSION: dict[str, Any] = {
     "graphOptimizationLevel": "all",
     "extra": {"session": {"disable_quant_qdq": "1"}},
 }
+#: The same for a writer, whose floats are not laid out for products once more: a third less memory, half as fast a step.
+WRITER_SESSION: dict[str, Any] = {
+    "graphOptimizationLevel": "all",
+    "extra": {"session": {"disable_quant_qdq": "1", "disable_prepacking": "1"}},
+}
 _OPSET, _IR_VERSION = 21, 10  # the first with groups in DequantizeLinear, and with tensors of 4 bits
 _MIDDLE = 8  # of 4-bit codes without a sign
 
