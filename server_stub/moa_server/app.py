@@ -201,10 +201,16 @@ class Verifier:
         secure = connection.scope["scheme"] in ("https", "wss")
         if self.website is None or not own_origin(connection.headers["origin"], host, secure):
             return False
-        # Of any page whose name is made to resolve to this machine (DNS rebinding) the same is true. It has no token, for
-        # what a browser stores belongs to an origin. Where none is asked for, the name must be one nobody else can have.
+        # The same is true of any page whose name is made to resolve to this machine (DNS rebinding). It has no token,
+        # for what a browser stores belongs to an origin. Where none is asked for, nobody else may be able to have the
+        # name.
         settings = self.settings
-        return not self.bearers.open or settings.loopback or names_address(host) or host_allowed(host, True, settings.hosts)
+        return (
+            not self.bearers.open
+            or settings.loopback
+            or names_address(host)
+            or host_allowed(host, True, settings.hosts)
+        )
 
     def _refused(self, reason: str, status: int, text: str, headers: dict[str, str] | None = None) -> JSONResponse:
         self.metrics.refused(reason)
@@ -254,7 +260,7 @@ def create_app(
 
     Args:
         drafts: what drafts where a client lets the verifier go on by itself; None for nobody. Closed with the app.
-        files: of the page, by the path of their URL; None for no page. Sessions from the page need no origin in the settings.
+        files: of the page, by the path of their URL; None for no page. Its sessions need no origin in the settings.
         timeline: gets what every session does and when, see :class:`moa_server.connection.Connection`.
     """
     verifier = Verifier(engine, settings, timeline, drafts, files)

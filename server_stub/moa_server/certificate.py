@@ -1,10 +1,10 @@
-"""A certificate for a verifier in the home network, from a small authority of its own that a phone can be told to trust.
+"""A certificate for a verifier in the home network, from a small authority of its own that a phone is told to trust.
 
-The names of such a machine are nobody's to certify: a private address, ``laptop.local``. A certificate that signs itself
-would not do either, for a browser that was clicked past its warning still runs no service worker, and phones install
-authorities only. So there are two: an authority, installed once on each phone, and a certificate that is renewed under it.
-Its name constraints keep the harm of a stolen key small: it can speak for private addresses and this machine's names, for
-no site of the internet.
+The names of such a machine are nobody's to certify: a private address, ``laptop.local``. A certificate that signs
+itself would not do either, for a browser that was clicked past its warning still runs no service worker, and phones
+install authorities only. So there are two: an authority, installed once on each phone, and a certificate that is
+renewed under it. The authority's name constraints keep the harm of a stolen key small: it can speak for private
+addresses and this machine's names, for no site of the internet.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Pair:
 def own_certificate(folder: Path, hosts: Sequence[str], now: datetime | None = None) -> OwnCertificate:
     """A certificate for these hosts: the one that lies in ``folder``, made or renewed where that is needed.
 
-    The authority stays what it is, for phones trust it, until it comes to its end or a host is none that it may speak for.
+    The authority stays what it is, for phones trust it, until it comes to its end or may not speak for a host.
 
     Args:
         hosts: names and IP addresses under which the verifier is reached.

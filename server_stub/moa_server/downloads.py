@@ -40,8 +40,8 @@ class Downloads:
 
     Args:
         most: at once.
-        bytes_per_second: of all together. Faster readers wait: on a fast network a download of a hundred megabytes would
-            otherwise take a processor away from the target for seconds.
+        bytes_per_second: of all together. Faster readers wait: on a fast network a download of a hundred megabytes
+            would otherwise take a processor away from the target for seconds.
         clock: seconds, monotonic.
     """
 

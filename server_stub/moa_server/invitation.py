@@ -1,7 +1,8 @@
-"""How a phone gets to the page: the addresses of this machine, a QR code for a terminal, and what the phone has to trust."""
+"""How a phone gets to the page: this machine's addresses, a QR code for a terminal, and what the phone has to trust."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import ipaddress
 import os
@@ -24,7 +25,7 @@ _QUIET_ZONE = 2  # the standard says 4, scanners are content with less, and a te
 
 
 def hosts_of(host: str) -> list[str]:
-    """Under what other machines reach one that listens on ``host``: addresses first, then names. As far as this machine knows.
+    """Under what others reach a verifier that listens on ``host``, as far as this machine knows: addresses, then names.
 
     Args:
         host: an address, a name, or ``0.0.0.0`` or ``::`` for all addresses.
@@ -49,7 +50,7 @@ def link_with_token(url: str, token: str) -> str:
 
 
 def qr_code(text: str) -> str | None:
-    """Lines that a terminal shows as a QR code, black on white in every colour scheme. None without the package segno."""
+    """Lines that a terminal shows as a QR code, black on white in every colour scheme; None without segno."""
     if importlib.util.find_spec("segno") is None:
         return None
     import segno
@@ -61,7 +62,10 @@ def qr_code(text: str) -> str | None:
     rows = [*[blank] * _QUIET_ZONE, *rows, *[blank] * (_QUIET_ZONE + len(matrix) % 2)]
     # Two modules in a character: the upper one is its ink where the block is an upper half.
     shown = {(0, 0): " ", (1, 0): "▀", (0, 1): "▄", (1, 1): "█"}
-    lines = ("".join(shown[pair] for pair in zip(upper, lower, strict=True)) for upper, lower in zip(rows[::2], rows[1::2], strict=True))
+    lines = (
+        "".join(shown[pair] for pair in zip(upper, lower, strict=True))
+        for upper, lower in zip(rows[::2], rows[1::2], strict=True)
+    )
     return "\n".join(f"\x1b[30;107m{line}\x1b[0m" for line in lines)
 
 
@@ -92,8 +96,8 @@ def invitation(
             lines.append("The code has the token: who takes a picture of it can use this verifier.")
     if fingerprint is not None:
         lines += [
-            f"A phone must trust this verifier's authority once: open {urls[0].rstrip('/')}{AUTHORITY_PATH} there, past the",
-            "browser's warning, and install what it downloads. Its SHA-256 fingerprint is",
+            f"A phone must trust this verifier's authority once: open {urls[0].rstrip('/')}{AUTHORITY_PATH} there,",
+            "past the browser's warning, and install what it downloads. Its SHA-256 fingerprint is",
             f"  {fingerprint}",
             "Android: Settings, Security, Encryption & credentials, Install a certificate, CA certificate.",
             "iOS: Settings, Profile downloaded; then switch it on in General, About, Certificate Trust Settings.",
@@ -114,22 +118,16 @@ def kept_token(file: Path) -> str:
     """
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            with file.open("x", opener=_private) as made:
+        with contextlib.suppress(FileExistsError):
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="ascii") as made:
                 made.write(secrets.token_urlsafe(24))
-        except FileExistsError:
-            pass
         token = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise MoaError(f"no token can be kept in {file}: {error}") from error
     if not token:
         raise MoaError(f"the file {file} has no token: remove it, and one is made")
     return token
-
-
-def _private(path: str, flags: int) -> int:
-
-    return os.open(path, flags, 0o600)
 
 
 def _addresses_with_a_route(families: Iterable[int]) -> Iterable[str]:

@@ -102,8 +102,8 @@ def parser() -> argparse.ArgumentParser:
     web.add_argument(
         "--web",
         action="store_true",
-        help="serve it at /, to everybody who reaches this address; where other machines do, its sessions need the token, "
-        "which is made and kept where none is given",
+        help="serve it at /, to everybody who reaches this address; where other machines do, its sessions need the "
+        "token, which is made and kept where none is given",
     )
     web.add_argument(
         "--bundle",

@@ -35,7 +35,7 @@ def find_bundle(named: Path | None, *, default_target: bool) -> Path:
                 f"or several with commas, such as moa-export --target onnx,{_TARGET}"
             )
         return named.expanduser()
-    own = cache_dir() / "bundles" / _TARGET
+    own = _made_here()
     for folder in (default_bundle(), own):
         if (folder / MANIFEST_FILE).exists() and _for_browsers(read_manifest(folder)):
             return folder
@@ -49,7 +49,7 @@ def find_bundle(named: Path | None, *, default_target: bool) -> Path:
 
 
 def bundle_files(folder: Path, served: Fingerprints) -> dict[str, WebFile]:
-    """The files that a browser needs by the path of their URL: manifest, tokenizer, template, and the graphs for browsers.
+    """What a browser needs, by the path of its URL: manifest, tokenizer, template, and the graphs for browsers.
 
     Args:
         served: of the verifier.
@@ -61,10 +61,12 @@ def bundle_files(folder: Path, served: Fingerprints) -> dict[str, WebFile]:
     bundle = Bundle.open(folder)  # a phone would find out what is damaged after a hundred megabytes
     manifest = bundle.manifest
     if manifest.fingerprints != served:
-        raise MoaError(
-            f"the bundle {folder} belongs to another target or drafter than this verifier's: export one for these, "
-            f"with moa-export --target {_TARGET} --force --out {folder}, and --model and --drafter as here"
-        )
+        if folder == _made_here():
+            remedy = f"moa-export --target {_TARGET} --force --out {folder} makes it anew"
+        else:
+            remedy = f"moa-export --target {_TARGET} --out BUNDLE, with --model and --drafter as here, makes another; "
+            remedy += "name it with --bundle"
+        raise MoaError(f"the bundle {folder} belongs to another target or drafter than this verifier's; {remedy}")
     files: dict[str, WebFile] = {}
     try:
         for name in (MANIFEST_FILE, TOKENIZER_FILE, CHAT_TEMPLATE_FILE):
@@ -79,6 +81,11 @@ def bundle_files(folder: Path, served: Fingerprints) -> dict[str, WebFile]:
     except OSError as error:
         raise BundleError(f"the bundle {folder} cannot be read: {error.strerror or error}") from error
     return files
+
+
+def _made_here() -> Path:
+    """Where the bundle lies that is made at the first start."""
+    return cache_dir() / "bundles" / _TARGET
 
 
 def _for_browsers(manifest: Manifest) -> bool:

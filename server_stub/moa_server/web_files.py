@@ -47,7 +47,7 @@ class InMemory:
 
 
 class OnDisk:
-    """See :class:`Content`. For what is too large to be held. It is opened for each piece: a download holds no descriptor.
+    """See :class:`Content`. For what is too large to be held. It is opened for each piece, so none holds a descriptor.
 
     Raises:
         OSError: it cannot be read.
@@ -154,8 +154,8 @@ def _part(wanted: str, size: int) -> tuple[int, int] | None:
     """The part that a ``Range`` header asks for: where it begins, and where it ends, exclusive.
 
     Returns:
-        ``(0, 0)`` where none of it exists. None for everything: no such header, or one to ignore, for a server may: several
-        parts, a unit other than bytes, what cannot be read.
+        ``(0, 0)`` where none of it exists. None for everything: no such header, or one that is ignored, as a server
+        may: several parts, a unit other than bytes, what cannot be read.
     """
     matched = _RANGE.fullmatch(wanted.strip())
     if matched is None or matched[1] == matched[2] == "":

@@ -28,7 +28,7 @@ Refusal = Callable[[Headers], Response | None]
 
 
 class Website(BaseRoute):
-    """Files by the path of their URL, for GET and HEAD. What is not in the table is not found, whatever lies on the disk.
+    """Files by the path of their URL, for GET and HEAD. What is not in the table is not found, whatever is on the disk.
 
     Args:
         refusal: asked before every answer.
@@ -79,9 +79,7 @@ class Website(BaseRoute):
         """Answer nothing more."""
         self._disk.shutdown(wait=False, cancel_futures=True)
 
-    async def _send(
-        self, reply: Reply, download: Download | None, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    async def _send(self, reply: Reply, download: Download | None, scope: Scope, receive: Receive, send: Send) -> None:
         """Piece by piece, as fast as the reader takes them. What was cut off is for the client to ask for again."""
         assert reply.content is not None
         content, at = reply.content, reply.start

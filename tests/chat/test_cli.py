@@ -13,9 +13,8 @@ from moa_chat import local
 from moa_chat.cli import main
 from moa_chat.options import build_parser
 from moa_chat.setup import endpoint_for, setup_for
-from moa_runtime import extras
+from moa_runtime import extras, first_bundle
 from moa_runtime.bundle import Fingerprints
-from moa_runtime import first_bundle
 from moa_runtime.errors import MoaError
 
 

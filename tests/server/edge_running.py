@@ -184,9 +184,9 @@ def edge(limits: EdgeLimits, tls: tuple[Path, Path] | None = None) -> Iterator[E
     assert not thread.is_alive()
 
 
-def eventually(condition: Callable[[], Any]) -> Any:
+def eventually(condition: Callable[[], Any], seconds: float = TIMEOUT_S) -> Any:
     """What ``condition`` returns once that is true."""
-    until = time.monotonic() + TIMEOUT_S
+    until = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < until, "did not happen"
         time.sleep(0.01)

@@ -68,7 +68,7 @@ def test_who_trusts_the_authority_trusts_it(tmp_path, host):
 def test_it_is_for_these_hosts_alone(tmp_path):
     made = own_certificate(tmp_path, HOSTS)
     for host in ("192.168.1.21", "other.local", "example.com"):
-        with pytest.raises(ssl.SSLCertVerificationError, match="not valid for|doesn't match"):
+        with pytest.raises(ssl.SSLCertVerificationError, match=r"not valid for|doesn't match"):
             handshake(made.file, made.authority, host)
     other = own_certificate(tmp_path / "other", HOSTS)
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -153,7 +153,7 @@ def test_a_certificate_that_is_not_ours_is_made_anew(tmp_path):
 
 def test_a_folder_that_cannot_be_used(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(MoaError, match="no certificate can be kept in .*file/web: "):
+    with pytest.raises(MoaError, match=r"no certificate can be kept in .*file/web: "):
         own_certificate(tmp_path / "file" / "web", HOSTS)
     with pytest.raises(MoaError, match="write it in ASCII"):
         own_certificate(tmp_path, ["lärm.local"])

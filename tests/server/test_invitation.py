@@ -65,13 +65,17 @@ def test_the_words_of_a_terminal_have_no_token_either():
 
 
 def test_what_the_phone_has_to_trust():
-    assert "https://192.168.1.20:8765/ca.crt" in told() and PRINT in told() and "Android: " in told() and "iOS: " in told()
+    assert (
+        "https://192.168.1.20:8765/ca.crt" in told() and PRINT in told() and "Android: " in told() and "iOS: " in told()
+    )
     own = told(fingerprint=None)
     assert "authority" not in own and "Without TLS" not in own
     assert "--tls-cert auto makes it whole" in told(["http://192.168.1.20:8765/"], fingerprint=None, secure=False)
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8765/", "http://localhost/", "http://[::1]:8765/", "http://127.0.0.1/"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:8765/", "http://localhost/", "http://[::1]:8765/", "http://127.0.0.1/"]
+)
 def test_on_this_machine_an_address_is_enough(url):
     assert told([url], token="", token_from="", fingerprint=None, secure=False) == f"moa-serve: the page: {url}"
 
@@ -95,7 +99,9 @@ def test_hosts_of_one_address_and_of_all(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "Laptop")
     found = [("10.0.0.5", 0), ("10.0.0.5", 0), ("127.0.1.1", 0), ("169.254.1.1", 0)]
     answers = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address) for address in found]
-    answers += [(socket.AF_INET6, socket.SOCK_STREAM, 0, "", (address, 0, 0, 0)) for address in ("fd00::5", "fe80::1%eth0")]
+    answers += [
+        (socket.AF_INET6, socket.SOCK_STREAM, 0, "", (address, 0, 0, 0)) for address in ("fd00::5", "fe80::1%eth0")
+    ]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
     monkeypatch.setattr("moa_server.invitation._ELSEWHERE", ())
     assert hosts_of("0.0.0.0") == ["10.0.0.5", "laptop.local"]
@@ -119,7 +125,7 @@ def test_a_token_is_kept(tmp_path):
 
 def test_a_token_that_cannot_be_kept(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(MoaError, match="the file .* has no token"):
+    with pytest.raises(MoaError, match=r"the file .* has no token"):
         kept_token(tmp_path / "file")
     with pytest.raises(MoaError, match="no token can be kept in"):
         kept_token(tmp_path / "file" / "token")

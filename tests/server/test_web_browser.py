@@ -88,7 +88,7 @@ def test_what_the_page_may_do(browser, tmp_path, outer_address, secure):
         command = [browser, *options, link_with_token(url, TOKEN)]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as shown:
             try:
-                said = eventually(files.said)
+                said = eventually(files.said, seconds=120)
             finally:
                 shown.kill()
         whole = ["secure", "wasm", "no-eval", "service-worker", "storage", "no-other-hosts", "session"]

@@ -55,7 +55,10 @@ def web_bundle(onnx_bundle, tmp_path_factory):
         (["--bundle", "x"], "--bundle belongs to --web"),
         (["--web", "--tls-cert", "auto", "--tls-key", "key.pem"], "leave --tls-key out"),
         (["--web", "--bundle", "none"], "none is no bundle"),
-        (["--web", "--model", "{target}"], "the page needs a bundle of this target: moa-export --target web --model NAME"),
+        (
+            ["--web", "--model", "{target}"],
+            "the page needs a bundle of this target: moa-export --target web --model NAME",
+        ),
         (["--web", "--bundle", "{onnx}"], "has no graph for browsers: export it again with --target web"),
         (["--web", "--bundle", "{web}"], "another target or drafter than this verifier's"),
         (["--web", "--host", "nowhere.invalid"], "cannot listen on nowhere.invalid"),
@@ -73,7 +76,9 @@ def test_refusals(capsys, page, tiny_target, onnx_bundle, web_bundle, argv, said
 def test_a_page_that_is_not_built(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("moa_page.__file__", str(tmp_path / "__init__.py"))
     monkeypatch.setattr(web_setup, "page_folder", page_folder)
-    assert "the page is not built: in a checkout of moa-edge, make web builds it" in refusal(capsys, "--web", "--port", "0")
+    assert "the page is not built: in a checkout of moa-edge, make web builds it" in refusal(
+        capsys, "--web", "--port", "0"
+    )
 
 
 def test_what_the_certificate_needs(capsys, page, monkeypatch):

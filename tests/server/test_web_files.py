@@ -61,8 +61,25 @@ def test_a_range_that_does_not_exist(wanted):
 
 @pytest.mark.parametrize(
     "wanted",
-    ["", "bytes", "bytes=", "bytes=-", "bytes=5-4", "bytes=0-1,5-6", "lines=0-1", "bytes=a-b", "bytes=--5", "bytes=+1-2"]
-    + ["bytes=1-2-3", "bytes= 1 - 2", "bytes=\u0661-\u0662", "bytes=0x1-0x2", "bytes=" + "9" * 5000 + "-", "bytes=1.5-2"],
+    [
+        "",
+        "bytes",
+        "bytes=",
+        "bytes=-",
+        "bytes=5-4",
+        "bytes=0-1,5-6",
+        "lines=0-1",
+        "bytes=a-b",
+        "bytes=--5",
+        "bytes=+1-2",
+        "bytes=1-2-3",
+        "bytes= 1 - 2",
+        "bytes=\u0661-\u0662",
+        "bytes=0x1-0x2",
+        "bytes=" + "9" * 5000 + "-",
+        "bytes=1.5-2",
+    ],
+    ids=lambda wanted: ascii(wanted[:20]),
 )
 def test_ranges_that_are_ignored(wanted):
     reply = PLAIN.reply({"range": wanted})
@@ -169,5 +186,5 @@ def test_a_file_that_is_no_longer_the_same(tmp_path, happens):
         os.utime(path, ns=(1, 1))
     else:
         path.write_bytes(DATA + b"x" if happens == "longer" else DATA[:-1])
-    with pytest.raises(ChangedError, match="start moa-serve again|start it again"):
+    with pytest.raises(ChangedError, match=r"start moa-serve again|start it again"):
         content.read(0, 1)

@@ -1,4 +1,4 @@
-"""A small page and a bundle for the toy engine, as files to serve."""
+"""A small page and a bundle for the toy engine, as files to serve, and requests for them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 
+import httpx
+
 from moa_runtime.bundle import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Manifest, TargetEntry, write_manifest
 from moa_server.web_bundle import bundle_files
 from moa_server.web_files import WebFile
 from moa_server.web_page import page_files
+from server.running import Verifier
 from toy_engine import PRINTS
 
 GRAPH, WRITER = "device_half.web.onnx", "writer.web.onnx"
@@ -61,7 +64,7 @@ def write_web_bundle(folder: Path, graph_bytes: int = 300_000, targets: tuple[st
         tools={},
         targets=entries,
         files={},
-        web_writer=TargetEntry(WRITER, graph_bytes, (), ()),
+        web_writer=TargetEntry(WRITER, graph_bytes, (), (), details={"model": "toy", "bits": 4, "max_context": 1000}),
     )
     write_manifest(folder, manifest)
     return folder
@@ -71,3 +74,8 @@ def site(folder: Path, graph_bytes: int = 300_000, **scripts: str) -> Mapping[st
     """What a verifier of the toy engine serves."""
     bundle = write_web_bundle(folder / "bundle", graph_bytes)
     return {**page_files(write_page(folder / "page", **scripts)), **bundle_files(bundle, PRINTS)}
+
+
+def get(verifier: Verifier, path: str, method: str = "GET", **headers: str) -> httpx.Response:
+    """The answer to a request without a token; ``if_range`` is the header ``if-range``."""
+    return verifier.http(method, path, headers={name.replace("_", "-"): text for name, text in headers.items()})
