@@ -65,7 +65,7 @@ export function newSeed(): bigint {
 
 const KEY = "settings";
 
-/** A whole model takes more than a gigabyte while it writes. */
+/** A whole model takes about a gigabyte while it writes: with less memory than this the browser would end the page. */
 const WRITER_NEEDS_GB = 4;
 
 /** What is usual on a device with so much memory; undefined where its browser does not say. */

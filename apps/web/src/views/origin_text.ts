@@ -46,10 +46,15 @@ export function legendNodes(): Node[] {
   return [...named, make("span", "origin drafted tentative", TENTATIVE), make("del", "", DROPPED)];
 }
 
-function piece(shown: Piece): HTMLElement {
-  const made = make("span", `origin ${shown.origin ?? ""}${shown.committed ? "" : " tentative"}`, shown.text);
+/** The space around it has no line. */
+function piece(shown: Piece): DocumentFragment {
+  const { committed, origin, text } = shown;
+  const [, before, words, after] = /^(\s*)(.*?)(\s*)$/su.exec(text)!;
+  const made = make("span", `origin ${origin}${committed ? "" : " tentative"}`, words!);
   PIECES.set(made, shown);
-  return made;
+  const all = document.createDocumentFragment();
+  all.append(before!, ...(words === "" ? [] : [made]), after!);
+  return all;
 }
 
 function takenBack({ text }: Dropped): HTMLElement {
