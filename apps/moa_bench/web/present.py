@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """See :class:`moa_bench.output.Presentation`."""
-    columns = ("context", "tokens", "ms", "p95_ms", "python_ms", "ratio")
+    columns = ("context", "tokens", "ms", "least_ms", "p95_ms", "python_ms", "python_least_ms", "ratio")
     rows = [
         [graph, *(step[name] for name in columns)]
         for graph, figures in result["graphs"].items()
@@ -26,7 +26,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
     if result["browser"]:
         notes.append(f"onnxruntime-web {result['browser']['onnxruntime-web']} in {result['browser']['agent']}")
     notes.append(f"medians of {result['settings']['repeats']} steps, in turns, one thread each; every token is a query")
-    header = ["graph", "context", "tokens", "browser ms", "p95 ms", "Python ms", "ratio"]
+    header = ["graph", "context", "tokens", "browser ms", "least", "p95", "Python ms", "least", "ratio"]
     return [Table(header, rows, note="\n".join(notes))]
 
 
