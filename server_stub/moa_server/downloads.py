@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from moa_server.budgets import Clock, TokenBucket
 
-#: Seconds in which a download shows how fast its reader is, and the rate below which it then gives way to another.
-_TRIAL_S, _SLOW = 5.0, 32 << 10
+#: A download that took nothing for so many seconds, or less than that rate in the last such span, gives way to another.
+_SPAN_S, _SLOW = 10.0, 32 << 10
 
 
 class Download:
@@ -20,16 +20,26 @@ class Download:
 
     def __init__(self, network: str, began: float, end: Callable[[], None]) -> None:
         self.network, self.end = network, end
-        self._began, self._sent = began, 0
+        self._last = self._span_began = began
+        self._span_bytes = 0
+        self._was_slow = False
 
-    def sent(self, count: int) -> None:
-        """So many more bytes were taken by the reader, or by what the system buffers for it."""
-        self._sent += count
+    def sent(self, count: int, now: float) -> None:
+        """So many more bytes were taken by the reader, or by what the system buffers for it.
+
+        The system takes megabytes at once of a reader that stands still, so what counts is not the average since the
+        beginning.
+        """
+        took = now - self._span_began
+        if took >= _SPAN_S:
+            self._was_slow = self._span_bytes < _SLOW * took
+            self._span_began, self._span_bytes = now, 0
+        self._span_bytes += count
+        self._last = now
 
     def slow(self, now: float) -> bool:
         """Whether it may be ended for another."""
-        took = now - self._began
-        return took >= _TRIAL_S and self._sent < _SLOW * took
+        return self._was_slow or now - self._last >= _SPAN_S
 
 
 class Downloads:
@@ -78,6 +88,7 @@ class Downloads:
         """It has ended, or is about to."""
         self._running.pop(download, None)
 
-    def wait_s(self, count: int) -> float:
-        """How long to wait before so many more bytes are sent."""
+    def wait_s(self, download: Download, count: int) -> float:
+        """How long to wait before its next bytes are sent, so many; what was sent before has been taken."""
+        download.sent(count, self._clock())
         return self._pace.wait_s(count)

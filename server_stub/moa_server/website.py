@@ -110,8 +110,7 @@ class Website(BaseRoute):
     async def _read(self, content: Content, at: int, stop: int, download: Download | None) -> bytes:
         count = min(_PIECE, stop - at)
         if download is not None:
-            download.sent(count)
-            await asyncio.sleep(self.downloads.wait_s(count))
+            await asyncio.sleep(self.downloads.wait_s(download, count))
         return await asyncio.get_running_loop().run_in_executor(self._disk, content.read, at, count)
 
     def _unavailable(self, text: str) -> Response:

@@ -52,20 +52,41 @@ def test_of_one_network_half_of_them(begin):
     assert begin("d") and begin("e") and begin("f") is None
 
 
-def test_who_reads_slowly_gives_way_the_oldest_first(begin, ended, clock):
-    quick, slow, slower = begin("quick"), begin("slow"), begin("slower")
-    clock.now = 1.0
+def read(begin, download, clock, rate: int, seconds: int) -> None:
+    """A reader of so many bytes a second, from the clock's time on."""
+    for _ in range(seconds):
+        clock.now += 1
+        begin.downloads.wait_s(download, rate)
+
+
+def test_who_stands_still_gives_way_the_oldest_first(begin, ended, clock):
+    begin("a"), begin("b")
+    quick = begin("quick")
+    clock.now = 5.0
     begin("new")
-    clock.now = 5.5
-    quick.sent(6 * 32 * KB)
-    slow.sent(5 * 32 * KB)
-    slower.sent(1)
-    assert begin("another") and ended == ["slow"]
-    assert begin("one more") and ended == ["slow", "slower"]
-    assert begin("too many") is None  # the rest is quick, or was not there for five seconds
-    clock.now = 6.0
-    assert begin("later") and ended == ["slow", "slower", "new"]
-    begin.downloads.over(slow)  # the connection's own end comes later
+    assert begin("early") is None
+    read(begin, quick, clock, 100 * KB, 6)
+    assert begin("another") and ended == ["a"]
+    assert begin("one more") and ended == ["a", "b"]
+    assert begin("too many") is None  # the rest reads, or was not there for ten seconds
+
+
+def test_who_only_filled_the_buffers_gives_way_too(begin, ended, clock):
+    trickle, steady = begin("trickle", "net"), begin("steady", "net")
+    for each in (trickle, steady):
+        begin.downloads.wait_s(each, 4000 * KB)  # what the system takes of it
+    for _ in range(22):
+        clock.now += 1
+        begin.downloads.wait_s(trickle, 8 * KB)
+        begin.downloads.wait_s(steady, 40 * KB)
+    assert begin("next", "net") and ended == ["trickle"]
+
+
+def test_a_connection_that_was_ended_is_over_once(begin, ended, clock):
+    running = [begin(name) for name in "abcd"]
+    clock.now = 10.0
+    assert begin("e") and ended == ["a"]
+    begin.downloads.over(running[0])  # its own end comes later
     assert len(begin.downloads) == 4
 
 
@@ -77,9 +98,9 @@ def test_a_crowded_network_gives_way_to_itself_alone(begin, ended, clock):
 
 
 def test_all_together_keep_a_pace(begin, clock):
-    downloads = begin.downloads
-    assert downloads.wait_s(125 * KB) == 0  # what was saved up
-    assert downloads.wait_s(500 * KB) == 0
-    assert downloads.wait_s(1) == pytest.approx(0.5)
+    a, b, wait_s = begin("a"), begin("b"), begin.downloads.wait_s
+    assert wait_s(a, 125 * KB) == 0  # what was saved up
+    assert wait_s(b, 500 * KB) == 0
+    assert wait_s(a, 1) == pytest.approx(0.5)
     clock.now = 100.0
-    assert downloads.wait_s(1) == 0
+    assert wait_s(b, 1) == 0

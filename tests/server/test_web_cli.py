@@ -93,7 +93,9 @@ def test_from_the_command_to_the_page(page, tiny_target, tiny_drafter, web_bundl
     hosts = hosts_of("0.0.0.0")
     if not hosts:
         pytest.skip("this machine has no address but loopback")
-    program = "import sys, moa_page, pathlib; moa_page.page_folder = lambda: pathlib.Path(sys.argv.pop(1))\n"
+    program = (
+        "import sys, moa_page, pathlib; page = pathlib.Path(sys.argv.pop(1))\nmoa_page.page_folder = lambda: page\n"
+    )
     program += "from moa_server.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", program, str(page), "--web", "--host", "0.0.0.0", "--tls-cert", "auto"]
     command += ["--model", str(tiny_target), "--drafter", str(tiny_drafter), "--bundle", str(web_bundle)]

@@ -82,9 +82,10 @@ def converse(verifier: Verifier, engine: ToyEngine) -> None:
     client.drop()
 
 
-def test_sessions_go_on_beside_readers_that_stand_still(files, opened, complaints):
+def test_sessions_go_on_beside_readers_that_stand_still(files, opened, complaints, monkeypatch):
+    monkeypatch.setattr(downloads, "_SPAN_S", float("inf"))  # however long this takes
     engine = ToyEngine()
-    with serving(engine, Settings(), files=files) as verifier:
+    with serving(engine, Settings(), files=files, limits=EdgeLimits(send_seconds=1000)) as verifier:
         most = verifier.parts.website.downloads.most // 2  # of one address
         readers = [opened(verifier) for _ in range(most)]
         eventually(lambda: running(verifier) == most)
@@ -117,8 +118,7 @@ def test_sessions_go_on_beside_quick_readers(files, folder, complaints):
 
 
 def test_who_stands_still_gives_way(files, folder, opened, complaints, monkeypatch):
-    monkeypatch.setattr(downloads, "_TRIAL_S", 0.0)
-    monkeypatch.setattr(downloads, "_SLOW", float("inf"))
+    monkeypatch.setattr(downloads, "_SPAN_S", 0.0)
     with serving(ToyEngine(), Settings(), files=files) as verifier:
         most = verifier.parts.website.downloads.most // 2
         readers = [opened(verifier) for _ in range(most)]
