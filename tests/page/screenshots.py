@@ -21,13 +21,11 @@ from page.served import SERVE
 from page.using import open_with_model
 
 _TOKEN = "pictures"
-_SCALE = 2
+_SCALE = 1.5
 _SETTLING_MS = 400
 _LONGEST = 120  # tokens
-_QUESTIONS = ("Name three primary colours.",)
+_QUESTION = "Name three primary colours."
 _OFFLINE_QUESTION = "Tell me a short story about a fox."
-#: The picture is of the first whose answer, written offline, the verifier corrects.
-_NEW_QUESTIONS = ("Why is the sky blue?", "What makes a good friend?", "How do plants grow?", "What is music?")
 _CHARACTERS_OFFLINE = """
 [...document.querySelectorAll(".assistant .offline.tentative")].reduce((sum, one) => sum + one.textContent.length, 0)
 """
@@ -52,9 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _draw(page: Page, path) -> None:
     _set_up(page)
-    for question in _QUESTIONS:
-        page.ask(question)
-        page.answered()
+    page.ask(_QUESTION)
+    page.answered()
     _take(page, path("chat"))
 
     page.do("click", "#new-chat")
@@ -64,20 +61,10 @@ def _draw(page: Page, path) -> None:
     while page.do("evaluate", _CHARACTERS_OFFLINE) < _WRITTEN_OFFLINE:
         page.do("evaluate", "new Promise((resolve) => setTimeout(resolve, 50))")
     _take(page, path("offline"))
-    page.do("click", "#stop")
-    page.answered()
     page.do("click", "#offline")
-    page.gone(".remarks:has-text('not confirmed yet')")
-
-    for question in _NEW_QUESTIONS:
-        page.do("click", "#new-chat")
-        page.do("click", "#offline")
-        page.ask(question)
-        page.wait(".remarks", "not confirmed yet")
-        page.do("click", "#offline")
-        page.wait("#notice-text", "this device wrote")
-        if "corrected" in page.do("texts", "#notice-text")[0]:
-            break
+    page.wait("#notice-text", "corrected")
+    page.answered()
+    page.do("evaluate", "document.querySelector('#scroll').scrollTop = 0")
     _take(page, path("return"))
 
     page.do("click", "#show-chats")
