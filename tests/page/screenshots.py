@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from moa_bench.web.browser import BROWSERS
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _draw(page: Page, path) -> None:
+def _draw(page: Page, path: Callable[[str], str]) -> None:
     _set_up(page)
     page.ask(_QUESTION)
     page.answered()
