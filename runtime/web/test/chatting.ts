@@ -69,7 +69,8 @@ export class ChatWorld {
   /** Another program with the same chat; the one before was killed, if it was not closed. */
   async begin(options: ChatOptions = {}): Promise<Chat> {
     const settings = { drafting: "device", ...options.settings } as const;
-    this.chat = await Chat.create(bundle, { url: "ws://toy" }, { drafter: new NgramDrafter([2]), host: this.host, ...options, settings });
+    const all = { drafter: new NgramDrafter([2]), host: this.host, ...options, settings };
+    this.chat = await Chat.create(bundle, { url: "ws://toy" }, all);
     const opening = this.chat.open(false);
     await this.host.pass(0.5);
     await opening;

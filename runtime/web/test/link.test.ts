@@ -5,8 +5,9 @@ import { test } from "node:test";
 
 import { fromBinary } from "@bufbuild/protobuf";
 
-import { ClientSession, ConnectError, DraftingLoop, Endpoint, FixedShape, USUAL_TIMING, budgetOf, wire } from "../src/index.js";
-import type { Answered, Conditions, LinkChanged, Timing } from "../src/index.js";
+import { ClientSession, DraftingLoop, Endpoint, FixedShape, USUAL_TIMING, budgetOf, wire } from "../src/index.js";
+import type { Answered, Conditions, ConnectError, LinkChanged, Timing } from "../src/index.js";
+import { connectError } from "../src/link/connect_error.js";
 import { Driver } from "../src/link/driver.js";
 import { FakeHost } from "./fake_host.js";
 import { ToyVerifier, send } from "./toy_verifier.js";
@@ -248,7 +249,7 @@ test("link: what comes faster than it is taken up closes the link", async () => 
   for (let count = 0; count < 5; count++) socket.says(new Uint8Array(4 << 20)); // and the driver has had no turn
   await host.pass(0.1);
   assert.equal(world.problems.at(-1)!.message, "frames came faster than this device takes them up");
-  assert.deepEqual(driver.bytesMoved[1] > 20 << 20, true);
+  assert.ok(driver.bytesMoved[1] > 20 << 20);
   await world.end();
 });
 
@@ -262,35 +263,68 @@ function said(status: number, elsewhere = false): Answers {
 }
 
 const PAGE = "https://app.example";
-const WHY: [string, string, string | undefined, Answers, RegExp, boolean][] = [
-  ["a token that is refused", "ws://v:1", undefined, said(401), /^the verifier at ws:\/\/v:1\/v1\/session refused the token; check it$/, true],
-  ["a verifier that is full", "ws://v:1", undefined, said(503), /is full or shutting down$/, false],
-  ["another server", "ws://v:1", undefined, said(404), /answered HTTP 404: is it a moa-edge verifier\?$/, true],
-  ["a server in trouble", "ws://v:1", undefined, said(502), /answered HTTP 502: is it a moa-edge verifier\?$/, false],
-  ["a redirect", "ws://v:1", undefined, said(0, true), /sends its clients elsewhere, which is not followed: name the verifier's own/, true],
-  ["a proxy without WebSockets", "ws://v:1", undefined, said(200), /takes requests, but no WebSocket: a proxy between may have to let it through$/, false],
-  ["nobody", "ws://v:1", "http://app.example", () => undefined, /^no verifier answers at ws:\/\/v:1\/v1\/session; start one with moa-serve$/, false],
-  ["nobody by TLS", "wss://v", PAGE, () => undefined, /start one with moa-serve; if one runs there, open https:\/\/v\/healthz to see whether its certificate is trusted$/, false],
+const nobody: Answers = () => undefined;
+/** What may not be read, but is there. */
+const hidden: Answers = (url, token, readable) =>
+  !readable && !token && url === "https://v/healthz" ? { status: 0, elsewhere: false } : undefined;
+const WHY: [string, string, string | undefined, Answers, string, boolean][] = [
+  ["a token that is refused", "ws://v:1", undefined, said(401), "the verifier at ADDRESS refused the token; check it", true],
+  ["a verifier that is full", "ws://v:1", undefined, said(503), "the verifier at ADDRESS is full or shutting down", false],
+  ["another server", "ws://v:1", undefined, said(404), "ADDRESS answered HTTP 404: is it a moa-edge verifier?", true],
+  ["a server in trouble", "ws://v:1", undefined, said(502), "ADDRESS answered HTTP 502: is it a moa-edge verifier?", false],
+  [
+    "a redirect",
+    "ws://v:1",
+    undefined,
+    said(0, true),
+    "ADDRESS sends its clients elsewhere, which is not followed: name the verifier's own address",
+    true,
+  ],
+  [
+    "a proxy without WebSockets",
+    "ws://v:1",
+    undefined,
+    said(200),
+    "what answers at ADDRESS takes requests, but no WebSocket: a proxy between may have to let it through",
+    false,
+  ],
+  ["nobody", "ws://v:1", "http://app.example", nobody, "no verifier answers at ADDRESS; start one with moa-serve", false],
+  [
+    "nobody by TLS",
+    "wss://v",
+    PAGE,
+    nobody,
+    "no verifier answers at ADDRESS; start one with moa-serve; if one runs there, open https://v/healthz to see whether its " +
+      "certificate is trusted",
+    false,
+  ],
   [
     "an origin that is not let in",
     "wss://v",
     PAGE,
-    (url, token, readable) => (!readable && !token && url === "https://v/healthz" ? { status: 0, elsewhere: false } : undefined),
-    /does not let web pages of https:\/\/app\.example connect: start moa-serve with --allow-origin https:\/\/app\.example$/,
+    hidden,
+    `what answers at ADDRESS does not let web pages of ${PAGE} connect: start moa-serve with --allow-origin ${PAGE}`,
     false,
   ],
-  ["a secure page and an open link", "ws://v:1", PAGE, said(200), /^a page that came over https may connect by wss:\/\/ only, not to ws:/, true],
-  ["the same on this machine", "ws://localhost:1", PAGE, () => undefined, /^no verifier answers/, false],
+  [
+    "a secure page and an open link",
+    "ws://v:1",
+    PAGE,
+    said(200),
+    "a page that came over https may connect by wss:// only, not to ADDRESS: start moa-serve with --tls-cert and --tls-key, " +
+      "and use wss://",
+    true,
+  ],
+  ["the same on this machine", "ws://localhost:1", PAGE, nobody, "no verifier answers at ADDRESS; start one with moa-serve", false],
 ];
 
 for (const [name, url, origin, answers, sentence, final] of WHY) {
   test(`link: what is said of ${name}`, async () => {
     const host = new FakeHost(origin);
     host.answer = answers;
-    host.onsocket = (socket) => socket.dies();
-    const { connectError } = await import("../src/link/connect_error.js");
-    const error = await connectError(new Endpoint(url, "secret"), host, 5);
-    assert.match(error.message, sentence);
+    const endpoint = new Endpoint(url, "secret");
+    const error = await connectError(endpoint, host, 5);
+    assert.equal(error.message, sentence.replace("ADDRESS", endpoint.address));
     assert.equal(error.final, final);
   });
 }

@@ -13,7 +13,8 @@ const FOLDER = fileURLToPath(new URL("../../", import.meta.url));
 const MOST_BYTES = 100 * 1024;
 
 test("package: it has what its exports name, and no tests", () => {
-  const said = execFileSync("npm", ["pack", "--dry-run", "--json", "--ignore-scripts"], { cwd: FOLDER, encoding: "utf-8", stdio: "pipe" });
+  const how = { cwd: FOLDER, encoding: "utf-8", stdio: "pipe" } as const;
+  const said = execFileSync("npm", ["pack", "--dry-run", "--json", "--ignore-scripts"], how);
   const [{ files }] = JSON.parse(said) as [{ files: { path: string }[] }];
   const paths = files.map(({ path }) => path);
   for (const part of ["index", "browser/index", "node/index", "browser/worker"]) {

@@ -76,7 +76,8 @@ export class IndexedDbChatStore implements ChatStore {
   private async lock(): Promise<void> {
     const { locks } = navigator as { readonly locks?: LockManager };
     if (!locks) {
-      throw new StoreError("a page can keep a chat only where it was opened by https or on localhost: browsers have no locks else");
+      const text = "a page can keep a chat only where it was opened by https or on localhost";
+      throw new StoreError(`${text}: browsers have no locks else`);
     }
     const signal = AbortSignal.timeout(PATIENCE_MS);
     await new Promise<void>((taken, refused) => {

@@ -81,6 +81,6 @@ export class AnswerEvents {
 }
 
 function sameTokens(a: readonly TokenOrigin[], b: readonly TokenOrigin[]): boolean {
-  const alike = (one: TokenOrigin, at: number): boolean => one.origin === b[at]!.origin && one.committed === b[at]!.committed;
-  return same(a.map(({ token }) => token), b.map(({ token }) => token)) && a.every(alike);
+  if (!same(a.map(({ token }) => token), b.map(({ token }) => token))) return false;
+  return a.every(({ committed, origin }, at) => origin === b[at]!.origin && committed === b[at]!.committed);
 }

@@ -201,8 +201,9 @@ export class Chat extends ChatChecks {
       throw new ContextFullError(text);
     }
     const asked = record.question.messages;
-    const known = commonTurns(asked, question.messages) === Math.max(asked.length, question.messages.length);
-    const origins: Origin[] = known && record.origins.length === tokens.length ? record.origins : tokens.map(() => "corrected");
+    const sameTurns = commonTurns(asked, question.messages) === Math.max(asked.length, question.messages.length);
+    const known = sameTurns && record.origins.length === tokens.length;
+    const origins: Origin[] = known ? record.origins : tokens.map(() => "corrected");
     const kept = commonLength(committed, whole);
     const start = lengthOf(question);
     const most = Math.min(maxNewTokens, maxContext);

@@ -29,7 +29,7 @@ const LONGEST_TIMER_MS = 2 ** 31 - 1;
 export function ownHost(given?: new (address: string, protocols: string[]) => object): Host {
   const WebSocket = (given as SocketClass | undefined) ?? globals.WebSocket;
   if (!WebSocket) {
-    throw new MoaError('this Node has no WebSocket of its own: hand one in, ownHost(WebSocket) of the package "ws", or use 22');
+    throw new MoaError("this Node has no WebSocket of its own: hand in that of the package ws, ownHost(WebSocket), or use Node 22");
   }
   const origin = globals.location?.origin;
   return { now: () => globals.performance.now() / 1000, later, turn: newTurn(), WebSocket, ask, origin };

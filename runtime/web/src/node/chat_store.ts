@@ -34,7 +34,8 @@ export class FileChatStore implements ChatStore {
       throw new StoreError(`the chat cannot be kept in ${name}: ${(error as Error).message}`);
     }
     if (!this.lock) {
-      throw new StoreError(`the chat in ${name} is open in another program: close it there, or keep this one in another file`);
+      const text = `the chat in ${name} is open in another program`;
+      throw new StoreError(`${text}: close it there, or keep this one in another file`);
     }
     try {
       return await this.read();
