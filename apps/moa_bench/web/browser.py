@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +40,7 @@ class BrowserPage:
         browser: the command of a Chromium; None for one that is installed.
         page: its path on the server.
         folders: what lies behind which beginnings of paths.
+        options: more of the browser's.
 
     Attributes:
         asked: the paths that were asked for, ``/next`` and ``/said`` left out.
@@ -48,11 +49,13 @@ class BrowserPage:
         MoaError: there is no Chromium.
     """
 
-    def __init__(self, browser: str | None, page: str, folders: Mapping[str, Path]) -> None:
+    def __init__(
+        self, browser: str | None, page: str, folders: Mapping[str, Path], options: Sequence[str] = ()
+    ) -> None:
         found = browser or next(filter(shutil.which, BROWSERS), None)
         if found is None or shutil.which(found) is None:
             raise MoaError(f"no browser: {found or 'Chromium'} is not installed; name one with --browser")
-        self._browser, self._page, self._folders = found, page, folders
+        self._browser, self._page, self._folders, self._more = found, page, folders, options
         self._next: queue.Queue[dict[str, Any]] = queue.Queue()
         self._said: queue.Queue[dict[str, Any]] = queue.Queue()
         self.asked: list[str] = []
@@ -62,7 +65,7 @@ class BrowserPage:
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        options = [*_OPTIONS, f"--user-data-dir={self._profile.name}"]
+        options = [*_OPTIONS, *self._more, f"--user-data-dir={self._profile.name}"]
         if os.name == "posix" and os.geteuid() == 0:
             options.append("--no-sandbox")  # Chromium has none for root
         url = f"http://127.0.0.1:{self.port}{self._page}"

@@ -5,13 +5,13 @@ import { CacheStore, FileSystemStore, browserStore } from "/dist/src/browser/ind
 const ORT = "/ort/ort.wasm.bundle.min.mjs";
 const stores = { best: browserStore, cache: async (name) => new CacheStore(await caches.open(name)) };
 
-async function drafts({ store: kind, worker, ort = ORT, rows = 0, prefix, levels }) {
+async function drafts({ store: kind, worker, ort = ORT, providers, rows = 0, prefix, levels }) {
   const store = await stores[kind]("bundle");
   const bundle = await Bundle.open(new URL("/bundle/", location.href).href, { store });
   const engine = worker
     ? { worker: new Worker("/dist/src/browser/worker.js", { type: "module" }), ort }
     : { ort: await import(ort) };
-  const models = await loadModels(bundle, engine);
+  const models = await loadModels(bundle, { ...engine, providers });
   const { drafter, writer } = models.forConversation();
   const [, kvHeads, headDim] = bundle.manifest.web.inputs.find(({ name }) => name === "self_keys").shape;
   const numbers = { count: rows, kvHeads, headDim, data: Float32Array.from({ length: rows * kvHeads * headDim }, (_, at) => Math.sin(at)) };
@@ -32,7 +32,7 @@ for (;;) {
   }
   let said;
   try {
-    said = await drafts(todo);
+    said = todo.adapter ? { adapter: Boolean(await navigator.gpu?.requestAdapter()) } : await drafts(todo);
   } catch (error) {
     said = { failed: `${error.name}: ${error.message}` };
   }
