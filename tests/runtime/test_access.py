@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moa_runtime.access import check_origins, host_allowed, origin_allowed
+from moa_runtime.access import check_origins, host_allowed, names_address, origin_allowed, own_origin
 from moa_runtime.errors import MoaError
 
 LOCAL = [
@@ -102,3 +102,37 @@ def test_what_a_browser_sends_is_an_origin(origin):
 def test_what_it_never_sends_is_refused_where_it_is_named(origin):
     with pytest.raises(MoaError, match="is no origin as browsers send it"):
         check_origins(["https://app.example", origin])
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "secure", "own"),
+    [
+        ("https://moa.example", "moa.example", True, True),
+        ("https://moa.example:8765", "MOA.example:8765", True, True),
+        ("https://[fd00::1]:8765", "[fd00::1]:8765", True, True),
+        ("http://moa.example:8765", "moa.example:8765", True, False),
+        ("http://moa.example:8765", "moa.example:8765", False, True),
+        ("https://moa.example", "moa.example", False, True),  # behind a proxy
+        ("https://moa.example:8765", "moa.example", True, False),
+        ("https://moa.example", "moa.example:8765", True, False),
+        ("https://moa.example.evil", "moa.example", True, False),
+        ("https://evil", "moa.example", True, False),
+        ("null", "null", False, False),
+        ("file://", "", False, False),
+        ("https://moa.example", None, True, False),
+    ],
+)
+def test_whose_page_it_is(origin, host, secure, own):
+    assert own_origin(origin, host, secure) == own
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "192.168.1.20:8765", "[::1]", "[fd00::1]:443", "0.0.0.0"])
+def test_a_host_that_is_an_address(host):
+    assert names_address(host)
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "1.2.3", "1.2.3.4.example", "127.0.0.1.evil:80", "::1", "[evil]", "", "1.2.3.4@evil"]
+)
+def test_a_host_that_a_stranger_can_have(host):
+    assert not names_address(host)

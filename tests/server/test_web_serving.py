@@ -16,7 +16,7 @@ from moa_runtime.session.events import Sampling
 from moa_server import downloads
 from moa_server.places import EdgeLimits
 from moa_server.settings import Settings
-from server.edge_running import eventually, is_closed, status_of
+from server.edge_running import eventually, is_closed
 from server.running import TIMEOUT_S, Client, Verifier, serving
 from server.web_site import GRAPH, site
 from toy_engine import ToyEngine
@@ -90,9 +90,9 @@ def test_sessions_go_on_beside_readers_that_stand_still(files, opened, complaint
         readers = [opened(verifier) for _ in range(most)]
         eventually(lambda: running(verifier) == most)
         converse(verifier, engine)
-        refused = opened(verifier)
-        answer = refused.recv(65536)
-        assert status_of(answer) == 503 and b"retry-after: 5" in answer and b"as many files as it can" in answer
+        refused = httpx.get(f"http://127.0.0.1:{verifier.port}{PATH}")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert "as many files as it can" in refused.json()["error"]
         assert httpx.get(f"http://127.0.0.1:{verifier.port}/healthz").status_code == 200
         assert not any(is_closed(reader) for reader in readers) and running(verifier) == most
         assert not complaints
