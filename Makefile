@@ -37,8 +37,9 @@ web: $(WEB)/node_modules/.installed $(PAGE)/node_modules/.installed ## build the
 test: $(STAMP) libraries test-web engine ## all tests but the slow ones
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 
-test-web: $(WEB)/node_modules/.installed ## the tests of the TypeScript runtime
+test-web: web ## the tests of the TypeScript runtime and of the page
 	cd $(WEB) && npm test --silent
+	cd $(PAGE) && npm test --silent
 
 $(WEB)/node_modules/.installed $(PAGE)/node_modules/.installed: %/node_modules/.installed: %/package.json %/package-lock.json | node
 	cd $* && npm ci --silent
@@ -59,8 +60,9 @@ libraries: # a browser in which a test opens the report, and what Qt needs to dr
 	else echo "not root on a Debian system: tests and pictures need $(LIBRARIES), or the like"; fi
 
 screenshots: LIBRARIES += xvfb xauth libxcb-cursor0 libxcb-icccm4 libxcb-keysyms1 libxcb-image0 libxcb-shape0 libxkbcommon-x11-0
-screenshots: $(STAMP) libraries ## draw the pictures of the window in docs/screenshots again
+screenshots: $(STAMP) libraries web ## draw the pictures of window and page in docs/screenshots again
 	xvfb-run -a $(BIN)/python -m moa_chat.desktop.screenshots docs/screenshots
+	PYTHONPATH=tests $(BIN)/python -m page.screenshots docs/screenshots
 
 soak: $(STAMP) ## strain a verifier for half an hour (or SECONDS=...) and watch it
 	PYTHONPATH=tests $(BIN)/python -m soak --seconds $(SECONDS) --out build/soak

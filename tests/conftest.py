@@ -114,6 +114,21 @@ def _bundle(tiny_target: Path, tiny_drafter: Path, writer: str) -> Path:
 
 
 @pytest.fixture(scope="session")
+def web_bundle(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For onnxruntime-web, with a writer in 8 bits. Nobody compared its graphs."""
+    from moa_export.pipeline import ExportSettings, export_bundle
+    from moa_export.progress import Progress
+    from moa_export.writer import WriterSettings
+
+    out = tmp_path_factory.mktemp("web") / "bundle"
+    settings = ExportSettings(
+        ("web",), tiny_drafter, model=str(tiny_target), checked=False, writer=WriterSettings("target", bits=8, web=True)
+    )
+    export_bundle(out, settings, Progress(sys.stderr, quiet=True))
+    return out
+
+
+@pytest.fixture(scope="session")
 def every_target(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A bundle with a graph for every backend."""
     from moa_export.pipeline import ExportSettings, export_bundle

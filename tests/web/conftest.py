@@ -1,10 +1,9 @@
-"""The TypeScript runtime, compiled, and a tiny bundle for it."""
+"""The TypeScript runtime, compiled."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,18 +26,3 @@ def compiled() -> Path:
         done = subprocess.run([compiler, "-b", "test"], cwd=WEB, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     return WEB
-
-
-@pytest.fixture(scope="session")
-def web_bundle(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For onnxruntime-web, with a writer in 8 bits. Nobody compared its graphs."""
-    from moa_export.pipeline import ExportSettings, export_bundle
-    from moa_export.progress import Progress
-    from moa_export.writer import WriterSettings
-
-    out = tmp_path_factory.mktemp("web") / "bundle"
-    settings = ExportSettings(
-        ("web",), tiny_drafter, model=str(tiny_target), checked=False, writer=WriterSettings("target", bits=8, web=True)
-    )
-    export_bundle(out, settings, Progress(sys.stderr, quiet=True))
-    return out

@@ -1,0 +1,190 @@
+/** The page: what is known, what is seen, and what connects them. */
+
+import type { LinkChanged } from "@moa-edge/runtime";
+
+import { placeOf, saveToken } from "./connection/access.js";
+import { Connection } from "./connection/connection.js";
+import type { Chats } from "./chats/chats.js";
+import { Conversations } from "./conversation/checking.js";
+import { loadSettings, saveSettings, usualSettings } from "./settings.js";
+import { bannerOf, deviceNotice, type BannerActions } from "./shell/banner.js";
+import { ChatsView } from "./views/chats_view.js";
+import { Composer } from "./views/composer.js";
+import { ConversationView } from "./views/conversation_view.js";
+import { byId, setText } from "./views/dom.js";
+import { LinkView } from "./views/link_view.js";
+import { BannerView, NoticeView, speak } from "./views/notices.js";
+import { SettingsView, type Chosen } from "./views/settings_view.js";
+
+const LOOK_MS = 250; // at the link, whose waiting times are counted down
+
+export class App {
+  private settings = loadSettings(localStorage, usualSettings((navigator as { deviceMemory?: number }).deviceMemory));
+  private postponed = false;
+  private drawing = false;
+  private answering = false;
+  private seen: LinkChanged | null = null;
+
+  private readonly connection = new Connection(
+    () => this.settings.savePower,
+    () => this.changed(),
+  );
+  private readonly notices = new NoticeView();
+  private readonly banner = new BannerView();
+  private readonly link = new LinkView((offline) => void this.connection.chat?.workOffline(offline));
+  private readonly composer: Composer;
+  private readonly conversation: ConversationView;
+  private readonly conversations: Conversations;
+  private readonly settingsView: SettingsView;
+  private readonly bannerActions: BannerActions = {
+    retry: () => void this.start(),
+    settings: () => this.settingsView.open(),
+    download: () => void this.download(),
+    cancel: () => this.connection.device.cancel(),
+    later: () => {
+      this.postponed = true;
+      this.changed();
+    },
+    forget: () => void this.connection.device.forget().then(() => this.start()),
+  };
+
+  constructor(
+    chats: Chats,
+    private token: string,
+  ) {
+    const conversations = (this.conversations = new Conversations(chats, () => this.settings, {
+      changed: () => this.changed(),
+      tell: (notice) => this.notices.tell(notice),
+      giveBack: (question) => this.composer.giveBack(question),
+    }));
+    this.composer = new Composer(
+      (text) => {
+        this.notices.hide();
+        void conversations.send(text);
+        requestAnimationFrame(() => this.conversation.toEnd());
+      },
+      () => conversations.stop(),
+    );
+    this.conversation = new ConversationView(
+      {
+        again: () => void conversations.again(),
+        continueAnswer: () => void conversations.continueAnswer(),
+        edit: (position) => this.edit(position),
+      },
+      (text) => this.notices.tell({ text, actions: [] }),
+    );
+    new ChatsView({
+      list: (words) => chats.list(words),
+      open: (id) => conversations.open(id),
+      rename: (id, title) => conversations.rename(id, title),
+      remove: (id) => conversations.remove(id),
+      current: () => conversations.chat.id,
+    });
+    this.settingsView = new SettingsView(
+      () => ({ settings: this.settings, chat: conversations.chat.settings, token: this.token }),
+      () => this.connection.talk?.recommended ?? null,
+      (chosen) => this.choose(chosen),
+      () => this.settings.address !== "" || this.connection.bundle === null,
+    );
+    byId("new-chat").addEventListener("click", () => conversations.newChat());
+    setInterval(() => this.look(), LOOK_MS);
+    document.addEventListener("visibilitychange", () => this.store());
+  }
+
+  /** Connect with what is set, and go on with what the page before was writing. */
+  async start(): Promise<void> {
+    let place;
+    try {
+      place = placeOf(location.href, this.settings.address);
+    } catch (error) {
+      this.connection.problem = (error as Error).message;
+      this.changed();
+      return;
+    }
+    const { drafting, writer } = this.settings;
+    this.conversations.talk = null;
+    await this.connection.start({ place, token: this.token, drafting, writer });
+    this.conversations.talk = this.connection.talk;
+    if (this.link.wantedOffline) await this.connection.chat?.workOffline(true);
+    await this.conversations.goOn();
+  }
+
+  /** A newer version of the page is there. */
+  offerUpdate(takeOver: () => void): void {
+    const run = (): void => void this.conversations.idle().then(takeOver);
+    this.notices.tell({ text: "There is a newer version of this page.", actions: [{ label: "Reload", run }] });
+  }
+
+  /** A phone may end a page that is not seen, and says no more; the runtime stores its own. */
+  private store(): void {
+    if (document.visibilityState === "hidden") void this.conversations.saveNow();
+  }
+
+  /** Have the model, and begin anew with it when nothing is being written. */
+  private async download(): Promise<void> {
+    if (!(await this.connection.fetchModels())) return;
+    await this.conversations.idle();
+    await this.start();
+  }
+
+  private choose({ chat, settings, token }: Chosen): void {
+    const { address, drafting, savePower, writer } = this.settings;
+    const other = settings.address !== address || settings.drafting !== drafting || settings.writer !== writer;
+    const again = other || token !== this.token;
+    this.settings = settings;
+    saveSettings(localStorage, settings);
+    void this.conversations.changeSettings(chat);
+    if (savePower !== settings.savePower) this.connection.follow();
+    if (token !== this.token) saveToken(token);
+    this.token = token;
+    if (again) void this.conversations.idle().then(() => this.start());
+    this.changed();
+  }
+
+  /** Put the last question back where questions are written; what was answered goes with the first new words. */
+  private edit(position: number): void {
+    this.composer.edit(this.conversations.messages[position]!.content, (text) => {
+      void this.conversations.edit(position, text);
+    });
+  }
+
+  /** The link may have changed: nobody says so between answers. */
+  private look(): void {
+    const link = this.connection.chat?.link ?? null;
+    if (link?.status === "online" && this.seen?.status !== "online") void this.conversations.check();
+    if (link !== this.seen || typeof link?.retryInS === "number") this.changed();
+    this.seen = link;
+  }
+
+  /** Draw at the next frame, once, whatever has happened until then. */
+  private changed(): void {
+    if (this.drawing) return;
+    this.drawing = true;
+    requestAnimationFrame(() => {
+      this.drawing = false;
+      this.draw();
+    });
+  }
+
+  private draw(): void {
+    const { connection, conversations, settings } = this;
+    const link = connection.chat?.link ?? null;
+    const { messages } = conversations;
+    const { state } = connection.device;
+    setText(byId("title"), conversations.chat.title || "New chat");
+    this.link.show(link, connection.problem === "" ? "starting…" : "not connected");
+    this.banner.show(bannerOf(connection.problem, this.link.wantedOffline ? null : link, state, this.postponed, this.bannerActions));
+    this.settingsView.showDevice(deviceNotice(state, this.bannerActions));
+    this.conversation.show(messages, conversations.busy, conversations.waiting, settings.origins);
+    this.composer.show(conversations.busy, connection.talk !== null);
+    this.sayAnswer();
+  }
+
+  /** A screen reader hears an answer when it is whole. */
+  private sayAnswer(): void {
+    const { busy, messages } = this.conversations;
+    const last = messages.at(-1);
+    if (this.answering && !busy && last?.role === "assistant") speak(`Answer: ${last.content} ${last.remarks}`);
+    this.answering = busy;
+  }
+}

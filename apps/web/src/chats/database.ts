@@ -1,0 +1,83 @@
+/** Chats in IndexedDB, which pages have in every context. */
+
+import { holds, StorageError, summaryOf, type Chats, type StoredChat, type Summary } from "./chats.js";
+
+const NAME = "moa-edge chats";
+const VERSION = 1;
+const SUMMARIES = "summaries"; // rows of the list, so that it is read without the chats
+const CHATS = "chats";
+
+export class ChatDatabase implements Chats {
+  private constructor(private readonly database: IDBDatabase) {}
+
+  /** @throws StorageError this browser keeps nothing, as in some private windows. */
+  static async open(): Promise<ChatDatabase> {
+    const request = indexedDB.open(NAME, VERSION);
+    request.onupgradeneeded = () => {
+      request.result.createObjectStore(SUMMARIES, { keyPath: "id" });
+      request.result.createObjectStore(CHATS, { keyPath: "id" });
+    };
+    const database = await done(request, "open its stored chats");
+    database.onversionchange = () => database.close(); // a newer page wants to change it
+    return new ChatDatabase(database);
+  }
+
+  async list(words = ""): Promise<Summary[]> {
+    const name = words.trim() === "" ? SUMMARIES : CHATS;
+    const all = (await done(this.store("readonly", name).getAll(), "read its stored chats")) as unknown[];
+    const found =
+      name === SUMMARIES
+        ? (all as Summary[])
+        : (all as StoredChat[]).filter((chat) => holds(chat, words.trim())).map(summaryOf);
+    return found.sort((a, b) => b.updated - a.updated);
+  }
+
+  async get(id: string): Promise<StoredChat | null> {
+    return ((await done(this.store("readonly", CHATS).get(id), "read a stored chat")) as StoredChat | undefined) ?? null;
+  }
+
+  async put(chat: StoredChat): Promise<void> {
+    await this.both((summaries, chats) => {
+      summaries.put(summaryOf(chat));
+      chats.put({ ...chat });
+    }, "store the chat");
+  }
+
+  async remove(id: string): Promise<void> {
+    await this.both((summaries, chats) => {
+      summaries.delete(id);
+      chats.delete(id);
+    }, "delete the chat");
+  }
+
+  private store(mode: IDBTransactionMode, name: string): IDBObjectStore {
+    return this.database.transaction(name, mode).objectStore(name);
+  }
+
+  private both(change: (summaries: IDBObjectStore, chats: IDBObjectStore) => void, what: string): Promise<void> {
+    return new Promise((resolve, reject) => {
+      const fail = (error: unknown): void => reject(problem(what, error));
+      try {
+        const transaction = this.database.transaction([SUMMARIES, CHATS], "readwrite");
+        transaction.oncomplete = () => resolve();
+        transaction.onabort = () => fail(transaction.error);
+        change(transaction.objectStore(SUMMARIES), transaction.objectStore(CHATS));
+      } catch (error) {
+        fail(error);
+      }
+    });
+  }
+}
+
+function done<T>(request: IDBRequest<T>, what: string): Promise<T> {
+  return new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(problem(what, request.error));
+  });
+}
+
+function problem(what: string, error: unknown): StorageError {
+  const full = error instanceof DOMException && error.name === "QuotaExceededError";
+  const why = full ? "its storage is full: delete chats, or free space on the device" : "reload the page to try again";
+  return new StorageError(`this browser could not ${what}; ${why}`);
+}

@@ -1,0 +1,126 @@
+/** The bundle in this browser, and the models that are loaded from it. */
+
+import { Bundle, loadModels, MemoryStore, type BundleStore, type Drafters, type Models } from "@moa-edge/runtime";
+import { browserStore } from "@moa-edge/runtime/browser";
+
+declare const MODELS: string; // by the build: file beside this one
+
+/** What this device can do without the server. */
+export type DeviceState =
+  | { readonly kind: "looking" | "loading" }
+  /** `why` is a sentence that says what to do. */
+  | { readonly kind: "unable"; readonly why: string }
+  | { readonly kind: "absent" | "ready"; readonly bytes: number; readonly writes: boolean }
+  | { readonly kind: "downloading"; readonly received: number; readonly total: number }
+  /** What came of it is kept. */
+  | { readonly kind: "stopped"; readonly received: number; readonly total: number; readonly why: string };
+
+const INSECURE =
+  "This page came over plain http, so browsers let it keep nothing for later and draft nothing here: it works while the server " +
+  "can be reached. Open it by https (moa-serve --web with --tls-cert) to go on without a network.";
+
+export class Device {
+  state: DeviceState = { kind: "looking" };
+  /** Whether it is to have the writer too, where the bundle has one. */
+  wantsWriter = true;
+  private store: BundleStore = new MemoryStore();
+  private models: Models | null = null;
+  private download: AbortController | null = null;
+
+  /** @param changed the state is another. */
+  constructor(private readonly changed: () => void) {}
+
+  /**
+   * The bundle's texts, from this device where it has them.
+   *
+   * @throws BundleError they cannot be had.
+   */
+  async open(url: string): Promise<Bundle> {
+    this.store = await browserStore();
+    return Bundle.open(url, { store: this.store, drafter: false });
+  }
+
+  /** What drafts, loaded, where it is here; else nothing, and the state says why. */
+  async load(url: string, bundle: Bundle): Promise<Partial<Drafters>> {
+    const { web } = bundle.manifest;
+    if (!isSecureContext) this.become({ kind: "unable", why: INSECURE });
+    else if (web === undefined) this.become({ kind: "unable", why: "This server's bundle has no drafter for browsers: export it with --target web." });
+    else if (!(await this.holds(url, bundle))) this.become({ kind: "absent", ...this.needs(bundle) });
+    else await this.start(bundle);
+    if (this.models === null) return {};
+    const { drafter, writer } = this.models.forConversation();
+    return this.needs(bundle).writes ? { drafter, writer } : { drafter };
+  }
+
+  /** Download what drafts and writes; returns whether it is here. Goes on where an earlier download ended. */
+  async fetch(url: string, bundle: Bundle): Promise<boolean> {
+    const { bytes: total, writes } = this.needs(bundle);
+    let received = 0;
+    this.download = new AbortController();
+    this.become({ kind: "downloading", received, total });
+    void navigator.storage.persist(); // or the browser may drop it where space is short
+    try {
+      await Bundle.open(url, {
+        store: this.store,
+        writer: writes,
+        signal: this.download.signal,
+        onProgress: (bytes, all) => {
+          received = bytes;
+          this.become({ kind: "downloading", received, total: all });
+        },
+      });
+    } catch (error) {
+      const why = this.download.signal.aborted ? "" : (error as Error).message;
+      this.become({ kind: "stopped", received, total, why });
+      return false;
+    }
+    return true;
+  }
+
+  /** End the download; what came is kept. */
+  cancel(): void {
+    this.download?.abort();
+  }
+
+  /** Forget the bundle. */
+  async forget(): Promise<void> {
+    await this.close();
+    for (const name of await this.store.names()) await this.store.delete(name);
+  }
+
+  /** End the models. */
+  async close(): Promise<void> {
+    this.cancel();
+    await this.models?.close();
+    this.models = null;
+  }
+
+  private async start(bundle: Bundle): Promise<void> {
+    this.become({ kind: "loading" });
+    const worker = new Worker(new URL(MODELS, import.meta.url), { type: "module" });
+    try {
+      this.models = await loadModels(bundle, { worker });
+      this.become({ kind: "ready", ...this.needs(bundle) });
+    } catch (error) {
+      worker.terminate();
+      this.become({ kind: "unable", why: `${(error as Error).message}. The server drafts meanwhile; reload the page to try again.` });
+    }
+  }
+
+  /** Whether all that is to be downloaded is here. */
+  private holds(url: string, bundle: Bundle): Promise<boolean> {
+    return Bundle.isHeld(url, { store: this.store, writer: this.needs(bundle).writes });
+  }
+
+  /** What is to be downloaded: bytes, and whether the writer is among them. */
+  private needs({ manifest }: Bundle): { bytes: number; writes: boolean } {
+    const writes = this.wantsWriter && manifest.webWriter !== undefined;
+    const files = [manifest.web?.file, writes ? manifest.webWriter?.file : undefined].filter((file) => file !== undefined);
+    return { bytes: files.reduce((sum, file) => sum + manifest.files.get(file)!.bytes, 0), writes };
+  }
+
+  private become(state: DeviceState): void {
+    this.state = state;
+    this.changed();
+  }
+}

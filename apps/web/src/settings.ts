@@ -1,0 +1,107 @@
+/** What a user has chosen: for the page, and for a chat. */
+
+import type { Drafting, Sampling } from "@moa-edge/runtime";
+
+/** How the questions of a chat are answered. */
+export interface ChatSettings {
+  /** Instructions to the model; empty for none. */
+  readonly system: string;
+  /** Tokens of every answer at most. */
+  readonly maxNewTokens: number;
+  /** Sample as the target's authors recommend; `temperature` and `topP` do not count then. */
+  readonly recommended: boolean;
+  /** 0 is greedy. */
+  readonly temperature: number;
+  /** 1 is no limit. */
+  readonly topP: number;
+}
+
+/** What becomes of words that the device wrote offline where the target would have written others. */
+export type OnDisagreement = "server" | "mine" | "ask";
+
+export interface Settings {
+  /** Address of the verifier; empty for the one that this page comes from. */
+  readonly address: string;
+  readonly onDisagreement: OnDisagreement;
+  readonly drafting: Drafting;
+  /** The model takes no steps. */
+  readonly savePower: boolean;
+  /** Whether the device also has the writer, a whole model, for what it writes without a network. */
+  readonly writer: boolean;
+  /** Whether words are coloured by their origin. */
+  readonly origins: boolean;
+  /** Of new chats. */
+  readonly chats: ChatSettings;
+}
+
+export const USUAL_CHAT: ChatSettings = { system: "", maxNewTokens: 512, recommended: true, temperature: 0, topP: 1 };
+export const USUAL_SETTINGS: Settings = {
+  address: "",
+  onDisagreement: "server",
+  drafting: "auto",
+  savePower: false,
+  writer: true,
+  origins: true,
+  chats: USUAL_CHAT,
+};
+
+/** How a target's authors recommend to sample from it, as a bundle's manifest says it. */
+export interface Recommended {
+  readonly temperature: number;
+  readonly topP: number;
+}
+
+/** How the target chooses in a chat with these settings; greedy where nobody recommends anything. */
+export function samplingOf(settings: ChatSettings, recommended: Recommended | null, seed: bigint): Sampling {
+  const { temperature, topP } = settings.recommended ? (recommended ?? { temperature: 0, topP: 1 }) : settings;
+  const chosen = temperature === 0 ? { temperature: 0, topP: 1, seed: 0n } : { temperature, topP, seed };
+  return { ...chosen, topK: 0, minP: 0 };
+}
+
+/** A seed of 63 bits. */
+export function newSeed(): bigint {
+  return crypto.getRandomValues(new BigUint64Array(1))[0]! >> 1n;
+}
+
+const KEY = "settings";
+
+/** A whole model takes about a gigabyte while it writes: with less memory than this the browser would end the page. */
+const WRITER_NEEDS_GB = 4;
+
+/** What is usual on a device with so much memory; undefined where its browser does not say. */
+export function usualSettings(memoryGb: number | undefined): Settings {
+  return { ...USUAL_SETTINGS, writer: memoryGb === undefined || memoryGb >= WRITER_NEEDS_GB };
+}
+
+/** The stored settings; the usual one where a value is missing or is of another type. */
+export function loadSettings(storage: Pick<Storage, "getItem">, usual = USUAL_SETTINGS): Settings {
+  let stored: unknown = null;
+  try {
+    stored = JSON.parse(storage.getItem(KEY) ?? "null");
+  } catch {
+    // damaged: the usual settings
+  }
+  return wellTyped(stored, usual);
+}
+
+export function saveSettings(storage: Pick<Storage, "setItem">, settings: Settings): void {
+  storage.setItem(KEY, JSON.stringify(settings));
+}
+
+const WORDS: { readonly [name: string]: readonly string[] } = {
+  onDisagreement: ["server", "mine", "ask"],
+  drafting: ["auto", "device", "server"],
+};
+
+/** The values of `stored` that are of the same type as those of `usual`, by name. */
+function wellTyped<T extends object>(stored: unknown, usual: T): T {
+  if (typeof stored !== "object" || stored === null) return usual;
+  const given = stored as { readonly [name: string]: unknown };
+  const known = Object.entries(usual).map(([name, value]) => {
+    const other = given[name];
+    if (typeof value === "object") return [name, wellTyped(other, value as object)];
+    const fits = typeof other === typeof value && (WORDS[name]?.includes(other as string) ?? true);
+    return [name, fits ? other : value];
+  });
+  return Object.fromEntries(known) as T;
+}

@@ -1,0 +1,115 @@
+/** The settings of the open chat, of new ones, and of the page. */
+
+import type { Notice } from "../conversation/talk.js";
+import type { ChatSettings, OnDisagreement, Recommended, Settings } from "../settings.js";
+import { button, byId, setText } from "./dom.js";
+import { Sheet } from "./sheet.js";
+
+/** What the form shows and gives back. */
+export interface Chosen {
+  readonly settings: Settings;
+  readonly chat: ChatSettings;
+  readonly token: string;
+}
+
+export class SettingsView {
+  private readonly sheet = new Sheet("settings");
+  private readonly form = byId<HTMLFormElement>("settings-form");
+  private shown: Chosen | null = null;
+
+  /**
+   * @param current what to show.
+   * @param recommended by the bundle; null where it says nothing, or is not there.
+   * @param choose what was changed.
+   * @param needsAddress whether the page may have to be told where its verifier is: that of an app does not come from one.
+   */
+  constructor(
+    private readonly current: () => Chosen,
+    private readonly recommended: () => Recommended | null,
+    private readonly choose: (chosen: Chosen) => void,
+    private readonly needsAddress: () => boolean,
+  ) {
+    byId("show-settings").addEventListener("click", () => this.open());
+    byId("recommended").addEventListener("change", () => this.showOwn());
+    // However the sheet is closed, what it says counts: there is nothing to lose.
+    byId("settings").addEventListener("close", () => this.take());
+  }
+
+  open(): void {
+    const { chat, settings, token } = (this.shown = this.current());
+    this.field("system").value = chat.system;
+    this.field("most").value = String(chat.maxNewTokens);
+    this.field("temperature").value = String(chat.temperature);
+    this.field("topP").value = String(chat.topP);
+    this.box("recommended").checked = chat.recommended;
+    this.box("forNew").checked = false;
+    this.box("origins").checked = settings.origins;
+    this.box("savePower").checked = settings.savePower;
+    this.box("writer").checked = settings.writer;
+    this.field("onDisagreement").value = settings.onDisagreement;
+    this.field("drafting").value = settings.drafting;
+    this.field("address").value = settings.address;
+    this.field("token").value = token;
+    setText(byId("recommended-words"), recommendedWords(this.recommended()));
+    byId("address-field").hidden = !this.needsAddress();
+    this.showOwn();
+    this.sheet.open();
+  }
+
+  /** What is on the device, while the sheet may be open. */
+  showDevice({ text, actions }: Notice): void {
+    setText(byId("device-words"), text);
+    const box = byId("device-actions");
+    const labels = actions.map(({ label }) => label).join("\n");
+    if (labels === box.dataset["labels"]) return;
+    box.dataset["labels"] = labels;
+    box.replaceChildren(...actions.map(({ label, run }) => button(label, run)));
+  }
+
+  private take(): void {
+    const before = this.shown;
+    this.shown = null;
+    if (before === null) return;
+    const chat: ChatSettings = {
+      system: this.field("system").value.trim(),
+      maxNewTokens: Math.round(this.number("most", before.chat.maxNewTokens)),
+      recommended: this.box("recommended").checked,
+      temperature: this.number("temperature", before.chat.temperature),
+      topP: this.number("topP", before.chat.topP),
+    };
+    const settings: Settings = {
+      address: this.field("address").value.trim(),
+      onDisagreement: this.field("onDisagreement").value as OnDisagreement,
+      drafting: this.field("drafting").value as Settings["drafting"],
+      savePower: this.box("savePower").checked,
+      writer: this.box("writer").checked,
+      origins: this.box("origins").checked,
+      chats: this.box("forNew").checked ? chat : before.settings.chats,
+    };
+    this.choose({ settings, chat, token: this.field("token").value.trim() });
+  }
+
+  private showOwn(): void {
+    byId("own-sampling").hidden = this.box("recommended").checked;
+  }
+
+  /** What was typed, or what stood there before where that is no such number. */
+  private number(name: string, before: number): number {
+    const field = this.field(name) as HTMLInputElement;
+    return field.value !== "" && field.validity.valid ? field.valueAsNumber : before;
+  }
+
+  private field(name: string): HTMLInputElement | HTMLTextAreaElement | HTMLSelectElement {
+    return this.form.elements.namedItem(name) as HTMLInputElement | HTMLTextAreaElement | HTMLSelectElement;
+  }
+
+  private box(name: string): HTMLInputElement {
+    return this.form.elements.namedItem(name) as HTMLInputElement;
+  }
+}
+
+function recommendedWords(recommended: Recommended | null): string {
+  if (recommended === null) return "Choose words as recommended: always the likeliest (nobody recommends anything else)";
+  const { temperature, topP } = recommended;
+  return `Choose words as the model's authors recommend (temperature ${temperature}, top-p ${topP})`;
+}

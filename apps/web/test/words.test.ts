@@ -1,0 +1,37 @@
+/** What the page says. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { titleOf } from "../src/chats/message.js";
+import { asSentence, correctedSentence, linkWords, megabytes, unconfirmedWords } from "../src/words.js";
+
+test("the link in words", () => {
+  const link = { event: "LinkChanged", detail: "", retryInS: null } as const;
+  assert.equal(linkWords({ ...link, status: "online" }, null, false), "online");
+  assert.equal(linkWords({ ...link, status: "online", detail: "a verdict is late" }, null, false), "slow");
+  assert.equal(linkWords({ ...link, status: "reconnecting" }, null, false), "reconnecting");
+  assert.equal(linkWords({ ...link, status: "offline" }, 3.4, false), "offline, reconnecting in 3 s");
+  assert.equal(linkWords({ ...link, status: "offline" }, 0, false), "offline");
+  assert.equal(linkWords({ ...link, status: "online" }, null, true), "working offline");
+});
+
+test("numbers in sentences", () => {
+  assert.equal(correctedSentence(1), "1 word that this device wrote was corrected.");
+  assert.equal(correctedSentence(12), "12 words that this device wrote were corrected.");
+  assert.equal(unconfirmedWords(" one\ntwo "), "2 words not confirmed yet");
+  assert.equal(megabytes(50_400_000), "50.4 MB");
+  assert.equal(megabytes(147_900_000), "148 MB");
+});
+
+test("a message of the runtime is a sentence", () => {
+  assert.equal(asSentence(" no verifier answers; start one "), "No verifier answers; start one.");
+  assert.equal(asSentence("Why?"), "Why?");
+});
+
+test("a chat is called after its first question", () => {
+  assert.equal(titleOf("  What is\nthe capital?"), "What is");
+  assert.equal(titleOf("\n\n"), "New chat");
+  assert.equal(titleOf("word ".repeat(20)), `${"word ".repeat(9).trim()}…`);
+  assert.equal(titleOf("x".repeat(60)).length, 49);
+});

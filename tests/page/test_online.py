@@ -1,0 +1,153 @@
+"""The page with a network, against a real verifier."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from page.browsing import Person
+from page.served import TOKEN, Site
+from page.using import QUESTION, set_up
+
+COUNT = 24
+
+
+def test_a_chat_with_the_token_of_the_address(site: Site, person: Person) -> None:
+    page = person.open(site.url())
+    page.link("online")
+    assert page.do("evaluate", "location.href") == site.url(token="")
+    set_up(page, most=COUNT)
+    page.ask(QUESTION)
+    page.answered()
+    assert page.messages == [QUESTION, site.target_writes(QUESTION, COUNT)]
+    assert "Answer: " + page.messages[1] in page.do("texts", "#spoken")[0]  # whole, and once
+    page.ask("And why?")
+    page.answered()
+    assert page.messages[3]
+    assert not any("secret" in url for url in person.requests())
+    assert [line for line in page.do("said") if not line.startswith("log:")] == []  # no violation of the policy
+
+    page.do("reload")
+    page.link("online")
+    assert page.count("#empty:visible") == 1  # a new chat; the other one is in the list
+    page.do("click", "#show-chats")
+    page.do("click", "#rows .open")
+    page.wait("#messages .assistant")
+    assert len(page.messages) == 4
+
+
+def test_without_its_token_the_page_says_so_and_takes_one(site: Site, person: Person) -> None:
+    page = person.open(site.url(token=""))
+    page.wait("#banner-text", "refused the token")
+    page.do("click", "#banner-actions button:has-text('Settings')")
+    page.do("fill", "#token", TOKEN)
+    page.do("click", "#settings-form button[type=submit]")
+    page.link("online")
+    page.gone("#banner-text:has-text('refused the token')")
+
+
+def test_stop_continue_again_and_edit(site: Site, person: Person) -> None:
+    page = person.open(site.url())
+    page.link("online")
+    set_up(page, most=8)
+    page.ask(QUESTION)
+    page.answered()
+    page.wait(".remarks", "cut off at its greatest length")
+    page.do("click", "text=Continue")
+    page.answered()
+    assert page.messages[1] == site.target_writes(QUESTION, 16)
+    page.do("click", "text=Again")
+    page.answered()
+    assert page.messages == [QUESTION, site.target_writes(QUESTION, 8)]
+    page.do("click", "text=Edit")
+    page.do("fill", "#question", "Name two.")
+    page.do("click", "#send")
+    page.answered()
+    assert page.messages == ["Name two.", site.target_writes("Name two.", 8)]
+    page.do("click", "text=Figures")
+    page.wait(".figures li", "sent")
+
+
+def test_the_list_of_chats(site: Site, person: Person) -> None:
+    page = person.open(site.url())
+    page.link("online")
+    set_up(page, most=4)
+    for question in ("One apple", "Two pears"):
+        page.do("click", "#new-chat")
+        page.ask(question)
+        page.answered()
+    page.do("click", "#show-chats")
+    page.wait("#rows .open")
+    assert [title[:9] for title in page.do("texts", "#rows .open")] == ["Two pears", "One apple"]
+    page.do("fill", "#search", "APPLE")
+    page.gone("#rows .open:has-text('Two pears')")
+    page.do("click", "[aria-label='Rename One apple']")
+    page.do("fill", "[aria-label='New name of the chat']", "Fruit")
+    page.do("press", "Enter")
+    page.wait("#rows .open", "Fruit")
+    page.do("click", "[aria-label='Delete Fruit']")
+    page.wait("#notice-text", "The chat was deleted.")
+    page.do("click", "#notice-actions >> text=Undo")
+    page.wait("#title", "Fruit")
+    assert page.messages[0] == "One apple"
+
+
+def test_a_second_tab_says_that_there_is_another(site: Site, person: Person) -> None:
+    first = person.open(site.url())
+    first.link("online")
+    second = person.open(site.url())
+    second.wait("#banner-text", "another")
+    first.do("close")
+    second.do("click", "#banner-actions >> text=Try again")
+    second.link("online")
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[str]:
+    """Another site on this machine."""
+    (tmp_path / "index.html").write_text("<!doctype html><title>elsewhere</title>")
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+
+
+def test_a_page_of_another_origin_is_refused(site: Site, person: Person, elsewhere: str) -> None:
+    page = person.open(elsewhere)
+    bearer = page.do("evaluate", f"btoa({TOKEN!r}).replaceAll('+', '-').replaceAll('/', '_').replaceAll('=', '')")
+    tried = f"""
+    new Promise((resolve) => {{
+      const socket = new WebSocket("ws://127.0.0.1:{site.port}/v1/session", ["moa.v1", "moa.bearer.{bearer}"]);
+      socket.onopen = () => resolve("open");
+      socket.onerror = () => resolve("refused");
+    }})
+    """
+    assert page.do("evaluate", tried) == "refused"
+    asked = f"fetch('http://127.0.0.1:{site.port}/v1/status').then(() => 'read', () => 'refused')"
+    assert page.do("evaluate", asked) == "refused"
+    assert person.open(site.url(token="")).do("evaluate", tried) == "open"  # the page's own is not
+
+
+def test_over_plain_http_it_works_online_and_says_what_is_missing(
+    site: Site, person: Person, address_of_this_machine: str
+) -> None:
+    page = person.open(site.url(address_of_this_machine))
+    assert page.do("evaluate", "isSecureContext") is False
+    page.link("online")
+    page.wait("#banner-text", "plain http")
+    page.do("click", "#banner-actions >> text=Understood")
+    page.gone("#banner")
+    set_up(page, most=COUNT)
+    page.ask(QUESTION)
+    page.answered()
+    assert page.messages == [QUESTION, site.target_writes(QUESTION, COUNT)]
+    page.do("reload")
+    page.link("online")
+    page.do("click", "#show-chats")
+    page.wait("#rows .open", QUESTION)  # chats are kept here too
