@@ -25,7 +25,6 @@ from moa_server.sessions import Conversation, OlderConnectionError
 
 #: Seconds after which the answer of a client that says nothing goes on without it: most rounds take less.
 _SILENCE_S = 2.0
-
 _MOST_US = (1 << 32) - 1
 
 _log = logging.getLogger(__name__)
@@ -151,8 +150,9 @@ class Connection:
         try:
             attached = store.attach(hello.resume.token, self._bearer.name, hello.resume.connection)
         except OlderConnectionError:
-            text = "a newer connection continues this conversation"
-            await self._refuse(fault(wire.FAULT_CODE_REPLACED, text), REFUSED)
+            await self._refuse(
+                fault(wire.FAULT_CODE_REPLACED, "a newer connection continues this conversation"), REFUSED
+            )
         if attached is None:
             text = f"this verifier already serves {len(store)} sessions; try again later"
             await self._refuse(busy(text, self._settings), TRY_AGAIN_LATER)
@@ -290,6 +290,8 @@ class Connection:
         _log.info("session ended: %s; %d tokens in %d verdicts", why, tokens, verdicts, extra={"data": data})
 
     async def _send(self, message: wire.ServerMessage) -> None:
+        if self._pongs.lost:
+            raise WebSocketDisconnect(1006)
         data = message.SerializeToString()
         with self._timeline.measure("send", self._track, bytes=len(data)):
             await self._websocket.send_bytes(data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable
 
@@ -21,10 +20,15 @@ class Pongs:
 
     Args:
         send: a message to the client.
+
+    Attributes:
+        lost: whether the client turned out to be gone. Its WebSocket says so once, and takes what else is sent for a
+            mistake.
     """
 
     def __init__(self, send: Callable[[wire.ServerMessage], Awaitable[None]]) -> None:
         self._send = send
+        self.lost = False
         self._sending: asyncio.Task[None] | None = None
         self._next = 0.0
 
@@ -46,5 +50,9 @@ class Pongs:
             await asyncio.gather(self._sending, return_exceptions=True)
 
     async def _answer(self, pong: wire.ServerMessage) -> None:
-        with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # closed meanwhile
+        try:
             await self._send(pong)
+        except WebSocketDisconnect:
+            self.lost = True
+        except RuntimeError:
+            pass  # closed meanwhile

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 
+import pytest
+from starlette.websockets import WebSocketDisconnect
+
+from memory_link import ServerEnd
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from server.in_memory import SETTINGS, Served, in_served, receive, send
 from soak.raw import prompt
@@ -57,3 +62,27 @@ def test_pings_alone_are_silence():
         assert (await receive(end)).fault.code == wire.FAULT_CODE_IDLE
 
     in_served(scenario, replace(SETTINGS, idle_seconds=10.0))
+
+
+def test_a_pong_that_finds_nobody_is_the_end_and_no_failure(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    async def gone(end: ServerEnd, data: bytes) -> None:
+        """As Starlette: the first one hears that the client left, the next one that he should have known."""
+        if end._closed:
+            raise RuntimeError("send after close")
+        end._closed = True
+        raise WebSocketDisconnect(1006)
+
+    async def scenario(served: Served) -> None:
+        served.engine.slow_s = 1.0
+        end, _ = await served.session()
+        monkeypatch.setattr(ServerEnd, "send_bytes", gone)
+        await send(end, asked(stamp=4), ping(stamp=5))
+        await asyncio.sleep(10)
+        await served.link.closed()
+
+    caplog.set_level(logging.INFO)
+    in_served(scenario)
+    assert [record.levelname for record in caplog.records if record.levelno > logging.INFO] == []
+    assert any(record.getMessage().startswith("session ended: the client left") for record in caplog.records)
