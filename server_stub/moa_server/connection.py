@@ -150,9 +150,8 @@ class Connection:
         try:
             attached = store.attach(hello.resume.token, self._bearer.name, hello.resume.connection)
         except OlderConnectionError:
-            await self._refuse(
-                fault(wire.FAULT_CODE_REPLACED, "a newer connection continues this conversation"), REFUSED
-            )
+            text = "a newer connection continues this conversation"
+            await self._refuse(fault(wire.FAULT_CODE_REPLACED, text), REFUSED)
         if attached is None:
             text = f"this verifier already serves {len(store)} sessions; try again later"
             await self._refuse(busy(text, self._settings), TRY_AGAIN_LATER)
@@ -249,8 +248,7 @@ class Connection:
             message, size = received
             self._timeline.mark("receive", self._track, bytes=size)
             return message
-        refusal = refusal_of(received, silent_before + seconds, self._settings)
-        if refusal is not None:
+        if (refusal := refusal_of(received, silent_before + seconds, self._settings)) is not None:
             await self._refuse(*refusal)
         raise _CloseError(GOING_AWAY if received is End.LEAVING else None, received.value)
 
