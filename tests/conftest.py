@@ -1,4 +1,4 @@
-"""Settings for every test, a browser, and the tiny target with its drafter and bundles, each made once."""
+"""Settings for every test, a browser, an outer address, and the tiny target, drafter and bundles, each made once."""
 
 from __future__ import annotations
 
@@ -37,6 +37,17 @@ def browser() -> str:
             pytest.fail(missing)
         pytest.skip(missing)
     return found
+
+
+@pytest.fixture(scope="session")
+def outer_address() -> str:
+    """One of this machine's addresses that other machines reach: to browsers no secure context over plain http."""
+    from moa_server.invitation import hosts_of
+
+    found = [host for host in hosts_of("0.0.0.0") if host[0].isdigit()]
+    if not found:
+        pytest.skip("this machine has no address but loopback")
+    return found[0]
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,14 +70,3 @@ def link(site: Site) -> Iterator[BackgroundLink]:
     """A slow network in front of the verifier, which tests cut. Its address is loopback: a secure context."""
     with background_link(SLOW, "127.0.0.1", site.port) as emulated:
         yield emulated
-
-
-@pytest.fixture
-def address_of_this_machine() -> str:
-    """One that is not loopback: to browsers no secure context over plain http."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        try:
-            asking.connect(("192.0.2.1", 9))  # sends nothing: it chooses the network
-            return str(asking.getsockname()[0])
-        except OSError:
-            pytest.skip("this machine has no address but loopback")

@@ -135,9 +135,9 @@ def test_a_page_of_another_origin_is_refused(site: Site, person: Person, elsewhe
 
 
 def test_over_plain_http_it_works_online_and_says_what_is_missing(
-    site: Site, person: Person, address_of_this_machine: str
+    site: Site, person: Person, outer_address: str
 ) -> None:
-    page = person.open(site.url(address_of_this_machine))
+    page = person.open(site.url(outer_address))
     assert page.do("evaluate", "isSecureContext") is False
     page.link("online")
     page.wait("#banner-text", "plain http")

@@ -1,22 +1,8 @@
-"""The tiny target and drafter, made once for all server tests."""
+"""The tiny target in the verifier's engine, loaded once for all server tests."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-
-from tiny import make_tiny_drafter, make_tiny_target
-
-
-@pytest.fixture(scope="session")
-def tiny_target(tmp_path_factory) -> Path:
-    return make_tiny_target(tmp_path_factory.mktemp("tiny") / "target")
-
-
-@pytest.fixture(scope="session")
-def tiny_drafter(tiny_target, tmp_path_factory) -> Path:
-    return make_tiny_drafter(tiny_target, tmp_path_factory.mktemp("tiny") / "drafter")
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,6 @@ from cryptography import x509
 from moa_runtime.errors import MoaError
 from moa_server import certificate as module
 from moa_server.certificate import own_certificate
-from moa_server.invitation import hosts_of
 from moa_server.settings import Settings
 from server.edge_running import eventually
 from server.running import TIMEOUT_S, serving
@@ -157,15 +156,6 @@ def test_a_folder_that_cannot_be_used(tmp_path):
         own_certificate(tmp_path / "file" / "web", HOSTS)
     with pytest.raises(MoaError, match="write it in ASCII"):
         own_certificate(tmp_path, ["lärm.local"])
-
-
-@pytest.fixture(scope="module")
-def outer_address() -> str:
-    """One of this machine's that other machines reach."""
-    found = [host for host in hosts_of("0.0.0.0") if host[0].isdigit()]
-    if not found:
-        pytest.skip("this machine has no address but loopback")
-    return found[0]
 
 
 def test_the_page_over_tls_on_an_address_that_others_reach(tmp_path, outer_address):

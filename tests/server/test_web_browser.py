@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from moa_server.certificate import own_certificate
-from moa_server.invitation import hosts_of, link_with_token, page_urls
+from moa_server.invitation import link_with_token, page_urls
 from moa_server.settings import Settings
 from server.edge_running import eventually
 from server.running import serving
@@ -55,14 +55,6 @@ class Watched(dict):
 
     def said(self) -> list[str]:
         return next((path.split("/")[2:] for path in self.asked if path.startswith("/said/")), [])
-
-
-@pytest.fixture(scope="module")
-def outer_address() -> str:
-    found = [host for host in hosts_of("0.0.0.0") if host[0].isdigit()]
-    if not found:
-        pytest.skip("this machine has no address but loopback")
-    return found[0]
 
 
 def trusted(certificate: bytes) -> str:

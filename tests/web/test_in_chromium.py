@@ -68,7 +68,7 @@ def test_a_bundle_is_stored_once_and_a_worker_drafts_as_python_does(
     assert bundle.manifest.web_writer is not None
     writer = writer_for(bundle.manifest, OnnxBackend(web_bundle / bundle.manifest.web_writer.file))
     written = writer.propose(TEXT, Budget.chain(LEVELS))
-    todo = {"store": "best", "worker": True, "rows": ROWS, "prefix": TEXT, "levels": LEVELS}
+    todo = {"do": "drafts", "store": "best", "worker": True, "rows": ROWS, "prefix": TEXT, "levels": LEVELS}
     for again in range(2):
         said = page.ask(todo)
         assert said["opfs"], said
@@ -93,15 +93,18 @@ def test_a_bundle_is_stored_once_and_a_worker_drafts_as_python_does(
 
 
 def test_a_worker_that_has_no_engine_is_a_sentence(page: BrowserPage) -> None:
-    said = page.ask({"store": "best", "worker": True, "ort": "/ort/none.mjs", "prefix": TEXT, "levels": 1})
+    said = page.ask(
+        {"do": "drafts", "store": "best", "worker": True, "ort": "/ort/none.mjs", "prefix": TEXT, "levels": 1}
+    )
     assert said["failed"].startswith("EngineError: onnxruntime-web cannot be loaded from /ort/none.mjs: ")
 
 
 def test_on_a_gpu_without_float16_it_drafts_the_same(opened: Callable[..., BrowserPage], expected: DraftTree) -> None:
     with opened(*SOFTWARE_GPU) as page:
-        if not page.ask({"adapter": True})["adapter"]:
+        if not page.ask({"do": "adapter"})["adapter"]:
             pytest.skip("this Chromium has no GPU in software")
         gpu = {"ort": "/ort/ort.webgpu.bundle.min.mjs", "providers": ["webgpu"]}
-        said = page.ask({"store": "best", "worker": True, "rows": ROWS, "prefix": TEXT, "levels": LEVELS, **gpu})
+        todo = {"do": "drafts", "store": "best", "worker": True, "rows": ROWS, "prefix": TEXT, "levels": LEVELS}
+        said = page.ask(todo | gpu)
         assert said["draft"]["tokens"] == list(expected.tokens)
         assert said["draft"]["scores"] == pytest.approx(expected.scores, abs=0.001)

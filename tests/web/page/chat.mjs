@@ -1,6 +1,7 @@
 // Chats with a verifier, keeps them in IndexedDB, and listens to the page.
 import { Bundle, Chat, MemoryStore, NgramDrafter } from "/dist/src/index.js";
 import { IndexedDbChatStore, followPage } from "/dist/src/browser/index.js";
+import { follow } from "./deeds.mjs";
 
 let open; // a store that stays so
 
@@ -75,18 +76,4 @@ const deeds = {
   },
 };
 
-for (;;) {
-  const todo = await (await fetch("/next")).json();
-  if (todo.stop) break;
-  if (todo.reload) {
-    location.reload();
-    break;
-  }
-  let said;
-  try {
-    said = (await deeds[todo.do](todo)) ?? {};
-  } catch (error) {
-    said = { failed: `${error.name}: ${error.message}` };
-  }
-  await fetch("/said", { method: "POST", body: JSON.stringify(said) });
-}
+await follow(deeds);

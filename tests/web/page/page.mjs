@@ -1,6 +1,7 @@
 // Opens a bundle into a store of the browser, and drafts with it in a worker or in this thread.
 import { Bundle, budgetOf, loadModels } from "/dist/src/index.js";
 import { CacheStore, FileSystemStore, browserStore } from "/dist/src/browser/index.js";
+import { follow } from "./deeds.mjs";
 
 const ORT = "/ort/ort.wasm.bundle.min.mjs";
 const stores = { best: browserStore, cache: async (name) => new CacheStore(await caches.open(name)) };
@@ -23,18 +24,7 @@ async function drafts({ store: kind, worker, ort = ORT, providers, rows = 0, pre
   return { kind: store.constructor.name, opfs: store instanceof FileSystemStore, draft, written, size: tokenizer.vocabSize };
 }
 
-for (;;) {
-  const todo = await (await fetch("/next")).json();
-  if (todo.stop) break;
-  if (todo.reload) {
-    location.reload();
-    break;
-  }
-  let said;
-  try {
-    said = todo.adapter ? { adapter: Boolean(await navigator.gpu?.requestAdapter()) } : await drafts(todo);
-  } catch (error) {
-    said = { failed: `${error.name}: ${error.message}` };
-  }
-  await fetch("/said", { method: "POST", body: JSON.stringify(said) });
-}
+await follow({
+  drafts,
+  adapter: async () => ({ adapter: Boolean(await navigator.gpu?.requestAdapter()) }),
+});
