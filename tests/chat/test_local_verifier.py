@@ -76,7 +76,7 @@ def test_the_gateway_ends_with_the_verifier_that_it_started(onnx_bundle: Path, t
     mark = tmp_path / "mark"
     code = (
         "import sys; from moa_chat import cli, local\n"
-        f"local.program = lambda *_: [sys.executable, '-c', {GIVES_UP.format(mark=str(mark))!r}]\n"
+        f"local.own_program = lambda *_: [sys.executable, '-c', {GIVES_UP.format(mark=str(mark))!r}]\n"
         f"sys.exit(cli.main(['--serve', '127.0.0.1:0', '--local', '--json', '--bundle', {str(onnx_bundle)!r}]))"
     )
     with subprocess.Popen(

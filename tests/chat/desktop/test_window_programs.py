@@ -89,7 +89,7 @@ def test_a_killed_window_leaves_no_verifier(tmp_path, qtbot):
     )
     window = (
         "import sys; from PySide6.QtCore import QCoreApplication; from moa_chat.desktop import programs\n"
-        f"programs.program = lambda module, *rest: [sys.executable, '-c', {verifier!r}, *rest]\n"
+        f"programs.own_program = lambda module, *rest: [sys.executable, '-c', {verifier!r}, *rest]\n"
         "application = QCoreApplication([]); verifier = programs.LocalVerifier()\n"
         "verifier.start(); application.exec()"
     )
