@@ -63,7 +63,7 @@ def test_a_killed_program_leaves_no_verifier(tiny_target: Path, tiny_drafter: Pa
 def test_why_it_ended_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool) -> None:
     mark = tmp_path / "mark"
     script = GIVES_UP.format(mark=str(mark))
-    monkeypatch.setattr(local, "program", lambda *_: [sys.executable, "-c", script])
+    monkeypatch.setattr(local, "own_program", lambda *_: [sys.executable, "-c", script])
     with local.local_verifier() as verifier:
         assert verifier.problem is None
         os.kill(verifier.pid, signal.SIGKILL) if killed else mark.touch()
