@@ -88,7 +88,7 @@ export class App {
     );
     byId("new-chat").addEventListener("click", () => conversations.newChat());
     setInterval(() => this.look(), LOOK_MS);
-    document.addEventListener("visibilitychange", () => this.store());
+    document.addEventListener("visibilitychange", () => this.seenOrHidden());
   }
 
   /** Connect with what is set, and go on with what the page before was writing. */
@@ -115,9 +115,11 @@ export class App {
     this.notices.tell({ text: "There is a newer version of this page.", actions: [{ label: "Reload", run }] });
   }
 
-  /** A phone may end a page that is not seen, and says no more; the runtime stores its own. */
-  private store(): void {
+  /** A phone may end a page that is not seen, and says no more; the runtime stores its own. One that was not seen may not
+   * know what another tab has written. */
+  private seenOrHidden(): void {
     if (document.visibilityState === "hidden") void this.conversations.saveNow();
+    else void this.conversations.refresh();
   }
 
   /** Have the model, and begin anew with it when nothing is being written. */

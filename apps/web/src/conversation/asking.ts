@@ -98,6 +98,7 @@ export class Asking extends OpenChat {
 
   /** Go on with the answer of the page before, unless its chat is gone. */
   async goOn(): Promise<void> {
+    await this.refresh();
     const { talk } = this;
     const events = this.busy ? undefined : talk?.chat.pending();
     if (talk === null || events === undefined) return;
