@@ -179,6 +179,8 @@ class Server:
                     await _done(self.asked(peer, verdict))
                 elif self.verdict(verdict) is None:
                     peer.say(verdict=verdict)
+            elif event == "ping":
+                peer.say(pong=wire.Pong())
             elif event == "bye":
                 return
 

@@ -15,6 +15,7 @@ import { byId, setText } from "./views/dom.js";
 import { LinkView } from "./views/link_view.js";
 import { BannerView, NoticeView, speak } from "./views/notices.js";
 import { SettingsView, type Chosen } from "./views/settings_view.js";
+import { asSentence } from "./words.js";
 
 const LOOK_MS = 250; // at the link, whose waiting times are counted down
 
@@ -23,6 +24,7 @@ export class App {
   private postponed = false;
   private drawing = false;
   private answering = false;
+  private connecting = Promise.resolve();
   private seen: LinkChanged | null = null;
 
   private readonly connection = new Connection(
@@ -45,7 +47,7 @@ export class App {
       this.postponed = true;
       this.changed();
     },
-    forget: () => void this.connection.device.forget().then(() => this.start()),
+    forget: () => void this.forget(),
   };
 
   constructor(
@@ -93,6 +95,13 @@ export class App {
 
   /** Connect with what is set, and go on with what the page before was writing. */
   async start(): Promise<void> {
+    // One after the other: a chat that begins while another one does would find its place taken.
+    this.connecting = this.connecting.then(() => this.connect());
+    await this.connecting;
+    await this.conversations.goOn();
+  }
+
+  private async connect(): Promise<void> {
     let place;
     try {
       place = placeOf(location.href, this.settings.address);
@@ -106,7 +115,6 @@ export class App {
     await this.connection.start({ place, token: this.token, drafting, writer });
     this.conversations.talk = this.connection.talk;
     if (this.link.wantedOffline) await this.connection.chat?.workOffline(true);
-    await this.conversations.goOn();
   }
 
   /** A newer version of the page is there. */
@@ -126,6 +134,17 @@ export class App {
   private async download(): Promise<void> {
     if (!(await this.connection.fetchModels())) return;
     await this.conversations.idle();
+    await this.start();
+  }
+
+  /** Delete the model, and begin anew without it. */
+  private async forget(): Promise<void> {
+    try {
+      await this.connection.device.forget();
+    } catch (error) {
+      const why = (error as Error).message; // such as that another tab reads it
+      this.notices.tell({ text: asSentence(`the model could not be deleted, try again: ${why}`), actions: [] });
+    }
     await this.start();
   }
 

@@ -218,3 +218,11 @@ test("a tab that gets the connection goes on with the chat as another one left i
   await other.send("three");
   assert.deepEqual(world.stored, ["one", "1", "two", "2", "three", "3"]);
 });
+
+test("a second tap on Again does nothing", async () => {
+  const world = new World();
+  await world.asked("one", "1");
+  await Promise.all([world.conversations.again(), world.conversations.again()]);
+  assert.deepEqual(world.talk.asked, ["one", "one"]);
+  assert.deepEqual(world.host.returned, []);
+});

@@ -13,7 +13,7 @@ import type { Numbers } from "../src/session/rows.js";
 import { readJson } from "./vectors.js";
 
 const ANSWER = 12; // tokens asked for
-const DEADLINE_S = 3;
+const DEADLINE_S = 1.5;
 const CONTEXT = 200;
 const TIMING = { openTimeout: 0.5, welcomeTimeout: 0.5, pingInterval: 0.3, pingTimeout: 0.3, firstBackoff: 0.05, longestBackoff: 0.05 };
 

@@ -99,9 +99,10 @@ export class Connection {
   }
 }
 
-/** Whether another tab has the chat: this page takes no other lock. */
+/** Whether another tab has the chat: this page takes no other lock. Some browsers have no locks. */
 async function isOpenElsewhere(): Promise<boolean> {
-  return ((await navigator.locks.query()).held ?? []).length > 0;
+  const { locks } = navigator as { readonly locks?: LockManager };
+  return ((await locks?.query())?.held ?? []).length > 0;
 }
 
 /** Where an answer under way outlives the page; nowhere without the locks that only secure contexts have. */
