@@ -158,6 +158,46 @@ def test_a_chat_whose_stored_form_is_damaged_is_said_and_the_page_goes_on(site: 
     assert not [line for line in page.do("said") if line.startswith("uncaught")]
 
 
+_BROKEN_ANSWER = """
+new Promise((resolve) => {
+  const asked = indexedDB.open("moa-edge-chats", 1);
+  asked.onupgradeneeded = () => asked.result.createObjectStore("chats").put({ version: 1 }, "answer");
+  asked.onsuccess = () => resolve(asked.result.close());
+})
+"""
+
+
+def test_an_answer_under_way_that_is_damaged_is_said(site: Site, person: Person) -> None:
+    person.open(f"{site.url(token='')}icon.svg").do("evaluate", _BROKEN_ANSWER)  # its origin
+    page = person.open(site.url())
+    page.wait("#notice-text", "The stored chat is broken")
+    page.link("online")
+
+
+_OTHER_TARGET = """
+(async () => {
+  const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle("moa-edge-bundle");
+  const file = await folder.getFileHandle("manifest");
+  const { url, text } = JSON.parse(await (await file.getFile()).text());
+  const manifest = JSON.parse(text);
+  manifest.fingerprints.target = "0".repeat(64);
+  const writable = await file.createWritable();
+  await writable.write(JSON.stringify({ url, text: JSON.stringify(manifest) }));
+  await writable.close();
+})()
+"""
+
+
+def test_a_page_whose_stored_bundle_is_of_another_target_takes_the_new_one(site: Site, person: Person) -> None:
+    page = person.open(site.url())
+    page.link("online")
+    page.do("evaluate", _OTHER_TARGET)  # as after the verifier was given another one
+    page.do("reload")
+    page.wait("#banner-text", "target")
+    page.do("click", "#banner-actions >> text=Try again")
+    page.link("online")
+
+
 def test_a_page_that_cannot_start_leaves_no_token_in_the_address(site: Site, person: Person) -> None:
     page = person.open(site.url(token=""))
     page.wait("#banner-text", "refused the token")

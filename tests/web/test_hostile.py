@@ -1,5 +1,5 @@
-"""The TypeScript client against servers that do what no verifier does: it hears what Python's does, and goes on to the next
-one. See tests/system/test_hostile_messages.py."""
+"""The TypeScript client against servers that do what no verifier does, those of tests/system/test_hostile_messages.py: it
+says what Python's says, and asks the next one."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from system.test_hostile_messages import MESSAGES
 
 _WITHIN_S = 60.0
 _MOST_BYTES = 200 << 20  # that a server may cost
-_EMPTY_HEAP_MB = 600  # what the program may have at most
+_HEAP_MB = 600  # of the program, at most
 
 
 class HostileClient:
     """A program in Node that asks one server after the other, and dies of what nobody catches."""
 
     def __init__(self, web: Path) -> None:
-        command = ["node", f"--max-old-space-size={_EMPTY_HEAP_MB}", str(web / "dist" / "test" / "hostile_client.js")]
+        command = ["node", f"--max-old-space-size={_HEAP_MB}", str(web / "dist" / "test" / "hostile_client.js")]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def outcome(self, server: Server) -> str:

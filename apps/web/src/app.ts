@@ -39,7 +39,7 @@ export class App {
   private readonly conversations: Conversations;
   private readonly settingsView: SettingsView;
   private readonly bannerActions: BannerActions = {
-    retry: () => void this.start(),
+    retry: () => void this.start(true),
     settings: () => this.settingsView.open(),
     download: () => void this.download(),
     cancel: () => this.connection.device.cancel(),
@@ -93,15 +93,19 @@ export class App {
     document.addEventListener("visibilitychange", () => this.seenOrHidden());
   }
 
-  /** Connect with what is set, and go on with what the page before was writing. */
-  async start(): Promise<void> {
+  /**
+   * Connect with what is set, and go on with what the page before was writing.
+   *
+   * @param anew by the bundle that the server has now, and not the one that was stored.
+   */
+  async start(anew = false): Promise<void> {
     // One after the other: a chat that begins while another one does would find its place taken.
-    this.connecting = this.connecting.then(() => this.connect());
+    this.connecting = this.connecting.then(() => this.connect(anew));
     await this.connecting;
     await this.conversations.goOn();
   }
 
-  private async connect(): Promise<void> {
+  private async connect(anew: boolean): Promise<void> {
     let place;
     try {
       place = placeOf(location.href, this.settings.address);
@@ -112,9 +116,11 @@ export class App {
     }
     const { drafting, writer } = this.settings;
     this.conversations.talk = null;
-    await this.connection.start({ place, token: this.token, drafting, writer });
+    await this.connection.start({ place, token: this.token, drafting, writer, anew });
     this.conversations.talk = this.connection.talk;
-    if (this.link.wantedOffline) await this.connection.chat?.workOffline(true);
+    const { chat } = this.connection;
+    if (chat !== null && chat.storeProblem !== "") this.notices.tell({ text: asSentence(chat.storeProblem), actions: [] });
+    if (this.link.wantedOffline) await chat?.workOffline(true);
   }
 
   /** A newer version of the page is there. */

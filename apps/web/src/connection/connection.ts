@@ -17,6 +17,8 @@ export interface Wishes {
   readonly drafting: Drafting;
   /** Whether the device is to have the writer too. */
   readonly writer: boolean;
+  /** Whether the server may have another bundle by now than the stored one, as where it refused that. */
+  readonly anew: boolean;
 }
 
 export class Connection {
@@ -49,7 +51,7 @@ export class Connection {
     this.bundle = null;
     this.changed();
     try {
-      this.bundle = await this.device.open(wishes.place.bundle);
+      this.bundle = await this.device.open(wishes.place.bundle, wishes.anew);
       await this.connect(wishes, this.bundle);
     } catch (error) {
       await this.close();

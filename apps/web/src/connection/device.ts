@@ -34,11 +34,14 @@ export class Device {
   /**
    * The bundle's texts, from this device where it has them.
    *
+   * @param anew ask the server first whether it has another bundle by now.
    * @throws BundleError they cannot be had.
    */
-  async open(url: string): Promise<Bundle> {
+  async open(url: string, anew: boolean): Promise<Bundle> {
     this.store = await browserStore();
-    return Bundle.open(url, { store: this.store, drafter: false });
+    const options = { store: this.store, drafter: false };
+    if (anew) await Bundle.update(url, options).catch(() => undefined); // without the server the stored one does
+    return Bundle.open(url, options);
   }
 
   /** What drafts, loaded, where it is here; else nothing, and the state says why. */
