@@ -1,5 +1,7 @@
-"""The TypeScript client against servers that do what no verifier does, those of tests/system/test_hostile_messages.py: it
-says what Python's says, and asks the next one."""
+"""The TypeScript client against servers that do what no verifier does: it says what Python's says, and asks on.
+
+See tests/system/test_hostile_messages.py.
+"""
 
 from __future__ import annotations
 
