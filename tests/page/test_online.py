@@ -12,7 +12,7 @@ import pytest
 
 from page.browsing import Person
 from page.served import TOKEN, Site
-from page.using import QUESTION, set_up
+from page.using import QUESTION, open_with_model, set_up
 
 COUNT = 24
 
@@ -97,14 +97,114 @@ def test_the_list_of_chats(site: Site, person: Person) -> None:
     assert page.messages[0] == "One apple"
 
 
+_TAPPED_TWICE = """
+const button = [...document.querySelectorAll("#{box} button")].find((each) => each.textContent === "{label}");
+button.click();
+button.click();
+"""
+
+
 def test_a_second_tab_says_that_there_is_another(site: Site, person: Person) -> None:
     first = person.open(site.url())
     first.link("online")
     second = person.open(site.url())
     second.wait("#banner-text", "another")
     first.do("close")
-    second.do("click", "#banner-actions >> text=Try again")
+    second.do("evaluate", _TAPPED_TWICE.format(box="banner-actions", label="Try again"))
     second.link("online")
+    second.gone("#banner-text:has-text('another')")
+
+
+def test_a_model_that_is_deleted_by_two_taps(site: Site, person: Person) -> None:
+    page = open_with_model(person, site.url())
+    page.do("click", "#show-settings")
+    page.do("evaluate", _TAPPED_TWICE.format(box="device-actions", label="Delete the model"))
+    page.hidden_text("#device-words", "once it has a model of")
+    page.do("press", "Escape")
+    page.link("online")
+    assert page.count("#notice:visible") == 0
+    assert not [line for line in page.do("said") if line.startswith("uncaught")]
+
+
+_STORED = """
+new Promise((resolve) => {{
+  const asked = indexedDB.open("moa-edge chats"{version});
+  asked.onsuccess = () => {{
+    const transaction = asked.result.transaction("chats", "readwrite");
+    transaction.objectStore("chats").openCursor().onsuccess = ({{ target: {{ result: found }} }}) => {{
+      if (found) found.update({{ id: found.key, title: 5, messages: "damaged" }});
+    }};
+    transaction.oncomplete = () => resolve(asked.result.close());
+  }};
+}})
+"""
+
+
+def test_a_chat_whose_stored_form_is_damaged_is_said_and_the_page_goes_on(site: Site, person: Person) -> None:
+    page = person.open(site.url())
+    page.link("online")
+    set_up(page, most=4)
+    page.ask(QUESTION)
+    page.answered()
+    page.do("reload")
+    page.link("online")
+    page.do("evaluate", _STORED.format(version=""))
+    page.do("click", "#show-chats")
+    page.do("click", "#rows .open")
+    page.wait("#notice-text", "This chat cannot be read")
+    page.do("click", "#show-chats")
+    page.do("fill", "#search", "primary")
+    page.wait("#no-chats")
+    assert not [line for line in page.do("said") if line.startswith("uncaught")]
+
+
+_BROKEN_ANSWER = """
+new Promise((resolve) => {
+  const asked = indexedDB.open("moa-edge-chats", 1);
+  asked.onupgradeneeded = () => asked.result.createObjectStore("chats").put({ version: 1 }, "answer");
+  asked.onsuccess = () => resolve(asked.result.close());
+})
+"""
+
+
+def test_an_answer_under_way_that_is_damaged_is_said(site: Site, person: Person) -> None:
+    person.open(f"{site.url(token='')}icon.svg").do("evaluate", _BROKEN_ANSWER)  # its origin
+    page = person.open(site.url())
+    page.wait("#notice-text", "The stored chat is broken")
+    page.link("online")
+
+
+_OTHER_TARGET = """
+(async () => {
+  const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle("moa-edge-bundle");
+  const file = await folder.getFileHandle("manifest");
+  const { url, text } = JSON.parse(await (await file.getFile()).text());
+  const manifest = JSON.parse(text);
+  manifest.fingerprints.target = "0".repeat(64);
+  const writable = await file.createWritable();
+  await writable.write(JSON.stringify({ url, text: JSON.stringify(manifest) }));
+  await writable.close();
+})()
+"""
+
+
+def test_a_page_whose_stored_bundle_is_of_another_target_takes_the_new_one(site: Site, person: Person) -> None:
+    page = person.open(site.url())
+    page.link("online")
+    page.do("evaluate", _OTHER_TARGET)  # as after the verifier was given another one
+    page.do("reload")
+    page.wait("#banner-text", "target")
+    page.do("click", "#banner-actions >> text=Try again")
+    page.link("online")
+
+
+def test_a_page_that_cannot_start_leaves_no_token_in_the_address(site: Site, person: Person) -> None:
+    page = person.open(site.url(token=""))
+    page.wait("#banner-text", "refused the token")
+    page.do("evaluate", _STORED.format(version=", 99"))  # as of a version to come
+    other = person.open(site.url())
+    other.wait("#banner-text", "could not open its stored chats")
+    assert other.do("evaluate", "location.href") == site.url(token="")
 
 
 @pytest.fixture

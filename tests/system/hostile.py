@@ -7,6 +7,7 @@ import base64
 import contextlib
 import hashlib
 import logging
+import re
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -78,10 +79,12 @@ class Peer:
         await asyncio.sleep(0)  # the chat is in the same loop
 
     def upgrade(self, *headers: str, accept: str | None = None) -> None:
-        key = next(
-            line.split(": ")[1] for line in self.head.split("\r\n") if line.lower().startswith("sec-websocket-key")
-        )
-        digest = hashlib.sha1(f"{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11".encode()).digest()
+        key = re.search(r"(?im)^sec-websocket-key: (.*)\r$", self.head)
+        if key is None:
+            raise EOFError  # a request that asks why there was no connection
+        if re.search(r"(?im)^sec-websocket-protocol:", self.head) and not headers:
+            headers = ("Sec-WebSocket-Protocol: moa.v1",)
+        digest = hashlib.sha1(f"{key[1]}258EAFA5-E914-47DA-95CA-C5AB0DC85B11".encode()).digest()
         accept = base64.b64encode(digest).decode() if accept is None else accept
         lines = ["Upgrade: websocket", "Connection: Upgrade", f"Sec-WebSocket-Accept: {accept}", *headers]
         self.raw("\r\n".join(["HTTP/1.1 101 Switching Protocols", *lines, "\r\n"]).encode())
@@ -176,6 +179,8 @@ class Server:
                     await _done(self.asked(peer, verdict))
                 elif self.verdict(verdict) is None:
                     peer.say(verdict=verdict)
+            elif event == "ping":
+                peer.say(pong=wire.Pong())
             elif event == "bye":
                 return
 

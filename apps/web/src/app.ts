@@ -15,6 +15,7 @@ import { byId, setText } from "./views/dom.js";
 import { LinkView } from "./views/link_view.js";
 import { BannerView, NoticeView, speak } from "./views/notices.js";
 import { SettingsView, type Chosen } from "./views/settings_view.js";
+import { asSentence } from "./words.js";
 
 const LOOK_MS = 250; // at the link, whose waiting times are counted down
 
@@ -23,6 +24,7 @@ export class App {
   private postponed = false;
   private drawing = false;
   private answering = false;
+  private connecting = Promise.resolve();
   private seen: LinkChanged | null = null;
 
   private readonly connection = new Connection(
@@ -37,7 +39,7 @@ export class App {
   private readonly conversations: Conversations;
   private readonly settingsView: SettingsView;
   private readonly bannerActions: BannerActions = {
-    retry: () => void this.start(),
+    retry: () => void this.start(true),
     settings: () => this.settingsView.open(),
     download: () => void this.download(),
     cancel: () => this.connection.device.cancel(),
@@ -45,7 +47,7 @@ export class App {
       this.postponed = true;
       this.changed();
     },
-    forget: () => void this.connection.device.forget().then(() => this.start()),
+    forget: () => void this.forget(),
   };
 
   constructor(
@@ -88,11 +90,22 @@ export class App {
     );
     byId("new-chat").addEventListener("click", () => conversations.newChat());
     setInterval(() => this.look(), LOOK_MS);
-    document.addEventListener("visibilitychange", () => this.store());
+    document.addEventListener("visibilitychange", () => this.seenOrHidden());
   }
 
-  /** Connect with what is set, and go on with what the page before was writing. */
-  async start(): Promise<void> {
+  /**
+   * Connect with what is set, and go on with what the page before was writing.
+   *
+   * @param anew by the bundle that the server has now, and not the one that was stored.
+   */
+  async start(anew = false): Promise<void> {
+    // One after the other: a chat that begins while another one does would find its place taken.
+    this.connecting = this.connecting.then(() => this.connect(anew));
+    await this.connecting;
+    await this.conversations.goOn();
+  }
+
+  private async connect(anew: boolean): Promise<void> {
     let place;
     try {
       place = placeOf(location.href, this.settings.address);
@@ -103,10 +116,11 @@ export class App {
     }
     const { drafting, writer } = this.settings;
     this.conversations.talk = null;
-    await this.connection.start({ place, token: this.token, drafting, writer });
+    await this.connection.start({ place, token: this.token, drafting, writer, anew });
     this.conversations.talk = this.connection.talk;
-    if (this.link.wantedOffline) await this.connection.chat?.workOffline(true);
-    await this.conversations.goOn();
+    const { chat } = this.connection;
+    if (chat !== null && chat.storeProblem !== "") this.notices.tell({ text: asSentence(chat.storeProblem), actions: [] });
+    if (this.link.wantedOffline) await chat?.workOffline(true);
   }
 
   /** A newer version of the page is there. */
@@ -115,15 +129,28 @@ export class App {
     this.notices.tell({ text: "There is a newer version of this page.", actions: [{ label: "Reload", run }] });
   }
 
-  /** A phone may end a page that is not seen, and says no more; the runtime stores its own. */
-  private store(): void {
+  /** A phone may end a page that is not seen, and says no more; the runtime stores its own. One that was not seen may not
+   * know what another tab has written. */
+  private seenOrHidden(): void {
     if (document.visibilityState === "hidden") void this.conversations.saveNow();
+    else void this.conversations.refresh();
   }
 
   /** Have the model, and begin anew with it when nothing is being written. */
   private async download(): Promise<void> {
     if (!(await this.connection.fetchModels())) return;
     await this.conversations.idle();
+    await this.start();
+  }
+
+  /** Delete the model, and begin anew without it. */
+  private async forget(): Promise<void> {
+    try {
+      await this.connection.device.forget();
+    } catch (error) {
+      const why = (error as Error).message; // such as that another tab reads it
+      this.notices.tell({ text: asSentence(`the model could not be deleted, try again: ${why}`), actions: [] });
+    }
     await this.start();
   }
 

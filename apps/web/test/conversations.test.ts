@@ -191,3 +191,38 @@ test("what cannot be stored is said, and the answer is shown all the same", asyn
   assert.equal(world.sentence, "This browser could not store the chat; its storage is full.");
   assert.deepEqual(world.conversations.messages.map(({ content }) => content), ["one", "1"]);
 });
+
+test("a tab that was open before another one wrote on does not put its older chat in the place of that", async () => {
+  const world = new World();
+  await world.asked("one", "1");
+  const other = new Conversations(world.chats, () => world.settings, new FakeHost());
+  await other.open(world.conversations.chat.id);
+  await new Promise((resolve) => setTimeout(resolve, 2)); // the clock of stored chats counts milliseconds
+  await world.asked("two", "2");
+  await other.changeSettings({ ...USUAL_SETTINGS.chats, system: "Be brief." });
+  await other.rename(other.chat.id, "Numbers");
+  assert.deepEqual(world.stored, ["one", "1", "two", "2"]);
+  assert.deepEqual(other.messages.map(({ content }) => content), ["one", "1", "two", "2"]);
+});
+
+test("a tab that gets the connection goes on with the chat as another one left it", async () => {
+  const world = new World();
+  await world.asked("one", "1");
+  const other = new Conversations(world.chats, () => world.settings, new FakeHost());
+  await other.open(world.conversations.chat.id);
+  await new Promise((resolve) => setTimeout(resolve, 2));
+  await world.asked("two", "2");
+  other.talk = world.talk;
+  await other.goOn();
+  world.talk.script = [finished(pieces(["3", "corrected"]))];
+  await other.send("three");
+  assert.deepEqual(world.stored, ["one", "1", "two", "2", "three", "3"]);
+});
+
+test("a second tap on Again does nothing", async () => {
+  const world = new World();
+  await world.asked("one", "1");
+  await Promise.all([world.conversations.again(), world.conversations.again()]);
+  assert.deepEqual(world.talk.asked, ["one", "one"]);
+  assert.deepEqual(world.host.returned, []);
+});

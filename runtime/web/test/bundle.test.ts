@@ -202,6 +202,34 @@ test("bundle: a store that lost files of a bundle that is gone takes the new one
     assert.equal((await bundle.graph()).bytes.length, PIECE + 1);
   }));
 
+test("bundle: a stored manifest that is damaged, or of another version, is asked for again", () =>
+  serving(async (served, store) => {
+    await Bundle.open(served.url, { store });
+    const old = JSON.stringify({ url: served.url, text: JSON.stringify({ ...served.manifest, schema_version: 1 }) });
+    for (const text of ["", "{", "null", old]) {
+      await store.put("manifest", new TextEncoder().encode(text));
+      assert.equal(await Bundle.isHeld(served.url, { store }), false);
+      served.asked = [];
+      await Bundle.open(served.url, { store });
+      assert.deepEqual(served.asked, ["manifest.json"]);
+    }
+  }));
+
+test("bundle: a store without room is a sentence, and the download goes on once there is some", () =>
+  serving(async (served, store) => {
+    const put = store.put.bind(store);
+    let room = 2;
+    store.put = (name, piece) => (room-- > 0 ? put(name, piece) : Promise.reject(new Error("Quota exceeded.")));
+    await assert.rejects(Bundle.open(served.url, { store }), (error: Error) => {
+      return error instanceof BundleError && /cannot keep half\.onnx of the bundle \(Quota exceeded\.\): free some space/.test(error.message);
+    });
+    room = 100;
+    assert.equal((await (await Bundle.open(served.url, { store })).graph()).bytes.length, 3 * PIECE + 12_345);
+    room = 0;
+    await store.delete("manifest");
+    await assert.rejects(Bundle.open(served.url, { store }), /cannot keep manifest\.json/);
+  }));
+
 test("bundle: an address without a bundle is a sentence", () =>
   serving(async (served, store) => {
     await assert.rejects(Bundle.open(`${served.url}none/`, { store }), /has no manifest\.json of the bundle at .* \(status 404\)/);

@@ -1,11 +1,14 @@
 /** Connections: opened, watched, given up and made again, by a clock that jumps. */
 
 import assert from "node:assert/strict";
+import { createServer } from "node:http";
+import type { AddressInfo } from "node:net";
 import { test } from "node:test";
 
 import { fromBinary } from "@bufbuild/protobuf";
+import { WebSocket } from "ws";
 
-import { ClientSession, DraftingLoop, Endpoint, FixedShape, USUAL_TIMING, budgetOf, wire } from "../src/index.js";
+import { ClientSession, DraftingLoop, Endpoint, FixedShape, USUAL_TIMING, budgetOf, ownHost, wire } from "../src/index.js";
 import type { Answered, Conditions, ConnectError, LinkChanged, Timing } from "../src/index.js";
 import { connectError } from "../src/link/connect_error.js";
 import { Driver } from "../src/link/driver.js";
@@ -351,4 +354,17 @@ test("link: addresses", () => {
 test("link: a token is a subprotocol", () => {
   assert.deepEqual(new Endpoint("ws://host").protocols, []);
   assert.deepEqual(new Endpoint("ws://host", "sekret?\u00e9~").protocols, ["moa.v1", "moa.bearer.c2VrcmV0P8Opfg"]);
+});
+
+test("link: a token that no header takes is refused as any other", async () => {
+  const server = createServer((request, response) => response.writeHead(request.headers.authorization ? 200 : 401).end());
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  const url = `ws://127.0.0.1:${(server.address() as AddressInfo).port}`;
+  const host = { ...ownHost(WebSocket), origin: "http://127.0.0.1" };
+  for (const token of ["a\nb", "\u{1f600}", "\u0000"]) {
+    const { message } = await connectError(new Endpoint(url, token), host, 5);
+    assert.equal(message, `the verifier at ${url}/v1/session refused the token; check it`);
+  }
+  server.closeAllConnections();
+  server.close();
 });

@@ -91,3 +91,8 @@ part("streams", (given, where) => {
     else assert.equal(what === "push" ? stream.push(number) : stream.finish(), piece, where);
   }
 });
+
+test("texts: a word of a text that is pasted may be very long", () => {
+  const words = ["abc".repeat(70_000), " ".repeat(200_000), "\u4e2d\u6587".repeat(50_000)];
+  for (const word of words) assert.equal(PLAIN.decode(PLAIN.encode(word)), word); // pair by pair it would take hours
+});

@@ -1,11 +1,13 @@
 /** Chats in IndexedDB, which pages have in every context. */
 
 import { holds, StorageError, summaryOf, type Chats, type StoredChat, type Summary } from "./chats.js";
+import type { Message } from "./message.js";
 
 const NAME = "moa-edge chats";
 const VERSION = 1;
 const SUMMARIES = "summaries"; // rows of the list, so that it is read without the chats
 const CHATS = "chats";
+const DAMAGED = "this chat cannot be read: what is stored of it is damaged, or of another version of this page";
 
 export class ChatDatabase implements Chats {
   private constructor(private readonly database: IDBDatabase) {}
@@ -28,12 +30,14 @@ export class ChatDatabase implements Chats {
     const found =
       name === SUMMARIES
         ? (all as Summary[])
-        : (all as StoredChat[]).filter((chat) => holds(chat, words.trim())).map(summaryOf);
+        : all.filter(isChat).filter((chat) => holds(chat, words.trim())).map(summaryOf);
     return found.sort((a, b) => b.updated - a.updated);
   }
 
   async get(id: string): Promise<StoredChat | null> {
-    return ((await done(this.store("readonly", CHATS).get(id), "read a stored chat")) as StoredChat | undefined) ?? null;
+    const found: unknown = await done(this.store("readonly", CHATS).get(id), "read a stored chat");
+    if (found !== undefined && !isChat(found)) throw new StorageError(DAMAGED);
+    return found ?? null;
   }
 
   async put(chat: StoredChat): Promise<void> {
@@ -67,6 +71,13 @@ export class ChatDatabase implements Chats {
       }
     });
   }
+}
+
+/** Whether it has the parts of one, as far as the page would stumble over them. */
+function isChat(found: unknown): found is StoredChat {
+  const { messages, settings, title } = found as Partial<StoredChat>;
+  const read = Array.isArray(messages) && messages.every((one: unknown) => typeof (one as Message | null)?.content === "string");
+  return read && typeof title === "string" && typeof settings === "object" && settings !== null;
 }
 
 function done<T>(request: IDBRequest<T>, what: string): Promise<T> {

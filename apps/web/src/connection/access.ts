@@ -18,8 +18,8 @@ export function tokenOf(url: string): { token: string; rest: string } | null {
 export function takeToken(): string {
   const found = tokenOf(location.href);
   if (found !== null) {
-    saveToken(found.token);
     history.replaceState(history.state, "", found.rest);
+    saveToken(found.token);
   }
   return localStorage.getItem(KEY) ?? "";
 }

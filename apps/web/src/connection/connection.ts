@@ -17,6 +17,8 @@ export interface Wishes {
   readonly drafting: Drafting;
   /** Whether the device is to have the writer too. */
   readonly writer: boolean;
+  /** Whether the server may have another bundle by now than the stored one, as where it refused that. */
+  readonly anew: boolean;
 }
 
 export class Connection {
@@ -49,7 +51,7 @@ export class Connection {
     this.bundle = null;
     this.changed();
     try {
-      this.bundle = await this.device.open(wishes.place.bundle);
+      this.bundle = await this.device.open(wishes.place.bundle, wishes.anew);
       await this.connect(wishes, this.bundle);
     } catch (error) {
       await this.close();
@@ -99,9 +101,10 @@ export class Connection {
   }
 }
 
-/** Whether another tab has the chat: this page takes no other lock. */
+/** Whether another tab has the chat: this page takes no other lock. Some browsers have no locks. */
 async function isOpenElsewhere(): Promise<boolean> {
-  return ((await navigator.locks.query()).held ?? []).length > 0;
+  const { locks } = navigator as { readonly locks?: LockManager };
+  return ((await locks?.query())?.held ?? []).length > 0;
 }
 
 /** Where an answer under way outlives the page; nowhere without the locks that only secure contexts have. */

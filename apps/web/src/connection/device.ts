@@ -26,6 +26,7 @@ export class Device {
   private store: BundleStore = new MemoryStore();
   private models: Models | null = null;
   private download: AbortController | null = null;
+  private forgetting: Promise<void> | null = null; // a second tap waits for the first
 
   /** @param changed the state is another. */
   constructor(private readonly changed: () => void) {}
@@ -33,11 +34,14 @@ export class Device {
   /**
    * The bundle's texts, from this device where it has them.
    *
+   * @param anew ask the server first whether it has another bundle by now.
    * @throws BundleError they cannot be had.
    */
-  async open(url: string): Promise<Bundle> {
+  async open(url: string, anew: boolean): Promise<Bundle> {
     this.store = await browserStore();
-    return Bundle.open(url, { store: this.store, drafter: false });
+    const options = { store: this.store, drafter: false };
+    if (anew) await Bundle.update(url, options).catch(() => undefined); // without the server the stored one does
+    return Bundle.open(url, options);
   }
 
   /** What drafts, loaded, where it is here; else nothing, and the state says why. */
@@ -82,10 +86,10 @@ export class Device {
     this.download?.abort();
   }
 
-  /** Forget the bundle. */
-  async forget(): Promise<void> {
-    await this.close();
-    for (const name of await this.store.names()) await this.store.delete(name);
+  /** Forget the bundle. Throws what the browser throws where it does not let go of a file. */
+  forget(): Promise<void> {
+    this.forgetting ??= this.forgetAll().finally(() => (this.forgetting = null));
+    return this.forgetting;
   }
 
   /** End the models. */
@@ -93,6 +97,11 @@ export class Device {
     this.cancel();
     await this.models?.close();
     this.models = null;
+  }
+
+  private async forgetAll(): Promise<void> {
+    await this.close();
+    for (const name of await this.store.names()) await this.store.delete(name);
   }
 
   private async start(bundle: Bundle): Promise<void> {

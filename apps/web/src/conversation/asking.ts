@@ -98,6 +98,7 @@ export class Asking extends OpenChat {
 
   /** Go on with the answer of the page before, unless its chat is gone. */
   async goOn(): Promise<void> {
+    await this.refresh();
     const { talk } = this;
     const events = this.busy ? undefined : talk?.chat.pending();
     if (talk === null || events === undefined) return;
@@ -196,7 +197,7 @@ export class Asking extends OpenChat {
   private async ask(text: string, position: number): Promise<void> {
     const { chat, talk } = this;
     if (this.busy || talk === null) {
-      this.host.giveBack(text);
+      if (chat.messages[position]?.content !== text) this.host.giveBack(text); // else nothing is lost: a second tap on Again
       return;
     }
     if (chat.title === "") chat.title = titleOf(text);

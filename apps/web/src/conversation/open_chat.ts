@@ -53,11 +53,26 @@ export class OpenChat {
 
   /** They count from the open chat's next question on. */
   async changeSettings(settings: ChatSettings): Promise<void> {
-    this.chat.settings = settings;
-    if (this.chat.messages.length > 0) await this.store(this.chat);
+    const { chat } = this;
+    chat.settings = settings;
+    await this.refresh();
+    if (chat.messages.length > 0) await this.store(chat);
+  }
+
+  /** Take over what another tab has written in the open chat since. */
+  async refresh(): Promise<void> {
+    const { chat } = this;
+    if (chat.messages.length === 0) return;
+    const stored = await this.attempt(() => this.chats.get(chat.id), null);
+    if (stored === null || stored.updated <= chat.updated || this.answering?.place.chat === chat.id) return;
+    chat.title = stored.title;
+    chat.updated = stored.updated;
+    chat.messages = stored.messages.map(settled);
+    this.host.changed();
   }
 
   async rename(id: string, title: string): Promise<void> {
+    await this.refresh();
     const chat = await this.one(id);
     if (chat === null || title.trim() === "") return;
     chat.title = title.trim();

@@ -10,7 +10,12 @@ const LOOK_MS = 3_600_000;
 export async function watchUpdates(found: (takeOver: () => void) => void): Promise<void> {
   if (!("serviceWorker" in navigator)) return; // no secure context
   const hadOne = navigator.serviceWorker.controller !== null;
-  const registration = await navigator.serviceWorker.register("sw.js", { updateViaCache: "none" });
+  let registration: ServiceWorkerRegistration;
+  try {
+    registration = await navigator.serviceWorker.register("sw.js", { updateViaCache: "none" });
+  } catch {
+    return; // as where the user passed over a certificate: the page works, and needs a network to start
+  }
   const tell = (worker: ServiceWorker | null): void => {
     if (worker !== null && hadOne) found(() => takeOver(worker));
   };

@@ -16,12 +16,10 @@ export async function browserStore(name = "moa-edge-bundle"): Promise<BundleStor
       // A private window of some browsers has it and refuses it.
     }
   }
-  if (typeof caches !== "undefined") {
-    try {
-      return new CacheStore(await caches.open(name));
-    } catch {
-      // The same.
-    }
+  try {
+    if (typeof caches !== "undefined") return new CacheStore(await caches.open(name));
+  } catch {
+    // The same.
   }
   return new MemoryStore();
 }

@@ -15,7 +15,7 @@ import {
   type TargetEntry,
   type WriterEntry,
 } from "./manifest.js";
-import type { BundleStore } from "./store.js";
+import { keep, type BundleStore } from "./store.js";
 
 /** Bytes that are there, of all that is asked for. */
 export type OnProgress = (received: number, total: number) => void;
@@ -149,7 +149,9 @@ async function downloaded(url: string, text: string, options: OpenOptions): Prom
     await files.download(name, entry, { signal, onHeld });
   }
   // Last, for it says that the rest is there.
-  if (text !== (await heldManifest(url, store))) await store.put(STORED_MANIFEST, encodeUtf8(JSON.stringify({ url, text })));
+  if (text !== (await heldManifest(url, store))) {
+    await keep(store, STORED_MANIFEST, encodeUtf8(JSON.stringify({ url, text })), MANIFEST_FILE);
+  }
   return { manifest, files };
 }
 
@@ -170,12 +172,17 @@ function lacking(what: string): BundleError {
   return new BundleError(`the bundle has ${what}: export it with --target web`);
 }
 
-/** The text of the manifest of the bundle that is in the store, undefined if that is another, or not whole. */
+/** The text of the manifest of the bundle that is in the store, undefined if that is another, or none that can be read. */
 async function heldManifest(url: string, store: BundleStore): Promise<string | undefined> {
   const piece = await store.get(STORED_MANIFEST);
   if (!piece) return undefined;
-  const held = JSON.parse(decodeUtf8(piece)) as { url: string; text: string };
-  return held.url === url ? held.text : undefined;
+  try {
+    const { url: of, text } = JSON.parse(decodeUtf8(piece)) as { url: string; text: string };
+    readManifest(text);
+    return of === url ? text : undefined;
+  } catch {
+    return undefined; // damaged, or of another version of this runtime
+  }
 }
 
 async function newestManifest(url: string, { fetch = platformFetch, signal }: OpenOptions): Promise<string> {

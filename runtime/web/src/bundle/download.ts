@@ -4,7 +4,7 @@ import { saidBy } from "../engine/backend.js";
 import { ask, type Fetch, type Signal } from "./fetching.js";
 import { BundleError, type FileEntry } from "./manifest.js";
 import { sha256 } from "./sha256.js";
-import type { BundleStore } from "./store.js";
+import { keep, type BundleStore } from "./store.js";
 
 /** Bytes of a piece: what a tab that is killed loses at most. */
 const PIECE = 1 << 20;
@@ -141,7 +141,7 @@ export class StoredFiles implements BundleFiles {
         if (at + filled > entry.bytes) throw new ChangedError(name);
         onHeld?.(at + filled);
         if (filled < PIECE && at + filled < entry.bytes) continue;
-        await this.store.put(nameOf(entry, at / PIECE), piece.subarray(0, filled));
+        await keep(this.store, nameOf(entry, at / PIECE), piece.subarray(0, filled), name);
         at += filled;
         piece = new Uint8Array(PIECE);
         filled = 0;

@@ -1,5 +1,8 @@
 /** Where a bundle is kept between two starts. */
 
+import { saidBy } from "../engine/backend.js";
+import { BundleError } from "./manifest.js";
+
 /**
  * Named pieces of some kilobytes to a megabyte. One store holds one bundle. Several pages may use it at once: what they put
  * under one name is the same.
@@ -17,6 +20,21 @@ export interface BundleStore {
 
   delete(name: string): Promise<void>;
   names(): Promise<readonly string[]>;
+}
+
+/**
+ * Put a piece into a store.
+ *
+ * @param file what it is of.
+ * @throws BundleError the store does not take it.
+ */
+export async function keep(store: BundleStore, name: string, piece: Uint8Array, file: string): Promise<void> {
+  try {
+    await store.put(name, piece);
+  } catch (error) {
+    const text = `this device cannot keep ${file} of the bundle (${saidBy(error)})`;
+    throw new BundleError(`${text}: free some space on it and try again, what came is kept`, { cause: error });
+  }
 }
 
 /** Forgets all with the page: where nothing else may be used, and for tests. */

@@ -57,7 +57,8 @@ function newTurn(): () => Promise<void> {
 async function ask(url: string, token: string, readable: boolean, seconds: number): Promise<Answered | undefined> {
   // Where the answer may not be read, a browser follows redirects or fails.
   const how = readable ? { mode: "cors", redirect: "manual" } : { mode: "no-cors" };
-  const headers = token && readable ? { Authorization: `Bearer ${token}` } : {};
+  // No header takes other characters; a verifier that has a token refuses who names none, too.
+  const headers = token && readable && /^[ -~]*$/.test(token) ? { Authorization: `Bearer ${token}` } : {};
   const signal = globals.AbortSignal.timeout(1000 * seconds);
   try {
     const answer = await globals.fetch(url, { ...how, headers, signal, cache: "no-store", credentials: "omit" });

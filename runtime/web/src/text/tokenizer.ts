@@ -2,6 +2,7 @@
 
 import { append } from "../sequences.js";
 import { spelled, unspelled } from "./bytes.js";
+import { merged } from "./merging.js";
 import { checkedFile, splitterOf, type AddedToken, type Splitter, type TokenizerFile } from "./tokenizer_file.js";
 
 /** Pieces of which the tokens are remembered, so many of them. */
@@ -77,26 +78,16 @@ export class Tokenizer {
   private word(word: string): readonly number[] {
     const known = this.remembered.get(word);
     if (known) return known;
-    const tokens = this.merged(word);
+    const tokens = this.newTokens(word);
     if (this.remembered.size >= REMEMBERED) this.remembered.clear();
     this.remembered.set(word, tokens);
     return tokens;
   }
 
-  private merged(word: string): number[] {
+  private newTokens(word: string): number[] {
     const whole = this.ids.get(word);
     if (this.ignoreMerges && whole !== undefined) return [whole];
-    const parts = [...word];
-    for (;;) {
-      let best = Infinity;
-      let at = -1;
-      for (let index = 0; index + 1 < parts.length; index++) {
-        const rank = this.ranks.get(`${parts[index]} ${parts[index + 1]}`) ?? Infinity;
-        if (rank < best) [best, at] = [rank, index];
-      }
-      if (at < 0) break;
-      parts.splice(at, 2, parts[at]! + parts[at + 1]!);
-    }
+    const parts = merged([...word], (left, right) => this.ranks.get(`${left} ${right}`));
     return parts.flatMap((part) => this.ids.get(part) ?? []);
   }
 }
