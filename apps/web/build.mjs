@@ -4,7 +4,7 @@
  */
 
 import { createHash } from "node:crypto";
-import { cp, mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
+import { cp, mkdir, readdir, readFile, rename, rm, writeFile } from "node:fs/promises";
 import { createRequire } from "node:module";
 import { basename, dirname, join, relative } from "node:path";
 import { spawnSync } from "node:child_process";
@@ -21,7 +21,9 @@ const [argument] = process.argv.slice(2);
 if (argument === "--tests") await runTests();
 else await buildPage(argument ?? STATIC);
 
-async function buildPage(out) {
+/** It is made beside its place, so that a moa-serve that starts meanwhile takes a whole page. */
+async function buildPage(place) {
+  const out = `${place}.new`;
   await rm(out, { recursive: true, force: true });
   await mkdir(join(out, "assets"), { recursive: true });
   const wasm = createRequire(import.meta.url).resolve("onnxruntime-web/ort-wasm-simd-threaded.wasm");
@@ -39,6 +41,8 @@ async function buildPage(out) {
   const version = digest(Buffer.concat(await Promise.all(shell.map((name) => readFile(join(out, name))))));
   const known = { SHELL: shell.map((name) => (name === "index.html" ? "./" : name)), ASSETS: assets, VERSION: version };
   await writeFile(join(out, "sw.js"), await bundled("workers/service_worker.ts", known, "iife"));
+  await rm(place, { recursive: true, force: true });
+  await rename(out, place);
 }
 
 /** One file with all that `entry` imports. @param known constants of its source. */

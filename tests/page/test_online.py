@@ -43,6 +43,10 @@ def test_a_chat_with_the_token_of_the_address(site: Site, person: Person) -> Non
 
 def test_without_its_token_the_page_says_so_and_takes_one(site: Site, person: Person) -> None:
     page = person.open(site.url(token=""))
+    page.wait("#banner-text", "asks for a token, and none is given")
+    page.do("click", "#banner-actions button:has-text('Settings')")
+    page.do("fill", "#token", TOKEN + "s")
+    page.do("click", "#settings-form button[type=submit]")
     page.wait("#banner-text", "refused the token")
     page.do("click", "#banner-actions button:has-text('Settings')")
     page.do("fill", "#token", TOKEN)
@@ -71,6 +75,10 @@ def test_stop_continue_again_and_edit(site: Site, person: Person) -> None:
     assert page.messages == ["Name two.", site.target_writes("Name two.", 8)]
     page.do("click", "text=Figures")
     page.wait(".figures li", "sent")
+    page.do("click", "text=Edit")
+    page.do("click", "#new-chat")  # the question stays as it was
+    page.wait("#empty")
+    assert page.do("evaluate", "document.querySelector('#question').value") == ""
 
 
 def test_the_list_of_chats(site: Site, person: Person) -> None:

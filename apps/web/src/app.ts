@@ -77,9 +77,15 @@ export class App {
     );
     new ChatsView({
       list: (words) => chats.list(words),
-      open: (id) => conversations.open(id),
+      open: (id) => {
+        if (id !== conversations.chat.id) this.leave();
+        return conversations.open(id);
+      },
       rename: (id, title) => conversations.rename(id, title),
-      remove: (id) => conversations.remove(id),
+      remove: (id) => {
+        if (id === conversations.chat.id) this.leave();
+        return conversations.remove(id);
+      },
       current: () => conversations.chat.id,
     });
     this.settingsView = new SettingsView(
@@ -88,7 +94,10 @@ export class App {
       (chosen) => this.choose(chosen),
       () => this.settings.address !== "" || this.connection.bundle === null,
     );
-    byId("new-chat").addEventListener("click", () => conversations.newChat());
+    byId("new-chat").addEventListener("click", () => {
+      this.leave();
+      conversations.newChat();
+    });
     setInterval(() => this.look(), LOOK_MS);
     document.addEventListener("visibilitychange", () => this.seenOrHidden());
   }
@@ -166,6 +175,12 @@ export class App {
     this.token = token;
     if (again) void this.conversations.idle().then(() => this.start());
     this.changed();
+  }
+
+  /** Another chat opens: what is said of this one, and a question of it that is written anew, are not the other's. */
+  private leave(): void {
+    this.composer.endEdit();
+    this.notices.hide();
   }
 
   /** Put the last question back where questions are written; what was answered goes with the first new words. */

@@ -332,6 +332,15 @@ for (const [name, url, origin, answers, sentence, final] of WHY) {
   });
 }
 
+test("link: what is said where no token is given", async () => {
+  const host = new FakeHost();
+  host.answer = said(401);
+  const endpoint = new Endpoint("ws://v:1");
+  const error = await connectError(endpoint, host, 5);
+  assert.equal(error.message, `the verifier at ${endpoint.address} asks for a token, and none is given`);
+  assert.equal(error.final, true);
+});
+
 // -- addresses -----------------------------------------------------------------------------------------
 
 test("link: addresses", () => {

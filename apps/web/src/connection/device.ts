@@ -69,8 +69,8 @@ export class Device {
         writer: writes,
         signal: this.download.signal,
         onProgress: (bytes, all) => {
-          received = bytes;
-          this.become({ kind: "downloading", received, total: all });
+          received = Math.max(0, bytes - (all - total)); // the texts came with the page, and are no part of what was offered
+          this.become({ kind: "downloading", received, total });
         },
       });
     } catch (error) {
@@ -100,6 +100,7 @@ export class Device {
   }
 
   private async forgetAll(): Promise<void> {
+    this.become({ kind: "looking" });
     await this.close();
     for (const name of await this.store.names()) await this.store.delete(name);
   }

@@ -47,6 +47,14 @@ export class Composer {
     this.field.focus();
   }
 
+  /** The question stays as it was. */
+  endEdit(): void {
+    if (this.replace === null) return;
+    this.field.value = "";
+    this.replace = null;
+    this.grow();
+  }
+
   show(busy: boolean, ready: boolean): void {
     const hadFocus = document.activeElement === this.sendButton || document.activeElement === this.stopButton;
     this.sendButton.hidden = busy;

@@ -71,6 +71,7 @@ function figures(message: Message, tools: HTMLElement): Node[] {
   const toggle = button("Figures", () => {
     list.hidden = !list.hidden;
     toggle.setAttribute("aria-expanded", String(!list.hidden));
+    list.scrollIntoView({ block: "nearest" });
   });
   toggle.setAttribute("aria-expanded", "false");
   tools.append(toggle);

@@ -36,7 +36,7 @@ export async function connectError(endpoint: Endpoint, host: Host, withinS: numb
     return new ConnectError(`${text}: start moa-serve with --tls-cert and --tls-key, and use wss://`, true);
   }
   const answered = await host.ask(endpoint.at("/v1/status"), endpoint.token, true, withinS);
-  if (answered) return refused(address, answered);
+  if (answered) return refused(endpoint, answered);
   // Not final: a proxy whose verifier is just starting looks the same from a page.
   if (origin !== undefined && (await host.ask(endpoint.at("/healthz"), "", false, withinS))) {
     const text = `what answers at ${address} does not let web pages of ${origin} connect`;
@@ -47,9 +47,10 @@ export async function connectError(endpoint: Endpoint, host: Host, withinS: numb
   return new ConnectError(`no verifier answers at ${address}; start one with moa-serve${hint}`, false);
 }
 
-function refused(address: string, { elsewhere, status }: Answered): ConnectError {
+function refused({ address, token }: Endpoint, { elsewhere, status }: Answered): ConnectError {
   if (status === 401 || status === 403) {
-    return new ConnectError(`the verifier at ${address} refused the token; check it`, true);
+    const text = token === "" ? "asks for a token, and none is given" : "refused the token; check it";
+    return new ConnectError(`the verifier at ${address} ${text}`, true);
   }
   if (elsewhere) {
     const text = `${address} sends its clients elsewhere, which is not followed`;
