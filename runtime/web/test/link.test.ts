@@ -1,6 +1,7 @@
 /** Connections: opened, watched, given up and made again, by a clock that jumps. */
 
 import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { test } from "node:test";
@@ -339,6 +340,16 @@ test("link: what is said where no token is given", async () => {
   const error = await connectError(endpoint, host, 5);
   assert.equal(error.message, `the verifier at ${endpoint.address} asks for a token, and none is given`);
   assert.equal(error.final, true);
+});
+
+test("link: a program without anything else to do waits for an answer that never comes", () => {
+  const program = `
+    import { ownHost } from ${JSON.stringify(new URL("../src/index.js", import.meta.url).href)};
+    // As Node's, where a connection breaks before it is looked at.
+    globalThis.fetch = (_, { signal }) => new Promise((_, refuse) => signal.addEventListener("abort", refuse));
+    console.log(await ownHost(class {}).ask("http://v", "", true, 0.1));
+  `;
+  assert.equal(execFileSync(process.execPath, ["--input-type=module", "-e", program], { encoding: "utf-8" }), "undefined\n");
 });
 
 // -- addresses -----------------------------------------------------------------------------------------
