@@ -117,8 +117,9 @@ def hung(onnx_bundle: Path, hanging: Running, *arguments: str) -> Iterator[Termi
         terminal.wait(r"online \| tau .* \d\d rounds")  # memory rows come behind the first of the text
         hanging.process.send_signal(signal.SIGSTOP)
         terminal.wait(r"slow \| ")  # behind it, why: soon that the device has written all it may
-        # Nobody is asked about a few words: wait for more, and until it is an outage.
-        terminal.wait(r"(?m)^(offline|reconnecting)\b.*tau .* [2-9]\d tentative")
+        # Nobody is asked about a few words, nor after a second: wait for more, and for an attempt that failed.
+        terminal.wait(r"(?m)^reconnecting\b.*tau .* [2-9]\d tentative")
+        terminal.wait(r"(?m)^offline\b.*tau .* [2-9]\d tentative")
         yield terminal
 
 
