@@ -208,7 +208,7 @@ def test_a_page_whose_stored_bundle_is_of_another_target_takes_the_new_one(site:
 
 def test_a_page_that_cannot_start_leaves_no_token_in_the_address(site: Site, person: Person) -> None:
     page = person.open(site.url(token=""))
-    page.wait("#banner-text", "refused the token")
+    page.wait("#banner-text", "asks for a token, and none is given")
     page.do("evaluate", _STORED.format(version=", 99"))  # as of a version to come
     other = person.open(site.url())
     other.wait("#banner-text", "could not open its stored chats")

@@ -82,7 +82,7 @@ def test_a_pong_that_finds_nobody_is_the_end_and_no_failure(
         await asyncio.sleep(10)
         await served.link.closed()
 
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="moa_server")
     in_served(scenario)
     assert [record.levelname for record in caplog.records if record.levelno > logging.INFO] == []
     assert any(record.getMessage().startswith("session ended: the client left") for record in caplog.records)
