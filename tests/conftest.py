@@ -15,6 +15,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 
+from moa_bench.web.browser import BROWSERS
 from tiny import make_tiny_drafter, make_tiny_target
 
 if TYPE_CHECKING:
@@ -24,15 +25,12 @@ if TYPE_CHECKING:
     from moa_runtime.bundle import Bundle
 
 
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-
-
 @pytest.fixture(scope="session")
 def browser() -> str:
     """The command of a Chromium."""
-    found = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
-        missing = f"no browser: none of {', '.join(_BROWSERS)} is installed"
+        missing = f"no browser: none of {', '.join(BROWSERS)} is installed"
         if os.environ.get("CI"):
             pytest.fail(missing)
         pytest.skip(missing)

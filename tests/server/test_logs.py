@@ -16,26 +16,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from moa_runtime.session.events import Sampling
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.bearers import new_token
-from moa_server.logs import add_log_fields, configure, handle_loop_error, log_fields, log_unexpected
+from moa_server.logs import add_log_fields, handle_loop_error, log_fields, log_unexpected
 from moa_server.settings import Settings
 from server.running import TIMEOUT_S, Client, serving
 from toy_engine import ToyEngine
-
-
-@pytest.fixture
-def log():
-    """``log(form, level)`` gives the stream that is logged to from then on."""
-    root, stream = logging.getLogger(), io.StringIO()
-    before, level = list(root.handlers), root.level
-
-    def start(form: str = "json", level: str = "info") -> io.StringIO:
-        configure(form, level, stream)
-        return stream
-
-    yield start
-    configure()
-    root.handlers[:] = before
-    root.setLevel(level)
 
 
 def lines(stream: io.StringIO) -> list[dict]:

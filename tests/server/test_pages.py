@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.server
-import io
-import logging
 import queue
 import socket
 import subprocess
@@ -19,7 +17,6 @@ from websockets.exceptions import InvalidStatus
 from moa_runtime.session.handshake import PROTOCOL_VERSION
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.bearers import new_token
-from moa_server.logs import configure
 from moa_server.settings import Settings
 from server.running import TIMEOUT_S, Verifier, serving
 from toy_engine import ToyEngine
@@ -142,25 +139,18 @@ def test_a_header_that_is_no_list_is_not_repeated(verifier, header):
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_no_log_has_a_token(form):
-    root, stream = logging.getLogger(), io.StringIO()
-    before, level = list(root.handlers), root.level
-    configure(form, "debug", stream)
-    try:
-        with serving(ToyEngine(), Settings(token=TOKEN, origins=("https://app.example",))) as verifier:
-            with connect(verifier, "moa.v1", bearer(), origin="https://app.example") as connected:
-                connected.send(hello())
-                connected.recv(TIMEOUT_S)
-            assert refusal(verifier, "moa.v1", bearer(), origin="https://evil.example")[0] == 403
-            assert refusal(verifier, "moa.v1", bearer() + "A", origin="https://app.example")[0] in (400, 401)
-            assert refusal(verifier, bearer(), origin="https://app.example")[0] == 400
-            raw(verifier, f"Sec-WebSocket-Protocol: moa.v1, {bearer()}==")
-            raw(verifier, f"Sec-WebSocket-Protocol: moa.v1, {bearer()}", "Sec-WebSocket-Key: broken")
-            raw(verifier, f"Sec-WebSocket-Protocol: moa.v1, {'x' * 9000}{bearer()}")
-    finally:
-        configure()
-        root.handlers[:] = before
-        root.setLevel(level)
+def test_no_log_has_a_token(log, form):
+    stream = log(form, "debug")
+    with serving(ToyEngine(), Settings(token=TOKEN, origins=("https://app.example",))) as verifier:
+        with connect(verifier, "moa.v1", bearer(), origin="https://app.example") as connected:
+            connected.send(hello())
+            connected.recv(TIMEOUT_S)
+        assert refusal(verifier, "moa.v1", bearer(), origin="https://evil.example")[0] == 403
+        assert refusal(verifier, "moa.v1", bearer() + "A", origin="https://app.example")[0] in (400, 401)
+        assert refusal(verifier, bearer(), origin="https://app.example")[0] == 400
+        raw(verifier, f"Sec-WebSocket-Protocol: moa.v1, {bearer()}==")
+        raw(verifier, f"Sec-WebSocket-Protocol: moa.v1, {bearer()}", "Sec-WebSocket-Key: broken")
+        raw(verifier, f"Sec-WebSocket-Protocol: moa.v1, {'x' * 9000}{bearer()}")
     logged = stream.getvalue()
     assert "refused: web pages of https://evil.example" in logged
     assert TOKEN not in logged and bearer() not in logged and "Traceback" not in logged

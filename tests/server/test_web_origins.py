@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import logging
-
 import pytest
 
-from moa_server.logs import configure
 from moa_server.settings import Settings
 from server.running import TIMEOUT_S, Verifier, serving
 from server.test_pages import TOKEN, bearer, connect, hello, refusal
@@ -83,23 +79,16 @@ def test_an_app_that_may_use_the_verifier_may_load_the_bundle(files):
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_no_log_has_a_token(files, form):
-    root, stream = logging.getLogger(), io.StringIO()
-    before, level = list(root.handlers), root.level
-    configure(form, "debug", stream)
-    try:
-        with serving(ToyEngine(), Settings(token=TOKEN), files=files) as verifier:
-            for path in (f"/?token={TOKEN}", f"/{TOKEN}", f"/index.html?token={TOKEN}", f"/bundle/{TOKEN}"):
-                get(verifier, path, referer=f"http://localhost/#token={TOKEN}")
-                get(verifier, path, "POST", host="evil.example")
-            with connect(verifier, "moa.v1", bearer(), origin=origin_of(verifier)) as opened:
-                opened.send(hello())
-                opened.recv(TIMEOUT_S)
-            assert refusal(verifier, "moa.v1", bearer(), origin="https://evil.example")[0] == 403
-    finally:
-        configure()
-        root.handlers[:] = before
-        root.setLevel(level)
+def test_no_log_has_a_token(files, log, form):
+    stream = log(form, "debug")
+    with serving(ToyEngine(), Settings(token=TOKEN), files=files) as verifier:
+        for path in (f"/?token={TOKEN}", f"/{TOKEN}", f"/index.html?token={TOKEN}", f"/bundle/{TOKEN}"):
+            get(verifier, path, referer=f"http://localhost/#token={TOKEN}")
+            get(verifier, path, "POST", host="evil.example")
+        with connect(verifier, "moa.v1", bearer(), origin=origin_of(verifier)) as opened:
+            opened.send(hello())
+            opened.recv(TIMEOUT_S)
+        assert refusal(verifier, "moa.v1", bearer(), origin="https://evil.example")[0] == 403
     logged = stream.getvalue()
     assert "refused: web pages of https://evil.example" in logged
     assert TOKEN not in logged and bearer() not in logged and "Traceback" not in logged

@@ -21,16 +21,15 @@ from moa_export.rounding import round_symmetric
 from moa_export.targets.onnx_offsets import GROUP, product_with_offsets, round_with_offsets
 from moa_runtime.drafters.base import Float32
 
+
+def _session(**more: str) -> dict[str, Any]:
+    return {"graphOptimizationLevel": "all", "extra": {"session": {"disable_quant_qdq": "1", **more}}}
+
+
 #: How onnxruntime-web has to make a session of such a graph. Without it the graph computes the same, slowly.
-SESSION: dict[str, Any] = {
-    "graphOptimizationLevel": "all",
-    "extra": {"session": {"disable_quant_qdq": "1"}},
-}
+SESSION = _session()
 #: The same for a writer, whose floats are not laid out for products once more: less memory, steps twice as long.
-WRITER_SESSION: dict[str, Any] = {
-    "graphOptimizationLevel": "all",
-    "extra": {"session": {"disable_quant_qdq": "1", "disable_prepacking": "1"}},
-}
+WRITER_SESSION = _session(disable_prepacking="1")
 _OPSET, _IR_VERSION = 21, 10  # the first with groups in DequantizeLinear, and with tensors of 4 bits
 _MIDDLE = 8  # of 4-bit codes without a sign
 
