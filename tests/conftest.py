@@ -1,10 +1,14 @@
-"""Settings for every test, a browser, an outer address, and the tiny target, drafter and bundles, each made once."""
+"""Settings for every test, a browser, an outer address, and the tiny target, drafter and bundles.
+
+Each of the last is made once, also for several of pytest-xdist's processes: change a copy.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,9 +18,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
+from filelock import FileLock
 
 from moa_bench.web.browser import BROWSERS
 from tiny import make_tiny_drafter, make_tiny_target
+
+QUESTIONS = ("Name three colours.", "Why is the sky blue?")
+
+#: Gives the folder of a name; what makes it is called where nobody did so before.
+Once = Callable[[str, Callable[[Path], object]], Path]
 
 if TYPE_CHECKING:
     from moa_drafter.model import MoADrafter
@@ -63,13 +73,30 @@ def web_engine_here() -> WebEngine:
 
 
 @pytest.fixture(scope="session")
-def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_target(tmp_path_factory.mktemp("tiny") / "target")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    base = tmp_path_factory.getbasetemp()
+    folders = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tiny"
+    folders.mkdir(exist_ok=True)
+
+    def find(name: str, make: Callable[[Path], object]) -> Path:
+        folder, done = folders / name, folders / f"{name}.done"
+        with FileLock(folders / f"{name}.lock"):
+            if not done.exists():
+                make(folder)
+                done.touch()
+        return folder
+
+    return find
 
 
 @pytest.fixture(scope="session")
-def tiny_drafter(tiny_target: Path) -> Path:
-    return make_tiny_drafter(tiny_target, tiny_target.parent / "drafter")
+def tiny_target(once: Once) -> Path:
+    return once("target", make_tiny_target)
+
+
+@pytest.fixture(scope="session")
+def tiny_drafter(once: Once, tiny_target: Path) -> Path:
+    return once("drafter", lambda folder: make_tiny_drafter(tiny_target, folder))
 
 
 @pytest.fixture(scope="session")
@@ -89,72 +116,70 @@ def drafter(tiny_drafter: Path, target: Target) -> MoADrafter:
 
 
 @pytest.fixture(scope="session")
-def onnx_bundle(tiny_target: Path, tiny_drafter: Path) -> Path:
+def onnx_bundle(once: Once, tiny_target: Path, tiny_drafter: Path) -> Path:
     """A bundle with one graph, which any process can run. Offline its drafter writes, sure or not: it knows nothing."""
-    from moa_runtime.bundle import read_manifest, write_manifest
-    from moa_runtime.manners import Manners
 
-    bundle = _bundle(tiny_target, tiny_drafter, "none")
-    write_manifest(bundle, replace(read_manifest(bundle), manners=Manners(0.0, repeated=1000, longest=1000)))
-    return bundle
+    def make(folder: Path) -> None:
+        from moa_runtime.bundle import read_manifest, write_manifest
+        from moa_runtime.manners import Manners
+
+        _export(folder, ("onnx",), tiny_target, tiny_drafter, "none", QUESTIONS[:1])
+        write_manifest(folder, replace(read_manifest(folder), manners=Manners(0.0, repeated=1000, longest=1000)))
+
+    return once("onnx-bundle", make)
 
 
 @pytest.fixture(scope="session")
-def writing_bundle(tiny_target: Path, tiny_drafter: Path) -> Path:
+def writing_bundle(once: Once, tiny_target: Path, tiny_drafter: Path) -> Path:
     """The same with a writer, which is the target itself in 8 bits."""
-    return _bundle(tiny_target, tiny_drafter, "target")
-
-
-def _bundle(tiny_target: Path, tiny_drafter: Path, writer: str) -> Path:
-    from moa_export.pipeline import ExportSettings, export_bundle
-    from moa_export.progress import Progress
-    from moa_export.writer import WriterSettings
-
-    out = tiny_target.parent / f"bundle-{writer}"
-    settings = ExportSettings(
-        ("onnx",),
-        tiny_drafter,
-        model=str(tiny_target),
-        questions=["Name three colours."],
-        writer=WriterSettings(writer, bits=8),
+    return once(
+        "writing-bundle",
+        lambda folder: _export(folder, ("onnx",), tiny_target, tiny_drafter, "target", QUESTIONS[:1]),
     )
-    export_bundle(out, settings, Progress(sys.stderr, quiet=True))
-    return out
 
 
 @pytest.fixture(scope="session")
-def web_bundle(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def web_bundle(once: Once, tiny_target: Path, tiny_drafter: Path) -> Path:
     """For onnxruntime-web, with a writer in 8 bits. Nobody compared its graphs."""
-    from moa_export.pipeline import ExportSettings, export_bundle
-    from moa_export.progress import Progress
-    from moa_export.writer import WriterSettings
-
-    out = tmp_path_factory.mktemp("web") / "bundle"
-    settings = ExportSettings(
-        ("web",), tiny_drafter, model=str(tiny_target), checked=False, writer=WriterSettings("target", bits=8, web=True)
-    )
-    export_bundle(out, settings, Progress(sys.stderr, quiet=True))
-    return out
+    return once("web-bundle", lambda folder: _export(folder, ("web",), tiny_target, tiny_drafter, "target"))
 
 
 @pytest.fixture(scope="session")
-def every_target(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def every_target(once: Once, tiny_target: Path, tiny_drafter: Path) -> Bundle:
     """A bundle with a graph for every backend."""
-    from moa_export.pipeline import ExportSettings, export_bundle
-    from moa_export.progress import Progress
     from moa_export.targets import TARGETS
-    from moa_export.targets.base import TargetOptions
-    from moa_export.writer import WriterSettings
     from moa_runtime.bundle import Bundle
 
-    out = tmp_path_factory.mktemp("every") / "bundle"
+    return Bundle.open(
+        once(
+            "every-target",
+            lambda folder: _export(folder, tuple(TARGETS), tiny_target, tiny_drafter, "none", QUESTIONS, context=256),
+        )
+    )
+
+
+def _export(
+    out: Path,
+    targets: tuple[str, ...],
+    target: Path,
+    drafter: Path,
+    writer: str,
+    questions: Sequence[str] = (),
+    context: int = 2048,
+) -> None:
+    """Write a bundle. Without questions none of its graphs is compared."""
+    from moa_export.pipeline import ExportSettings, export_bundle
+    from moa_export.progress import Progress
+    from moa_export.targets.base import TargetOptions
+    from moa_export.writer import WriterSettings
+
     settings = ExportSettings(
-        tuple(TARGETS),
-        tiny_drafter,
-        model=str(tiny_target),
-        options=TargetOptions(context=256),
-        questions=["Name three colours.", "Why is the sky blue?"],
-        writer=WriterSettings("none"),
+        targets,
+        drafter,
+        model=str(target),
+        options=TargetOptions(context=context),
+        questions=questions,
+        checked=bool(questions),
+        writer=WriterSettings(writer, bits=8, web="web" in targets),
     )
     export_bundle(out, settings, Progress(sys.stderr, quiet=True))
-    return Bundle.open(out)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from moa_drafter.drafter import Drafter
 from moa_drafter.llama import KeysValues
@@ -16,47 +15,91 @@ from moa_server.engine import Rows
 from moa_server.packed_rows import PackedRows
 from moa_server.rooms import Room
 
-#: As :meth:`moa_drafter.drafter.Drafter.rows`.
-ServerHalf = Callable[[TargetStates, Tensor], KeysValues]
-
 #: Rows computed at once; bounds the memory they take.
 _CHUNK = 512
 
 
-def server_half(drafter: Drafter, dtype: torch.dtype) -> ServerHalf:
-    """What computes a drafter's rows quickest, with products in the target's type where it can choose."""
-    if isinstance(drafter, MoADrafter) and not drafter.config.target_layers:
-        return PackedRows(drafter, dtype)
-    return drafter.rows
+@dataclass(frozen=True, eq=False)
+class Span:
+    """The tokens of a room from position ``start`` to ``stop``, which it is left out of."""
+
+    room: Room
+    start: int
+    stop: int
 
 
-def memory_rows(
-    drafter: Drafter | None, half: ServerHalf | None, room: Room | None, start: int | None, end: int
-) -> Rows | None:
-    """The rows of the tokens from position ``start`` to ``end``, which lie in ``room``.
+class MemoryRows:
+    """Makes them of what a step's sequences hold, all at once: most want a row or two, and matrices are read for all.
 
     Args:
-        half: of :func:`server_half`; None without a drafter.
-
-    Returns:
-        None where none are wanted, there is no drafter, or it takes none.
+        drafter: None, or one that reads nothing of the target, and there are no rows.
+        dtype: of the products, where the drafter leaves the choice.
     """
-    if start is None or drafter is None or half is None or not drafter.row_reads or room is None:
-        return None
-    weight = next(drafter.parameters())
-    parts = []
-    # At least one part, empty if need be, for the shape of its rows.
-    for first in range(start, max(end, start + 1), _CHUNK):
-        stop = max(first, min(first + _CHUNK, end))
-        states = _states(room, drafter.row_reads, first, stop).to(weight.device).to(weight.dtype)
-        rows = half(states, torch.arange(first, stop, device=weight.device))
-        parts.append([part.float().cpu().numpy() for part in rows])
-    keys, values = (np.concatenate(halves) for halves in zip(*parts, strict=True))
+
+    def __init__(self, drafter: Drafter | None, dtype: torch.dtype) -> None:
+        self._drafter, self.reads = drafter, Reads() if drafter is None else drafter.row_reads
+        self._packed = None
+        if isinstance(drafter, MoADrafter) and not drafter.config.target_layers:
+            self._packed = PackedRows(drafter, dtype)
+
+    def of(self, spans: Sequence[Span | None]) -> list[Rows | None]:
+        """The rows of each, which but for rounding do not depend on what else is asked for; None of None."""
+        wanted = [span for span in spans if span is not None]
+        if self._drafter is None or not self.reads:
+            return [None] * len(spans)
+        found: dict[Span, list[KeysValues]] = {span: [] for span in wanted}
+        for parts in _chunks(wanted):
+            counts = [part.stop - part.start for _, part in parts]
+            keys, values = (half.split(counts) for half in self._computed([part for _, part in parts]))
+            for (span, _), *both in zip(parts, keys, values, strict=True):
+                found[span].append((both[0], both[1]))
+        return [None if span is None else _rows(span.start, found[span]) for span in spans]
+
+    def _computed(self, spans: Sequence[Span]) -> KeysValues:
+        assert self._drafter is not None
+        weight = next(self._drafter.parameters())
+        states = _joined([_states(span, self.reads) for span in spans]).to(weight.device).to(weight.dtype)
+        positions = torch.cat([torch.arange(span.start, span.stop) for span in spans]).to(weight.device)
+        return (self._packed or self._drafter.rows)(states, positions)
+
+
+def _chunks(spans: Sequence[Span]) -> Iterator[list[tuple[Span, Span]]]:
+    """Cuts spans into parts, of which a chunk holds :data:`_CHUNK` tokens at most: pairs of a span and a part of it.
+
+    An empty span is one empty part, for the shape of its rows.
+    """
+    chunk: list[tuple[Span, Span]] = []
+    free = _CHUNK
+    for span in spans:
+        start = span.start
+        while True:
+            stop = max(start, min(start + free, span.stop))
+            chunk.append((span, Span(span.room, start, stop)))
+            free -= stop - start
+            start = stop
+            if not free:
+                yield chunk
+                chunk, free = [], _CHUNK
+            if start >= span.stop:
+                break
+    if chunk:
+        yield chunk
+
+
+def _rows(start: int, parts: Sequence[KeysValues]) -> Rows:
+    keys, values = (torch.cat(halves).float().cpu().numpy() for halves in zip(*parts, strict=True))
     return Rows(start, keys, values)
 
 
-def _states(room: Room, reads: Reads, start: int, stop: int) -> TargetStates:
-    """What a drafter reads of the tokens ``start`` to ``stop``."""
+def _states(span: Span, reads: Reads) -> TargetStates:
+    """What a drafter reads of the tokens."""
+    room, start, stop = span.room, span.start, span.stop
     nothing = room.last.new_empty(stop - start, 0, 0)
     kv = room.read(reads.kv_layers, start, stop) if reads.kv_layers else nothing
     return TargetStates(kv, nothing, room.last[start:stop] if reads.last else nothing.flatten(1))
+
+
+def _joined(states: Sequence[TargetStates]) -> TargetStates:
+    if len(states) == 1:
+        return states[0]
+    return TargetStates(*(torch.cat([getattr(each, part) for each in states]) for part in ("kv", "inner", "last")))

@@ -119,14 +119,16 @@ class ServerDrafts:
         return len(self._conversations)
 
     def rows_from(self, sequence: int, prefix: Sequence[int]) -> int | None:
-        """Position of the first memory row that the conversation's drafter lacks; None where it takes none.
+        """Position of the first memory row that the conversation's drafter lacks; None where it takes none, and as long
+        as steps of it do not pay.
 
         Rows of what ``prefix`` does not begin with any more are forgotten.
         """
         conversation = self._opened(sequence)
         if conversation is None or conversation.drafter is None or self._backend is None:
             return None
-        return conversation.cut(prefix)
+        held = conversation.cut(prefix)
+        return held if conversation.controller.budget().levels else None
 
     def add_rows(self, sequence: int, text: Sequence[int], rows: Rows | None) -> None:
         """Give memory rows to the conversation's drafter.
@@ -167,7 +169,7 @@ class ServerDrafts:
             return NOTHING
         rows = conversation.cut(prefix)
         budget = within(conversation.controller.budget(), self._limits, room, Conditions())
-        if conversation.drafter.needs_rows and not rows:
+        if conversation.drafter.needs_rows and rows < len(prefix) - 1:  # they come with this round's verdict
             budget = replace(budget, levels=0)
         began = self._clock()
         pending, conversation.pending = conversation.pending, []

@@ -6,26 +6,24 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
-from moa_drafter.states import Reads
 from moa_drafter.target import Target, load_target
 from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
 from moa_runtime.session.handshake import Fingerprints
 from moa_runtime.session.tree import chain, depths, walk
 from moa_server.engine import Capabilities, Outcome, StepRequest
-from moa_server.memory_rows import memory_rows, server_half
+from moa_server.memory_rows import MemoryRows
 from moa_server.passes import target_pass
 from moa_server.rooms import rounded_up
 from moa_server.sampling import choose
-from moa_server.sequences import Sequences, SequenceState
+from moa_server.sequences import Sequences
+from moa_server.step_work import StepWork
 from moa_server.target_pass import Piece
 from moa_server.target_settings import context_of, dtype_of
 
@@ -35,25 +33,6 @@ CHUNK = 512
 _DRAFT_ROOM = 128
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class _Work:
-    """A request during a step.
-
-    Attributes:
-        waiting: tokens of the prefix that are not processed yet.
-        hidden: last hidden states behind the prefix and each draft token, once known.
-    """
-
-    request: StepRequest
-    state: SequenceState
-    waiting: list[int] = field(default_factory=list)
-    hidden: Tensor | None = None
-
-    @property
-    def choosing(self) -> bool:
-        return self.request.sampling is not None
 
 
 class TransformersEngine:
@@ -100,8 +79,8 @@ class TransformersEngine:
         self.max_context = context_of(target, max_context)
         self.forwards = 0
         products = dtype_of(dtype, target.device)
-        self._server_half = None if drafter is None else server_half(drafter, products)
-        self.row_reads = Reads() if drafter is None else drafter.row_reads
+        self._rows = MemoryRows(drafter, products)
+        self.row_reads = self._rows.reads
         if drafter is not None and (note := check_fit(drafter.config, target)):
             _log.warning(note)
         self.target_pass, self.batch_invariant = target_pass(target, products, keep_last=self.row_reads.last)
@@ -205,23 +184,20 @@ class TransformersEngine:
         while batch := self._next_batch(work):
             self._forward(batch)
         chosen = self._choose([each for each in work if each.choosing])
-        outcomes = []
-        for each in work:
-            path, token = chosen.get(each.request.sequence, ((), None))
-            end = len(each.state.tokens) if each.choosing else len(each.request.prefix)
-            rows = memory_rows(self.drafter, self._server_half, each.state.room, each.request.rows_from, end)
-            outcomes.append(Outcome(path, token, rows))
-        return outcomes
+        rows = self._rows.of([each.rows_wanted for each in work])
+        return [
+            Outcome(*chosen.get(each.request.sequence, ((), None)), own) for each, own in zip(work, rows, strict=True)
+        ]
 
-    def _opened(self, request: StepRequest) -> _Work:
+    def _opened(self, request: StepRequest) -> StepWork:
         state = self._sequences.opened(request.sequence, request.prefix)
         if request.sampling is not None:  # the last token's hidden state is needed
             del state.tokens[len(request.prefix) - 1 :]
-        return _Work(request, state, list(request.prefix[len(state.tokens) :]))
+        return StepWork(request, state, list(request.prefix[len(state.tokens) :]))
 
-    def _next_batch(self, work: Sequence[_Work]) -> list[tuple[_Work, Piece]]:
+    def _next_batch(self, work: Sequence[StepWork]) -> list[tuple[StepWork, Piece]]:
         """Pieces of at most ``CHUNK`` tokens in all, one of each sequence; a draft stays with the token before it."""
-        batch: list[tuple[_Work, Piece]] = []
+        batch: list[tuple[StepWork, Piece]] = []
         free = CHUNK
         for each in work:
             if not each.waiting or (batch and free < 1):
@@ -236,12 +212,12 @@ class TransformersEngine:
                 draft = []
                 if not part:
                     continue
-            piece = _piece(each.state, part, draft, each.request.parents)
+            piece = each.piece(part, draft)
             batch.append((each, piece))
             free -= len(piece)
         return batch
 
-    def _forward(self, batch: Sequence[tuple[_Work, Piece]]) -> None:
+    def _forward(self, batch: Sequence[tuple[StepWork, Piece]]) -> None:
         hidden, count = self.target_pass.forward([piece for _, piece in batch])
         self.forwards += count
         first = 0
@@ -256,7 +232,7 @@ class TransformersEngine:
             if not each.waiting:
                 each.hidden = own[new - 1 :]
 
-    def _choose(self, work: Sequence[_Work]) -> dict[int, tuple[tuple[int, ...], int]]:
+    def _choose(self, work: Sequence[StepWork]) -> dict[int, tuple[tuple[int, ...], int]]:
         """Walk down each draft, and let the caches hold the accepted paths.
 
         Returns:
@@ -283,15 +259,6 @@ class TransformersEngine:
             each.state.tokens += [request.draft[index] for index in path]
             chosen[request.sequence] = (tuple(path), token)
         return chosen
-
-
-def _piece(state: SequenceState, part: list[int], draft: list[int], parents: Sequence[int]) -> Piece:
-    assert state.room is not None
-    if not parents or list(parents) == chain(len(draft)):
-        return Piece(state.room, len(state.tokens), part + draft)
-    if len(part) == 1 and state.tokens:  # the tree's root: one tile of attention in the place of two
-        return Piece(state.room, len(state.tokens), (), part + draft, [0, *(1 + parent for parent in parents)])
-    return Piece(state.room, len(state.tokens), part, draft, parents if draft else ())
 
 
 def _most(request: StepRequest) -> int:

@@ -157,6 +157,17 @@ def test_rows_of_what_is_held_cost_no_forward(engine):
     assert empty.keys.shape == (0, 2, 16)
 
 
+def test_rows_of_several_sequences_are_made_together(engine, monkeypatch):
+    monkeypatch.setattr("moa_server.memory_rows._CHUNK", 8)  # so that chunks end within a sequence and at its end
+    asked = {12: 0, 9: 9, 21: 2, 17: 16, 16: None}
+    requests = [StepRequest(NUMBERS.new(), PROMPT[:length], rows_from=start) for length, start in asked.items()]
+    for request, outcome in zip(requests, engine.step_now(requests), strict=True):
+        if request.rows_from is None:
+            assert outcome.rows is None
+        else:
+            assert_rows(engine, outcome.rows, request.prefix, request.rows_from)
+
+
 def test_rows_of_last_hidden_states_follow_the_cache(tiny_target, tmp_path):
     engine = TransformersEngine.load(str(tiny_target), make_tiny_rival("eagle", tiny_target, tmp_path))
     draft, parents = right_tree(engine)

@@ -297,3 +297,28 @@ def test_what_drafts_take_is_learnt_by_conversation_and_handed_on(engine, new_dr
 
     first, handed_on = size(1), size(2)
     assert first > 8 and handed_on < first
+
+
+def test_rows_are_asked_for_when_a_step_pays_or_is_tried(engine, new_drafts):
+    drafts = new_drafts(clock=Clock())
+    text = list(PROMPT)
+
+    def propose(wanted: int | None):
+        """A round; the rows that it asked for, as many as ``wanted``, come behind it."""
+        start = drafts.rows_from(1, text)
+        proposal = asyncio.run(drafts.propose(1, text, GREEDY))
+        assert wanted == (None if start is None else len(text) - start)
+        drafts.add_rows(1, text, None if start is None else rows_of(engine, text, start))
+        text.append(4)
+        return proposal
+
+    assert not propose(len(PROMPT)).tree.steps  # there are none yet
+    proposal = propose(1)
+    assert proposal.tree.steps
+    # As if each token of a draft took the target, which nine share, a second, and none were right.
+    for _ in range(20):
+        drafts.observe(1, Proposal(proposal.tree, 0.5), 0, waited_s=0.01 + len(proposal.tree.tokens), sharing=9)
+    assert not propose(None).tree.steps and not propose(None).tree.steps
+    drafts.observe(1, NOTHING, 0, waited_s=1000, sharing=9)
+    assert not propose(3).tree.steps  # a try needs all of them
+    assert propose(1).tree.steps

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import struct
 from pathlib import Path
 
 import pytest
 
 from moa_bench.cli import main
 from moa_bench.web import present
+from moa_bench.web.browser import BrowserPage
 from moa_export.targets.web_engine import VERSION, WebEngine
 from moa_runtime.bundle import read_manifest, write_manifest
 
@@ -83,3 +86,15 @@ def test_a_bundle_without_a_graph_for_browsers_is_a_sentence(
 ) -> None:
     assert main(["web", "--bundle", str(onnx_bundle)]) == 2
     assert "has no graph for 'web'; it has: onnx" in capsys.readouterr().err
+
+
+def test_a_connection_that_the_browser_resets_prints_nothing(
+    browser: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        BrowserPage(browser, "/", {"/": tmp_path}) as page,
+        socket.create_connection(("127.0.0.1", page.port)) as connection,
+    ):
+        connection.sendall(b"GET")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close with a reset
+    assert capsys.readouterr().err == ""

@@ -32,6 +32,11 @@ _OPTIONS = (
 )
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that ends resets its connections; of anything else the browser says that it failed."""
+
+
 class BrowserPage:
     """Opens it with ``with``. The page asks for ``/next``, a JSON object each time, does it and posts what came of it
     to ``/said``; it ends with ``{"stop": true}``.
@@ -61,7 +66,7 @@ class BrowserPage:
         self.asked: list[str] = []
 
     def __enter__(self) -> BrowserPage:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server = _Server(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
