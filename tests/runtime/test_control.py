@@ -12,7 +12,7 @@ import pytest
 from moa_bench.pace import Pace
 from moa_runtime.control import Controller, FixedShape
 from moa_runtime.draft_length import draft_length_of
-from moa_runtime.drafters.base import FREE, Budget, Prices
+from moa_runtime.drafters.base import FREE, Budget
 from moa_runtime.loop_events import Pushed, RoundEnded
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.throughput import Line, Throughput, controller_for
@@ -126,32 +126,6 @@ def test_what_the_server_decodes_by_itself_tells_what_its_target_takes() -> None
         controller.observe(RoundEnded(0, 6, 6, 2, (1,) * 6, 0.03, 9.0, None))
     assert controller.token_s == pytest.approx(0.004, rel=0.05)
     assert FixedShape().token_s == 0.0
-
-
-def shared_by(controller: Throughput, conversations: int) -> Throughput:
-    """The controller, once it has heard that; it learns nothing else."""
-    controller.observe(Pushed(0, 0, 0.0, 0.0, conversations))
-    return controller
-
-
-@pytest.mark.parametrize(("shared_steps", "of_steps"), [(False, 1), (True, 8)])
-def test_what_makes_others_wait_costs_so_many_times_as_much(shared_steps: bool, of_steps: int) -> None:
-    controller = Throughput(shared_steps=shared_steps)
-    hold(controller, FEELING, GOOD)
-    alone, other = controller.prices, controller.sibling()
-    expected = Prices(of_steps * alone.step, of_steps * alone.query, 8 * alone.node, alone.follows)
-    assert shared_by(controller, 8).prices == expected
-    assert shared_by(other, 8).prices.step == pytest.approx(expected.step)
-
-
-def test_the_more_conversations_share_the_target_the_smaller_are_drafts_and_at_last_there_are_none() -> None:
-    controller = Throughput()
-    hold(controller, FEELING, GOOD)
-    counts = (1, 2, 4, 100, 2**32 - 1)
-    sizes = [len(draft_in(shared_by(controller, count).budget(), GOOD).tokens) for count in counts]
-    assert sizes[0] > sizes[1] > sizes[2] > 0 == sizes[3] == sizes[4]
-    assert not controller.ahead(0, 1.0)
-    assert len(draft_in(shared_by(controller, 1).budget(), GOOD).tokens) == sizes[0]
 
 
 def test_a_step_over_a_prompt_says_nothing_about_steps() -> None:
