@@ -39,11 +39,11 @@ class Lessons:
 
     def _pushed(self, verdict: Decided, waited_s: float) -> Pushed:
         controller, placement = self._controller, self._placement
-        pushed = Pushed(verdict.drafted, verdict.accepted, waited_s, verdict.compute_s)
+        pushed = Pushed(verdict.drafted, verdict.accepted, waited_s, verdict.compute_s, verdict.sharing)
         controller.observe(pushed)
         spared_s = verdict.draft_s + controller.token_s * verdict.drafted
         placement.pushed(verdict.accepted + 1, waited_s, spared_s)
-        tried = self._trial.compare(self._session.committed, placement.round_s, controller.token_s)
+        tried = self._trial.compare(self._session.committed, placement.round_s, controller.token_s, verdict.sharing)
         if tried is not None:
             controller.observe(tried)
             placement.tried(tried)

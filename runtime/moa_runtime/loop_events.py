@@ -55,6 +55,7 @@ class RoundEnded:
         draft_s: seconds that drafting took.
         waited_s: seconds from sending to the verdict.
         compute_s: of them, the target's, by its own account; None of a draft that was not sent.
+        sharing: conversations that share the target, this one included.
     """
 
     supplied: int
@@ -65,6 +66,7 @@ class RoundEnded:
     draft_s: float
     waited_s: float
     compute_s: float | None
+    sharing: int = 1
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,14 @@ class Pushed:
         drafted, accepted: tokens that it drafted, and those of them that the target took.
         waited_s: seconds since the verdict before.
         compute_s: the target's, by its own account.
+        sharing: as in :class:`RoundEnded`.
     """
 
     drafted: int
     accepted: int
     waited_s: float
     compute_s: float
+    sharing: int = 1
 
 
 @dataclass(frozen=True)

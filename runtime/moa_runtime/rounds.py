@@ -56,9 +56,8 @@ class Rounds:
         steps, draft_s, depth = (self._steps, self._draft_s, self._sent_depth) if verdict.drafted else ((), 0.0, 0)
         accepted, depth = min(verdict.accepted, verdict.drafted), min(depth, verdict.drafted)
         self._steps, self._draft_s, self.sent_path = (), 0.0, 0
-        return RoundEnded(
-            verdict.supplied, verdict.drafted, depth, accepted, steps, draft_s, waited_s, verdict.compute_s
-        )
+        taken = draft_s, waited_s, verdict.compute_s
+        return RoundEnded(verdict.supplied, verdict.drafted, depth, accepted, steps, *taken, verdict.sharing)
 
     def logprobs(self, start: int, end: int) -> list[float]:
         """Of the tokens at these positions (nats); 0 of what was not drafted."""

@@ -35,17 +35,16 @@ class Throughput:
     nodes that each continues, and the tokens that the target's pass is over; the first two are learnt from how long
     drafts took, the last from what verdicts say of the target's time. So a slow link makes drafts larger, a slow device
     flatter, a target that feels every token narrower. Where the model's steps do not pay, only what is copied is sent,
-    and a step is tried now and then, to see whether that has changed.
+    and a step is tried now and then, to see whether that has changed. What takes the target's time takes it from all
+    conversations that share the target, and costs what all of them would have got.
 
     Args:
         nodes, levels, width: of a draft at most.
-
-    Attributes:
-        sharing: conversations that share the machine: what a part of a draft takes, it takes from all of them.
+        shared_steps: the model runs on the target's machine, so its steps cost all who share that, too.
     """
 
-    def __init__(self, nodes: int = 62, levels: int = 16, width: int = 10) -> None:
-        self.sharing = 1
+    def __init__(self, nodes: int = 62, levels: int = 16, width: int = 10, *, shared_steps: bool = False) -> None:
+        self._shared_steps, self._sharing = shared_steps, 1
         self._nodes, self._levels, self._width = nodes, levels, width
         self._tokens = self._seconds = self._rounds = 0.0
         # As if a few tokens had been judged before: one round says little.
@@ -61,9 +60,10 @@ class Throughput:
     @property
     def prices(self) -> Prices:
         """What the parts of a draft cost by now."""
-        rate = self.sharing * self._tokens / self._seconds if self._seconds else 0.0
-        step = self._step
-        return Prices(rate * step.level, rate * step.slope, rate * self.token_s, self._right / self._judged)
+        own = self._tokens / self._seconds if self._seconds else 0.0
+        shared = self._sharing * own
+        step, rate = self._step, shared if self._shared_steps else own
+        return Prices(rate * step.level, rate * step.slope, shared * self.token_s, self._right / self._judged)
 
     @property
     def token_s(self) -> float:
@@ -80,6 +80,7 @@ class Throughput:
         return drafted < _MOST_AHEAD and probability * prices.follows >= prices.token
 
     def observe(self, outcome: RoundEnded | Pushed) -> None:
+        self._sharing = outcome.sharing
         if isinstance(outcome, Pushed):
             if outcome.compute_s:  # else nothing is known: verdicts may have come together
                 self._passed(outcome.drafted, outcome.compute_s)
@@ -119,7 +120,7 @@ class Throughput:
 
     def sibling(self) -> Throughput:
         """For another conversation with the same model and target: what they take is known, the rest is learnt."""
-        other = Throughput(self._nodes, self._levels, self._width)
+        other = Throughput(self._nodes, self._levels, self._width, shared_steps=self._shared_steps)
         other._step, other._timed = copy.copy(self._step), self._timed
         if self._pass is not None:
             other._pass = copy.copy(self._pass)

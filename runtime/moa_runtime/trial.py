@@ -34,13 +34,14 @@ class Trial:
         """The text is another one."""
         self._tree, self.next = None, 0
 
-    def compare(self, committed: Sequence[int], round_s: float, token_s: float) -> RoundEnded | None:
+    def compare(self, committed: Sequence[int], round_s: float, token_s: float, sharing: int) -> RoundEnded | None:
         """Once it is known: the round that this draft would have had; None before.
 
         Args:
             committed: the conversation's tokens.
             round_s: seconds that a round without a draft would take.
             token_s: those that each drafted token adds.
+            sharing: conversations that share the target.
         """
         tree = self._tree
         if tree is None:
@@ -53,4 +54,5 @@ class Trial:
         self._tree = None
         drafted, accepted = len(tree.tokens), len(path)
         waited_s = round_s + token_s * drafted
-        return RoundEnded(0, drafted, tree.depth, accepted, tree.steps, self._seconds, waited_s, compute_s=None)
+        taken = self._seconds, waited_s, None
+        return RoundEnded(0, drafted, tree.depth, accepted, tree.steps, *taken, sharing)

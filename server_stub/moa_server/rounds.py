@@ -18,7 +18,7 @@ def job_of(work: Verify | RowsWork, sequence: int) -> Job:
 
 
 def verdict_of(
-    session: ServerSession, work: Verify, job: Job, seconds: float, draft_s: float = 0.0
+    session: ServerSession, work: Verify, job: Job, seconds: float, draft_s: float = 0.0, sharing: int = 0
 ) -> wire.ServerMessage:
     """Commit what the target chose, and say so; the memory rows that came with it follow.
 
@@ -26,10 +26,11 @@ def verdict_of(
         job: of :func:`job_of`, done.
         seconds: that the target took, for the verdict.
         draft_s: that the server's own draft took, likewise.
+        sharing: see :meth:`moa_runtime.session.server.ServerSession.decide`.
     """
     assert job.token is not None
     spent = (min(int(1e6 * each), _MOST_US) for each in (seconds, draft_s))
-    verdict = session.decide(work, job.path, job.token, *spent)
+    verdict = session.decide(work, job.path, job.token, *spent, sharing)
     if work.rows_from is not None:
         take_rows(session, job)
     return verdict

@@ -110,7 +110,7 @@ class ServerDrafts:
     ) -> None:
         self._backend, self._limits, self._stop_tokens = backend, limits, tuple(stop_tokens)
         self._most, self._clock = most, clock
-        self._known = Throughput()  # of the verdict that came last
+        self._known = Throughput(shared_steps=True)  # of the verdict that came last
         self._conversations: dict[int, _Conversation] = {}  # the least recently used first
         self._threads = ThreadPoolExecutor(min(_THREADS, most), "drafts")
 
@@ -200,14 +200,13 @@ class ServerDrafts:
             proposal: what was verified; an empty one if nothing was.
             accepted: tokens of it.
             waited_s: seconds that the job took, queueing included; ``compute_s`` of them those of its steps.
-            sharing: see :class:`moa_runtime.throughput.Throughput`.
+            sharing: conversations that share the target, this one included; 0 where that is not known.
             supplied: tokens of a prompt that the job read.
         """
         conversation = self._conversations.get(sequence)
         if conversation is None:
             return
         tree, self._known = proposal.tree, conversation.controller
-        conversation.controller.sharing = max(1, sharing)
         conversation.controller.observe(
             RoundEnded(
                 supplied,
@@ -218,6 +217,7 @@ class ServerDrafts:
                 proposal.seconds,
                 waited_s,
                 compute_s,
+                max(1, sharing),
             )
         )
 

@@ -81,10 +81,11 @@ class SessionWork:
                 self._budgets.give_back(kind, amount)
             raise
         draft_s = 0.0 if proposal is None else proposal.seconds
-        verdict = verdict_of(conversation.session, work, job, job.seconds, draft_s)
+        sharing = parts.worker.serving
+        verdict = verdict_of(conversation.session, work, job, job.seconds, draft_s, sharing)
         verdict.verdict.drafts_wanted = parts.store.asks(conversation)
         if proposal is not None:
-            self._learn(conversation, work, proposal, job, time.monotonic() - began)
+            self._learn(conversation, work, proposal, job, time.monotonic() - began, sharing)
         if verdict.verdict.finish:
             parts.worker.rest(conversation.sequence)
         counts = {"drafted": len(work.draft), "accepted": verdict.verdict.accepted, "prefill": work.supplied}
@@ -114,6 +115,7 @@ class SessionWork:
         proposal: Proposal,
         job: Job,
         seconds: float,
+        sharing: int,
     ) -> None:
         """The server's drafter hears what became of its draft, which took so many seconds with its verdict."""
         drafts, sequence = self._parts.drafts, conversation.sequence
@@ -125,6 +127,6 @@ class SessionWork:
             len(job.path),
             waited_s=waited_s,
             compute_s=job.seconds,
-            sharing=self._parts.worker.serving,
+            sharing=sharing,
         )
         drafts.add_rows(sequence, [*work.prefix, *(work.draft[index] for index in job.path)], job.rows)

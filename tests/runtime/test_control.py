@@ -12,7 +12,7 @@ import pytest
 from moa_bench.pace import Pace
 from moa_runtime.control import Controller, FixedShape
 from moa_runtime.draft_length import draft_length_of
-from moa_runtime.drafters.base import FREE, Budget, Prices
+from moa_runtime.drafters.base import FREE, Budget
 from moa_runtime.loop_events import Pushed, RoundEnded
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.throughput import Line, Throughput, controller_for
@@ -126,14 +126,6 @@ def test_what_the_server_decodes_by_itself_tells_what_its_target_takes() -> None
         controller.observe(RoundEnded(0, 6, 6, 2, (1,) * 6, 0.03, 9.0, None))
     assert controller.token_s == pytest.approx(0.004, rel=0.05)
     assert FixedShape().token_s == 0.0
-
-
-def test_what_makes_others_wait_costs_so_many_times_as_much() -> None:
-    controller = Throughput()
-    hold(controller, FEELING, GOOD)
-    alone = controller.prices
-    controller.sharing = 8
-    assert controller.prices == Prices(8 * alone.step, 8 * alone.query, 8 * alone.node, alone.follows)
 
 
 def test_a_step_over_a_prompt_says_nothing_about_steps() -> None:

@@ -13,10 +13,11 @@ def compared(*committed: int) -> int | None:
     """Accepted tokens."""
     trial = Trial()
     trial.begin(2, TREE, 0.25)
-    found = trial.compare([*PREFIX, *committed], 0.5, 0.125)
+    found = trial.compare([*PREFIX, *committed], 0.5, 0.125, 3)
     assert trial.runs == (found is None)
     if found is not None:
         assert (found.drafted, found.depth, found.draft_s, found.compute_s) == (4, 3, 0.25, None)
+        assert found.sharing == 3
         assert found.waited_s == 0.5 + 4 * 0.125  # the target's pass is over the draft too
     return None if found is None else found.accepted
 
@@ -33,11 +34,11 @@ def test_one_that_is_forgotten_says_nothing():
     trial = Trial()
     trial.begin(2, TREE, 0.25)
     trial.forget()
-    assert not trial.runs and trial.compare([*PREFIX, 9], 0.0, 0.0) is None
+    assert not trial.runs and trial.compare([*PREFIX, 9], 0.0, 0.0, 1) is None
 
 
 def test_an_empty_draft_is_a_round_of_one_token():
     trial = Trial()
     trial.begin(2, DraftTree(), 0.0)
-    found = trial.compare([*PREFIX, 9], 0.5, 0.0)
+    found = trial.compare([*PREFIX, 9], 0.5, 0.0, 1)
     assert found is not None and (found.accepted, found.depth) == (0, 0)

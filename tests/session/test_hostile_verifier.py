@@ -6,7 +6,7 @@ import pytest
 
 from moa_runtime.errors import MoaError
 from moa_runtime.session.client import ClientSession
-from moa_runtime.session.events import Event, Faulted, Sampling
+from moa_runtime.session.events import Decided, Event, Faulted, Sampling
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from session.wired import PRINTS, STOP, VOCAB
 
@@ -72,6 +72,12 @@ def test_a_token_that_there_is_not_is_refused() -> None:
     [refused] = told(session, verdict=wire.Verdict(epoch=2, base_len=3, tokens=[1, VOCAB]))
     assert isinstance(refused, Faulted) and f"token {VOCAB} of a vocabulary of {VOCAB}" in refused.text
     assert session.committed == []
+
+
+@pytest.mark.parametrize(("said", "heard"), [(0, 1), (1, 1), (8, 8), (2**32 - 1, 2**32 - 1)])
+def test_nobody_shares_the_target_with_fewer_than_one(said: int, heard: int) -> None:
+    [decided, _] = told(welcomed(), verdict=wire.Verdict(epoch=2, base_len=3, tokens=[1], sharing=said))
+    assert isinstance(decided, Decided) and decided.sharing == heard
 
 
 def test_a_snapshot_with_a_token_that_there_is_not_is_broken() -> None:

@@ -37,7 +37,14 @@ REQUIRED = frozenset(
     + [f"rows {encoding}" for encoding in wire.RowEncoding.keys()]  # noqa: SIM118
     + [f"sends {kind}" for kind in ("hello", "prompt", "draft", "cancel", "credit")]
     + ["sends tree", "hand-over to the server", "hand-over to the device", "drafts wanted", "no message"]
-    + ["unknown fault", "raises LocalProtocolError", "raises SnapshotError", "server drafts", "larger than 2^53"]
+    + [
+        "shared target",
+        "unknown fault",
+        "raises LocalProtocolError",
+        "raises SnapshotError",
+        "server drafts",
+        "larger than 2^53",
+    ]
 )
 
 
@@ -73,6 +80,8 @@ def _of_events(events: list[dict[str, Any]]) -> Iterator[str]:
             yield f"cause {event['cause']}"
         if event.get("drafts_wanted"):
             yield "drafts wanted"
+        if event["event"] == "Decided" and event["sharing"] > 1:
+            yield "shared target"
         if event.get("drafts"):
             yield "server drafts"
 

@@ -124,14 +124,16 @@ def prices(draws: Draws) -> Iterator[Case]:
             steps = tuple(draws.whole(1, 6) for _ in range(levels))
             accepted = sum(draws.share() < right for _ in range(levels)) if levels else 0
             compute_s = (pass_s + token_s * (drafted + supplied)) * jitter
+            sharing = draws.one_of([1, 1, 3, 8, 2**32 - 1])
             outcome: RoundEnded | Pushed
             if draws.share() < 0.1:
-                outcome = Pushed(drafted, accepted, compute_s + 0.001, draws.one_of([compute_s, 0.0]))
+                outcome = Pushed(drafted, accepted, compute_s + 0.001, draws.one_of([compute_s, 0.0]), sharing)
             else:
                 said_s = draws.one_of([compute_s, compute_s, 0.0, None])
                 draft_s = sum(step_s * (1 + 0.1 * nodes) for nodes in steps) * jitter
                 waited_s = trip_s + compute_s
-                outcome = RoundEnded(supplied, drafted, levels, accepted, steps, draft_s, waited_s, said_s)
+                taken = draft_s, waited_s, said_s
+                outcome = RoundEnded(supplied, drafted, levels, accepted, steps, *taken, sharing)
             controller.observe(outcome)
             budget = controller.budget()
             ahead = [controller.ahead(count, 0.9) for count in (0, 7, 8)]

@@ -45,6 +45,7 @@ class TimedServer(Server):
         said.verdict.compute_us = int(1e6 * (self.pass_s + self.token_s * tokens) * (0.9 + 0.2 * self._draws.share()))
         said.verdict.draft_us = 1000 * len(work.draft) if work.pushed else 0
         said.verdict.drafts_wanted = self.busy
+        said.verdict.sharing = self._draws.whole(1, 12) if self.busy else 0
         return said
 
 

@@ -102,6 +102,9 @@ MUTATIONS = (
     Mutation(
         "rounds", "self._steps, self._draft_s, self.resumed = (), 0.0, tentative > 0", "self.resumed = tentative > 0"
     ),
+    Mutation("session/exchange", "max(1, verdict.sharing)", "1"),
+    Mutation("lessons", "verdict.compute_s, verdict.sharing)", "verdict.compute_s)"),
+    Mutation("rounds", "*taken, verdict.sharing)", "*taken)"),
     Mutation("lessons", "if ours and not (rounds.resumed and verdict.drafted):", "if ours:"),
     Mutation("link_watch", "math.inf if sent is None or self.late", "math.inf if sent is None"),
     Mutation("link_watch", "self._resend_at = self._rows_by = None", "self._rows_by = None"),
@@ -109,6 +112,7 @@ MUTATIONS = (
     Mutation("budgets", "max(0, budget.levels - tentative)", "budget.levels"),
     Mutation("trial", "self.next = start + 1", "self.next = start"),
     Mutation("placement", "self._waits = max(0, self._waits - tokens)", "self._waits = max(0, self._waits - 1)"),
+    Mutation("throughput", "self._sharing = outcome.sharing", "pass"),
     Mutation("throughput", "self._reads = False\n            self._right", "self._right"),
     Mutation("drafters/mixture", "(1 - weight) * math.exp", "math.exp"),
     Mutation("drafters/ngram", "reversed(followers)", "followers"),

@@ -90,7 +90,7 @@ def finishes() -> None:
     for finish in wire.Finish.keys():  # noqa: SIM118
         client = drafted()
         client.extend([4], Origin.OFFLINE)
-        tell(client, verdict=verdict(4, [2, 3], accepted=2, finish=finish, compute_us=777))
+        tell(client, verdict=verdict(4, [2, 3], accepted=2, finish=finish, compute_us=777, sharing=5))
         client.propose()
         client.frames_to_send()
 
@@ -165,7 +165,7 @@ def pushed() -> None:
     client.lend(30)
     client.frames_to_send()
     said = {"pushed": True, "drafted": 4, "accepted": 2, "draft_us": 2500, "compute_us": 30000, "drafts_wanted": True}
-    tell(client, verdict=verdict(4, [2, 3, 4], **said))
+    tell(client, verdict=verdict(4, [2, 3, 4], **said, sharing=2**32 - 1))
     client.extend([5, 6], Origin.DRAFTED)
     tell(client, verdict=verdict(7, [5, 1], accepted=1, pushed=True, drafted=1))
     client.note_round_trip(5000.0)

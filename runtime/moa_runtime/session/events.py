@@ -103,6 +103,7 @@ class Decided:
         compute_s: seconds that the target took.
         draft_s: seconds that the server's own draft took, for a verdict that was pushed.
         drafts_wanted: the verifier is busy, and asks the device to draft.
+        sharing: conversations that share the target, this one included; 1 where the verifier does not say it.
     """
 
     cause: Cause
@@ -112,6 +113,7 @@ class Decided:
     compute_s: float
     draft_s: float = 0.0
     drafts_wanted: bool = False
+    sharing: int = 1
 
 
 @dataclass(frozen=True)

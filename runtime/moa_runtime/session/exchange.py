@@ -179,13 +179,14 @@ class Exchange(Link):
             raise BrokenFrameError(f"the server wrote up to position {known + len(new)}, and the answer ends at {most}")
         self._outgoing.in_flight, self._out_of_sync = None, 0
         accepted = max(0, verdict.accepted - behind)
+        compute_s, sharing = verdict.compute_us / 1e6, max(1, verdict.sharing)
         if verdict.pushed or flight is None:
-            spent = verdict.compute_us / 1e6, verdict.draft_us / 1e6
-            decided = Decided(Cause.PUSHED, 0, verdict.drafted, accepted, *spent, drafts_wanted=verdict.drafts_wanted)
+            spent, wanted = (compute_s, verdict.draft_us / 1e6), verdict.drafts_wanted
+            decided = Decided(Cause.PUSHED, 0, verdict.drafted, accepted, *spent, wanted, sharing)
             ours = 0  # the server's own drafts are the target's text here
         else:
             cause = Cause.ASKED if flight.asked else Cause.FETCHED
-            decided = Decided(cause, flight.supplied, flight.drafted, accepted, verdict.compute_us / 1e6)
+            decided = Decided(cause, flight.supplied, flight.drafted, accepted, compute_s, sharing=sharing)
             ours = accepted
         events: list[Event] = [decided, *self._commit_supplied(), *self._commit(new, ours)]
         self._rows_until = min(verdict.rows_until, len(self.committed))

@@ -93,6 +93,7 @@ class ServerSession(ServerState):
         token: int,
         compute_us: int = 0,
         draft_us: int = 0,
+        sharing: int = 0,
         *,
         told: bool = True,
     ) -> wire.ServerMessage:
@@ -103,6 +104,7 @@ class ServerSession(ServerState):
             path: indices into the draft of the tokens that the target accepts.
             token: its own choice behind them.
             compute_us, draft_us: time of the target, and of the server's own draft, microseconds; for the verdict.
+            sharing: conversations that share the target, this one included, 0 where that is not known; likewise.
             told: whether the client is sent the verdict.
         """
         base_len = len(work.prefix)
@@ -122,6 +124,7 @@ class ServerSession(ServerState):
             finish=wire.Finish.Name(finish),
             compute_us=compute_us,
             draft_us=draft_us,
+            sharing=sharing,
             pushed=work.pushed,
             drafted=len(work.draft) if work.pushed else 0,
         )

@@ -118,8 +118,9 @@ part("manners", (given) => {
 });
 
 function roundOf([accepted, draftS, waitedS]: number[]): RoundEnded {
-  const outcome = { event: "RoundEnded", supplied: 0, drafted: 4, depth: 4, steps: [1, 1, 1, 1], computeS: null } as const;
-  return { ...outcome, accepted: accepted!, draftS: draftS!, waitedS: waitedS! };
+  const draft = { supplied: 0, drafted: 4, depth: 4, steps: [1, 1, 1, 1] };
+  const times = { draftS: draftS!, waitedS: waitedS!, computeS: null };
+  return { event: "RoundEnded", ...draft, accepted: accepted!, ...times, sharing: 1 };
 }
 
 function candidatesOf(said: Pair[]): DraftToken[] {

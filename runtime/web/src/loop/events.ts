@@ -50,6 +50,8 @@ export interface RoundEnded {
   readonly waitedS: number;
   /** Of them, the target's, by its own account; null of a draft that was not sent. */
   readonly computeS: number | null;
+  /** Conversations that share the target, this one included. */
+  readonly sharing: number;
 }
 
 /** The server went on by itself, and said so in a verdict. */
@@ -63,6 +65,8 @@ export interface Pushed {
   readonly waitedS: number;
   /** The target's, by its own account. */
   readonly computeS: number;
+  /** As in `RoundEnded`. */
+  readonly sharing: number;
 }
 
 /** The link as a user should see it; `reconnecting`: a connection is being made. */

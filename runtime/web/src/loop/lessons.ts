@@ -38,11 +38,11 @@ export class Lessons {
 
   private pushed(verdict: Decided, waitedS: number): Pushed {
     const { controller, placement } = this;
-    const { accepted, computeS, drafted } = verdict;
-    const pushed: Pushed = { event: "Pushed", drafted, accepted, waitedS, computeS };
+    const { accepted, computeS, drafted, sharing } = verdict;
+    const pushed: Pushed = { event: "Pushed", drafted, accepted, waitedS, computeS, sharing };
     controller.observe(pushed);
     placement.pushed(accepted + 1, waitedS, verdict.draftS + controller.tokenS * drafted);
-    const tried = this.trial.compare(this.session.committed, placement.roundS, controller.tokenS);
+    const tried = this.trial.compare(this.session.committed, placement.roundS, controller.tokenS, sharing);
     if (tried) {
       controller.observe(tried);
       placement.tried(tried);

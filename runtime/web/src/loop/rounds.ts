@@ -58,7 +58,7 @@ export class Rounds {
 
   /** The round of the draft on its way. */
   ended(verdict: Decided, waitedS: number): RoundEnded {
-    const { supplied, drafted, computeS } = verdict;
+    const { supplied, drafted, computeS, sharing } = verdict;
     const outcome: RoundEnded = {
       event: "RoundEnded",
       supplied,
@@ -69,6 +69,7 @@ export class Rounds {
       draftS: drafted ? this.draftS : 0,
       waitedS,
       computeS,
+      sharing,
     };
     this.steps = [];
     this.draftS = 0;

@@ -20,9 +20,11 @@ const TRIES = 0.02;
 
 /**
  * Takes each part of a draft that brings more tokens a second than the rounds so far: with `rate` the tokens a second so
- * far, a part that takes `t` seconds costs `rate * t` tokens. What parts take is learnt from drafts and verdicts.
+ * far, a part that takes `t` seconds costs `rate * t` tokens, and as many times as many as conversations share what it takes:
+ * a sent token takes the target's time from all of them. What parts take is learnt from drafts and verdicts.
  */
 export class Throughput implements Controller {
+  private sharing = 1;
   private tokens = 0;
   private seconds = 0;
   private rounds = 0;
@@ -49,7 +51,8 @@ export class Throughput implements Controller {
   get prices(): Prices {
     const rate = this.seconds ? this.tokens / this.seconds : 0;
     const { level, slope } = this.step;
-    return { step: rate * level, query: rate * slope, node: rate * this.tokenS, follows: this.right / this.judged };
+    const node = this.sharing * rate * this.tokenS;
+    return { step: rate * level, query: rate * slope, node, follows: this.right / this.judged };
   }
 
   get tokenS(): number {
@@ -69,6 +72,7 @@ export class Throughput implements Controller {
   }
 
   observe(outcome: RoundEnded | Pushed): void {
+    this.sharing = outcome.sharing;
     if (outcome.event === "Pushed") {
       // Else nothing is known: verdicts may have come together.
       if (outcome.computeS) this.passed(outcome.drafted, outcome.computeS);

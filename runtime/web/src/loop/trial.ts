@@ -36,8 +36,9 @@ export class Trial {
    * @param committed the conversation's tokens.
    * @param roundS seconds that a round without a draft would take.
    * @param tokenS those that each drafted token adds.
+   * @param sharing conversations that share the target.
    */
-  compare(committed: readonly number[], roundS: number, tokenS: number): RoundEnded | undefined {
+  compare(committed: readonly number[], roundS: number, tokenS: number, sharing: number): RoundEnded | undefined {
     const { tree } = this;
     if (tree === undefined) return undefined;
     const known = committed.slice(this.start);
@@ -56,6 +57,7 @@ export class Trial {
       draftS: this.seconds,
       waitedS: roundS + tokenS * drafted,
       computeS: null,
+      sharing,
     };
   }
 }

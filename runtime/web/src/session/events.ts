@@ -65,6 +65,8 @@ export interface Decided {
   readonly draftS: number;
   /** The verifier is busy, and asks the device to draft. */
   readonly draftsWanted: boolean;
+  /** Conversations that share the target, this one included; 1 where the verifier does not say it. */
+  readonly sharing: number;
 }
 
 /**

@@ -198,16 +198,19 @@ export class Exchange extends Link {
     this.outOfSync = 0;
     const accepted = Math.max(0, verdict.accepted - behind);
     const computeS = verdict.computeUs / 1e6;
+    const sharing = Math.max(1, verdict.sharing);
     let said: Decided;
     let ours = 0; // the server's own drafts are the target's text here
     if (verdict.pushed || !flight) {
       const { drafted, draftsWanted } = verdict;
       const draftS = verdict.draftUs / 1e6;
-      said = { event: "Decided", cause: "pushed", supplied: 0, drafted, accepted, computeS, draftS, draftsWanted };
+      const spent = { computeS, draftS };
+      said = { event: "Decided", cause: "pushed", supplied: 0, drafted, accepted, ...spent, draftsWanted, sharing };
     } else {
       const { supplied, drafted, asked } = flight;
       const cause = asked ? "asked" : "fetched";
-      said = { event: "Decided", cause, supplied, drafted, accepted, computeS, draftS: 0, draftsWanted: false };
+      const spent = { computeS, draftS: 0 };
+      said = { event: "Decided", cause, supplied, drafted, accepted, ...spent, draftsWanted: false, sharing };
       ours = accepted;
     }
     const events: SessionEvent[] = [said, ...this.commitSupplied(), ...this.commit(decided, ours)];
