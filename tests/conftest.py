@@ -16,7 +16,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 
 from moa_bench.web.browser import BROWSERS
-from tiny import make_tiny_drafter, make_tiny_target
+from tiny import make_tiny_bundle, make_tiny_drafter, make_tiny_target
 
 if TYPE_CHECKING:
     from moa_drafter.model import MoADrafter
@@ -94,7 +94,7 @@ def onnx_bundle(tiny_target: Path, tiny_drafter: Path) -> Path:
     from moa_runtime.bundle import read_manifest, write_manifest
     from moa_runtime.manners import Manners
 
-    bundle = _bundle(tiny_target, tiny_drafter, "none")
+    bundle = make_tiny_bundle(tiny_target, tiny_drafter, "none")
     write_manifest(bundle, replace(read_manifest(bundle), manners=Manners(0.0, repeated=1000, longest=1000)))
     return bundle
 
@@ -102,24 +102,7 @@ def onnx_bundle(tiny_target: Path, tiny_drafter: Path) -> Path:
 @pytest.fixture(scope="session")
 def writing_bundle(tiny_target: Path, tiny_drafter: Path) -> Path:
     """The same with a writer, which is the target itself in 8 bits."""
-    return _bundle(tiny_target, tiny_drafter, "target")
-
-
-def _bundle(tiny_target: Path, tiny_drafter: Path, writer: str) -> Path:
-    from moa_export.pipeline import ExportSettings, export_bundle
-    from moa_export.progress import Progress
-    from moa_export.writer import WriterSettings
-
-    out = tiny_target.parent / f"bundle-{writer}"
-    settings = ExportSettings(
-        ("onnx",),
-        tiny_drafter,
-        model=str(tiny_target),
-        questions=["Name three colours."],
-        writer=WriterSettings(writer, bits=8),
-    )
-    export_bundle(out, settings, Progress(sys.stderr, quiet=True))
-    return out
+    return make_tiny_bundle(tiny_target, tiny_drafter, "target")
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -28,11 +29,14 @@ their grandmother, carrying bread, apples, honey and a bottle of fresh water for
 """
 
 
-def make_tiny_target(folder: Path, *, seed: int = 0) -> Path:
+def make_tiny_target(folder: Path, *, seed: int = 0, head_dim: int = 16) -> Path:
     """Write a random Llama with its own byte-level tokenizer and chat template into ``folder``.
 
     Every one of the 512 token ids has a text. The weights are spread wide enough that the greedy
     choice is not a matter of rounding.
+
+    Args:
+        head_dim: numbers of an attention head; vLLM takes none below 32.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -45,7 +49,7 @@ def make_tiny_target(folder: Path, *, seed: int = 0) -> Path:
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=head_dim,
         vocab_size=VOCAB_SIZE,
         max_position_embeddings=512,
         initializer_range=0.15,
@@ -111,6 +115,28 @@ def make_tiny_rival(architecture: str, target_folder: Path, folder: Path, *, see
         drafter.draft_to_target.copy_(torch.randperm(VOCAB_SIZE)[:DRAFT_VOCAB_SIZE].sort().values)
     save_checkpoint(drafter, folder)
     return folder
+
+
+def make_tiny_bundle(target_folder: Path, drafter_folder: Path, writer: str) -> Path:
+    """Write a bundle with one graph, which any process can run, beside the target's folder.
+
+    Args:
+        writer: "none", or "target" for the target itself in 8 bits.
+    """
+    from moa_export.pipeline import ExportSettings, export_bundle
+    from moa_export.progress import Progress
+    from moa_export.writer import WriterSettings
+
+    out = target_folder.parent / f"bundle-{writer}"
+    settings = ExportSettings(
+        ("onnx",),
+        drafter_folder,
+        model=str(target_folder),
+        questions=["Name three colours."],
+        writer=WriterSettings(writer, bits=8),
+    )
+    export_bundle(out, settings, Progress(sys.stderr, quiet=True))
+    return out
 
 
 def _train_tokenizer():

@@ -1,0 +1,18 @@
+"""vLLM behind the engine's contract: each sequence is one of its requests, which waits between steps.
+
+=================  ==============================================  ===================================
+module             knows                                           must not know
+=================  ==============================================  ===================================
+:mod:`environment`  which release is tested, what it must find set  how it is used
+:mod:`engine`       the contract, memory rows                       vLLM
+:mod:`sequences`    what each sequence holds, who gives way         vLLM, blocks
+:mod:`work`         how verdicts follow from tokens that come back  vLLM, memory
+:mod:`core`         vLLM's engine core and its configuration        the contract, drafters
+:mod:`parking`      vLLM's scheduler                                what a request is for
+:mod:`proposer`     nothing                                         everything
+:mod:`choices`      logits, and how the target chooses              requests' text, memory
+:mod:`layout`       how keys and values lie in memory               vLLM, who asks
+=================  ==============================================  ===================================
+
+Only :mod:`core`, :mod:`parking` and :mod:`choices` import vLLM, and :func:`environment.prepare` comes before them.
+"""
