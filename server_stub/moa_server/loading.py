@@ -12,19 +12,20 @@ from moa_server.options import ServeError
 if TYPE_CHECKING:
     from moa_server.transformers_engine import TransformersEngine
     from moa_server.vllm_engine.engine import VllmEngine
+    from moa_server.vllm_engine.stateless import StatelessVllmEngine
 
 
-def load_engine(options: argparse.Namespace) -> TransformersEngine | VllmEngine:
+def load_engine(options: argparse.Namespace) -> TransformersEngine | VllmEngine | StatelessVllmEngine:
     """Load it, with target and drafter.
 
     Raises:
         MoaError: packages are missing, or what is asked for cannot be found, read, or does not fit together.
     """
     require_extra("server", "moa-serve")
-    if options.engine == "vllm":  # before torch is imported
+    if options.engine != "transformers":  # before torch is imported
         from moa_server.vllm_engine.environment import prepare
 
-        prepare(options.threads)
+        prepare(options.threads, any_release=options.engine == "vllm-stateless")
     # Late, so that --help and refused options need no torch.
     import torch
 
@@ -34,7 +35,7 @@ def load_engine(options: argparse.Namespace) -> TransformersEngine | VllmEngine:
         raise ServeError(f"no torch device {options.device!r}: {str(error).splitlines()[0]}") from error
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    return _vllm(options) if options.engine == "vllm" else _transformers(options)
+    return {"transformers": _transformers, "vllm": _vllm, "vllm-stateless": _stateless}[options.engine](options)
 
 
 def _transformers(options: argparse.Namespace) -> TransformersEngine:
@@ -60,6 +61,21 @@ def _vllm(options: argparse.Namespace) -> VllmEngine:
         dtype=options.dtype,
         cache_tokens=options.cache_tokens,
         threads=options.threads,
+    )
+
+
+def _stateless(options: argparse.Namespace) -> StatelessVllmEngine:
+    if options.drafter is not None:
+        raise ServeError("--engine vllm-stateless gives no memory rows: leave out --drafter")
+    from moa_server.vllm_engine.stateless import StatelessVllmEngine
+
+    model, _ = _names(options)
+    return StatelessVllmEngine.load(
+        model,
+        max_context=options.max_context,
+        dtype=options.dtype,
+        device=options.device,
+        cache_tokens=options.cache_tokens,
     )
 
 

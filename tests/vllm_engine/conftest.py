@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tiny import make_tiny_drafter, make_tiny_target
+from vllm_engine.paged import CONTEXT
 
 if TYPE_CHECKING:
     from moa_server.transformers_engine import TransformersEngine
     from moa_server.vllm_engine.engine import VllmEngine
 
-#: Of conversations; the pool has twice as many tokens.
-CONTEXT = 128
-
 
 @pytest.fixture(scope="session")
 def vllm_here() -> None:
-    """Before torch is imported, or else vLLM takes what threads there are."""
+    """What it must find is set."""
     if importlib.util.find_spec("vllm") is None:
         missing = "vLLM is not installed: make vllm"
         if os.environ.get("CI"):

@@ -15,6 +15,8 @@ from moa_server.engine import Outcome, StepRequest, new_sequence
 from moa_server.scoring import next_logits
 from server.stepping import plain
 
+#: Tokens of conversations; the pool has twice as many.
+CONTEXT = 128
 SAMPLINGS = (Sampling(), Sampling(0.9, 0.95, 3), Sampling(1.0, 1.0, 4, top_k=20))
 _MOVES = ("go on", "go on", "go on", "grow", "cut", "change", "again", "release")
 #: Of rows after the drafter's server half, whose sums are as large as the target's.

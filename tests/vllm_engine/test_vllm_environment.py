@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
 from moa_runtime import extras
 from moa_runtime.errors import MoaError
 from moa_server.cli import main
-from moa_server.target_settings import EngineError
 from moa_server.vllm_engine import environment
-from moa_server.vllm_engine.environment import TESTED, prepare
+from moa_server.vllm_engine.environment import TESTED, VllmError, prepare
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_what_it_needs_is_set_and_what_it_prefers_can_be_chosen(installed):
 
 def test_a_limit_that_makes_vllm_compute_garbage_is_refused(installed):
     os.environ["OMP_THREAD_LIMIT"] = "1"
-    with pytest.raises(EngineError, match="unset it, and pass --threads 1"):
+    with pytest.raises(VllmError, match="unset it, and pass --threads 1"):
         prepare()
 
 
@@ -49,7 +50,7 @@ def test_another_release_is_refused(installed, found, said):
     installed.clear()
     if found:
         installed["vllm"] = found
-    with pytest.raises(EngineError, match=said):
+    with pytest.raises(VllmError, match=said):
         prepare()
 
 
@@ -66,3 +67,8 @@ def test_an_engine_that_there_is_not(capsys):
     with pytest.raises(SystemExit):
         main(["--engine", "abacus"])
     assert "invalid choice: 'abacus'" in capsys.readouterr().err
+
+
+def test_torch_is_not_imported_before_it_is_prepared():
+    code = "import sys, moa_server.cli, moa_server.vllm_engine.environment; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

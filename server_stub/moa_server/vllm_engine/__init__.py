@@ -12,7 +12,9 @@ module             knows                                           must not know
 :mod:`proposer`     nothing                                         everything
 :mod:`choices`      logits, and how the target chooses              requests' text, memory
 :mod:`layout`       how keys and values lie in memory               vLLM, who asks
+:mod:`stateless`    another engine, on vLLM's public interface      all of the above
 =================  ==============================================  ===================================
 
-Only :mod:`core`, :mod:`parking` and :mod:`choices` import vLLM, and :func:`environment.prepare` comes before them.
+Only :mod:`core`, :mod:`parking`, :mod:`choices` and :mod:`stateless` import vLLM, and :func:`environment.prepare` comes
+before them.
 """

