@@ -96,7 +96,8 @@ class Schedule:
             if own.token is not None:
                 committed = [*request.prefix, *(request.draft[index] for index in own.path)]
                 if (own.path, own.token) == (other.path, other.token):
-                    assert self._vllm.held(request.sequence, committed) == len(committed)
+                    # None of it where the step did not fit together, and it gave way to the next forward.
+                    assert self._vllm.held(request.sequence, committed) in (0, len(committed))
                 self._texts[request.sequence] = [*committed, own.token]
 
     def _compare(self, request: StepRequest, own: Outcome, other: Outcome) -> None:

@@ -123,10 +123,13 @@ class StatelessVllmEngine:
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._step, requests)
 
     def _step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
-        prompts = [TokensPrompt(prompt_token_ids=[*request.prefix, *request.draft]) for request in requests]
-        given = self._llm.generate(prompts, [_params(request) for request in requests], use_tqdm=False)
-        self.forwards += 1
+        given = self._generate(requests)
         return [self._outcome(request, each) for request, each in zip(requests, given, strict=True)]
+
+    def _generate(self, requests: Sequence[StepRequest], *, cached: bool = True) -> list[Any]:
+        prompts = [TokensPrompt(prompt_token_ids=[*request.prefix, *request.draft]) for request in requests]
+        self.forwards += 1
+        return self._llm.generate(prompts, [_params(request, cached=cached) for request in requests], use_tqdm=False)
 
     def _outcome(self, request: StepRequest, given: Any) -> Outcome:
         if request.sampling is None:
@@ -147,15 +150,9 @@ class StatelessVllmEngine:
         behind_all = ahead == len(request.draft)
         if behind_all and not request.sampling.temperature:
             return int(own.token_ids[0])
+        if not behind_all and position <= given.num_cached_tokens:  # nothing was computed there, and garbage is told
+            given = self._generate([request], cached=False)[0]
         told = own.logprobs[0] if behind_all else given.prompt_logprobs[position]
-        if told is None:  # found in the cache, where no log-probabilities are
-            [again] = self._llm.generate(
-                [TokensPrompt(prompt_token_ids=[*request.prefix, *request.draft])],
-                [_params(request, cached=False)],
-                use_tqdm=False,
-            )
-            self.forwards += 1
-            told = again.prompt_logprobs[position]
         return choose(self._logits(told), request.sampling, position)
 
     def _logits(self, told: Any) -> Float32:
@@ -166,7 +163,7 @@ class StatelessVllmEngine:
         return logits
 
 
-def _params(request: StepRequest, *, cached: bool = True) -> SamplingParams:
+def _params(request: StepRequest, *, cached: bool) -> SamplingParams:
     sampling = request.sampling or Sampling()
     told = -1 if sampling.temperature else 1  # -1: of all tokens
     settings: dict[str, Any] = {"temperature": 0.0, "max_tokens": 1, "ignore_eos": True, "detokenize": False}
