@@ -39,6 +39,8 @@ $(VLLM)/.installed: pyproject.toml
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check $(TORCH)
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check -e '.[dev,vllm]'
+	# For pictures and sound alone; built for CUDA, they break the import of transformers here.
+	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
 web: $(WEB)/node_modules/.installed $(PAGE)/node_modules/.installed ## build the page that moa-serve --web serves, and that the wheel holds

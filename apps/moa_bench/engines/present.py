@@ -19,11 +19,9 @@ def tables(result: dict[str, Any]) -> list[Table]:
         for name, each in found.items()
         for place in each["places"]
     ]
+    header = ["choices", "question", "token", "transformers", "vllm", "chosen once logits change by"]
+    listed = [[*row[:-1], "-" if row[-1] is None else f"{row[-1]:g}"] for row in places]
     return [
         Table(["choices", "questions", "tokens", "differing", "beyond rounding"], rows),
-        Table(
-            ["choices", "question", "token", "transformers", "vllm", "chosen once logits change by"],
-            [[*row[:-1], "-" if row[-1] is None else f"{row[-1]:g}"] for row in places],
-            title="Where they differ",
-        ),
+        *([Table(header, listed, title="Where they differ")] if listed else []),
     ]

@@ -180,6 +180,7 @@ def _config(target: TargetFacts, dtype: torch.dtype, max_context: int, blocks: i
             enforce_eager=cpu,
             async_scheduling=False,
             disable_log_stats=True,
+            use_tqdm_on_load=False,
             scheduler_cls=ParkingScheduler,
             speculative_config={
                 "method": "custom_class",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from importlib.metadata import PackageNotFoundError, version
 
 from moa_runtime.errors import MoaError
@@ -60,6 +61,7 @@ def prepare(threads: int | None = None, *, any_release: bool = False) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
     if not logging.getLogger().isEnabledFor(logging.INFO):  # its warnings are about settings that are chosen here
         logging.getLogger("vllm").setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 
 
 def installed() -> str | None:

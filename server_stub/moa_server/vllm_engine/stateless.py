@@ -78,6 +78,7 @@ class StatelessVllmEngine:
             "enable_prefix_caching": True,
             "enforce_eager": self.facts.device == "cpu",
             "max_logprobs": -1,
+            "use_tqdm_on_load": False,
         }
         try:
             self._llm = self._worker.submit(lambda: LLM(str(target.folder), **settings)).result()
