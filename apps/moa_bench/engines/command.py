@@ -13,10 +13,8 @@ from typing import Any
 
 from moa_bench.engines import present
 from moa_bench.options import (
-    add_answer_options,
     add_command,
     add_question_options,
-    add_target_options,
     check_at_least,
     questions_of,
     sampling_of,
@@ -24,25 +22,36 @@ from moa_bench.options import (
 from moa_bench.output import INTERRUPTED
 from moa_bench.result import result_of
 from moa_runtime.session.sampling import Sampling
+from moa_server.options import DTYPES
 
 _DESCRIPTION = """\
-Compare the texts of moa-serve --engine vllm with those of the transformers engine, on the same target, in float32.
+Compare the texts of moa-serve --engine vllm with those of the transformers engine, on the same target.
 
 The transformers engine writes the answer to every question alone, greedily, and once more sampled. vLLM verifies drafts
 of it: up to 16 tokens, a fifth of them wrong. Where it chooses another token the place is listed, and it goes on behind
 the expected one, so whole answers are compared.
 
 differing         places where the choices differ
-beyond rounding   those at which no change of the logits by 0.001 leads to vLLM's choice; must be none
+beyond rounding   those at which no change of the logits by 0.001 leads to vLLM's choice; none may be in float32
 """
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = add_command(commands, "engines", "whether vLLM writes what transformers writes", _DESCRIPTION, run)
     add_question_options(parser, required=False)
-    add_target_options(parser)
-    add_answer_options(parser, max_new_tokens=64)
-    parser.set_defaults(temperature=0.8, top_p=0.95, seed=7)
+    parser.add_argument("--model", help="target: the built-in default, a folder, or a Hub id")
+    parser.add_argument("--dtype", choices=DTYPES[1:], default=DTYPES[1], help="of the target (default %(default)s)")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=64, metavar="N", help="tokens of an answer at most (default %(default)s)"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        help="of sampled answers; 0 for greedy ones alone (default %(default)s)",
+    )
+    parser.add_argument("--top-p", type=float, default=0.95, help="of sampled answers (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=7, help="of sampled answers (default %(default)s)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of the targets (default: torch's choice)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
@@ -51,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     """Compare and print; whole answers only, marked as partial, when interrupted.
 
     Returns:
-        exit status: 0; 1 where a difference is beyond rounding; 130 after an interruption.
+        exit status: 0; 1 where a difference in float32 is beyond rounding; 130 after an interruption.
 
     Raises:
         MoaError: bad input, or vLLM is missing or of another release.
@@ -63,22 +72,23 @@ def run(args: argparse.Namespace) -> int:
     prepare(args.threads)
     # Imported late: all of this brings torch, which must find what was prepared.
     from moa_bench.engines.measure import Results, compare
-    from moa_bench.inprocess import engine_of
     from moa_bench.progress import Progress
     from moa_bench.prompts import prompts_of
+    from moa_drafter.target_source import DEFAULT_TARGET
     from moa_runtime.bundle import TOKENIZER_FILE
     from moa_runtime.tokenizer import ChatTokenizer
     from moa_server.scoring import next_logits
+    from moa_server.transformers_engine import TransformersEngine
     from moa_server.vllm_engine.engine import VllmEngine
 
     samplings = {"greedy": Sampling(), **({"sampled": sampled} if sampled.temperature else {})}
     found, problem = {name: Results() for name in samplings}, ""
-    reference = engine_of(args)
+    reference = TransformersEngine.load(args.model or DEFAULT_TARGET, None, dtype=args.dtype)
     target = reference.target
     tokenizer = ChatTokenizer(
         target.folder / TOKENIZER_FILE, target.chat_template, target.special_tokens, target.stop_tokens
     )
-    other = VllmEngine.load(str(target.folder), None, dtype="float32", threads=args.threads)
+    other = VllmEngine.load(str(target.folder), None, dtype=args.dtype, threads=args.threads)
     with contextlib.closing(reference), contextlib.closing(other):
         prompts, skipped = prompts_of(questions, tokenizer, other.max_context)
         began = time.monotonic()
@@ -97,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
             "questions": args.questions.name if args.questions else "built-in",
             "limit": args.limit,
             "max_new_tokens": args.max_new_tokens,
+            "dtype": args.dtype,
             "sampling": dataclasses.asdict(sampled),
         },
         fingerprints=reference.fingerprints,
@@ -107,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     if problem:
         print(f"moa-bench: partial result: {problem}", file=sys.stderr)
         return 130
-    return int(any(each["beyond_rounding"] for each in figures.values()))
+    return int(args.dtype == DTYPES[1] and any(each["beyond_rounding"] for each in figures.values()))
 
 
 def _figures(results: Any) -> dict[str, Any]:
