@@ -24,16 +24,10 @@ from moa_runtime.session.sampling import Sampling
 from moa_server.target_settings import EngineError
 from moa_server.vllm_engine.choices import Choices
 from moa_server.vllm_engine.layout import PagedCaches, PagedLayer
+from moa_server.vllm_engine.limits import BLOCK, MOST_DRAFTED, SPARE
 from moa_server.vllm_engine.parking import ParkingScheduler
 from moa_server.vllm_engine.proposer import NoProposals
 
-#: Tokens of a block. vLLM's attention on CPUs wants multiples of 32.
-BLOCK = 32
-#: Tokens of one draft at most: what vLLM's verification is made for.
-MOST_DRAFTED = 128
-#: Tokens of vLLM's context that no conversation has: the choice behind one that is full, and one more, for vLLM ends a
-#: request that fills its context.
-SPARE = 2
 #: Tokens of one step of vLLM's at most; bounds the memory that it takes.
 _STEP_TOKENS = 2048
 

@@ -24,7 +24,8 @@ from moa_server.requests import check_chain, check_request, grouped
 from moa_server.rooms import rounded_up
 from moa_server.scheduler import MOST_SEQUENCES
 from moa_server.target_settings import EngineError, context_of, dtype_of
-from moa_server.vllm_engine.core import BLOCK, MOST_DRAFTED, SPARE, Core
+from moa_server.vllm_engine.core import Core
+from moa_server.vllm_engine.limits import BLOCK, MOST_DRAFTED, SPARE
 from moa_server.vllm_engine.sequences import HeldSequences, Move
 from moa_server.vllm_engine.work import Work
 

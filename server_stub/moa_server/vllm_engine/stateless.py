@@ -27,11 +27,7 @@ from moa_server.rooms import rounded_up
 from moa_server.sampling import choose
 from moa_server.scheduler import MOST_SEQUENCES
 from moa_server.target_settings import EngineError, context_of, dtype_of
-
-_MOST_DRAFTED = 128
-#: Tokens of a block: small ones, for part of one is computed again in every step.
-_BLOCK = 32
-_SPARE = 2
+from moa_server.vllm_engine.limits import BLOCK, MOST_DRAFTED, SPARE
 
 
 class StatelessVllmEngine:
@@ -45,7 +41,7 @@ class StatelessVllmEngine:
         EngineError: what vLLM cannot run.
     """
 
-    capabilities = Capabilities(trees=False, max_draft_tokens=_MOST_DRAFTED, row_states=())
+    capabilities = Capabilities(trees=False, max_draft_tokens=MOST_DRAFTED, row_states=())
     drafter = None
 
     def __init__(
@@ -59,10 +55,10 @@ class StatelessVllmEngine:
     ) -> None:
         self.fingerprints = Fingerprints(target.fingerprint, tokenizer_fingerprint(target.folder / TOKENIZER_FILE), "")
         self.vocab_size, self.stop_tokens = int(target.config.vocab_size), target.stop_tokens
-        self.max_context = context_of(target, max_context, spare=_SPARE)
+        self.max_context = context_of(target, max_context, spare=SPARE)
         self.forwards = 0
         self._texts: dict[int, list[int]] = {}
-        self._bound = rounded_up(max(cache_tokens, self.max_context + _MOST_DRAFTED), _BLOCK)
+        self._bound = rounded_up(max(cache_tokens, self.max_context + MOST_DRAFTED), BLOCK)
         kind = dtype_of(dtype, torch.device(device))
         bytes_ = key_value_size(target.config) * target.config.num_hidden_layers * kind.itemsize * self._bound
         self.facts = EngineFacts(str(kind).removeprefix("torch."), torch.device(device).type, False, bytes_)
@@ -71,10 +67,10 @@ class StatelessVllmEngine:
             "dtype": self.facts.dtype,
             "seed": 0,
             "skip_tokenizer_init": True,
-            "max_model_len": self.max_context + _SPARE,
+            "max_model_len": self.max_context + SPARE,
             "max_num_seqs": MOST_SEQUENCES + 1,
-            "block_size": _BLOCK,
-            "kv_cache_memory_bytes": bytes_ + bytes_ * _BLOCK // self._bound,
+            "block_size": BLOCK,
+            "kv_cache_memory_bytes": bytes_ + bytes_ * BLOCK // self._bound,
             "enable_prefix_caching": True,
             "enforce_eager": self.facts.device == "cpu",
             "max_logprobs": -1,
@@ -120,7 +116,7 @@ class StatelessVllmEngine:
         """
         for request in requests:
             check_request(request, has_drafter=False)
-            check_chain(request, _MOST_DRAFTED, self.max_context)
+            check_chain(request, MOST_DRAFTED, self.max_context)
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._step, requests)
 
     def _step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
