@@ -42,7 +42,7 @@ class TargetEnds:
 
 
 class Core:
-    """A target that vLLM has loaded. All methods belong to the thread that made it, but for those that only ask.
+    """A target that vLLM has loaded. One call at a time; steps belong to the thread that loaded it.
 
     Args:
         dtype: of the target.
