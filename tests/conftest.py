@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,9 +20,7 @@ import pytest
 from filelock import FileLock
 
 from moa_bench.web.browser import BROWSERS
-from tiny import make_tiny_drafter, make_tiny_target
-
-QUESTIONS = ("Name three colours.", "Why is the sky blue?")
+from tiny import QUESTIONS, make_tiny_bundle, make_tiny_drafter, make_tiny_target
 
 #: Gives the folder of a name; what makes it is called where nobody did so before.
 Once = Callable[[str, Callable[[Path], object]], Path]
@@ -123,7 +120,7 @@ def onnx_bundle(once: Once, tiny_target: Path, tiny_drafter: Path) -> Path:
         from moa_runtime.bundle import read_manifest, write_manifest
         from moa_runtime.manners import Manners
 
-        _export(folder, ("onnx",), tiny_target, tiny_drafter, "none", QUESTIONS[:1])
+        make_tiny_bundle(folder, tiny_target, tiny_drafter, "none")
         write_manifest(folder, replace(read_manifest(folder), manners=Manners(0.0, repeated=1000, longest=1000)))
 
     return once("onnx-bundle", make)
@@ -132,16 +129,16 @@ def onnx_bundle(once: Once, tiny_target: Path, tiny_drafter: Path) -> Path:
 @pytest.fixture(scope="session")
 def writing_bundle(once: Once, tiny_target: Path, tiny_drafter: Path) -> Path:
     """The same with a writer, which is the target itself in 8 bits."""
-    return once(
-        "writing-bundle",
-        lambda folder: _export(folder, ("onnx",), tiny_target, tiny_drafter, "target", QUESTIONS[:1]),
-    )
+    return once("writing-bundle", lambda folder: make_tiny_bundle(folder, tiny_target, tiny_drafter, "target"))
 
 
 @pytest.fixture(scope="session")
 def web_bundle(once: Once, tiny_target: Path, tiny_drafter: Path) -> Path:
     """For onnxruntime-web, with a writer in 8 bits. Nobody compared its graphs."""
-    return once("web-bundle", lambda folder: _export(folder, ("web",), tiny_target, tiny_drafter, "target"))
+    return once(
+        "web-bundle",
+        lambda folder: make_tiny_bundle(folder, tiny_target, tiny_drafter, "target", targets=("web",), questions=()),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -150,36 +147,8 @@ def every_target(once: Once, tiny_target: Path, tiny_drafter: Path) -> Bundle:
     from moa_export.targets import TARGETS
     from moa_runtime.bundle import Bundle
 
-    return Bundle.open(
-        once(
-            "every-target",
-            lambda folder: _export(folder, tuple(TARGETS), tiny_target, tiny_drafter, "none", QUESTIONS, context=256),
-        )
-    )
+    def make(folder: Path) -> None:
+        settings = {"targets": tuple(TARGETS), "questions": QUESTIONS, "context": 256}
+        make_tiny_bundle(folder, tiny_target, tiny_drafter, "none", **settings)
 
-
-def _export(
-    out: Path,
-    targets: tuple[str, ...],
-    target: Path,
-    drafter: Path,
-    writer: str,
-    questions: Sequence[str] = (),
-    context: int = 2048,
-) -> None:
-    """Write a bundle. Without questions none of its graphs is compared."""
-    from moa_export.pipeline import ExportSettings, export_bundle
-    from moa_export.progress import Progress
-    from moa_export.targets.base import TargetOptions
-    from moa_export.writer import WriterSettings
-
-    settings = ExportSettings(
-        targets,
-        drafter,
-        model=str(target),
-        options=TargetOptions(context=context),
-        questions=questions,
-        checked=bool(questions),
-        writer=WriterSettings(writer, bits=8, web="web" in targets),
-    )
-    export_bundle(out, settings, Progress(sys.stderr, quiet=True))
+    return Bundle.open(once("every-target", make))

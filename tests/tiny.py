@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE, DRAFT_VOCAB_SIZE = 512, 384
+QUESTIONS = ("Name three colours.", "Why is the sky blue?")
 
 # The shape of SmolLM2's template: a default system message, and a newline after the end-of-turn token.
 CHAT_TEMPLATE = (
@@ -28,11 +31,14 @@ their grandmother, carrying bread, apples, honey and a bottle of fresh water for
 """
 
 
-def make_tiny_target(folder: Path, *, seed: int = 0) -> Path:
+def make_tiny_target(folder: Path, *, seed: int = 0, head_dim: int = 16) -> Path:
     """Write a random Llama with its own byte-level tokenizer and chat template into ``folder``.
 
     Every one of the 512 token ids has a text. The weights are spread wide enough that the greedy
     choice is not a matter of rounding.
+
+    Args:
+        head_dim: numbers of an attention head; vLLM takes none below 32.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -45,7 +51,7 @@ def make_tiny_target(folder: Path, *, seed: int = 0) -> Path:
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=head_dim,
         vocab_size=VOCAB_SIZE,
         max_position_embeddings=512,
         initializer_range=0.15,
@@ -110,6 +116,41 @@ def make_tiny_rival(architecture: str, target_folder: Path, folder: Path, *, see
         drafter = new_drafter(architecture, target, draft_vocab_size=DRAFT_VOCAB_SIZE, lsa_layers=2)
         drafter.draft_to_target.copy_(torch.randperm(VOCAB_SIZE)[:DRAFT_VOCAB_SIZE].sort().values)
     save_checkpoint(drafter, folder)
+    return folder
+
+
+def make_tiny_bundle(
+    folder: Path,
+    target_folder: Path,
+    drafter_folder: Path,
+    writer: str,
+    *,
+    targets: tuple[str, ...] = ("onnx",),
+    questions: Sequence[str] = QUESTIONS[:1],
+    context: int = 2048,
+) -> Path:
+    """Write a bundle into ``folder``.
+
+    Args:
+        writer: "none", or "target" for the target itself in 8 bits.
+        questions: on whose answers its graphs are compared; without any nothing is.
+        context: see :class:`moa_export.targets.base.TargetOptions`.
+    """
+    from moa_export.pipeline import ExportSettings, export_bundle
+    from moa_export.progress import Progress
+    from moa_export.targets.base import TargetOptions
+    from moa_export.writer import WriterSettings
+
+    settings = ExportSettings(
+        targets,
+        drafter_folder,
+        model=str(target_folder),
+        options=TargetOptions(context=context),
+        questions=questions,
+        checked=bool(questions),
+        writer=WriterSettings(writer, bits=8, web="web" in targets),
+    )
+    export_bundle(folder, settings, Progress(sys.stderr, quiet=True))
     return folder
 
 

@@ -120,13 +120,32 @@ def open_verifier(
         verifier.status()
         yield verifier
         return
+    with open_verifiers(("",), model=model, drafter=drafter, dtype=dtype, options=options) as verifiers:
+        yield verifiers[""]
+
+
+@contextlib.contextmanager
+def open_verifiers(
+    engines: Sequence[str],
+    *,
+    model: str | None = None,
+    drafter: Path | None = None,
+    dtype: str | None = None,
+    options: Sequence[str] = (),
+) -> Iterator[dict[str, Verifier]]:
+    """New processes, one for each engine of ``moa-serve``, all on the same processors; by the engine's name, which is
+    empty for the default one. For the rest see :func:`open_verifier`."""
     given = {"--model": model, "--drafter": drafter, "--dtype": dtype}
     chosen = [word for name, value in given.items() if value for word in (name, str(value))]
     cpus = split_cpus()
     threads = ["--threads", str(len(cpus[1]))] if cpus else []
+    verifiers = {}
     with contextlib.ExitStack() as stack:
-        local = stack.enter_context(local_verifier([*chosen, *threads, *options], cpus=cpus[1] if cpus else None))
+        for engine in engines:
+            own = [*chosen, *threads, *options, *(("--engine", engine) if engine else ())]
+            local = stack.enter_context(local_verifier(own, cpus=cpus[1] if cpus else None))
+            verifiers[engine] = Verifier(local.endpoint, local.pid, pinned=cpus is not None)
         if cpus:
             stack.callback(pin, 0, cpus[0] | cpus[1])
             pin(0, cpus[0])
-        yield Verifier(local.endpoint, local.pid, pinned=cpus is not None)
+        yield verifiers

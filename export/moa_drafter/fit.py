@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moa_drafter.config import DrafterConfig, key_value_size
 from moa_drafter.rivals.config import RivalConfig
-from moa_drafter.target import Target
+from moa_drafter.target import Target, TargetFacts
 from moa_runtime.errors import MoaError
 
 
@@ -12,7 +12,7 @@ class FitError(MoaError):
     """A drafter whose shapes are not the target's."""
 
 
-def check_fit(config: DrafterConfig | RivalConfig, target: Target) -> str:
+def check_fit(config: DrafterConfig | RivalConfig, target: Target | TargetFacts) -> str:
     """Compare what a drafter was made for with a target.
 
     Returns:
@@ -22,7 +22,7 @@ def check_fit(config: DrafterConfig | RivalConfig, target: Target) -> str:
     Raises:
         FitError: the first size that differs.
     """
-    theirs = target.model.config
+    theirs = target.config
     for what, ours, found in (
         ("number of layers", config.target_num_layers, theirs.num_hidden_layers),
         ("numbers of keys and values per token and layer", config.target_kv_size, key_value_size(theirs)),

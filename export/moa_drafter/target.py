@@ -52,6 +52,11 @@ class Target:
     fingerprint: str
 
     @property
+    def config(self) -> Any:
+        """transformers' configuration."""
+        return self.model.config
+
+    @property
     def device(self) -> torch.device:
         return self.model.device
 
@@ -77,11 +82,7 @@ class Target:
         Raises:
             TargetError: neither names one.
         """
-        listed = self.model.generation_config.eos_token_id
-        ids = {self.tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])} - {None}
-        if not ids:
-            raise TargetError(f"the target in {self.folder} names no end-of-turn token (eos_token_id)")
-        return tuple(sorted(ids))
+        return _stop_tokens(self.folder, self.model.generation_config, self.tokenizer)
 
     @property
     def recommended_sampling(self) -> RecommendedSampling | None:
@@ -114,6 +115,41 @@ class Target:
         return {name: str(text) for name, text in named.items() if isinstance(text, str)}
 
 
+@dataclass(frozen=True)
+class TargetFacts:
+    """What is known of a target without its weights, for an engine that loads them in its own way.
+
+    Attributes:
+        config: transformers' configuration.
+        stop_tokens: see :attr:`Target.stop_tokens`.
+    """
+
+    folder: Path
+    config: Any
+    fingerprint: str
+    stop_tokens: tuple[int, ...]
+
+
+def target_facts(name: str = DEFAULT_TARGET) -> TargetFacts:
+    """Find a target, and read all of it but the weights.
+
+    Raises:
+        TargetError: see :func:`load_target`.
+    """
+    quiet_transformers()
+    from transformers import AutoTokenizer, GenerationConfig
+
+    folder = resolve_target(name)
+    config = _supported_config(folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        own = (folder / "generation_config.json").is_file()
+        generation = GenerationConfig.from_pretrained(folder) if own else GenerationConfig.from_model_config(config)
+    except (OSError, ValueError, KeyError) as error:
+        raise TargetError(f"cannot load the target in {folder}: {str(error).splitlines()[0]}") from error
+    return TargetFacts(folder, config, target_fingerprint(folder), _stop_tokens(folder, generation, tokenizer))
+
+
 def load_target(name: str = DEFAULT_TARGET, *, device: str = "cpu", dtype: torch.dtype | None = None) -> Target:
     """Load a target for inference, float32 on the CPU and bfloat16 elsewhere unless ``dtype`` says so.
 
@@ -124,7 +160,7 @@ def load_target(name: str = DEFAULT_TARGET, *, device: str = "cpu", dtype: torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = resolve_target(name)
-    _check_architecture(folder)
+    _supported_config(folder)
     dtype = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
@@ -139,8 +175,17 @@ def load_target(name: str = DEFAULT_TARGET, *, device: str = "cpu", dtype: torch
     return Target(folder, model.eval().to(device), tokenizer, target_fingerprint(folder))
 
 
-def _check_architecture(folder: Path) -> None:
-    """Before the weights are read. Code that comes with a model is not run, nor is anybody asked whether to.
+def _stop_tokens(folder: Path, generation: Any, tokenizer: Any) -> tuple[int, ...]:
+    listed = generation.eos_token_id
+    ids = {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])} - {None}
+    if not ids:
+        raise TargetError(f"the target in {folder} names no end-of-turn token (eos_token_id)")
+    return tuple(sorted(ids))
+
+
+def _supported_config(folder: Path) -> Any:
+    """transformers' configuration, before the weights are read. Code that comes with a model is not run, nor is
+    anybody asked whether to.
 
     Raises:
         TargetError: the target's architecture is not supported.
@@ -158,6 +203,7 @@ def _check_architecture(folder: Path) -> None:
         raise _unsupported(folder, kind) from error
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or not hasattr(config.get_text_config(), "num_key_value_heads"):
         raise _unsupported(folder, kind)
+    return config
 
 
 def _unsupported(folder: Path, kind: object) -> TargetError:

@@ -16,6 +16,7 @@ MODULES = {
     "executorch": (*_EXPORT, "executorch", "torchao"),
     "coreml": (*_EXPORT, "coremltools"),
     "server": _SERVER,
+    "vllm": (*_SERVER, "vllm"),
     "web": (*_SERVER, "cryptography", "segno"),
     "gateway": ("uvicorn", "starlette"),
     "desktop": ("uvicorn", "starlette", "PySide6", "markdown_it", "pygments"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from moa_server.engine import Engine
+from moa_server.engine import Engine, EngineFacts
 from moa_server.scheduler import MOST_SEQUENCES
 from moa_server.step_cost import StepCost
 from moa_server.warm_up import Trial, warm_up
@@ -64,23 +64,16 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Facts:
+class Facts(EngineFacts):
     """Of the engine and the options, for the report.
 
     Attributes:
-        dtype, device: of the target.
-        batch_invariant: whether results are the same to the bit whatever else is in a step.
-        cache_bytes: the most that the caches may take.
         descriptors: open files and connections that the system allows; None for any number.
         connections: that are held at once.
         max_sessions: see :class:`moa_server.settings.Settings`.
         bfloat16_share: time of products in bfloat16 of those in float32; None where it was not measured.
     """
 
-    dtype: str
-    device: str
-    batch_invariant: bool
-    cache_bytes: int
     descriptors: int | None
     connections: int
     max_sessions: int

@@ -113,6 +113,22 @@ class Outcome:
     done: bool = True
 
 
+@dataclass(frozen=True)
+class EngineFacts:
+    """How a loaded engine computes, for people.
+
+    Attributes:
+        dtype, device: of the target.
+        batch_invariant: whether results are the same to the bit whatever else is in a step.
+        cache_bytes: the most that the caches may take.
+    """
+
+    dtype: str
+    device: str
+    batch_invariant: bool
+    cache_bytes: int
+
+
 class Engine(Protocol):
     """A loaded target with the drafter's server half. Not thread-safe: one caller, one event loop at a time."""
 

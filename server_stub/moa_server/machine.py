@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from moa_server.doctor import Facts, Machine
 from moa_server.edge import ceiling, raise_descriptor_limit
+from moa_server.engine import EngineFacts
 from moa_server.packed_linear import product
-from moa_server.transformers_engine import TransformersEngine
 
 #: CPU flags of Linux that stand for instructions with bfloat16.
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
@@ -27,24 +28,19 @@ def this_machine() -> Machine:
     return Machine(cores, torch.get_num_threads(), gpu, _native_bfloat16(), _resident_bytes())
 
 
-def facts(engine: TransformersEngine, connections: int, max_sessions: int) -> Facts:
+def facts(engine: EngineFacts, connections: int, max_sessions: int) -> Facts:
     """What the report says of a loaded engine.
 
     Args:
         connections: that shall be held at once.
     """
-    shape, descriptors = engine.target_pass.room_shape, raise_descriptor_limit()
-    numbers = 2 * shape.layers * shape.kv_heads * shape.head_dim + shape.last_size
-    dtype, device = str(engine.target.model.dtype).removeprefix("torch."), shape.device.type  # rooms have their own
+    descriptors = raise_descriptor_limit()
     return Facts(
-        dtype=dtype,
-        device=device,
-        batch_invariant=engine.batch_invariant,
-        cache_bytes=numbers * shape.dtype.itemsize * engine.cache_use[1],
+        **asdict(engine),
         descriptors=descriptors,
         connections=ceiling(connections, descriptors),
         max_sessions=max_sessions,
-        bfloat16_share=bfloat16_share() if (dtype, device) == ("float32", "cpu") else None,
+        bfloat16_share=bfloat16_share() if (engine.dtype, engine.device) == ("float32", "cpu") else None,
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from moa_drafter.drafter import Drafter
 from moa_drafter.llama import KeysValues
@@ -13,7 +15,20 @@ from moa_drafter.model import MoADrafter
 from moa_drafter.states import Reads, TargetStates
 from moa_server.engine import Rows
 from moa_server.packed_rows import PackedRows
-from moa_server.rooms import Room
+
+
+class HeldStates(Protocol):
+    """The target's states of one sequence, as a :class:`moa_server.rooms.Room` has them.
+
+    Attributes:
+        last: last hidden states ``[slots, hidden]``; ``[slots, 0]`` where they are not kept.
+    """
+
+    last: Tensor
+
+    def read(self, layers: Sequence[int], start: int, stop: int) -> Tensor:
+        """See :meth:`moa_server.rooms.Room.read`."""
+
 
 #: Rows computed at once; bounds the memory they take.
 _CHUNK = 512
@@ -21,9 +36,9 @@ _CHUNK = 512
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """The tokens of a room from position ``start`` to ``stop``, which it is left out of."""
+    """The tokens of a sequence from position ``start`` up to ``stop``, which is left out."""
 
-    room: Room
+    held: HeldStates
     start: int
     stop: int
 
@@ -74,7 +89,7 @@ def _chunks(spans: Sequence[Span]) -> Iterator[list[tuple[Span, Span]]]:
         start = span.start
         while True:
             stop = max(start, min(start + free, span.stop))
-            chunk.append((span, Span(span.room, start, stop)))
+            chunk.append((span, Span(span.held, start, stop)))
             free -= stop - start
             start = stop
             if not free:
@@ -93,10 +108,10 @@ def _rows(start: int, parts: Sequence[KeysValues]) -> Rows:
 
 def _states(span: Span, reads: Reads) -> TargetStates:
     """What a drafter reads of the tokens."""
-    room, start, stop = span.room, span.start, span.stop
-    nothing = room.last.new_empty(stop - start, 0, 0)
-    kv = room.read(reads.kv_layers, start, stop) if reads.kv_layers else nothing
-    return TargetStates(kv, nothing, room.last[start:stop] if reads.last else nothing.flatten(1))
+    held, start, stop = span.held, span.start, span.stop
+    nothing = held.last.new_empty(stop - start, 0, 0)
+    kv = held.read(reads.kv_layers, start, stop) if reads.kv_layers else nothing
+    return TargetStates(kv, nothing, held.last[start:stop] if reads.last else nothing.flatten(1))
 
 
 def _joined(states: Sequence[TargetStates]) -> TargetStates:

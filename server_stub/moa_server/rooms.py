@@ -32,6 +32,11 @@ class RoomShape:
     blocks: bool
     last_size: int = 0
 
+    @property
+    def token_bytes(self) -> int:
+        """What a token takes."""
+        return (2 * self.layers * self.kv_heads * self.head_dim + self.last_size) * self.dtype.itemsize
+
 
 class Room:
     """Keys, after RoPE, and values of up to ``capacity`` tokens. A token's place in it is its *slot*.

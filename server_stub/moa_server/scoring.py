@@ -51,6 +51,17 @@ def log_probabilities(engine: TransformersEngine, prefix: Sequence[int], continu
     return scores
 
 
+def next_logits(engine: TransformersEngine, text: Sequence[int]) -> Float32:
+    """What the target makes of a text: ``[vocab_size]`` behind its last token; at least one token."""
+    target_pass = engine.target_pass
+    room = Room(target_pass.room_shape, len(text))
+    for start in range(0, len(text), CHUNK):
+        hidden, count = target_pass.forward([Piece(room, start, text[start : start + CHUNK])])
+        engine.forwards += count
+    logits: Float32 = target_pass.logits(hidden[-1:])[0].float().cpu().numpy()
+    return logits
+
+
 def _chosen(logits: Float32, tokens: Sequence[int]) -> Float32:
     """Log-softmax of ``logits [n, vocab_size]`` at one token of each row."""
     shifted = logits - logits.max(axis=1, keepdims=True)

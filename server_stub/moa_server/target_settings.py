@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from moa_drafter.target import Target
+from moa_drafter.target import Target, TargetFacts
 from moa_runtime.errors import MoaError
 
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -27,14 +27,17 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
     return _TYPES[name]
 
 
-def context_of(target: Target, wanted: int | None) -> int:
+def context_of(target: Target | TargetFacts, wanted: int | None, spare: int = 0) -> int:
     """The context in tokens; a sliding window counts as the limit, for the cache keeps every token.
+
+    Args:
+        spare: tokens of it that the engine needs for itself.
 
     Raises:
         EngineError: more than the target can hold, or too little for any answer.
     """
-    config = target.model.config
-    own = min(filter(None, (config.max_position_embeddings, getattr(config, "sliding_window", None))))
+    config = target.config
+    own = min(filter(None, (config.max_position_embeddings, getattr(config, "sliding_window", None)))) - spare
     if wanted is None:
         return own
     if not 2 <= wanted <= own:

@@ -8,25 +8,46 @@ are computed in a type of one's own choice: what is drafted decides no text. The
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from moa_drafter.drafter import Drafter
 from moa_drafter.llama import KeysValues, rotate
 from moa_drafter.model import MoADrafter
 from moa_drafter.precision import fastest_dtype
-from moa_drafter.target import Target
 from moa_runtime.backends.base import StepInputs, StepResult
 from moa_server.batched_backend import BatchedBackend
 from moa_server.engine import Engine
 from moa_server.packed_layer import PackedLayer, attended, joined, multiplied
 from moa_server.packed_linear import product
-from moa_server.transformers_engine import TransformersEngine
 
 #: Candidates for each node of a tree, as bundles have them.
 TOP_K = 16
+
+
+class TargetEnds(Protocol):
+    """What a drafter shares with its target: where it is, token embedding and head, ``[vocab_size, hidden]`` each."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def embedding(self) -> Tensor: ...
+
+    @property
+    def head(self) -> Tensor: ...
+
+
+@runtime_checkable
+class _WithDrafter(Protocol):
+    """An engine that has a drafter's server half, and the target's ends."""
+
+    drafter: Drafter | None
+    target: TargetEnds
 
 
 def backend_of(engine: Engine) -> BatchedBackend | None:
@@ -35,7 +56,7 @@ def backend_of(engine: Engine) -> BatchedBackend | None:
     Returns:
         None without a drafter, and for those whose steps need layers of the target, or another architecture's.
     """
-    if not isinstance(engine, TransformersEngine):
+    if not isinstance(engine, _WithDrafter):
         return None
     drafter, target = engine.drafter, engine.target
     if not isinstance(drafter, MoADrafter) or drafter.config.target_layers:
@@ -56,7 +77,7 @@ class PackedDeviceHalf:
         top_k: candidates per query, at most the draft vocabulary.
     """
 
-    def __init__(self, drafter: MoADrafter, target: Target, dtype: torch.dtype, *, top_k: int) -> None:
+    def __init__(self, drafter: MoADrafter, target: TargetEnds, dtype: torch.dtype, *, top_k: int) -> None:
         config = drafter.config
         self.top_k = min(top_k, config.draft_vocab_size)
         self.kv_shape = (config.kv_heads, config.decoder.head_dim)

@@ -17,9 +17,10 @@ from moa_drafter.target import Target, load_target
 from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
 from moa_runtime.session.handshake import Fingerprints
 from moa_runtime.session.tree import chain, depths, walk
-from moa_server.engine import Capabilities, Outcome, StepRequest
+from moa_server.engine import Capabilities, EngineFacts, Outcome, StepRequest
 from moa_server.memory_rows import MemoryRows
 from moa_server.passes import target_pass
+from moa_server.requests import check_request, grouped
 from moa_server.rooms import rounded_up
 from moa_server.sampling import choose
 from moa_server.sequences import Sequences
@@ -117,6 +118,14 @@ class TransformersEngine:
         return cls(target, drafter, fingerprint, max_context, **settings)
 
     @property
+    def facts(self) -> EngineFacts:
+        """What :mod:`moa_server.doctor` tells of it."""
+        shape = self.target_pass.room_shape  # its type is its own
+        dtype = str(self.target.model.dtype).removeprefix("torch.")
+        size = shape.token_bytes * self._sequences.bound
+        return EngineFacts(dtype, shape.device.type, self.batch_invariant, size)
+
+    @property
     def cache_use(self) -> tuple[int, int]:
         """See :attr:`moa_server.engine.Engine.cache_use`."""
         return self._sequences.tokens_taken, self._sequences.bound
@@ -149,34 +158,20 @@ class TransformersEngine:
         for request in requests:
             self._check(request)
         try:
-            return [outcome for group in self._groups(requests) for outcome in self._run(group)]
+            groups = grouped(requests, self._need, self._sequences.bound)
+            return [outcome for group in groups for outcome in self._run(group)]
         except BaseException:
             for request in requests:  # some layers may have the new tokens and others not
                 self.release(request.sequence)
             raise
 
     def _check(self, request: StepRequest) -> None:
-        if not request.prefix:
-            raise ValueError("a request needs at least one token of prefix")
-        if request.sampling is None and request.draft:
-            raise ValueError("a draft was given, and no sampling to verify it with")
-        if request.rows_from is not None and self.drafter is None:
-            raise ValueError("memory rows were asked of an engine without a drafter")
+        check_request(request, has_drafter=self.drafter is not None)
         if _most(request) > self._sequences.bound:
             raise ValueError(f"{_most(request)} tokens do not fit into a cache of {self._sequences.bound}")
 
-    def _groups(self, requests: Sequence[StepRequest]) -> list[list[StepRequest]]:
-        """Requests whose sequences fit into the cache together; one group, but for a crowded cache."""
-        groups: list[list[StepRequest]] = []
-        free = 0
-        for request in requests:
-            need = self._sequences.need(request.sequence, _most(request))
-            if not groups or need > free:
-                groups.append([])
-                free = self._sequences.bound
-            groups[-1].append(request)
-            free -= need
-        return groups
+    def _need(self, request: StepRequest) -> int:
+        return self._sequences.need(request.sequence, _most(request))
 
     def _run(self, requests: Sequence[StepRequest]) -> list[Outcome]:
         work = [self._opened(request) for request in requests]

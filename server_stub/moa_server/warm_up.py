@@ -13,8 +13,9 @@ from moa_server.engine import Engine, Outcome, StepRequest, new_sequence
 from moa_server.step_cost import StepCost
 
 _PREFILL, _DRAFT = 64, 15
-#: Which tokens it are does not matter: ``(7919 * position + 13) % vocab_size``.
-_STRIDE, _OFFSET = 7919, 13
+#: Of made-up texts: ``(7919 * position + sequence) % vocab_size``. They differ between sequences, for an engine may
+#: compute what two of them begin with only once.
+_STRIDE = 7919
 
 
 class TrialError(MoaError):
@@ -49,7 +50,7 @@ class Trial:
     async def prefill(self, sequence: int, count: int) -> float:
         """Let a sequence hold ``count`` more tokens. Returns seconds."""
         length = self._lengths[sequence] + count
-        request = StepRequest(sequence, self._tokens(length), rows_from=self._rows_from(length - count))
+        request = StepRequest(sequence, self._tokens(sequence, length), rows_from=self._rows_from(length - count))
         seconds = await self._timed([request], count)
         self._lengths[sequence] = length
         return seconds
@@ -59,7 +60,7 @@ class Trial:
         requests = []
         for sequence in sequences:
             length = self._lengths[sequence]
-            tokens = self._tokens(length + drafted)
+            tokens = self._tokens(sequence, length + drafted)
             prefix, draft = tokens[:length], tokens[length:]
             rows_from = self._rows_from(length - 1)
             requests.append(StepRequest(sequence, prefix, draft, chain(drafted), Sampling(), rows_from))
@@ -85,8 +86,8 @@ class Trial:
         answers = await asyncio.gather(*(self._engine.step([request]) for request in requests))
         return [outcome for answer in answers for outcome in answer]
 
-    def _tokens(self, count: int) -> list[int]:
-        return [(_STRIDE * position + _OFFSET) % self._engine.vocab_size for position in range(count)]
+    def _tokens(self, sequence: int, count: int) -> list[int]:
+        return [(_STRIDE * position + sequence) % self._engine.vocab_size for position in range(count)]
 
     def _rows_from(self, position: int) -> int | None:
         return position if self._engine.fingerprints.drafter else None

@@ -59,6 +59,12 @@ def test_the_modes_take_turns_in_coming_first():
     assert order[4:] == [(1, "stream"), (1, "auto"), (4, "stream"), (4, "auto")]
 
 
+def test_engines_take_turns_within_a_mode():
+    order = [load.name for load in schedule([1], 2, ["auto", "stream"], ["transformers", "vllm"])]
+    assert order[:4] == ["transformers auto", "vllm auto", "transformers stream", "vllm stream"]
+    assert order[4:] == order[3::-1]
+
+
 def test_what_arrives_after_the_window_is_not_noted(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(record.time, "monotonic", lambda: clock[0])
@@ -77,8 +83,8 @@ def test_figures_worked_out_by_hand():
     second = AnswerRecord(1.8, [Burst(2.1, 1)])
     unanswered = AnswerRecord(0.1)
     drafted = [
-        WindowResult([ClientRecord([first, second], 0.3), ClientRecord([unanswered], 0.1)], 5, 7_000_000),
-        WindowResult([ClientRecord([], 0.0), ClientRecord([], 0.0)], 1, 9_000_000),
+        WindowResult([ClientRecord([first, second], 0.3), ClientRecord([unanswered], 0.1)], 5, 7_000_000, 2.5),
+        WindowResult([ClientRecord([], 0.0), ClientRecord([], 0.0)], 1, 9_000_000, 0.5),
     ]
     streamed = [WindowResult([ClientRecord([AnswerRecord(0.0, [Burst(1.0, 1)] * 12)], 0.2)], 13, None)]
     found = figures_of({Load(2, "device"): drafted, Load(2, "stream"): streamed}, seconds=4.0, client_cpus=2)
@@ -88,10 +94,22 @@ def test_figures_worked_out_by_hand():
     assert draft["ms_per_token"] == {"mean": 175.0, "p50": 200.0, "p95": 200.0}
     assert draft["ttft_ms"] == {"mean": 400.0, "p95": 490.0}
     assert (draft["passes_per_token"], draft["tokens_per_round"]) == (1.0, 2.0)
-    assert (draft["peak_memory_mb"], draft["client_cpu_share"]) == (9.0, 0.025)
+    assert (draft["peak_memory_mb"], draft["client_cpu_share"], draft["tokens_per_cpu_s"]) == (9.0, 0.025, 2.0)
     stream = found["sessions"]["2"]["stream"]
     assert (stream["tokens_per_s"], stream["tokens_per_round"], stream["peak_memory_mb"]) == (3.0, None, None)
+    assert stream["tokens_per_cpu_s"] is None
     assert found["speedup"] == {"2": {"device": 0.25}}
+
+
+def test_engines_are_compared_with_the_streaming_of_the_first_one():
+    def window(tokens: int) -> list[WindowResult]:
+        return [WindowResult([ClientRecord([AnswerRecord(0.0, [Burst(1.0, tokens)])], 0.1)], 1, None)]
+
+    names = {("stream", "transformers"): 2, ("stream", "vllm"): 12, ("auto", "vllm"): 6}
+    found = figures_of({Load(1, *name): window(tokens) for name, tokens in names.items()}, seconds=1.0, client_cpus=1)
+    assert list(found["sessions"]["1"]) == ["transformers stream", "vllm stream", "vllm auto"]
+    assert found["sessions"]["1"]["vllm stream"]["tokens_per_round"] is None
+    assert found["speedup"] == {"1": {"vllm stream": 6.0, "vllm auto": 3.0}}
 
 
 def test_figures_of_a_window_without_tokens_are_none():
@@ -113,6 +131,7 @@ def result():
             window = WindowResult([ClientRecord([AnswerRecord(0.0, bursts)], 0.5)], 12, 1_234_000_000)
             windows[Load(clients, mode)] = [window]
     settings = {
+        "engines": [],
         "repeats": 1,
         "seconds": 2.0,
         "draft_length": 6,
@@ -316,7 +335,7 @@ def test_an_interrupted_run_keeps_what_it_has(command, monkeypatch):
 def ended_after_one_window(command, monkeypatch, end) -> tuple[int, str, str]:
     """The command, where ``end`` is called between the first window and the second."""
 
-    def loads(sessions, repeats, modes):
+    def loads(sessions, repeats, modes, engines):
         yield Load(1, "device")
         end()
         yield Load(1, "stream")
@@ -349,17 +368,17 @@ def test_windows_of_a_verifier_of_ours(served, onnx_bundle):
     verifier = Verifier(Endpoint(running.url, "secret"), pid=os.getpid())
     tokenizer = ChatTokenizer.from_bundle(Bundle.open(onnx_bundle))
     prompts, _ = prompts_of([Question(1, "qa", ("Why?",))], tokenizer, 512)
-    work = Workload(verifier.endpoint, verifier.http_url, prompts, 6, 5, Sampling())
+    work = Workload(prompts, 6, 5, Sampling())
     length = len(verifier.decode(prompts[0].tokens, 5))
     results = Results()
     with open_fleet(2, onnx_bundle, work) as fleet:
-        measure([Load(1, "device"), Load(2, "stream")], 1.0, verifier, fleet, results)
+        measure([Load(1, "device"), Load(2, "stream")], 1.0, {"": verifier}, fleet, results)
         assert [process.is_alive() for process in fleet.processes] == [True, True]
     assert list(results.windows) == [Load(1, "device"), Load(2, "stream")]
     assert results.seconds >= 2.0
     windows = [window for (window,) in results.windows.values()]
     assert [len(window.clients) for window in windows] == [1, 2]
-    assert all(window.peak_memory > 1_000_000 for window in windows)
+    assert all(window.peak_memory > 1_000_000 and window.cpu_s > 0 for window in windows)
     assert sum(window.passes for window in windows) > 0
     answers = 0
     for client in (client for window in windows for client in window.clients):
@@ -389,6 +408,8 @@ def test_windows_of_a_verifier_of_ours(served, onnx_bundle):
         (["--limit", "0"], "--limit"),
         (["--bundle", "no-such-bundle"], "no-such-bundle is no bundle"),
         (["--server", "ws://127.0.0.1:1", "--model", "tiny"], "leave out --server"),
+        (["--server", "ws://127.0.0.1:1", "--engine", "vllm"], "leave out --server"),
+        (["--engine", "vllm,abacus"], "unknown engine 'abacus' in --engine; choose from transformers, vllm"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(argv, said, capsys):

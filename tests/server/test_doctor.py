@@ -189,3 +189,13 @@ def test_a_target_that_fails_at_once_is_not_served(capsys, monkeypatch, tiny_tar
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1
     assert said.err.startswith("moa-serve: error: the target failed on 64 tokens: RuntimeError: no memory is left")
+
+
+def test_trials_share_no_text():
+    """Else an engine that finds what it has computed before would seem to be quicker than it is."""
+    engine = ToyEngine()
+    asyncio.run(measure(engine))
+    texts: dict[int, list[int]] = {}
+    for request in (request for step in engine.steps for request in step):
+        texts[request.sequence] = max(texts.get(request.sequence, []), list(request.prefix), key=len)
+    assert len({text[0] for text in texts.values()}) == len(texts) > 8

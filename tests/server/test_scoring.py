@@ -11,7 +11,7 @@ import torch
 from moa_runtime.session.sampling import Sampling
 from moa_server import scoring
 from moa_server.plain import decode
-from moa_server.scoring import log_probabilities
+from moa_server.scoring import log_probabilities, next_logits
 
 TOKENS = random.Random(6).sample(range(3, 512), 60)
 
@@ -32,6 +32,14 @@ def test_chunks_of_any_size_equal_one_forward_of_the_model(engine, monkeypatch, 
     assert scores.dtype == np.float32
     np.testing.assert_allclose(scores, reference(engine, TOKENS)[length - 1 :], atol=1e-4)
     assert engine.forwards - before == -(-59 // chunk)
+
+
+@pytest.mark.parametrize("length", [1, 16, 40])
+def test_logits_behind_a_text_are_those_of_the_model(engine, monkeypatch, length):
+    monkeypatch.setattr(scoring, "CHUNK", 16)
+    with torch.no_grad():
+        whole = engine.target.model(torch.tensor([TOKENS[:length]])).logits[0, -1].numpy()
+    np.testing.assert_allclose(next_logits(engine, TOKENS[:length]), whole, atol=1e-4)
 
 
 def test_no_single_token_is_likelier_than_the_targets_choice(engine):

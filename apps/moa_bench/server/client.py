@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from moa_bench.server.modes import Workload, chat, stream
+from moa_bench.server.modes import Asked, Workload, chat, stream
 from moa_bench.server.record import ClientRecord, Recorder
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
@@ -21,6 +21,7 @@ class Window:
 
     mode: str
     seconds: float
+    asked: Asked
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,9 @@ def run_client(connection: Connection, bundle_folder: Path, work: Workload) -> N
             window: Window = connection.recv()
             recorder = Recorder(window.seconds)
             if window.mode == "stream":
-                answering = stream(work, recorder)
+                answering = stream(window.asked, work, recorder)
             else:
-                answering = chat(bundle, backend, work, window.mode, recorder)
+                answering = chat(bundle, backend, window.asked, work, window.mode, recorder)
             connection.send(asyncio.run(_until_over(answering, window.seconds, recorder)))
     except (EOFError, BrokenPipeError):
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+from contextlib import ExitStack
 
 from moa_bench.cpus import available_cpus
 from moa_bench.options import (
@@ -24,11 +25,12 @@ from moa_bench.options import (
 from moa_bench.output import INTERRUPTED, add_output_options, check_output_options, finish
 from moa_bench.result import result_of
 from moa_bench.server import MODES, present
-from moa_bench.verifier import open_verifier
+from moa_bench.verifier import open_verifier, open_verifiers
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
 from moa_runtime.session.handshake import Limits
 from moa_runtime.tokenizer import ChatTokenizer
+from moa_server.options import ENGINES
 from moa_server.settings import Settings
 
 _MOST_SESSIONS = Settings().max_sessions
@@ -43,6 +45,7 @@ Only committed tokens that arrived within the window count. In all modes a clien
 the same order. Verifier and clients have processors of their own where the machine has two or more.
 
 tokens_per_s      of all sessions together
+tokens_per_cpu_s  by processor seconds of the verifier's process, all of its threads; null with --server
 ms_per_token      as one session sees it: k tokens that arrive t ms after those before them took t / k ms each;
                   the first token of an answer is left out
 ttft_ms           from sending a question to its first token, of answers that began within the window
@@ -76,6 +79,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_bundle_option(parser)
     add_target_options(parser)
     add_server_options(parser)
+    parser.add_argument(
+        "--engine",
+        metavar="NAME,NAME,...",
+        help=f"what runs the target in the verifier, of {','.join(ENGINES)}; several are compared in one run (default: "
+        f"{ENGINES[0]})",
+    )
     add_draft_length_option(parser)
     add_answer_options(parser, max_new_tokens=64)
     add_output_options(parser)
@@ -87,10 +96,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         MoaError: bad input.
     """
-    sessions, modes = sessions_of(args.sessions), modes_of(args.modes)
+    sessions, modes, engines = sessions_of(args.sessions), modes_of(args.modes), engines_of(args.engine)
     _check_numbers(args)
     sampling = sampling_of(args)
     endpoint = endpoint_of(args)
+    if endpoint is not None and engines:
+        raise MoaError("--engine belongs to a verifier that is started here: leave out --server")
     check_output_options(args)
     questions = questions_of(args)
     bundle = bundle_of(args)
@@ -108,14 +119,19 @@ def run(args: argparse.Namespace) -> int:
     options = ("--keep-seconds", "0", "--max-sessions", str(2 * sessions[-1]))
     results, problem = Results(), ""
     wanted = {"model": args.model, "drafter": args.drafter, "dtype": args.dtype}
-    with open_verifier(endpoint, **wanted, options=options) as verifier:
-        client_cpus = available_cpus()
-        work = Workload(verifier.endpoint, verifier.http_url, prompts, args.draft_length, args.max_new_tokens, sampling)
+    with ExitStack() as running:
+        verifiers = (
+            running.enter_context(open_verifiers(engines, **wanted, options=options))
+            if engines
+            else {"": running.enter_context(open_verifier(endpoint, **wanted, options=options))}
+        )
+        client_cpus, pinned = available_cpus(), all(verifier.pinned for verifier in verifiers.values())
+        work = Workload(prompts, args.draft_length, args.max_new_tokens, sampling)
         with open_fleet(sessions[-1], bundle.folder, work) as fleet:
-            warm_up(verifier, fleet, modes)
-            loads = Progress(schedule(sessions, args.repeats, modes), desc="server", unit="window")
+            warm_up(verifiers, fleet, modes)
+            windows = schedule(sessions, args.repeats, modes, tuple(verifiers))
             try:
-                measure(loads, args.seconds, verifier, fleet, results)
+                measure(Progress(windows, desc="server", unit="window"), args.seconds, verifiers, fleet, results)
             except KeyboardInterrupt:
                 problem = INTERRUPTED
             except MoaError as error:
@@ -129,6 +145,7 @@ def run(args: argparse.Namespace) -> int:
         settings={
             "sessions": sessions,
             "modes": modes,
+            "engines": engines,
             "seconds": args.seconds,
             "repeats": args.repeats,
             "questions": args.questions.name if args.questions else "built-in",
@@ -140,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
             "sampling": dataclasses.asdict(sampling),
             "own_verifier": endpoint is None,
             "client_cpus": client_cpus,
-            "pinned": verifier.pinned,
+            "pinned": pinned,
         },
         fingerprints=bundle.manifest.fingerprints,
         seconds=results.seconds,
@@ -169,6 +186,15 @@ def modes_of(text: str) -> list[str]:
     if unknown:
         raise MoaError(f"unknown mode {unknown[0]!r} in --modes; choose from {', '.join(MODES)}")
     return modes
+
+
+def engines_of(text: str | None) -> list[str]:
+    """``"vllm"`` is ``["vllm"]``, None none. Raises MoaError: an unknown engine."""
+    engines = [] if text is None else list(dict.fromkeys(text.split(",")))
+    unknown = [engine for engine in engines if engine not in ENGINES]
+    if unknown:
+        raise MoaError(f"unknown engine {unknown[0]!r} in --engine; choose from {', '.join(ENGINES)}")
+    return engines
 
 
 def _check_numbers(args: argparse.Namespace) -> None:

@@ -15,14 +15,17 @@ def figures_of(
 ) -> dict[str, dict[str, Any]]:
     """``sessions.<N>.<mode>``, and ``speedup.<N>``: tokens per second of each other mode over those streamed.
 
+    Where several engines are compared it is ``<engine> <mode>``, and all are compared with the first one's streaming.
+
     Args:
         seconds: of each window.
         client_cpus: processors that all clients share.
     """
     sessions: dict[str, dict[str, Any]] = {}
     for load, measured in windows.items():
-        sessions.setdefault(str(load.clients), {})[load.mode] = _load_figures(load, measured, seconds, client_cpus)
-    return {"sessions": sessions, "speedup": {clients: _speedup(modes) for clients, modes in sessions.items()}}
+        sessions.setdefault(str(load.clients), {})[load.name] = _load_figures(load, measured, seconds, client_cpus)
+    base = next((load.name for load in windows if load.mode == "stream"), "")
+    return {"sessions": sessions, "speedup": {clients: _speedup(modes, base) for clients, modes in sessions.items()}}
 
 
 def _load_figures(load: Load, windows: Sequence[WindowResult], seconds: float, client_cpus: int) -> dict[str, Any]:
@@ -36,12 +39,14 @@ def _load_figures(load: Load, windows: Sequence[WindowResult], seconds: float, c
     by_window = [_tokens(window) for window in windows]
     tokens = sum(by_window)
     memories = [window.peak_memory for window in windows if window.peak_memory is not None]
+    cpu_s = sum(window.cpu_s or 0.0 for window in windows)
     time_measured = seconds * len(windows)
     return {
         "tokens": tokens,
         "answers": len(answers),
         "tokens_per_s": rounded(tokens / time_measured),
         "tokens_per_s_by_window": [rounded(count / seconds) for count in by_window],
+        "tokens_per_cpu_s": rounded(tokens / cpu_s) if cpu_s else None,
         "ms_per_token": {
             "mean": mean_ms(latencies),
             "p50": percentile_ms(latencies, 50),
@@ -59,8 +64,8 @@ def _tokens(window: WindowResult) -> int:
     return sum(burst.tokens for client in window.clients for answer in client.answers for burst in answer.bursts)
 
 
-def _speedup(modes: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Of each other mode against streaming; without those that wrote nothing."""
+def _speedup(modes: Mapping[str, Mapping[str, Any]], base: str) -> dict[str, float]:
+    """Of each other mode against ``base``; without those that wrote nothing."""
     speeds = {mode: figures["tokens_per_s"] for mode, figures in modes.items() if figures.get("tokens_per_s")}
-    base = speeds.pop("stream", None)
-    return {} if base is None else {mode: round(speed / base, 4) for mode, speed in speeds.items()}
+    streamed = speeds.pop(base, None)
+    return {} if streamed is None else {mode: round(speed / streamed, 4) for mode, speed in speeds.items()}

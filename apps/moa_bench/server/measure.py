@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from moa_bench.server import MODES
 from moa_bench.server.client import Window
+from moa_bench.server.cpu import cpu_seconds
 from moa_bench.server.fleet import Fleet
 from moa_bench.server.memory import PeakMemory
+from moa_bench.server.modes import Asked
 from moa_bench.server.record import ClientRecord
 from moa_bench.verifier import Verifier
 from moa_runtime.errors import MoaError
@@ -21,10 +23,20 @@ _LONGEST_FORGETTING_S = 30.0
 
 @dataclass(frozen=True)
 class Load:
-    """So many clients at work in one mode."""
+    """So many clients at work in one mode.
+
+    Attributes:
+        engine: of the verifier, where several are compared; else empty.
+    """
 
     clients: int
     mode: str
+    engine: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of its figures among those of as many clients."""
+        return f"{self.engine} {self.mode}" if self.engine else self.mode
 
 
 @dataclass(frozen=True)
@@ -34,11 +46,13 @@ class WindowResult:
     Attributes:
         passes: forward passes of the target within it.
         peak_memory: of the verifier's process, bytes; None where that process is not ours.
+        cpu_s: processor time of that process within it, seconds; None likewise.
     """
 
     clients: list[ClientRecord]
     passes: int
     peak_memory: int | None
+    cpu_s: float | None = None
 
 
 @dataclass
@@ -49,30 +63,38 @@ class Results:
     seconds: float = 0.0
 
 
-def schedule(sessions: Sequence[int], repeats: int, modes: Sequence[str] = MODES) -> list[Load]:
-    """Every load ``repeats`` times, the modes in turn, each repetition in the other order.
+def schedule(
+    sessions: Sequence[int], repeats: int, modes: Sequence[str] = MODES, engines: Sequence[str] = ("",)
+) -> list[Load]:
+    """Every load ``repeats`` times, modes and engines in turn, each repetition in the other order.
 
-    Drift of the machine then hits both modes alike.
+    Drift of the machine then hits all of them alike.
     """
     order = []
     for repeat in range(repeats):
-        turn = modes if repeat % 2 == 0 else modes[::-1]
-        order += [Load(clients, mode) for clients in sessions for mode in turn]
+        turn = [(mode, engine) for mode in modes for engine in engines][:: 1 if repeat % 2 == 0 else -1]
+        order += [Load(clients, mode, engine) for clients in sessions for mode, engine in turn]
     return order
 
 
-def warm_up(verifier: Verifier, fleet: Fleet, modes: Sequence[str] = MODES) -> None:
-    """Let every client work a moment in each mode, so that no window pays for what is only done once.
+def warm_up(verifiers: Mapping[str, Verifier], fleet: Fleet, modes: Sequence[str] = MODES) -> None:
+    """Let every client work a moment in each mode with each verifier: no window pays for what is only done once.
 
     Raises:
         MoaError: bundle and verifier do not belong together, or a client fails.
     """
-    for mode in modes:
-        _measure_window(Load(len(fleet.processes), mode), _WARM_UP_S, verifier, fleet)
+    for engine, verifier in verifiers.items():
+        for mode in modes:
+            _measure_window(Load(len(fleet.processes), mode, engine), _WARM_UP_S, verifier, fleet)
 
 
-def measure(loads: Iterable[Load], seconds: float, verifier: Verifier, fleet: Fleet, results: Results) -> None:
+def measure(
+    loads: Iterable[Load], seconds: float, verifiers: Mapping[str, Verifier], fleet: Fleet, results: Results
+) -> None:
     """Measure one window for every load into ``results``, which hold whole windows also when this ends early.
+
+    Args:
+        verifiers: by the name of their engine, as the loads have it.
 
     Raises:
         VerifierGoneError: the verifier has ended.
@@ -81,7 +103,7 @@ def measure(loads: Iterable[Load], seconds: float, verifier: Verifier, fleet: Fl
     began = time.monotonic()
     try:
         for load in loads:
-            found = _measure_window(load, seconds, verifier, fleet)
+            found = _measure_window(load, seconds, verifiers[load.engine], fleet)
             results.windows.setdefault(load, []).append(found)
     finally:
         results.seconds = time.monotonic() - began
@@ -90,15 +112,16 @@ def measure(loads: Iterable[Load], seconds: float, verifier: Verifier, fleet: Fl
 def _measure_window(load: Load, seconds: float, verifier: Verifier, fleet: Fleet) -> WindowResult:
     _await_forgetting(verifier)
     memory = PeakMemory(verifier.pid)
-    before = verifier.forwards()
+    before, cpu_before = verifier.forwards(), cpu_seconds(verifier.pid)
     end = time.monotonic() + seconds
-    fleet.begin(load.clients, Window(load.mode, seconds))
+    fleet.begin(load.clients, Window(load.mode, seconds, Asked(verifier.endpoint, verifier.http_url)))
     while (left := end - time.monotonic()) > 0:
         memory.sample()
         if fleet.wait_for_any(min(left, _SAMPLE_EVERY_S)):  # before its time: it failed
             break
-    passes = verifier.forwards() - before
-    return WindowResult(fleet.collect(), passes, memory.bytes)
+    passes, cpu_after = verifier.forwards() - before, cpu_seconds(verifier.pid)
+    cpu_s = None if cpu_before is None or cpu_after is None else cpu_after - cpu_before
+    return WindowResult(fleet.collect(), passes, memory.bytes, cpu_s)
 
 
 def _await_forgetting(verifier: Verifier) -> None:

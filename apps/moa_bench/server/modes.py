@@ -33,20 +33,31 @@ class Workload:
     """What a client asks, and with what settings.
 
     Attributes:
-        http_url: see :attr:`moa_bench.verifier.Verifier.http_url`.
         draft_length: tokens of each draft, a chain, or as many as pay.
         max_new_tokens: tokens of an answer at most.
     """
 
-    endpoint: Endpoint
-    http_url: str
     prompts: Sequence[Prompt]
     draft_length: DraftLength
     max_new_tokens: int
     sampling: Sampling
 
 
-async def chat(bundle: Bundle, backend: Backend, work: Workload, drafting: Drafting, recorder: Recorder) -> None:
+@dataclass(frozen=True)
+class Asked:
+    """The verifier that is asked.
+
+    Attributes:
+        http_url: see :attr:`moa_bench.verifier.Verifier.http_url`.
+    """
+
+    endpoint: Endpoint
+    http_url: str
+
+
+async def chat(
+    bundle: Bundle, backend: Backend, asked: Asked, work: Workload, drafting: Drafting, recorder: Recorder
+) -> None:
     """Ask with the runtime's chat, each question in a conversation and on a connection of its own.
 
     A client waits for its verdicts, however late. On its own device it would write on meanwhile; here that
@@ -58,7 +69,7 @@ async def chat(bundle: Bundle, backend: Backend, work: Workload, drafting: Draft
     for prompt in itertools.cycle(work.prompts):
         conversation = Chat(
             bundle,
-            work.endpoint,
+            asked.endpoint,
             drafter=drafter_for(bundle.manifest, backend),
             controller=controller_for(work.draft_length),
             settings=LoopSettings(late_after_s=_PATIENCE_S, prefill_late_after_s=_PATIENCE_S, drafting=drafting),
@@ -84,7 +95,7 @@ async def _follow(conversation: Chat, prompt: Prompt, work: Workload, recorder: 
                 committed = confirmed
 
 
-async def stream(work: Workload, recorder: Recorder) -> None:
+async def stream(asked: Asked, work: Workload, recorder: Recorder) -> None:
     """Have the target alone answer, token by token, all over one kept-alive connection.
 
     Raises:
@@ -94,7 +105,7 @@ async def stream(work: Workload, recorder: Recorder) -> None:
         for prompt in itertools.cycle(work.prompts):
             recorder.asked()
             decoding = stream_decode(
-                client, work.http_url, work.endpoint.token, prompt.tokens, work.max_new_tokens, work.sampling
+                client, asked.http_url, asked.endpoint.token, prompt.tokens, work.max_new_tokens, work.sampling
             )
             async with aclosing(decoding) as tokens:
                 async for _ in tokens:

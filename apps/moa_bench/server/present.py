@@ -15,6 +15,7 @@ _HEADER = [
     "mode",
     "tokens/s",
     "by window",
+    "tokens/CPU s",
     "ms/token",
     "p50",
     "p95",
@@ -36,7 +37,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
         Table(
             ["sessions", *drafting],
             [[count, *map(modes.get, drafting)] for count, modes in result["speedup"].items()],
-            title="tokens/s by those of stream",
+            title=f"tokens/s by those of {_base(result)}",
             note="\n".join([_conditions(result), *_skipped(result)]),
         ),
     ]
@@ -45,7 +46,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
 def headlines(result: dict[str, Any]) -> list[Headline]:
     """See :class:`moa_bench.output.Presentation`."""
     return [
-        (f"tokens/s of {count} sessions, {mode} by stream", ratio)
+        (f"tokens/s of {count} sessions, {mode} by {_base(result)}", ratio)
         for count, modes in result["speedup"].items()
         for mode, ratio in modes.items()
     ]
@@ -65,6 +66,12 @@ def draw(result: dict[str, Any], figure: Figure) -> None:
         speed.legend()
 
 
+def _base(result: dict[str, Any]) -> str:
+    """What the others are compared with."""
+    engines = result["settings"]["engines"]
+    return f"{engines[0]} stream" if len(engines) > 1 else "stream"
+
+
 def _line(axes: Any, mode: str, points: list[tuple[int, float | None]]) -> None:
     known = [(count, figure) for count, figure in points if figure is not None]
     axes.plot([count for count, _ in known], [figure for _, figure in known], marker="o", label=mode)
@@ -76,6 +83,7 @@ def _row(count: str, mode: str, load: dict[str, Any]) -> list[object]:
         mode,
         load["tokens_per_s"],
         _range(load["tokens_per_s_by_window"]),
+        load["tokens_per_cpu_s"],
         load["ms_per_token"]["mean"],
         load["ms_per_token"]["p50"],
         load["ms_per_token"]["p95"],

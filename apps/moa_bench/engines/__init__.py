@@ -1,0 +1,1 @@
+"""Whether another engine writes the text that the transformers engine writes."""

@@ -1,0 +1,90 @@
+"""The engine that the options of ``moa-serve`` name."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moa_runtime.extras import require_extra
+from moa_server.options import ServeError
+
+if TYPE_CHECKING:
+    from moa_server.transformers_engine import TransformersEngine
+    from moa_server.vllm_engine.engine import VllmEngine
+    from moa_server.vllm_engine.stateless import StatelessVllmEngine
+
+
+def load_engine(options: argparse.Namespace) -> TransformersEngine | VllmEngine | StatelessVllmEngine:
+    """Load it, with target and drafter.
+
+    Raises:
+        MoaError: packages are missing, or what is asked for cannot be found, read, or does not fit together.
+    """
+    require_extra("server", "moa-serve")
+    if options.engine != "transformers":  # before torch is imported
+        from moa_server.vllm_engine.environment import prepare
+
+        prepare(options.threads, any_release=options.engine == "vllm-stateless")
+    # Late, so that --help and refused options need no torch.
+    import torch
+
+    try:
+        torch.empty(0, device=options.device)
+    except (RuntimeError, AssertionError) as error:
+        raise ServeError(f"no torch device {options.device!r}: {str(error).splitlines()[0]}") from error
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    return {"transformers": _transformers, "vllm": _vllm, "vllm-stateless": _stateless}[options.engine](options)
+
+
+def _transformers(options: argparse.Namespace) -> TransformersEngine:
+    from moa_server.transformers_engine import TransformersEngine
+
+    return TransformersEngine.load(
+        *_names(options),
+        options.device,
+        options.max_context,
+        dtype=options.dtype,
+        cache_tokens=options.cache_tokens,
+        release_weights=True,
+    )
+
+
+def _vllm(options: argparse.Namespace) -> VllmEngine:
+    from moa_server.vllm_engine.engine import VllmEngine
+
+    return VllmEngine.load(
+        *_names(options),
+        options.device,
+        options.max_context,
+        dtype=options.dtype,
+        cache_tokens=options.cache_tokens,
+        threads=options.threads,
+    )
+
+
+def _stateless(options: argparse.Namespace) -> StatelessVllmEngine:
+    if options.drafter is not None:
+        raise ServeError("--engine vllm-stateless gives no memory rows: leave out --drafter")
+    from moa_server.vllm_engine.stateless import StatelessVllmEngine
+
+    model, _ = _names(options)
+    return StatelessVllmEngine.load(
+        model,
+        max_context=options.max_context,
+        dtype=options.dtype,
+        device=options.device,
+        cache_tokens=options.cache_tokens,
+    )
+
+
+def _names(options: argparse.Namespace) -> tuple[str, Path | None]:
+    """Target and drafter."""
+    from moa_drafter.checkpoint import shipped_checkpoint
+    from moa_drafter.target_source import DEFAULT_TARGET
+
+    model, drafter = options.model or DEFAULT_TARGET, options.drafter
+    if drafter is None and model == DEFAULT_TARGET:
+        drafter = shipped_checkpoint()
+    return model, drafter

@@ -1,0 +1,21 @@
+"""vLLM behind the engine's contract: each sequence is one of its requests, which waits between steps.
+
+==================  ==============================================  =======================================
+module              knows                                           must not know
+==================  ==============================================  =======================================
+:mod:`environment`  which release is tested, and what it must find  how it is used
+:mod:`limits`       sizes                                           everything else
+:mod:`engine`       the contract, memory rows                       vLLM
+:mod:`sequences`    what each sequence holds, who gives way         vLLM, blocks
+:mod:`work`         how verdicts follow from tokens that come back  vLLM, memory
+:mod:`core`         vLLM's engine core and its configuration        the contract, drafters
+:mod:`parking`      vLLM's scheduler                                what a request is for
+:mod:`proposer`     nothing                                         everything
+:mod:`choices`      logits, and how the target chooses              requests' text, memory
+:mod:`layout`       how keys and values lie in memory               vLLM, who asks
+:mod:`stateless`    another engine, on vLLM's public interface      all of these but environment and limits
+==================  ==============================================  =======================================
+
+Only :mod:`core`, :mod:`parking`, :mod:`choices` and :mod:`stateless` import vLLM, and :func:`environment.prepare` comes
+before them.
+"""

@@ -1,0 +1,93 @@
+"""What is asked of vLLM for a prefix, and how verdicts follow from what it gives back."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+
+from moa_runtime.session.sampling import Sampling
+from moa_server.engine import StepRequest
+from moa_server.vllm_engine import sequences
+from moa_server.vllm_engine.sequences import HeldSequence, HeldSequences, Move
+from moa_server.vllm_engine.work import Work
+
+BLOCK = 4
+TEXT = list(range(10, 20))  # two blocks and a half
+
+
+def held(tokens=TEXT, chosen=20) -> HeldSequence:
+    return HeldSequence("r", list(tokens), chosen)
+
+
+def test_the_documented_example():
+    assert doctest.testmod(sequences).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("prefix", "choosing", "move"),
+    [
+        ([*TEXT, 20], True, (Move.GO_ON, 10)),
+        (TEXT, False, (Move.NOTHING, 10)),
+        (TEXT[:3], False, (Move.NOTHING, 10)),  # nothing is dropped
+        ([*TEXT, 20], False, (Move.GO_ON, 10)),
+        ([*TEXT, 20, 21], True, (Move.REWRITE, 10)),
+        ([*TEXT, 7], True, (Move.REWRITE, 10)),
+        (TEXT, True, (Move.REWRITE, 9)),  # its last token is processed again, for its choice
+        ([*TEXT[:8], 7], True, (Move.REWRITE, 8)),
+        (TEXT[:8], True, (Move.ANEW, 0)),  # token 7 lies in a block that is full
+        ([*TEXT[:7], 7], True, (Move.ANEW, 0)),
+        ([7], True, (Move.ANEW, 0)),
+    ],
+)
+def test_what_is_to_be_done_for_a_prefix(prefix, choosing, move):
+    assert held().move(prefix, BLOCK, choosing=choosing) == move
+
+
+def test_a_piece_of_prefill_leaves_no_choice_to_go_on_with():
+    assert held(chosen=None).move([*TEXT, 20], BLOCK, choosing=True) == (Move.REWRITE, 10)
+
+
+def test_the_least_recently_used_give_way_first():
+    all_held = HeldSequences()
+    names = [all_held.begin(number).name for number in (1, 2, 3)]
+    assert len(set(names)) == 3
+    all_held.use(1)
+    assert list(all_held.oldest(staying={3})) == [2, 1]
+    assert all_held.forget(2) == names[1] and all_held.forget(2) is None
+    assert list(all_held.oldest(staying=())) == [3, 1] and len(all_held) == 2
+
+
+def test_what_is_begun_anew_has_another_name_and_holds_nothing():
+    all_held = HeldSequences()
+    first = all_held.begin(1)
+    first.tokens = list(TEXT)
+    assert all_held.agreed(1, [*TEXT[:4], 0]) == 4 and all_held.agreed(2, TEXT) == 0
+    assert all_held.begin(1).name != first.name and all_held.agreed(1, TEXT) == 0
+
+
+def work(draft, sampling=Sampling()) -> Work:  # noqa: B008 (frozen)
+    return Work(StepRequest(1, TEXT, draft, sampling=sampling), held([]))
+
+
+def test_a_draft_ends_at_the_first_token_that_the_target_does_not_choose():
+    wrong = work([1, 2, 3])
+    wrong.take([1, 2, 9])
+    assert (wrong.done, wrong.accepted, wrong.token, wrong.processed) == (True, 2, 9, [*TEXT, 1, 2])
+    assert (wrong.held.tokens, wrong.held.chosen) == ([*TEXT, 1, 2], 9)
+
+
+def test_a_verdict_does_not_depend_on_how_vllm_cuts_the_draft():
+    cut = work([1, 2, 3])
+    for given in ([1], [2], [3]):  # the prefix alone, then one token of the draft, then the others
+        cut.take(given)
+        assert not cut.done
+    assert cut.draft == []
+    cut.take([4])
+    assert (cut.done, cut.accepted, cut.token) == (True, 3, 4)
+
+
+def test_a_piece_of_prefill_chooses_nothing():
+    piece = work([], None)
+    piece.take([0])
+    assert (piece.done, piece.token, piece.held.tokens, piece.held.chosen) == (True, None, TEXT, None)

@@ -1,0 +1,79 @@
+"""Whatever an attention backend does with keys and values, they are found again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from moa_server.target_settings import EngineError
+from moa_server.vllm_engine.layout import PagedCaches, PagedLayer
+
+BLOCK, HEADS, SIZE, BLOCKS = 32, 3, 16, 9
+
+
+def heads_first(cache, slot, keys, values):
+    cache[slot // BLOCK, :, slot % BLOCK, :SIZE], cache[slot // BLOCK, :, slot % BLOCK, SIZE:] = keys, values
+
+
+def transposed_keys(cache, slot, keys, values):
+    """As vLLM's kernels for CPUs want them: the keys of a block dimension by dimension, its values behind them."""
+    halves = cache.view(BLOCKS, HEADS, 2, BLOCK * SIZE)
+    halves[slot // BLOCK, :, 0].view(HEADS, SIZE, BLOCK)[:, :, slot % BLOCK] = keys
+    halves[slot // BLOCK, :, 1].view(HEADS, BLOCK, SIZE)[:, slot % BLOCK] = values
+
+
+def interleaved(cache, slot, keys, values):
+    """Pairs of tokens side by side, dimension by dimension, as matrix instructions want them."""
+    own = cache[slot // BLOCK].view(HEADS, 2, BLOCK // 2, SIZE, 2)
+    own[:, 0, slot % BLOCK // 2, :, slot % 2], own[:, 1, slot % BLOCK // 2, :, slot % 2] = keys, values
+
+
+def tokens_first(cache, slot, keys, values):
+    """Another order in memory behind the same shape."""
+    heads_first(cache, slot, keys, values)
+
+
+def empty(store, dtype):
+    if store is tokens_first:
+        return torch.zeros(BLOCKS, BLOCK, HEADS, 2 * SIZE, dtype=dtype).transpose(1, 2)
+    return torch.zeros(BLOCKS, HEADS, BLOCK, 2 * SIZE, dtype=dtype)
+
+
+def storing(cache, one):
+    def store(keys, values, slots):
+        for slot, key, value in zip(slots.tolist(), keys, values, strict=True):
+            one(cache, slot, key, value)
+
+    return store
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("one", [heads_first, transposed_keys, interleaved, tokens_first])
+def test_what_is_stored_is_read_again(one, dtype):
+    layers, caches = {}, {}
+    for layer in (2, 5):
+        cache = caches[layer] = empty(one, dtype)
+        layers[layer] = PagedLayer.learnt(cache, storing(cache, one), BLOCK, HEADS, SIZE)
+    torch.manual_seed(1)
+    table = random.Random(1).sample(range(1, BLOCKS), 4)
+    keys, values = torch.randn(2, 2, 4 * BLOCK, HEADS, SIZE).to(dtype)
+    slots = torch.tensor([table[position // BLOCK] * BLOCK + position % BLOCK for position in range(4 * BLOCK)])
+    for index, layer in enumerate((2, 5)):
+        storing(caches[layer], one)(keys[index], values[index], slots)
+    states = PagedCaches(layers, BLOCK).of(table)
+    for start, stop in ((0, 4 * BLOCK), (31, 33), (70, 71), (40, 40)):
+        found = states.read((5, 2), start, stop)
+        both = torch.cat((keys, values), -2).flatten(2)  # [layers, tokens, keys and values]
+        assert torch.equal(found, both[[1, 0], start:stop].transpose(0, 1))
+
+
+def test_what_does_not_come_back_as_it_was_is_refused():
+    cache = empty(heads_first, torch.float32)
+
+    def halve(cache, slot, keys, values):
+        heads_first(cache, slot, keys // 2, values)
+
+    with pytest.raises(EngineError, match="cannot be read"):
+        PagedLayer.learnt(cache, storing(cache, halve), BLOCK, HEADS, SIZE)
