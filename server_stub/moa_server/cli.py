@@ -10,23 +10,19 @@ import signal
 import socket
 import ssl
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from moa_runtime.errors import MoaError
-from moa_runtime.extras import require_extra
 from moa_runtime.listening import is_loopback, listen, url_of
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.bearers import Bearers, new_token
 from moa_server.engine import Engine
+from moa_server.loading import load_engine, server_drafts
 from moa_server.logs import complain, configure
 from moa_server.options import ServeError, parser, settings_of
 from moa_server.places import EdgeLimits
 from moa_server.settings import Settings
 from moa_server.stdin_watch import end_with_stdin
 from moa_server.web_setup import WebSetup, check_web_options
-
-if TYPE_CHECKING:
-    from moa_server.transformers_engine import TransformersEngine
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,7 +63,7 @@ def _serve(options: argparse.Namespace) -> None:
     ):
         if web:
             web.find_bundle()
-        with contextlib.closing(_load(options)) as engine:
+        with contextlib.closing(load_engine(options)) as engine:
             _run(engine, settings, options, listening, tls, timeline, web)
 
 
@@ -105,37 +101,8 @@ def _timeline(options: argparse.Namespace) -> Timeline:
     return Timeline("verifier", options.timeline) if options.timeline else NO_TIMELINE
 
 
-def _load(options: argparse.Namespace) -> TransformersEngine:
-    require_extra("server", "moa-serve")
-    # Late, so that --help and refused options need no torch.
-    import torch
-
-    from moa_drafter.checkpoint import shipped_checkpoint
-    from moa_drafter.target_source import DEFAULT_TARGET
-    from moa_server.transformers_engine import TransformersEngine
-
-    try:
-        torch.empty(0, device=options.device)
-    except (RuntimeError, AssertionError) as error:
-        raise ServeError(f"no torch device {options.device!r}: {str(error).splitlines()[0]}") from error
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    model, drafter = options.model or DEFAULT_TARGET, options.drafter
-    if drafter is None and model == DEFAULT_TARGET:
-        drafter = shipped_checkpoint()
-    return TransformersEngine.load(
-        model,
-        drafter,
-        options.device,
-        options.max_context,
-        dtype=options.dtype,
-        cache_tokens=options.cache_tokens,
-        release_weights=True,
-    )
-
-
 def _diagnose(settings: Settings, options: argparse.Namespace) -> None:
-    with contextlib.closing(_load(options)) as engine:
+    with contextlib.closing(load_engine(options)) as engine:
         from moa_server.doctor import measure, report, table
         from moa_server.machine import facts, this_machine
 
@@ -156,13 +123,6 @@ def _run(
 ) -> None:
     from moa_server.app import SESSION_PATH
     from moa_server.serve import VerifierServer
-    from moa_server.server_drafts import ServerDrafts
-    from moa_server.torch_backend import backend_of
-
-    drafts = None
-    if not options.no_drafts:
-        limits = settings.limits(engine.max_context, engine.capabilities)
-        drafts = ServerDrafts(backend_of(engine), limits, engine.stop_tokens, most=settings.max_sessions)
 
     files = web.files(engine.fingerprints) if web else None
     host, port = listening.getsockname()[:2]
@@ -182,7 +142,7 @@ def _run(
         tls=tls,
         renew_tls=web.renew if web and web.tls else None,
         timeline=timeline,
-        drafts=drafts,
+        drafts=server_drafts(engine, settings, options),
         files=files,
         warm=True,
     )
