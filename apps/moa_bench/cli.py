@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from moa_bench.benchmarks import BENCHMARKS, command_of
 from moa_bench.curve import command as curve_command
 from moa_bench.placement import command as placement_command
+from moa_bench.replicas import command as replicas_command
 from moa_bench.report import command as report_command
 from moa_bench.shapes import command as shapes_command
 from moa_bench.web import command as web_command
@@ -28,6 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
     placement_command.add_parser(commands)
     web_command.add_parser(commands)
     curve_command.add_parser(commands)
+    replicas_command.add_parser(commands)
     report_command.add_parser(commands)
     return parser
 

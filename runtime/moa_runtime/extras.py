@@ -17,6 +17,7 @@ MODULES = {
     "coreml": (*_EXPORT, "coremltools"),
     "server": _SERVER,
     "web": (*_SERVER, "cryptography", "segno"),
+    "ray": (*_SERVER, "ray", "fastapi"),
     "gateway": ("uvicorn", "starlette"),
     "desktop": ("uvicorn", "starlette", "PySide6", "markdown_it", "pygments"),
     "bench": (*_SERVER, "onnx", "matplotlib", "psutil", "httpx"),
