@@ -24,6 +24,8 @@ from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
 from moa_runtime.tokenizer import ChatTokenizer
 
+_PATIENCE_S = 60.0
+
 _DESCRIPTION = """\
 Run two verifiers behind a proxy on this machine, let N chats ask without a pause, drain one verifier, kill the other
 once the first is replaced, and say what the chats felt. Every text is compared with the target's plain decoding.
@@ -80,19 +82,28 @@ def run(args: argparse.Namespace) -> int:
     from moa_bench.verifier import Verifier
     from moa_runtime.chat import Chat
     from moa_runtime.loop_settings import LoopSettings
+    from moa_runtime.transport import Timing
 
     tokenizer = ChatTokenizer.from_bundle(bundle)
     prompts, _ = prompts_of(questions, tokenizer, bundle.manifest.max_context)
     texts = [prompt.text for prompt in prompts]
     settings = LoopSettings(drafting="server", offline="off")
+    # All share the processors of this machine: an answer to a ping that comes late is no outage.
+    timing = Timing(open_timeout=_PATIENCE_S, ping_timeout=_PATIENCE_S)
     results, problem = Results(), ""
     with _fleet(args) as fleet, Progress(total=3 * args.sessions, desc="replicas", unit="session") as progress:
 
         async def talk() -> None:
             phases = Phases(args.sessions, progress.update)
-            chats = [Chat(bundle, fleet.endpoint, drafter=None, settings=settings) for _ in range(args.sessions)]
             sessions = [
-                Session(number, chat, texts, args.max_new_tokens, phases.answered) for number, chat in enumerate(chats)
+                Session(
+                    number,
+                    Chat(bundle, fleet.endpoint, drafter=None, settings=settings, timing=timing),
+                    texts,
+                    args.max_new_tokens,
+                    phases.answered,
+                )
+                for number in range(args.sessions)
             ]
             await measure(sessions, phases, fleet, results)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
+from ray.serve._private.common import StreamingHTTPRequest
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from ray.serve.request_router import PendingRequest, RunningReplica
 
@@ -24,7 +26,8 @@ class SessionRouter(ConsistentHashRouter):
 
 
 def session_id_in(arguments: Sequence[Any]) -> str:
-    """Of the request that is a call's only argument, from its query; empty where it has none."""
-    scope = getattr(arguments[0], "asgi_scope", {}) if arguments else {}
-    query = scope.get("query_string", b"").decode("latin-1")
-    return parse_qs(query).get(SESSION_ID_HEADER, [""])[0]
+    """From the query of a request, which is a call's only argument: a ``StreamingHTTPRequest`` that Ray's proxy has
+    pickled for the replica. Empty where there is none."""
+    request = pickle.loads(arguments[0]) if arguments and isinstance(arguments[0], bytes) else None
+    query = request.asgi_scope.get("query_string", b"") if isinstance(request, StreamingHTTPRequest) else b""
+    return parse_qs(query.decode("latin-1")).get(SESSION_ID_HEADER, [""])[0]
