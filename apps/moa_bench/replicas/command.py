@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import sys
 
 from moa_bench.options import (
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     from moa_runtime.transport import Timing
 
     tokenizer = ChatTokenizer.from_bundle(bundle)
-    prompts, _ = prompts_of(questions, tokenizer, bundle.manifest.max_context)
+    prompts, skipped = prompts_of(questions, tokenizer, bundle.manifest.max_context)
     texts = [prompt.text for prompt in prompts]
     settings = LoopSettings(drafting="server", offline="off")
     # All share the processors of this machine: an answer to a ping that comes late is no outage.
@@ -117,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
             problem = str(error)
     result = result_of(
         "replicas",
-        figures_of(results),
+        {**figures_of(results), "skipped": [dataclasses.asdict(question) for question in skipped]},
         settings={
             "behind": args.behind,
             "replicas": REPLICAS,

@@ -49,5 +49,8 @@ async def departure() -> None:
 
 
 def _stopping(application: str, deployment: str) -> bool:
-    """Whether a replica of the deployment is told to end."""
-    return _STOPPING in serve.status().applications[application].deployments[deployment].replica_states
+    """Whether a replica of the deployment is told to end, or all of it is gone."""
+    found = serve.status().applications.get(application)
+    if found is None or deployment not in found.deployments:
+        return True
+    return _STOPPING in found.deployments[deployment].replica_states
