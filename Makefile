@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SECONDS ?= 1800
 STAMP := $(VENV)/.installed
+RAY := $(VENV)/.ray
 # A plain newer torch brings gigabytes of GPU libraries.
 TORCH := torch==2.13.0
 # vLLM pins so much that it has an environment of its own.
@@ -79,8 +80,12 @@ screenshots: $(STAMP) libraries web ## draw the pictures of window and page in d
 soak: $(STAMP) ## strain a verifier for half an hour (or SECONDS=...) and watch it
 	PYTHONPATH=tests $(BIN)/python -m soak --seconds $(SECONDS) --out build/soak
 
-test-slow: LIBRARIES += prometheus
-test-slow: $(STAMP) libraries vllm ## the tests that take minutes
+$(RAY): $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,ray]'
+	touch $@
+
+test-slow: LIBRARIES += prometheus haproxy
+test-slow: $(RAY) libraries vllm ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow --timeout 0 --ignore tests/vllm_engine
 	$(VLLM)/bin/python -m pytest -m slow --timeout 0 tests/vllm_engine
 

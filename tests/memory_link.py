@@ -123,6 +123,7 @@ class MemoryLink:
 
     Attributes:
         open: whether new connections are answered; a list of seconds that each takes before it is refused else.
+        headers: of each request for a connection.
         close_codes: of connections that the server closed.
     """
 
@@ -135,11 +136,13 @@ class MemoryLink:
         self._serve, self.delay_up, self.delay_down = serve, delay_up, delay_down
         self.open = True
         self.current: ClientEnd | None = None
+        self.headers: list[dict[str, str]] = []
         self.close_codes: list[int] = []
         self._serving: set[asyncio.Task[None]] = set()
 
-    async def connect(self, address: str, *, open_timeout: float = 5.0, **options: Any) -> ClientEnd:
+    async def connect(self, address: str, *, additional_headers: dict[str, str], **options: Any) -> ClientEnd:
         """What stands in for ``websockets.asyncio.client.connect``."""
+        self.headers.append(additional_headers)
         await asyncio.sleep(self.delay_up() + self.delay_down())
         if not self.open:
             raise OSError("nobody listens")

@@ -10,6 +10,7 @@ from moa_bench.benchmarks import BENCHMARKS, command_of
 from moa_bench.curve import command as curve_command
 from moa_bench.engines import command as engines_command
 from moa_bench.placement import command as placement_command
+from moa_bench.replicas import command as replicas_command
 from moa_bench.report import command as report_command
 from moa_bench.shapes import command as shapes_command
 from moa_bench.web import command as web_command
@@ -30,6 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     web_command.add_parser(commands)
     engines_command.add_parser(commands)
     curve_command.add_parser(commands)
+    replicas_command.add_parser(commands)
     report_command.add_parser(commands)
     return parser
 

@@ -61,19 +61,22 @@ def ensure_bundle() -> None:
 
 
 @contextlib.contextmanager
-def local_verifier(options: Sequence[str] = (), *, cpus: set[int] | None = None) -> Iterator[LocalVerifier]:
+def local_verifier(
+    options: Sequence[str] = (), *, cpus: set[int] | None = None, token: str | None = None
+) -> Iterator[LocalVerifier]:
     """A verifier on a free port of this machine, while the context is open.
 
     Args:
         options: of ``moa-serve``, such as the target; without any it serves the default one.
         cpus: the processors it keeps to; all when omitted.
+        token: the bearer token that it asks for; one of its own when omitted.
 
     Raises:
         MoaError: the server's packages are not installed, or it does not start.
     """
     require_extra("server", "--local (moa-serve)")
     _note("starting a verifier on this machine (the first start also fetches the target)")
-    token = secrets.token_urlsafe(24)  # other users of this machine reach its port too
+    token = token or secrets.token_urlsafe(24)  # other users of this machine reach its port too
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             own_program("moa_server.cli", *SERVE_HERE, *options),

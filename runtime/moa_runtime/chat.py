@@ -30,6 +30,7 @@ from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.sequences import common_length
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Policy, Sampling
+from moa_runtime.session_id import new_session_id
 from moa_runtime.throughput import Throughput
 from moa_runtime.timeline import Timeline
 from moa_runtime.tokenizer import ChatTokenizer
@@ -87,7 +88,8 @@ class Chat(ChatChecks):
         session.policy = policy
         conversation = Conversation(tokenizer, system)
         loop = DraftingLoop(session, drafter, controller or Throughput(), settings, writer)
-        super().__init__(session, loop, conversation, tokenizer, endpoint, timing, timeline, keeper)
+        session_id = saved[0].session_id_for(endpoint.url) if saved else new_session_id()
+        super().__init__(session, loop, conversation, tokenizer, endpoint, timing, timeline, keeper, session_id)
         self.manifest = manifest
         if saved:
             self._resume(saved[0])

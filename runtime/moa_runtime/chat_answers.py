@@ -40,8 +40,9 @@ class ChatAnswers(ChatLink):
         timing: Timing | None,
         timeline: Timeline | None,
         keeper: ChatKeeper,
+        session_id: str,
     ) -> None:
-        super().__init__(loop, endpoint, timing, timeline, keeper)
+        super().__init__(loop, endpoint, timing, timeline, keeper, session_id)
         self.tokenizer = tokenizer
         self._server, self._session, self._conversation = endpoint.url, session, conversation
         self._record = self._new_record(Question([], 0, []))
@@ -228,7 +229,7 @@ class ChatAnswers(ChatLink):
 
     def _state(self) -> dict[str, Any]:
         """What the next program needs."""
-        record, answer = self._record, None
+        record, session, answer = self._record, self._session.snapshot(), None
         messages, unconfirmed = self._turns
         if self._unheard and not self._checking:
             question = record.question
@@ -239,7 +240,7 @@ class ChatAnswers(ChatLink):
             unconfirmed = [mark for mark in unconfirmed if mark.turn < len(messages)]
         same = common_length(self._conversation.messages, messages)  # the tokens of a check may be of another text
         ends = [end for end in self._conversation.ends if end[0] <= same]
-        state = ChatState(self._server, self._session.snapshot(), list(messages), ends, answer, list(unconfirmed))
+        state = ChatState(self._server, session, list(messages), ends, answer, list(unconfirmed), self._session_id)
         return state.to_json()
 
     def _resume(self, saved: ChatState) -> None:

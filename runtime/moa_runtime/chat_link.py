@@ -33,9 +33,10 @@ class ChatLink:
         timing: Timing | None,
         timeline: Timeline | None,
         keeper: ChatKeeper,
+        session_id: str,
     ) -> None:
         self._events = AnswerEvents()
-        self._keeper = keeper
+        self._keeper, self._session_id = keeper, session_id
         self._refusal: ChatError | None = None
         self._opening: asyncio.Future[None] | None = None  # what open() waits for
         self._running: asyncio.Task[None] | None = None
@@ -50,6 +51,7 @@ class ChatLink:
             on_problem=self._on_problem,
             on_rest=self._opened,
             store=lambda: keeper.save() if keeper.keeps else None,
+            session_id=session_id,
         )
 
     async def __aenter__(self: Own) -> Own:

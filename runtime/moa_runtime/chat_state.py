@@ -14,6 +14,7 @@ from moa_runtime.chat_store import StoreError
 from moa_runtime.conversation import checked_turn
 from moa_runtime.errors import MoaError
 from moa_runtime.session.client import ClientSession
+from moa_runtime.session_id import checked_session_id, new_session_id
 from moa_runtime.unconfirmed import Unconfirmed, checked_marks, mark_from_json
 
 STATE_VERSION = 1
@@ -71,12 +72,13 @@ class ChatState:
     """A chat at one moment.
 
     Attributes:
-        server: the verifier's address. Another one is not told the resume token.
+        server: the verifier's address. Another one is not told the resume token, nor the session id.
         session: :meth:`ClientSession.snapshot`.
         messages: the turns, without those of an answer under way.
         ends: how many committed tokens so many turns take.
         answer: the one under way.
         unconfirmed: those of the turns.
+        session_id: by which proxies find the verifier that has the conversation.
     """
 
     server: str
@@ -85,6 +87,7 @@ class ChatState:
     ends: list[tuple[int, int]]
     answer: AnswerState | None
     unconfirmed: list[Unconfirmed] = field(default_factory=list)
+    session_id: str = field(default_factory=new_session_id)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -94,6 +97,7 @@ class ChatState:
             "ends": self.ends,
             "answer": None if self.answer is None else self.answer.to_json(),
             "unconfirmed": [asdict(mark) for mark in self.unconfirmed],
+            "session_id": self.session_id,
             "session": self.session,
         }
 
@@ -119,11 +123,16 @@ class ChatState:
                 ends=[(_count(turns), _count(length)) for turns, length in data["ends"]],
                 answer=None if data["answer"] is None else AnswerState.from_json(data["answer"]),
                 unconfirmed=checked_marks(marks, messages),
+                session_id=checked_session_id(data.get("session_id", new_session_id())),
             )
         except KeyError as error:
             raise StoreError(f"the chat's file is broken: {error.args[0]} is missing") from error
         except (TypeError, ValueError, AttributeError, MoaError) as error:
             raise StoreError(f"the chat's file is broken: {error}") from error
+
+    def session_id_for(self, server: str) -> str:
+        """The id for the next connections; a new one where they lead elsewhere."""
+        return self.session_id if server == self.server else new_session_id()
 
     def restore(
         self, server: str, fingerprints: Fingerprints, *, stop_tokens: Sequence[int], row_encoding: int, vocab_size: int

@@ -32,6 +32,7 @@ class Driver:
         on_problem: called with why a connection could not be made or kept, and whether waiting cannot mend it.
         on_rest: called when no connection will be made until the host says so: offline by choice, or in the background.
         store: called with each Hello, which is sent when the future that it returns is done; None for at once.
+        session_id: see :class:`~moa_runtime.transport.Transport`.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Driver:
         on_problem: Callable[[MoaError, bool], None],
         on_rest: Callable[[], None],
         store: Callable[[], asyncio.Future[None] | None] = lambda: None,
+        session_id: str | None = None,
     ) -> None:
         self._loop = loop
         self._on_problem, self._on_rest, self._store = on_problem, on_rest, store
@@ -58,7 +60,7 @@ class Driver:
             frame=lambda data: self.post(lambda: self._received(data)),
             closed=lambda problem, retry_in_s: self.post(lambda: self._closed(problem, retry_in_s)),
         )
-        self._transport = Transport(endpoint, handlers, timing, self._timeline)
+        self._transport = Transport(endpoint, handlers, timing, self._timeline, session_id)
         self._link_task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()  # links that are being closed
         self._online = False  # as the user wants it

@@ -18,6 +18,7 @@ MODULES = {
     "server": _SERVER,
     "vllm": (*_SERVER, "vllm"),
     "web": (*_SERVER, "cryptography", "segno"),
+    "ray": (*_SERVER, "ray", "fastapi"),
     "gateway": ("uvicorn", "starlette"),
     "desktop": ("uvicorn", "starlette", "PySide6", "markdown_it", "pygments"),
     "bench": (*_SERVER, "onnx", "matplotlib", "psutil", "httpx"),

@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from moa_runtime.connect_error import ConnectError, connect_error
 from moa_runtime.listening import is_loopback
+from moa_runtime.session_id import SESSION_ID_HEADER, new_session_id
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 
 SESSION_PATH = "/v1/session"
@@ -106,6 +107,7 @@ class Transport:
 
     Args:
         timeline: gets a span ``send`` on the track ``link`` for each frame, until the socket has room again.
+        session_id: of the conversation, for proxies; one for all connections of this transport when omitted.
     """
 
     def __init__(
@@ -114,8 +116,10 @@ class Transport:
         handlers: TransportHandlers,
         timing: Timing | None = None,
         timeline: Timeline | None = None,
+        session_id: str | None = None,
     ) -> None:
         self._endpoint, self._handlers, self._timing = endpoint, handlers, timing or Timing()
+        self._session_id = session_id or new_session_id()
         self._timeline = timeline or NO_TIMELINE
         self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
         self._socket: ClientConnection | None = None
@@ -172,7 +176,9 @@ class Transport:
 
     async def _connect(self) -> ClientConnection:
         address, timing = self._endpoint.address, self._timing
-        headers = {"Authorization": f"Bearer {self._endpoint.token}"} if self._endpoint.token else None
+        headers = {SESSION_ID_HEADER: self._session_id}
+        if self._endpoint.token:
+            headers["Authorization"] = f"Bearer {self._endpoint.token}"
         try:
             return await connect(
                 address,

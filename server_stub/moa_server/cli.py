@@ -16,7 +16,7 @@ from moa_runtime.listening import is_loopback, listen, url_of
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.bearers import Bearers, new_token
 from moa_server.engine import Engine
-from moa_server.loading import load_engine
+from moa_server.loading import load_engine, server_drafts
 from moa_server.logs import complain, configure
 from moa_server.options import ServeError, parser, settings_of
 from moa_server.places import EdgeLimits
@@ -123,13 +123,6 @@ def _run(
 ) -> None:
     from moa_server.app import SESSION_PATH
     from moa_server.serve import VerifierServer
-    from moa_server.server_drafts import ServerDrafts
-    from moa_server.torch_backend import backend_of
-
-    drafts = None
-    if not options.no_drafts:
-        limits = settings.limits(engine.max_context, engine.capabilities)
-        drafts = ServerDrafts(backend_of(engine), limits, engine.stop_tokens, most=settings.max_sessions)
 
     files = web.files(engine.fingerprints) if web else None
     host, port = listening.getsockname()[:2]
@@ -149,7 +142,7 @@ def _run(
         tls=tls,
         renew_tls=web.renew if web and web.tls else None,
         timeline=timeline,
-        drafts=drafts,
+        drafts=server_drafts(engine, settings, options),
         files=files,
         warm=True,
     )

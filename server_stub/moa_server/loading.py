@@ -1,4 +1,4 @@
-"""The engine that the options of ``moa-serve`` name."""
+"""From the options of ``moa-serve`` to an engine, and to what drafts beside it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moa_runtime.extras import require_extra
+from moa_server.engine import Engine
 from moa_server.options import ServeError
+from moa_server.settings import Settings
 
 if TYPE_CHECKING:
+    from moa_server.server_drafts import ServerDrafts
     from moa_server.transformers_engine import TransformersEngine
     from moa_server.vllm_engine.engine import VllmEngine
     from moa_server.vllm_engine.stateless import StatelessVllmEngine
@@ -36,6 +39,17 @@ def load_engine(options: argparse.Namespace) -> TransformersEngine | VllmEngine 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     return {"transformers": _transformers, "vllm": _vllm, "vllm-stateless": _stateless}[options.engine](options)
+
+
+def server_drafts(engine: Engine, settings: Settings, options: argparse.Namespace) -> ServerDrafts | None:
+    """What drafts where clients let the verifier go on by itself; None with ``--no-drafts``."""
+    if options.no_drafts:
+        return None
+    from moa_server.server_drafts import ServerDrafts
+    from moa_server.torch_backend import backend_of
+
+    limits = settings.limits(engine.max_context, engine.capabilities)
+    return ServerDrafts(backend_of(engine), limits, engine.stop_tokens, most=settings.max_sessions)
 
 
 def _transformers(options: argparse.Namespace) -> TransformersEngine:

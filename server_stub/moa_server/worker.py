@@ -23,8 +23,8 @@ from moa_server.step_cost import StepCost
 _log = logging.getLogger(__name__)
 
 
-#: Turns of the event loop between two steps: who was answered, and has more work at hand, hands it in. A conversation that
-#: the server drafts for needs more than ten until its next job is announced; a turn takes some 10 microseconds.
+#: Turns of the event loop between two steps: who was answered, and has more work at hand, hands it in. A conversation
+#: that the server drafts for needs more than ten until its next job is announced. A turn takes some 10 microseconds.
 _BREATHS = 40
 
 

@@ -19,8 +19,10 @@ from memory_link import ClientEnd
 from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkStatus, Origin, Paused, PauseReason
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.chat import Chat, ChatError
+from moa_runtime.chat_state import ChatState
 from moa_runtime.chat_store import ChatStore, StoreError
 from moa_runtime.session.events import FinishReason, Policy, Sampling
+from moa_runtime.session_id import SESSION_ID_HEADER, checked_session_id
 from moa_runtime.transport import Endpoint
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from system.asking import DEVICE_DRAFTS, committed
@@ -491,6 +493,43 @@ def test_another_verifier_is_not_told_the_resume_token(kept: Any, toys: Any) -> 
     kept(deed)
 
 
+def test_the_session_id_is_the_same_for_all_connections_and_programs(kept: Any) -> None:
+    async def deed(world: World) -> None:
+        world.link.cut()
+        await asked(world, 20)
+        await reopened(world)
+        await finished(world)
+        ids = {headers[SESSION_ID_HEADER] for headers in world.link.headers}
+        assert len(world.link.headers) >= 3 and ids == {stored(world)["session_id"]}
+        assert checked_session_id(ids.pop())
+
+    kept(deed)
+
+
+def test_another_verifier_is_told_another_session_id(kept: Any, toys: Any) -> None:
+    async def deed(world: World) -> None:
+        await asked(world, 20)
+        state = ChatState.from_json(stored(world))
+        assert state.session_id_for(state.server) == state.session_id != state.session_id_for("ws://other")
+        await reopened(world)
+        await finished(world)
+
+    kept(deed)
+
+
+def test_a_chat_of_before_session_ids_goes_on(kept: Any) -> None:
+    async def deed(world: World) -> None:
+        await asked(world, 20)
+        content = stored(world)
+        del content["session_id"]
+        world.stored.write_text(json.dumps(content))  # type: ignore[union-attr]
+        await reopened(world)
+        await finished(world)
+        assert world.link.headers[-1][SESSION_ID_HEADER] == stored(world)["session_id"]
+
+    kept(deed)
+
+
 # -- files that are of no use ----------------------------------------------------------------------------
 
 
@@ -526,6 +565,7 @@ def broken(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (broken("answer.statistics.rounds", 1.5), "1.5 is no number of tokens"),
         (broken("answer.statistics.seconds", float("nan")), "nan is no number of seconds"),
         (broken("answer.statistics.round_trips", ["x"]), "'x' is no number of seconds"),
+        (broken("session_id", "a\r\nb"), r"'a\\r\\nb' is no session id, which has 32 hexadecimal digits"),
         (broken("answer.ended", "rain"), "'rain' is not a valid FinishReason"),
     ],
 )

@@ -5,7 +5,7 @@ import { test } from "node:test";
 
 import { Chat, ChatError, ConnectError, GREEDY, MoaError, NgramDrafter, StoreError, tau } from "../src/index.js";
 import type { AnswerFinished, AnswerUpdate, ChatEvent, Drafter } from "../src/index.js";
-import { stateFromJson } from "../src/chat/chat_state.js";
+import { sessionIdFor, stateFromJson } from "../src/chat/chat_state.js";
 import { ChatWorld, MemoryChatStore, bundle, own, tokenizer } from "./chatting.js";
 import { FakeHost } from "./fake_host.js";
 
@@ -214,6 +214,34 @@ chat("the count of a Hello is in the store before it is sent", async (world) => 
     await world.host.pass(0.5);
     await reconnecting;
   }
+});
+
+chat("the session id is the same for all connections and programs, and another verifier is told another", async (world) => {
+  await world.begin({ store: new MemoryChatStore("a") });
+  const reconnecting = world.chat.networkChanged();
+  await world.host.pass(0.5);
+  await reconnecting;
+  await world.end();
+  await world.begin({ store: new MemoryChatStore("a") });
+  const state = stateFromJson(JSON.parse(MemoryChatStore.kept.get("a")!));
+  assert.match(state.sessionId, /^[0-9a-f]{32}$/);
+  const addresses = world.host.sockets.map(({ address }) => address);
+  assert.deepEqual(addresses, Array(3).fill(`ws://toy/v1/session?x-session-id=${state.sessionId}`));
+  assert.equal(sessionIdFor(state, "ws://toy"), state.sessionId);
+  assert.notEqual(sessionIdFor(state, "ws://other"), state.sessionId);
+});
+
+chat("a stored chat of before session ids goes on, one with a broken id is set aside", async (world) => {
+  await world.begin({ store: new MemoryChatStore("a") });
+  await world.end();
+  const { session_id: _, ...old } = JSON.parse(MemoryChatStore.kept.get("a")!) as Record<string, unknown>;
+  MemoryChatStore.kept.set("a", JSON.stringify(old));
+  const second = await world.begin({ store: new MemoryChatStore("a") });
+  assert.equal(second.storeProblem, "");
+  await world.end();
+  MemoryChatStore.kept.set("a", JSON.stringify({ ...old, session_id: "a b" }));
+  const third = await world.begin({ store: new MemoryChatStore("a") });
+  assert.match(third.storeProblem, /^the stored chat is broken: "a b" is no session id, which has 32 hexadecimal digits; /);
 });
 
 chat("a second program is refused, and the first goes on", async (world) => {

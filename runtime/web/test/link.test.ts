@@ -18,6 +18,8 @@ import { ToyVerifier, send } from "./toy_verifier.js";
 
 const USUAL: Conditions = { background: false, lowPower: false, metered: false };
 
+const SESSION_ID = "0123456789abcdef0123456789abcdef";
+
 /** A driver without a drafter, and what it told. */
 class World {
   readonly problems: ConnectError[] = [];
@@ -36,7 +38,7 @@ class World {
     const session = new ClientSession({ target: "t", tokenizer: "t", drafter: "" }, { stopTokens: [2], vocabSize: 512 });
     this.loop = new DraftingLoop(session, undefined, new FixedShape(budgetOf(4, 4)));
     this.loop.listen((event) => event.event === "LinkChanged" && this.changes.push(event));
-    this.driver = new Driver(this.loop, new Endpoint("ws://verifier:8765"), timing, host, {
+    this.driver = new Driver(this.loop, new Endpoint("ws://verifier:8765"), SESSION_ID, timing, host, {
       problem: (error) => this.problems.push(error),
       rest: () => this.rests++,
       store: () => this.store(),
@@ -74,7 +76,7 @@ link("a Hello, a Welcome, and it is online", async ({ changes, host }) => {
   await host.pass(1);
   assert.deepEqual(changes.map(({ status }) => status), ["reconnecting", "online"]);
   assert.deepEqual(cases(host.socket), ["hello"]);
-  assert.equal(host.socket.address, "ws://verifier:8765/v1/session");
+  assert.equal(host.socket.address, `ws://verifier:8765/v1/session?x-session-id=${SESSION_ID}`);
   assert.equal(host.socket.binaryType, "arraybuffer");
 });
 

@@ -1,6 +1,7 @@
 """Sizes that hold for every way in which vLLM is used here."""
 
-#: Tokens of a block: small ones, for a rewind computes part of one again. vLLM's attention on CPUs wants multiples of 32.
+#: Tokens of a block: small ones, for a rewind computes part of one again. vLLM's attention on CPUs wants multiples
+#: of 32.
 BLOCK = 32
 #: Tokens of one draft at most: what vLLM's verification is made for.
 MOST_DRAFTED = 128

@@ -3,6 +3,7 @@
 import { ChatError, ContextFullError } from "../errors.js";
 import { Endpoint } from "../link/endpoint.js";
 import { ownHost } from "../link/own_host.js";
+import { newSessionId } from "../link/session_id.js";
 import { USUAL_TIMING } from "../link/timing.js";
 import { DraftingLoop } from "../loop/loop.js";
 import { USUAL_SETTINGS } from "../loop/settings.js";
@@ -16,7 +17,7 @@ import { AnswerStream, type Follower } from "./answer_stream.js";
 import { ChatChecks } from "./chat_checks.js";
 import { ChatKeeper } from "./chat_keeper.js";
 import type { ChatBundle, ChatOptions, ConnectOptions, Where } from "./chat_options.js";
-import { restoreSession, stateFromJson } from "./chat_state.js";
+import { restoreSession, sessionIdFor, stateFromJson } from "./chat_state.js";
 import { Conversation, commonTurns, lengthOf } from "./conversation.js";
 import type { ChatEvent } from "./events.js";
 import type { Unconfirmed } from "./unconfirmed.js";
@@ -61,7 +62,8 @@ export class Chat extends ChatChecks {
     const loop = new DraftingLoop(session, drafter, controller ?? new Throughput(), settings, writer);
     const timing = { ...USUAL_TIMING, ...options.timing };
     const conversation = new Conversation(tokenizer, system);
-    const chat = new Chat(session, loop, conversation, tokenizer, verifier, timing, keeper, host);
+    const sessionId = saved ? sessionIdFor(saved.state, verifier.url) : newSessionId();
+    const chat = new Chat(session, loop, conversation, tokenizer, verifier, sessionId, timing, keeper, host);
     chat.maxContext = maxContext;
     if (saved) chat.resume(saved.state);
     return chat;

@@ -48,11 +48,12 @@ export class ChatAnswers extends ChatLink {
     /** The bundle's. */
     readonly tokenizer: ChatTokenizer,
     private readonly endpoint: Endpoint,
+    sessionId: string,
     timing: Timing,
     keeper: ChatKeeper,
     host: Host,
   ) {
-    super(loop, endpoint, timing, keeper, host);
+    super(loop, endpoint, sessionId, timing, keeper, host);
     this.record = this.newRecord({ messages: [], kept: 0, supplied: [] });
   }
 
@@ -236,7 +237,8 @@ export class ChatAnswers extends ChatLink {
     const same = commonTurns(conversation.messages, messages); // the tokens of a check may be of another text
     const ends = conversation.ends.filter(([turns]) => turns <= same);
     const session = this.session.snapshot();
-    return stateToJson({ server: this.endpoint.url, session, messages, ends, answer, unconfirmed: marks });
+    const { sessionId } = this;
+    return stateToJson({ server: this.endpoint.url, session, messages, ends, answer, unconfirmed: marks, sessionId });
   }
 
   /** Go on where another program ended; the session does already. */

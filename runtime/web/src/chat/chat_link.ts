@@ -35,12 +35,13 @@ export class ChatLink {
   constructor(
     protected readonly loop: DraftingLoop,
     endpoint: Endpoint,
+    protected readonly sessionId: string,
     timing: Timing,
     protected readonly keeper: ChatKeeper,
     protected readonly host: Host,
   ) {
     loop.listen((event) => this.hear(event));
-    this.driver = new Driver(loop, endpoint, timing, host, {
+    this.driver = new Driver(loop, endpoint, sessionId, timing, host, {
       problem: (error) => this.onProblem(error, error.final),
       rest: () => this.opened(),
       store: () => (keeper.keeps ? keeper.save() : undefined),

@@ -1,6 +1,7 @@
 /** What is stored of a chat: the session, the turns, and an answer under way. */
 
 import { MoaError, StoreError } from "../errors.js";
+import { isSessionId, newSessionId } from "../link/session_id.js";
 import { ClientSession, type ClientOptions } from "../session/client.js";
 import { ORIGINS, type FinishReason, type Origin } from "../session/events.js";
 import type { Fingerprints } from "../session/handshake.js";
@@ -33,7 +34,7 @@ export interface AnswerState {
 
 /** A chat at one moment. */
 export interface ChatState {
-  /** The verifier's address. Another one is not told the resume token. */
+  /** The verifier's address. Another one is not told the resume token, nor the session id. */
   readonly server: string;
   /** `ClientSession.snapshot`. */
   readonly session: SnapshotJson;
@@ -45,6 +46,8 @@ export interface ChatState {
   readonly answer: AnswerState | null;
   /** Those of the turns. */
   readonly unconfirmed: readonly Unconfirmed[];
+  /** By which proxies find the verifier that has the conversation. */
+  readonly sessionId: string;
 }
 
 /** With the keys of Python's; whole numbers above 2^53 - 1 are texts. */
@@ -56,6 +59,7 @@ export function stateToJson(state: ChatState): SnapshotJson {
     ends: state.ends.map(([turns, length]) => [turns, length]),
     answer: state.answer && answerToJson(state.answer),
     unconfirmed: state.unconfirmed.map(markToJson),
+    session_id: state.sessionId,
     session: state.session,
   };
 }
@@ -83,11 +87,17 @@ export function stateFromJson(data: unknown): ChatState {
       ends: top.list("ends").map(endFrom),
       answer: top.get("answer") === null ? null : answerFrom(top.inner("answer")),
       unconfirmed: checkedMarks(top.list("unconfirmed").map((mark) => markFromJson(mark, broken)), messages),
+      sessionId: top.has("session_id") ? checkedSessionId(top.text("session_id")) : newSessionId(),
     };
   } catch (error) {
     if (error instanceof StoreError || !(error instanceof MoaError)) throw error;
     throw broken(error.message);
   }
+}
+
+/** The session id for the next connections; a new one where they lead elsewhere. */
+export function sessionIdFor(state: ChatState, server: string): string {
+  return server === state.server ? state.sessionId : newSessionId();
 }
 
 /**
@@ -122,6 +132,11 @@ export function restoreSession(
     );
   }
   return session;
+}
+
+function checkedSessionId(text: string): string {
+  if (!isSessionId(text)) throw broken(`${JSON.stringify(text.slice(0, 60))} is no session id, which has 32 hexadecimal digits`);
+  return text;
 }
 
 function broken(what: string): StoreError {

@@ -6,6 +6,7 @@ import type { Endpoint } from "./endpoint.js";
 import type { Ending } from "./ending.js";
 import type { Host, Socket } from "./host.js";
 import { PING, Pinger } from "./pinger.js";
+import { withSessionId } from "./session_id.js";
 import type { Timing } from "./timing.js";
 
 /** Of a frame that the verifier may send; memory rows are the largest, and come in some 300 kB. */
@@ -107,6 +108,7 @@ export class Connection {
  */
 export async function openSocket(
   endpoint: Endpoint,
+  sessionId: string,
   host: Host,
   timing: Timing,
   ending: Ending,
@@ -114,7 +116,7 @@ export async function openSocket(
   const { openTimeout } = timing;
   let socket: Socket;
   try {
-    socket = new host.WebSocket(endpoint.address, endpoint.protocols);
+    socket = new host.WebSocket(withSessionId(endpoint.address, sessionId), endpoint.protocols);
   } catch {
     throw await connectError(endpoint, host, openTimeout); // as of a page that came over https
   }

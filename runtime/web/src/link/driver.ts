@@ -46,9 +46,11 @@ export class Driver {
   private refused = false; // by the verifier that was connected to last
   private greeting: Promise<void> | undefined; // done when the Hello of this connection may be sent
 
+  /** @param sessionId of the conversation, for proxies. */
   constructor(
     private readonly loop: DraftingLoop,
     endpoint: Endpoint,
+    sessionId: string,
     timing: Timing,
     private readonly host: Host,
     private readonly handlers: DriverHandlers,
@@ -61,7 +63,7 @@ export class Driver {
       frame: (data: Uint8Array): void => this.post(() => this.received(data)),
       closed: (problem: ConnectError, retryInS: number | null): void => this.post(() => this.closed(problem, retryInS)),
     };
-    this.transport = new Transport(endpoint, transport, timing, host);
+    this.transport = new Transport(endpoint, sessionId, transport, timing, host);
   }
 
   /** Run `action` between two things that the loop does. */

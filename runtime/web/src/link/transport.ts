@@ -37,8 +37,10 @@ export class Transport {
   private waiting = 0; // bytes that were not taken up
   private closeTimeout = CLOSE_TIMEOUT;
 
+  /** @param sessionId of the conversation, for proxies. */
   constructor(
     private readonly endpoint: Endpoint,
+    private readonly sessionId: string,
     private readonly handlers: TransportHandlers,
     private readonly timing: Timing,
     private readonly host: Host,
@@ -84,7 +86,7 @@ export class Transport {
       this.handlers.connecting();
       let problem: ConnectError | undefined;
       try {
-        const socket = await openSocket(this.endpoint, this.host, this.timing, ending);
+        const socket = await openSocket(this.endpoint, this.sessionId, this.host, this.timing, ending);
         if (!socket) return;
         backoff = firstBackoff;
         problem = await this.pump(socket, ending);

@@ -50,8 +50,12 @@ export class Reader {
     this.data = data as Record<string, unknown>;
   }
 
+  has(key: string): boolean {
+    return Object.hasOwn(this.data, key);
+  }
+
   get(key: string): unknown {
-    if (!Object.hasOwn(this.data, key)) throw this.broken(`${key} is missing`);
+    if (!this.has(key)) throw this.broken(`${key} is missing`);
     return this.data[key];
   }
 

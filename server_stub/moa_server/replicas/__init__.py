@@ -1,0 +1,1 @@
+"""Several verifiers as one: an application for Ray Serve, and configurations (docs/replicas.md)."""

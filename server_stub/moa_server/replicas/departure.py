@@ -1,0 +1,56 @@
+"""Whether Ray has told this replica to end: Serve itself only waits until it has no requests, which sessions are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve._private.common import DeploymentTargetInfo
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
+
+#: Ray's proxies hear of it at about the same time: who reconnects then finds another replica.
+_NOTICE_S = 1.0
+_STOPPING = "STOPPING"
+
+
+async def departure() -> None:
+    """Wait until it has. Belongs to the event loop of a replica.
+
+    Ray's routers are told which replicas to send requests to; one that is to end is no longer among them. Nor is any
+    for a moment after Ray's controller was started again, so the controller is asked, too.
+    """
+    context = serve.get_replica_context()
+    own = context.replica_id
+    named = asyncio.Event()
+    unnamed = asyncio.Event()
+
+    def heard(targets: DeploymentTargetInfo) -> None:
+        among = any(replica.replica_id == own for replica in targets.running_replicas)
+        (named if among else unnamed).set()
+        (unnamed if among else named).clear()
+
+    controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+    key = (LongPollNamespace.DEPLOYMENT_TARGETS, own.deployment_id)
+    listening: Any = LongPollClient(
+        controller, {key: heard}, call_in_event_loop=asyncio.get_running_loop(), client_id=str(own)
+    )
+    try:
+        await named.wait()
+        while True:
+            await unnamed.wait()
+            await asyncio.sleep(_NOTICE_S)
+            if unnamed.is_set() and await asyncio.to_thread(_stopping, context.app_name, context.deployment):
+                return
+    finally:
+        listening.stop()
+
+
+def _stopping(application: str, deployment: str) -> bool:
+    """Whether a replica of the deployment is told to end, or all of it is gone."""
+    found = serve.status().applications.get(application)
+    if found is None or deployment not in found.deployments:
+        return True
+    return _STOPPING in found.deployments[deployment].replica_states

@@ -1,0 +1,42 @@
+"""Options of ``moa-serve`` in a configuration file of Ray Serve."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from moa_server.options import ServeError, parser
+
+#: What is a matter of the process around the app, which is Ray's.
+_OF_THE_PROCESS = (
+    *("host", "port", "tls-cert", "tls-key", "allow-host", "max-connections"),
+    *("web", "bundle", "new-token", "doctor", "timeline", "json", "until-stdin-ends"),
+)
+
+
+def options_of(args: Mapping[str, Any]) -> argparse.Namespace:
+    """The options that ``args`` of an application name: those of ``moa-serve`` without their dashes.
+
+    ``{"model": "my-llama", "threads": 1, "no-drafts": True, "allow-origin": ["https://app.example"]}``
+
+    Raises:
+        ServeError: an option that there is not, one that a replica cannot have, or a value that is none.
+    """
+    words = []
+    for name, value in args.items():
+        if name in _OF_THE_PROCESS:
+            raise ServeError(f"a replica has no option {name}: it is Ray's, see docs/replicas.md")
+        for each in value if isinstance(value, list) else [value]:
+            if each is True:
+                words.append(f"--{name}")
+            elif each is not False and each is not None:
+                words.append(f"--{name}={each}")
+    reading = parser()
+    reading.error = _refuse  # type: ignore[method-assign]
+    # No machine but this one is reached by loopback: whoever may come in comes through Ray's proxy.
+    return reading.parse_args([*words, "--host", "0.0.0.0"])
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ServeError(f"the args of the application are options of moa-serve: {message}")

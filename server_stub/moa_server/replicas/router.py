@@ -1,0 +1,33 @@
+"""Which replica serves a connection: the one that its conversation's id names."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import parse_qs
+
+from ray.serve._private.common import StreamingHTTPRequest
+from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
+from ray.serve.request_router import PendingRequest, RunningReplica
+
+from moa_runtime.session_id import SESSION_ID_HEADER
+
+
+class SessionRouter(ConsistentHashRouter):
+    """Ray's consistent hashing of the header ``x-session-id``, and of the query parameter of that name."""
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        if pending_request is not None and not pending_request.metadata.session_id:
+            pending_request.metadata.session_id = session_id_in(pending_request.args)
+        return await super().choose_replicas(candidate_replicas, pending_request)
+
+
+def session_id_in(arguments: Sequence[Any]) -> str:
+    """From the query of a request, which is a call's only argument: a ``StreamingHTTPRequest`` that Ray's proxy has
+    pickled for the replica. Empty where there is none."""
+    request = pickle.loads(arguments[0]) if arguments and isinstance(arguments[0], bytes) else None
+    query = request.asgi_scope.get("query_string", b"") if isinstance(request, StreamingHTTPRequest) else b""
+    return parse_qs(query.decode("latin-1")).get(SESSION_ID_HEADER, [""])[0]
