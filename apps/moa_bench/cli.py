@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from moa_bench.benchmarks import BENCHMARKS, command_of
 from moa_bench.curve import command as curve_command
+from moa_bench.forecast import command as forecast_command
 from moa_bench.placement import command as placement_command
 from moa_bench.report import command as report_command
 from moa_bench.shapes import command as shapes_command
@@ -26,6 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
         command_of(benchmark).add_parser(commands)
     shapes_command.add_parser(commands)
     placement_command.add_parser(commands)
+    forecast_command.add_parser(commands)
     web_command.add_parser(commands)
     curve_command.add_parser(commands)
     report_command.add_parser(commands)

@@ -19,7 +19,7 @@ MODULES = {
     "web": (*_SERVER, "cryptography", "segno"),
     "gateway": ("uvicorn", "starlette"),
     "desktop": ("uvicorn", "starlette", "PySide6", "markdown_it", "pygments"),
-    "bench": (*_SERVER, "onnx", "matplotlib", "psutil", "httpx"),
+    "bench": (*_SERVER, "onnx", "matplotlib", "psutil", "httpx", "simpy"),
 }
 
 
