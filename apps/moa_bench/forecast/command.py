@@ -49,7 +49,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     what.add_argument("--record", type=Path, metavar="DRAFTS", help="write what drafts bring to this file")
     parser.add_argument("--hardware", default="h100-fp8", metavar="NAME", help="of the verifiers (default %(default)s)")
     parser.add_argument(
-        "--token-ms", type=float, default=15.0, metavar="MS", help="promise for 95 of 100 tokens (default %(default)g)"
+        "--token-ms", type=float, default=20.0, metavar="MS", help="promise for 95 of 100 tokens (default %(default)g)"
     )
     parser.add_argument(
         "--first-ms",

@@ -9,7 +9,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from moa_bench.cpus import available_cpus
-from moa_bench.forecast.capacity import SHARES, Promise, busiest, carried, ceiling, loads_of, money, replicas
+from moa_bench.forecast.capacity import (
+    HOURS_A_MONTH,
+    SHARES,
+    Promise,
+    busiest,
+    carried,
+    ceiling,
+    loads_of,
+    money,
+    replicas,
+)
 from moa_bench.forecast.data import Demand, Gpu, Range
 from moa_bench.forecast.drafts import Drafts
 from moa_bench.forecast.fleet import EVENING, EVENING_S, LOST, LOST_S, Evening, Service, evening
@@ -107,6 +117,7 @@ def projection(plan: Plan, loads: Mapping[Case, Sequence[Load]]) -> dict[str, An
         "spare": plan.spare,
         "answers_per_s": rounded(rate, 1),
         "price_per_hour": asdict(plan.gpu.price),
+        "hours_a_month": HOURS_A_MONTH,
         "demand": {name: asdict(getattr(demand, name)) for name in ("answers_per_user", "peak", "tau", "device_ms")},
         "modes": modes,
     }
