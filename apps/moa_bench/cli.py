@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from moa_bench.benchmarks import BENCHMARKS, command_of
 from moa_bench.curve import command as curve_command
 from moa_bench.engines import command as engines_command
+from moa_bench.forecast import command as forecast_command
 from moa_bench.placement import command as placement_command
 from moa_bench.replicas import command as replicas_command
 from moa_bench.report import command as report_command
@@ -28,6 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
         command_of(benchmark).add_parser(commands)
     shapes_command.add_parser(commands)
     placement_command.add_parser(commands)
+    forecast_command.add_parser(commands)
     web_command.add_parser(commands)
     engines_command.add_parser(commands)
     curve_command.add_parser(commands)

@@ -21,7 +21,7 @@ MODULES = {
     "ray": (*_SERVER, "ray", "fastapi"),
     "gateway": ("uvicorn", "starlette"),
     "desktop": ("uvicorn", "starlette", "PySide6", "markdown_it", "pygments"),
-    "bench": (*_SERVER, "onnx", "matplotlib", "psutil", "httpx"),
+    "bench": (*_SERVER, "onnx", "matplotlib", "psutil", "httpx", "simpy"),
 }
 
 

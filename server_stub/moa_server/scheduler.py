@@ -94,10 +94,18 @@ class Scheduler:
         step_tokens: most tokens of a step while others are served; None for as many as the cost of steps allows.
         cache_tokens: tokens that the engine's caches hold together. Only so many prompts are read at once as fit: in
             turns, they would evict each other for ever.
+        most_sequences: in one step.
     """
 
-    def __init__(self, cost: StepCost, step_tokens: int | None = None, cache_tokens: int = 1 << 60) -> None:
+    def __init__(
+        self,
+        cost: StepCost,
+        step_tokens: int | None = None,
+        cache_tokens: int = 1 << 60,
+        most_sequences: int = MOST_SEQUENCES,
+    ) -> None:
         self._cost, self._step_tokens, self._cache_tokens = cost, step_tokens, cache_tokens
+        self._most_sequences = most_sequences
         self._queue: list[Waiting] = []  # those served least recently first
         self._served: dict[int, float] = {}  # sequence -> last step that gave it a token
 
@@ -137,7 +145,7 @@ class Scheduler:
                 step.failed.append((waiting.job, error))
         for job, _ in step.failed:
             self.drop(job)
-        rounds = [entry for entry in queue if not entry[0].job.prefills(entry[1])][:MOST_SEQUENCES]
+        rounds = [entry for entry in queue if not entry[0].job.prefills(entry[1])][: self._most_sequences]
         prefills = [entry for entry in queue if entry[0].job.prefills(entry[1])]
         if self._served and not wanted:
             rounds = rounds[: self._few(rounds)]
@@ -196,7 +204,7 @@ class Scheduler:
         turns += [entry for entry in prefills[1:] if entry is not shortest]
         for number, (waiting, held) in enumerate(turns):
             room = self._prefill_room(step, waiting, held)
-            if room < 1 or len(step.pieces) >= MOST_SEQUENCES + 1:
+            if room < 1 or len(step.pieces) >= self._most_sequences + 1:
                 return
             half = number == 0 and shortest is not prefills[0]
             step.pieces.append(Piece(waiting, waiting.job.request(held, max(1, room // 2) if half else room), held))

@@ -7,7 +7,7 @@ import itertools
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from moa_runtime.session.handshake import Limits
 from moa_runtime.session.server import ServerSession
@@ -79,14 +79,12 @@ class SessionStore:
         return sum(conversation.taken_over is not None for conversation in self._conversations.values())
 
     def asks(self, conversation: Conversation) -> bool:
-        """Whether its client is to be asked to draft, if it can. Where more answers than ``ask_from`` are written at
-        once, so many more are asked, those with the shortest round trips."""
+        """Whether its client is to be asked to draft, if it can: see :func:`asked_to_draft`."""
         others = [c for c in self._conversations.values() if c.taken_over is not None and c.session.runs]
-        excess = len(others) - self._settings.ask_from
-        if excess <= 0 or not conversation.session.drafted_for:
+        if len(others) <= self._settings.ask_from or not conversation.session.drafted_for:
             return False
-        able = [c for c in others if c.session.drafted_for and c.session.round_trip_us]
-        return conversation in sorted(able, key=lambda c: c.session.round_trip_us)[:excess]
+        able = {c.number: c.session.round_trip_us for c in others if c.session.drafted_for and c.session.round_trip_us}
+        return conversation.number in asked_to_draft(able, len(others), self._settings.ask_from)
 
     def attach(
         self, resume_token: str, owner: str = "", connection: int = 1
@@ -153,3 +151,14 @@ class SessionStore:
         self._worker.release(conversation.sequence)
         if self._drafts is not None:
             self._drafts.release(conversation.sequence)
+
+
+def asked_to_draft(trips: Mapping[int, float], answers: int, ask_from: int) -> list[int]:
+    """Whose clients are asked to draft themselves: where more answers than ``ask_from`` are written at once, so many as
+    are more, those with the shortest round trips.
+
+    Args:
+        trips: round trip of each answer whose client can draft, by a number of the answer.
+        answers: that are written at once, also for clients that cannot.
+    """
+    return sorted(trips, key=trips.__getitem__)[: max(0, answers - ask_from)]

@@ -28,10 +28,19 @@ class Trial:
     Args:
         cost: learns what the steps took.
         clock: seconds, monotonic.
+        rows: whether memory rows are made, where the engine has a drafter.
     """
 
-    def __init__(self, engine: Engine, cost: StepCost, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        cost: StepCost,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        rows: bool = True,
+    ) -> None:
         self._engine, self._cost, self._clock = engine, cost, clock
+        self._rows = rows and bool(engine.fingerprints.drafter)
         self._lengths: dict[int, int] = {}
 
     def __enter__(self) -> Trial:
@@ -90,7 +99,7 @@ class Trial:
         return [(_STRIDE * position + sequence) % self._engine.vocab_size for position in range(count)]
 
     def _rows_from(self, position: int) -> int | None:
-        return position if self._engine.fingerprints.drafter else None
+        return position if self._rows else None
 
 
 async def warm_up(engine: Engine, cost: StepCost, clock: Callable[[], float] = time.perf_counter) -> None:

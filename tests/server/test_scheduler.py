@@ -62,6 +62,13 @@ def test_a_round_that_is_alone_gets_all_of_its_draft():
     assert len(held.scheduler) == 0
 
 
+def test_a_step_has_no_more_rounds_than_it_may():
+    held = Held(most_sequences=3)
+    for sequence in range(5):
+        held.add(sequence, 100, held=99)
+    assert held.step().keys() == {0, 1, 2} and held.step().keys() == {3, 4}
+
+
 def test_a_long_prompt_beside_a_round_leaves_the_step_short():
     held = Held()
     held.add(1, 500, held=499)
