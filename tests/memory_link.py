@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.websockets import WebSocketDisconnect
@@ -140,9 +140,11 @@ class MemoryLink:
         self.close_codes: list[int] = []
         self._serving: set[asyncio.Task[None]] = set()
 
-    async def connect(self, address: str, *, additional_headers: dict[str, str], **options: Any) -> ClientEnd:
+    async def connect(
+        self, address: str, *, additional_headers: Mapping[str, str] | None = None, **options: Any
+    ) -> ClientEnd:
         """What stands in for ``websockets.asyncio.client.connect``."""
-        self.headers.append(additional_headers)
+        self.headers.append(dict(additional_headers or {}))
         await asyncio.sleep(self.delay_up() + self.delay_down())
         if not self.open:
             raise OSError("nobody listens")
