@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tiny import make_tiny_drafter, make_tiny_target
+from tiny import make_tiny_bundle, make_tiny_drafter, make_tiny_target
 from vllm_engine.paged import CONTEXT
 
 if TYPE_CHECKING:
@@ -39,6 +39,11 @@ def paged_target(vllm_here: None, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture(scope="session")
 def paged_drafter(paged_target: Path) -> Path:
     return make_tiny_drafter(paged_target, paged_target.parent / "drafter")
+
+
+@pytest.fixture(scope="session")
+def paged_bundle(paged_target: Path, paged_drafter: Path) -> Path:
+    return make_tiny_bundle(paged_target.parent / "bundle", paged_target, paged_drafter, "none")
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tiny import make_tiny_bundle
-
 pytestmark = pytest.mark.slow
 
 
@@ -40,11 +38,17 @@ def test_texts_of_both_engines_are_compared(bench):
         assert each["questions"] == 3 and each["tokens"] > 3 and each["beyond_rounding"] == 0
 
 
-def test_both_engines_are_measured_in_one_run(bench, paged_target, paged_drafter):
-    bundle = make_tiny_bundle(paged_target.parent / "bundle", paged_target, paged_drafter, "none")
+def test_both_engines_are_measured_in_one_run(bench, paged_drafter, paged_bundle):
     options = ["--sessions", "2", "--seconds", "2", "--repeats", "1", "--modes", "stream,device"]
     found = bench(
-        "server", "--engine", "transformers,vllm", "--drafter", str(paged_drafter), "--bundle", str(bundle), *options
+        "server",
+        "--engine",
+        "transformers,vllm",
+        "--drafter",
+        str(paged_drafter),
+        "--bundle",
+        str(paged_bundle),
+        *options,
     )
     loads = found["sessions"]["2"]
     assert list(loads) == ["transformers stream", "vllm stream", "transformers device", "vllm device"]

@@ -21,7 +21,6 @@ from moa_runtime.transport import Endpoint, Timing
 from moa_server.plain import decode
 from server.running import Verifier, serving
 from system.asking import ask, chatting, endpoint, ids, own_decoding
-from tiny import make_tiny_bundle
 
 pytestmark = pytest.mark.slow
 
@@ -31,8 +30,8 @@ OPTIONS = {"timing": Timing(first_backoff=0.05)}
 
 
 @pytest.fixture(scope="module")
-def bundle(paged_target: Path, paged_drafter: Path) -> Bundle:
-    return Bundle.open(make_tiny_bundle(paged_target.parent / "bundle", paged_target, paged_drafter, "none"))
+def bundle(paged_bundle: Path) -> Bundle:
+    return Bundle.open(paged_bundle)
 
 
 @pytest.fixture(scope="module")
