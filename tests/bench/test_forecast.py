@@ -26,7 +26,9 @@ from moa_bench.server.figures import figures_of
 from moa_bench.server.measure import Load as Measured
 from moa_runtime.drafters.base import Prices
 from moa_runtime.errors import MoaError
+from moa_runtime.loop_events import Pushed, RoundEnded
 from moa_runtime.session.tree import walk
+from moa_runtime.throughput import Throughput
 
 # -- what steps take -------------------------------------------------------------------------------
 
@@ -157,6 +159,20 @@ def test_a_device_far_away_is_slower_than_the_server_and_auto_knows() -> None:
     assert ms("device", 0.3) > 2 * ms("server", 0.3)
     assert ms("auto", 0.3) == pytest.approx(ms("server", 0.3), rel=0.05)
     assert ms("auto", 0.0) < 1.1 * min(ms("device", 0.0), ms("server", 0.0)) < ms("stream", 0.0)
+
+
+@pytest.mark.parametrize("mode", ["device", "server", "auto"])
+def test_controllers_hear_how_many_share_the_target(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: set[int] = set()
+    observe = Throughput.observe
+
+    def listen(self: Throughput, outcome: RoundEnded | Pushed) -> None:
+        heard.add(outcome.sharing)
+        observe(self, outcome)
+
+    monkeypatch.setattr(Throughput, "observe", listen)
+    closed(TIMES, DRAFTS, [Question(10, 50)], mode, 3, 5.0, 0)
+    assert max(heard) == 3
 
 
 # -- validation ------------------------------------------------------------------------------------

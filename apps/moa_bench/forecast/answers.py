@@ -47,8 +47,13 @@ class Verifier:
     """
 
     replica: Replica
-    known: Throughput = field(default_factory=Throughput)
+    known: Throughput = field(default_factory=lambda: Throughput(shared_steps=True))
     trips: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def sharing(self) -> int:
+        """Conversations that share the target, as a verdict tells."""
+        return max(1, self.replica.serving)
 
     def asks(self, sequence: int) -> bool:
         """Whether a client is asked to draft."""
@@ -121,7 +126,7 @@ class _Writing:
         began, job = self._env.now, Job(self._sequence, self._prefix, _GREEDY)
         yield self._verifier.replica.run(job)
         waited_s = self._env.now - began + self._trip_s
-        controller.observe(RoundEnded(self._prompt, 0, 0, 0, (), 0.0, waited_s, job.seconds))
+        controller.observe(RoundEnded(self._prompt, 0, 0, 0, (), 0.0, waited_s, job.seconds, self._verifier.sharing))
         self._arrived(1)
 
     def stream(self) -> Process:
@@ -151,12 +156,11 @@ class _Writing:
             draft_s = yield self._verifier.replica.draft(shape)
         began = self._env.now
         job, drafted = yield from self._verified(shape)
-        accepted = len(job.path)
-        self._server.sharing = max(1, self._verifier.replica.serving)
-        self._server.observe(_round(shape, drafted, accepted, draft_s, self._env.now - began, job.seconds))
+        accepted, sharing = len(job.path), self._verifier.sharing
+        self._server.observe(_round(shape, drafted, accepted, draft_s, self._env.now - began, job.seconds, sharing))
         self._verifier.known = self._server
         since_s = self._env.now - before
-        controller.observe(Pushed(drafted, accepted, since_s, job.seconds))
+        controller.observe(Pushed(drafted, accepted, since_s, job.seconds, sharing))
         placement.pushed(accepted + 1, since_s, draft_s + controller.token_s * drafted)
         self._arrived(accepted + 1)
         if placement.wants_trial:
@@ -170,7 +174,7 @@ class _Writing:
         began = self._env.now
         job, drafted = yield from self._verified(shape)
         accepted, waited_s = len(job.path), self._env.now - began + self._trip_s
-        outcome = _round(shape, drafted, accepted, draft_s, waited_s, job.seconds)
+        outcome = _round(shape, drafted, accepted, draft_s, waited_s, job.seconds, self._verifier.sharing)
         controller.observe(outcome)
         placement.round_ended(outcome, accepted + 1)
         self._arrived(accepted + 1)
@@ -180,7 +184,8 @@ class _Writing:
         shape = self._shape(controller)
         draft_s = self._device.seconds(len(shape.steps), sum(shape.steps))
         waited_s = placement.round_s + controller.token_s * shape.nodes
-        outcome = _round(shape, shape.nodes, shape.draw(self._task, self._draws), draft_s, waited_s, None)
+        accepted, sharing = shape.draw(self._task, self._draws), self._verifier.sharing
+        outcome = _round(shape, shape.nodes, accepted, draft_s, waited_s, None, sharing)
         controller.observe(outcome)
         placement.tried(outcome)
 
@@ -215,7 +220,7 @@ class _Writing:
 
 
 def _round(
-    shape: Shape, drafted: int, accepted: int, draft_s: float, waited_s: float, compute_s: float | None
+    shape: Shape, drafted: int, accepted: int, draft_s: float, waited_s: float, compute_s: float | None, sharing: int
 ) -> RoundEnded:
     depth = max(shape.depth, accepted)
-    return RoundEnded(0, drafted, depth, accepted, shape.steps, draft_s, waited_s, compute_s)
+    return RoundEnded(0, drafted, depth, accepted, shape.steps, draft_s, waited_s, compute_s, sharing)

@@ -37,7 +37,7 @@ class SimulatedServer:
 
     def __init__(self, engine: Engine, times: Callable[[], Times], drafter: Drafter | None, seed: int) -> None:
         self.sent: deque[tuple[float, bytes]] = deque()
-        self._times, self._drafter, self._controller = times, drafter, Throughput()
+        self._times, self._drafter, self._controller = times, drafter, Throughput(shared_steps=True)
         self._engine, self._sequence = BlockingEngine(engine), new_sequence()
         limits = Limits(max_context=engine.max_context, trees=engine.capabilities.trees)
         self._session = ServerSession(limits, engine.vocab_size, engine.stop_tokens)
