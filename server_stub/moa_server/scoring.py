@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+from torch import Tensor
 
 from moa_server.engine import Float32
 from moa_server.rooms import Room
@@ -36,30 +37,30 @@ def log_probabilities(engine: TransformersEngine, prefix: Sequence[int], continu
     scores = np.empty(len(continuation), np.float32)
     if not continuation:
         return scores
-    target_pass = engine.target_pass
-    room = Room(target_pass.room_shape, len(tokens))
     # The last token predicts nothing that is asked for; the last of the prefix predicts the first that is.
-    for start in range(0, len(tokens) - 1, CHUNK):
-        stop = min(start + CHUNK, len(tokens) - 1)
-        hidden, count = target_pass.forward([Piece(room, start, tokens[start:stop])])
-        engine.forwards += count
-        first = max(start, len(prefix) - 1)
+    for start, hidden in _hidden_states(engine, tokens[:-1]):
+        first, stop = max(start, len(prefix) - 1), start + len(hidden)
         if first < stop:
             scores[first + 1 - len(prefix) : stop + 1 - len(prefix)] = _chosen(
-                target_pass.logits(hidden[first - start :]).cpu().numpy(), tokens[first + 1 : stop + 1]
+                engine.target_pass.logits(hidden[first - start :]).cpu().numpy(), tokens[first + 1 : stop + 1]
             )
     return scores
 
 
 def next_logits(engine: TransformersEngine, text: Sequence[int]) -> Float32:
     """What the target makes of a text: ``[vocab_size]`` behind its last token; at least one token."""
-    target_pass = engine.target_pass
-    room = Room(target_pass.room_shape, len(text))
-    for start in range(0, len(text), CHUNK):
-        hidden, count = target_pass.forward([Piece(room, start, text[start : start + CHUNK])])
-        engine.forwards += count
-    logits: Float32 = target_pass.logits(hidden[-1:])[0].float().cpu().numpy()
+    *_, (_, hidden) = _hidden_states(engine, text)
+    logits: Float32 = engine.target_pass.logits(hidden[-1:])[0].float().cpu().numpy()
     return logits
+
+
+def _hidden_states(engine: TransformersEngine, text: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+    """The target's last hidden states of a text, chunk by chunk: position of the first one, and ``[n, hidden]``."""
+    room = Room(engine.target_pass.room_shape, len(text))
+    for start in range(0, len(text), CHUNK):
+        hidden, count = engine.target_pass.forward([Piece(room, start, text[start : start + CHUNK])])
+        engine.forwards += count
+        yield start, hidden
 
 
 def _chosen(logits: Float32, tokens: Sequence[int]) -> Float32:

@@ -24,7 +24,7 @@ from moa_runtime.session.sampling import Sampling
 from moa_server.target_settings import EngineError
 from moa_server.vllm_engine.choices import Choices
 from moa_server.vllm_engine.layout import PagedCaches, PagedLayer
-from moa_server.vllm_engine.limits import BLOCK, MOST_DRAFTED, SPARE
+from moa_server.vllm_engine.limits import BLOCK, MOST_DRAFTED, SPARE, block_bytes, refused
 from moa_server.vllm_engine.parking import ParkingScheduler
 from moa_server.vllm_engine.proposer import NoProposals
 
@@ -60,7 +60,7 @@ class Core:
         try:
             self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         except (ValueError, RuntimeError, NotImplementedError, KeyError, ImportError) as error:
-            raise _refused(target, error) from error
+            raise refused(target, error) from error
         self._scheduler: ParkingScheduler = self._core.scheduler
         groups = self._scheduler.kv_cache_config.kv_cache_groups
         if len(groups) != 1 or groups[0].kv_cache_spec.block_size != BLOCK:
@@ -156,7 +156,6 @@ class Core:
 def _config(target: TargetFacts, dtype: torch.dtype, max_context: int, blocks: int, sequences: int) -> VllmConfig:
     cpu = current_platform.is_cpu()
     pool = blocks + 1  # vLLM keeps one for nothing
-    token_bytes = key_value_size(target.config) * target.config.num_hidden_layers * dtype.itemsize
     try:
         return EngineArgs(
             model=str(target.folder),
@@ -169,7 +168,7 @@ def _config(target: TargetFacts, dtype: torch.dtype, max_context: int, blocks: i
             max_num_batched_tokens=max(_STEP_TOKENS, sequences),
             block_size=BLOCK,
             num_gpu_blocks_override=pool,
-            kv_cache_memory_bytes=pool * BLOCK * token_bytes,
+            kv_cache_memory_bytes=pool * block_bytes(target, dtype),
             enable_prefix_caching=True,
             enforce_eager=cpu,
             async_scheduling=False,
@@ -183,9 +182,4 @@ def _config(target: TargetFacts, dtype: torch.dtype, max_context: int, blocks: i
             },
         ).create_engine_config()
     except ValueError as error:
-        raise _refused(target, error) from error
-
-
-def _refused(target: TargetFacts, error: Exception) -> EngineError:
-    why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return EngineError(f"vLLM cannot run the target in {target.folder} here: {why}; --engine transformers may")
+        raise refused(target, error) from error

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
-from moa_drafter.config import key_value_size
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
 from moa_drafter.states import Reads
@@ -25,7 +24,7 @@ from moa_server.rooms import rounded_up
 from moa_server.scheduler import MOST_SEQUENCES
 from moa_server.target_settings import EngineError, context_of, dtype_of
 from moa_server.vllm_engine.core import Core
-from moa_server.vllm_engine.limits import BLOCK, MOST_DRAFTED, SPARE
+from moa_server.vllm_engine.limits import BLOCK, MOST_DRAFTED, SPARE, block_bytes, pool_blocks
 from moa_server.vllm_engine.sequences import HeldSequences, Move
 from moa_server.vllm_engine.work import Work
 
@@ -85,8 +84,7 @@ class VllmEngine:
         if drafter is not None and (note := check_fit(drafter.config, target)):
             _log.warning(note)
         self._dtype, self._device = dtype_of(dtype, torch.device(device)), torch.device(device)
-        self._token_bytes = key_value_size(target.config) * target.config.num_hidden_layers * self._dtype.itemsize
-        blocks = rounded_up(max(cache_tokens, self.max_context + MOST_DRAFTED), BLOCK) // BLOCK
+        self._block_bytes, blocks = block_bytes(target, self._dtype), pool_blocks(cache_tokens, self.max_context)
         self._sequences = HeldSequences()
         self._worker = ThreadPoolExecutor(1, "target")
         try:
@@ -129,7 +127,8 @@ class VllmEngine:
     def facts(self) -> EngineFacts:
         """What :mod:`moa_server.doctor` tells of it."""
         dtype = str(self._dtype).removeprefix("torch.")
-        return EngineFacts(dtype, self._device.type, self._core.batch_invariant, self._token_bytes * self.cache_use[1])
+        size = self._block_bytes * self._core.blocks
+        return EngineFacts(dtype, self._device.type, self._core.batch_invariant, size)
 
     @property
     def cache_use(self) -> tuple[int, int]:

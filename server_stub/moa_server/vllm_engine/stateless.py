@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from vllm import LLM, SamplingParams, TokensPrompt
 
-from moa_drafter.config import key_value_size
 from moa_drafter.target import TargetFacts, target_facts
 from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
 from moa_runtime.sequences import common_length
@@ -23,11 +22,10 @@ from moa_runtime.session.handshake import Fingerprints
 from moa_runtime.session.sampling import Sampling
 from moa_server.engine import Capabilities, EngineFacts, Float32, Outcome, StepRequest
 from moa_server.requests import check_chain, check_request
-from moa_server.rooms import rounded_up
 from moa_server.sampling import choose
 from moa_server.scheduler import MOST_SEQUENCES
-from moa_server.target_settings import EngineError, context_of, dtype_of
-from moa_server.vllm_engine.limits import BLOCK, MOST_DRAFTED, SPARE
+from moa_server.target_settings import context_of, dtype_of
+from moa_server.vllm_engine.limits import BLOCK, MOST_DRAFTED, SPARE, block_bytes, pool_blocks, refused
 
 
 class StatelessVllmEngine:
@@ -58,10 +56,9 @@ class StatelessVllmEngine:
         self.max_context = context_of(target, max_context, spare=SPARE)
         self.forwards = 0
         self._texts: dict[int, list[int]] = {}
-        self._bound = rounded_up(max(cache_tokens, self.max_context + MOST_DRAFTED), BLOCK)
-        kind = dtype_of(dtype, torch.device(device))
-        bytes_ = key_value_size(target.config) * target.config.num_hidden_layers * kind.itemsize * self._bound
-        self.facts = EngineFacts(str(kind).removeprefix("torch."), torch.device(device).type, False, bytes_)
+        kind, blocks = dtype_of(dtype, torch.device(device)), pool_blocks(cache_tokens, self.max_context)
+        size, self._bound = block_bytes(target, kind), blocks * BLOCK
+        self.facts = EngineFacts(str(kind).removeprefix("torch."), torch.device(device).type, False, blocks * size)
         self._worker = ThreadPoolExecutor(1, "target")
         settings = {
             "dtype": self.facts.dtype,
@@ -70,7 +67,7 @@ class StatelessVllmEngine:
             "max_model_len": self.max_context + SPARE,
             "max_num_seqs": MOST_SEQUENCES + 1,
             "block_size": BLOCK,
-            "kv_cache_memory_bytes": bytes_ + bytes_ * BLOCK // self._bound,
+            "kv_cache_memory_bytes": (blocks + 1) * size,  # vLLM keeps one for nothing
             "enable_prefix_caching": True,
             "enforce_eager": self.facts.device == "cpu",
             "max_logprobs": -1,
@@ -80,8 +77,7 @@ class StatelessVllmEngine:
             self._llm = self._worker.submit(lambda: LLM(str(target.folder), **settings)).result()
         except (ValueError, RuntimeError, TypeError, NotImplementedError) as error:
             self._worker.shutdown()
-            why = str(error).splitlines()[0]
-            raise EngineError(f"vLLM cannot run the target in {target.folder} here: {why}") from error
+            raise refused(target, error) from error
 
     @classmethod
     def load(cls, target_name: str, **settings: Any) -> StatelessVllmEngine:
