@@ -578,6 +578,26 @@ def test_a_prompt_that_comes_twice_is_answered_once() -> None:
     assert isinstance(refused, wire.ServerMessage) and "another Prompt of the same epoch" in refused.fault.text
 
 
+def test_a_refusal_that_comes_late_is_not_that_of_the_next_question() -> None:
+    """A Prompt that was sent again is refused twice, and the client may have asked something else between the two."""
+    pair = Pair()
+    pair.connect()
+    pair.settle()
+    pair.client.prompt([1] * LIMITS.max_context, GREEDY)
+    pair.flush()
+    pair.up.append(pair.up[0])
+    pair.deliver_up()
+    pair.deliver_up()
+    pair.deliver_down()
+    assert [event.code for event in pair.events if isinstance(event, Faulted)] == ["CONTEXT_FULL"]
+    pair.events.clear()
+    pair.client.cancel()
+    pair.client.prompt(PROMPT, GREEDY)
+    pair.settle()
+    assert not any(isinstance(event, Faulted) for event in pair.events)
+    assert pair.client.committed == [*PROMPT, choice(PROMPT)]
+
+
 def test_what_was_decided_while_the_link_broke_comes_with_the_welcome() -> None:
     pair = asked()
     pair.write(2, right=True)

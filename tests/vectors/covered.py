@@ -10,7 +10,7 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from vectors.recording import CALLS, SETTINGS, Step
 
 _RESUMES = ("idle", "cancels", "proposes", "fetches", "held", "replays", "keeps and prompts", "prompts")
-_STALE = ("verdict", "standing", "rows")
+_STALE = ("verdict", "standing", "fault", "rows")
 EVENTS = (
     "Welcomed",
     "Echoed",
@@ -100,7 +100,7 @@ def _of_message(message: dict[str, Any], before: dict[str, Any], after: dict[str
     if "bytes" in message:
         yield "no message"
     for kind in _STALE:
-        older = kind in message and int(message[kind].get("epoch", 0)) < int(before["epoch"])
+        older = kind in message and 0 < int(message[kind].get("epoch", 0)) < int(before["epoch"])
         # Older rows hold where nothing was cut.
         if older and (kind != "rows" or before["rows"] == after["rows"]):
             yield f"stale {kind}"

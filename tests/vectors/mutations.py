@@ -48,6 +48,7 @@ MUTATIONS = (
     Mutation("session/exchange", "else min(most, self.limits.max_draft_tokens)", "else most"),
     Mutation("session/exchange", "if tree is not None and self.limits.trees:", "if tree is not None:"),
     Mutation("session/incoming", "getattr(message, event).epoch != epoch", "getattr(message, event).epoch < epoch"),
+    Mutation("session/incoming", "message.fault.epoch not in (0, epoch)", "False"),
     Mutation("session/exchange", "if not new or (behind and self._supplied):", "if not new:"),
     Mutation("session/exchange", "max(0, verdict.accepted - behind)", "verdict.accepted"),
     Mutation("session/exchange", "ours = 0", "ours = accepted"),

@@ -30,6 +30,14 @@ def refused(message: wire.ClientMessage) -> wire.ServerMessage:
     return fault(wire.FAULT_CODE_PROTOCOL, f"a {event or 'empty'} event cannot follow the Hello of a connection")
 
 
+def about(message: wire.ClientMessage, said: wire.ServerMessage) -> wire.ServerMessage:
+    """What answers the frame; a fault has its epoch, since one that comes late would be taken for one of the next."""
+    frame = getattr(message, message.WhichOneof("event") or "", None)
+    if said.HasField("fault") and isinstance(frame, wire.Prompt | wire.Draft | wire.Credit | wire.Cancel):
+        said.fault.epoch = frame.epoch
+    return said
+
+
 def prompt_problem(prompt: wire.Prompt, limits: Limits, vocab_size: int) -> wire.ServerMessage | None:
     """A Prompt that cannot be answered wherever the conversation is."""
     end = prompt.base_len + len(prompt.tokens)

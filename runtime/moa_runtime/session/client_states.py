@@ -171,7 +171,7 @@ class Heard(enum.Enum):
     WELCOME = "Welcome"
     VERDICT = "Verdict"
     STANDING = "Standing"
-    STALE = "Verdict or Standing of another epoch"
+    STALE = "Verdict, Standing or Fault of another epoch"
     ROWS = "MemoryRows"
     PONG = "Pong"
     OUT_OF_SYNC = "Fault OUT_OF_SYNC"

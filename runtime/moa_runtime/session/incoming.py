@@ -66,6 +66,8 @@ def heard_of(message: wire.ServerMessage, epoch: int) -> Heard:
     event = str(message.WhichOneof("event"))
     if event in ("verdict", "standing") and getattr(message, event).epoch != epoch:
         return Heard.STALE
+    if event == "fault" and message.fault.epoch not in (0, epoch):
+        return Heard.STALE
     if event == "fault" and message.fault.code == wire.FAULT_CODE_OUT_OF_SYNC:
         return Heard.OUT_OF_SYNC
     return _HEARD[event]

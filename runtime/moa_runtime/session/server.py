@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moa_runtime.session.checks import draft_problem, no_answer, prompt_problem, refused, unreached
+from moa_runtime.session.checks import about, draft_problem, no_answer, prompt_problem, refused, unreached
 from moa_runtime.session.greeting import goes_on, marks_known, welcome_of
 from moa_runtime.session.handshake import Limits
 from moa_runtime.session.rows_behind import RowsBehind
@@ -82,7 +82,8 @@ class ServerSession(ServerState):
         self._stands = False
         heard = self.heard(message)
         problem = self._problem(message) if heard in CHECKED else None
-        return self._do(FRAMES[heard][self.state].does, message) if problem is None else problem
+        said = self._do(FRAMES[heard][self.state].does, message) if problem is None else problem
+        return about(message, said) if isinstance(said, wire.ServerMessage) else said
 
     # -- what the engine did -------------------------------------------------------------------
 

@@ -104,7 +104,7 @@ export const CALLS: { readonly [call in Call]: Rule } = {
   },
 };
 
-/** What a frame from the server says. `stale`: a Verdict or Standing of another epoch. */
+/** What a frame from the server says. `stale`: a Verdict, Standing or Fault of another epoch. */
 export type Heard = "welcome" | "verdict" | "standing" | "stale" | "rows" | "pong" | "outOfSync" | "fault";
 
 /** What comes of a frame. */

@@ -75,6 +75,7 @@ export function heardOf({ event }: ServerMessage, epoch: bigint): Heard {
     case "standing":
       return event.value.epoch === epoch ? event.case : "stale";
     case "fault":
+      if (event.value.epoch !== 0n && event.value.epoch !== epoch) return "stale";
       return event.value.code === FaultCode.OUT_OF_SYNC ? "outOfSync" : "fault";
     case undefined:
       throw new BrokenFrameError("the server sent an event this version does not know");

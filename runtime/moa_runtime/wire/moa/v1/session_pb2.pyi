@@ -362,13 +362,15 @@ class MemoryRows(_message.Message):
     def __init__(self, start: _Optional[int] = ..., count: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., encoding: _Optional[_Union[RowEncoding, str]] = ..., data: _Optional[bytes] = ..., scales: _Optional[bytes] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Fault(_message.Message):
-    __slots__ = ("code", "text", "retry_after_ms", "committed_length")
+    __slots__ = ("code", "text", "retry_after_ms", "committed_length", "epoch")
     CODE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     code: FaultCode
     text: str
     retry_after_ms: int
     committed_length: int
-    def __init__(self, code: _Optional[_Union[FaultCode, str]] = ..., text: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., committed_length: _Optional[int] = ...) -> None: ...
+    epoch: int
+    def __init__(self, code: _Optional[_Union[FaultCode, str]] = ..., text: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., committed_length: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
