@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import IO, Any
 
 from moa_runtime.errors import MoaError
 from moa_runtime.paths import free_name
+from moa_runtime.private_file import open_private, replace_private
 
 if sys.platform == "win32":
     import msvcrt
@@ -41,7 +40,7 @@ class ChatStore:
             raise StoreError(f"a chat is kept in a file, and {self.path} is a folder: name a file in it")
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = _private(self.path.with_name(f"{self.path.name}.lock"))
+            self._lock = open_private(self.path.with_name(f"{self.path.name}.lock"))
         except OSError as error:
             raise StoreError(f"the chat cannot be kept in {self.path}: {error.strerror}") from error
         try:
@@ -73,16 +72,8 @@ class ChatStore:
         Raises:
             StoreError: it cannot be written; what was there stays.
         """
-        # One name, so that programs that were killed leave one such file at most.
-        unfinished = self.path.with_name(f"{self.path.name}.new")
         try:
-            with _private(unfinished) as file:
-                file.truncate()
-                file.write(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode())
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(self.path)
-            _sync_folder(self.path.parent)
+            replace_private(self.path, [json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()])
         except OSError as error:
             raise StoreError(f"the chat cannot be written to {self.path}: {error.strerror}") from error
 
@@ -103,33 +94,9 @@ class ChatStore:
         self._lock.close()
 
 
-def _private(path: Path) -> IO[bytes]:
-    """Open for writing a file that only its user can read, without truncating it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
-    try:
-        if hasattr(os, "fchmod"):
-            os.fchmod(descriptor, 0o600)  # of one that was there already
-        return os.fdopen(descriptor, "r+b")
-    except BaseException:
-        os.close(descriptor)
-        raise
-
-
 def _take(lock: IO[bytes]) -> None:
     """Raises OSError where somebody else has it."""
     if sys.platform == "win32":
         msvcrt.locking(lock.fileno(), msvcrt.LK_NBLCK, 1)
     else:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _sync_folder(folder: Path) -> None:
-    """The new name reaches the disk too, where the system can promise that."""
-    if sys.platform == "win32":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some file systems cannot
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
