@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from moa_runtime.sequences import common_length
 
@@ -67,6 +68,12 @@ class NgramIndex:
                 followers = [self._text[place] for place, length in lengths.items() if length == longest]
                 return Match(longest, _probabilities(followers))
         return None
+
+    def continuations(self, run: Sequence[int], *, most: int, length: int) -> list[list[int]]:
+        """What followed a run of at most five tokens, up to ``length`` tokens each and to the end of a turn: that of
+        the latest occurrences, ``most`` of them."""
+        found = (self._text[place : place + length] for place in self._places.get(tuple(run), [])[-most:])
+        return [list(takewhile(lambda token: token not in self._stop_tokens, one)) for one in found]
 
     def _length(self, tokens: Sequence[int], place: int, length: int) -> int:
         """How many tokens before ``place`` are the last of ``tokens``, at most :data:`LONGEST_SUFFIX`; at least
