@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from moa_bench.questions import Question
 from moa_runtime.backends.load import load_backend, load_writer
 from moa_runtime.bundle import Bundle, Fingerprints
+from moa_runtime.datastore.reader import Datastore
+from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.for_bundle import drafter_for, writer_for
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.tokenizer import ChatTokenizer
@@ -26,16 +28,18 @@ class Device:
 
     fingerprints: Fingerprints
     tokenizer: ChatTokenizer
-    new_drafter: Callable[[], MoaDrafter]
+    new_drafter: Callable[[], Drafter]
     stop_tokens: tuple[int, ...]
     new_writer: Callable[[], MoaDrafter] | None = None
 
 
-def device_of(bundle: Bundle, backend_name: str | None = None, *, ngrams: bool = True) -> Device:
+def device_of(
+    bundle: Bundle, backend_name: str | None = None, *, ngrams: bool = True, datastore: Datastore | None = None
+) -> Device:
     """What drafts with ``bundle`` on the backend of that name, or on the first it has a graph for.
 
     Args:
-        ngrams: see :func:`moa_runtime.drafters.for_bundle.drafter_for`.
+        ngrams, datastore: see :func:`moa_runtime.drafters.for_bundle.drafter_for`.
 
     Raises:
         MoaError: the bundle's graph or tokenizer cannot be loaded.
@@ -45,7 +49,7 @@ def device_of(bundle: Bundle, backend_name: str | None = None, *, ngrams: bool =
         manifest.fingerprints,
         ChatTokenizer.from_bundle(bundle),
         # The graph is shared; each conversation has caches of its own.
-        lambda: drafter_for(manifest, backend, ngrams=ngrams),
+        lambda: drafter_for(manifest, backend, ngrams=ngrams, datastore=datastore),
         manifest.stop_tokens,
         None if writer is None else lambda: writer_for(manifest, writer),
     )

@@ -15,15 +15,17 @@ from typing import Any
 
 from moa_runtime.answer import ChatEvent, Origin
 from moa_runtime.backends.base import Backend
-from moa_runtime.backends.load import load_backend, load_writer
+from moa_runtime.backends.load import load_writer
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat_checks import ChatChecks
 from moa_runtime.chat_keeper import ChatKeeper
 from moa_runtime.chat_state import ChatState
 from moa_runtime.control import Controller
 from moa_runtime.conversation import Conversation
+from moa_runtime.datastore.reader import Datastore
+from moa_runtime.drafter_names import DrafterName
 from moa_runtime.drafters.base import Drafter
-from moa_runtime.drafters.for_bundle import drafter_for, writer_for
+from moa_runtime.drafters.for_bundle import backend_for, drafter_for, writer_for
 from moa_runtime.errors import ChatError, ContextFullError
 from moa_runtime.loop import DraftingLoop
 from moa_runtime.loop_settings import LoopSettings
@@ -70,8 +72,8 @@ class Chat(ChatChecks):
     ) -> None:
         tokenizer, manifest = ChatTokenizer.from_bundle(bundle, raw=raw), bundle.manifest
         prints = manifest.fingerprints
-        # Without a drafter nobody would read the memory rows, and they are most of what a verdict weighs.
-        rows = wire.ROW_ENCODING_INT8 if drafter else wire.ROW_ENCODING_UNSPECIFIED
+        # Where nobody reads the memory rows they are not sent: they are most of what a verdict weighs.
+        rows = wire.ROW_ENCODING_INT8 if drafter and drafter.needs_rows else wire.ROW_ENCODING_UNSPECIFIED
         options: dict[str, Any] = {
             "stop_tokens": manifest.stop_tokens,
             "row_encoding": rows,
@@ -100,10 +102,12 @@ class Chat(ChatChecks):
         bundle: Bundle,
         endpoint: Endpoint,
         *,
+        drafter: DrafterName = "moa",
         backend: str | Backend | None = None,
         writer: Backend | None = None,
         threads: int = 2,
         ngrams: bool = True,
+        datastore: Datastore | None = None,
         controller: Controller | None = None,
         policy: Policy = Policy.ROLLBACK,
         settings: LoopSettings | None = None,
@@ -117,12 +121,14 @@ class Chat(ChatChecks):
         """Load the bundle's drafter and open the first connection.
 
         Args:
+            drafter: which one, see :data:`moa_runtime.drafter_names.DRAFTERS`.
             backend: a key of :data:`moa_runtime.backends.load.BACKENDS`; the first that the bundle has a graph for
                 when omitted. Or one that is loaded, for several chats a
-                :class:`~moa_runtime.backends.shared.SharedBackend`.
+                :class:`~moa_runtime.backends.shared.SharedBackend`. Without use where the drafter has no graph.
             writer: the bundle's, for several chats a shared one; otherwise it is loaded when it is first needed.
             threads: of a backend that is to be loaded.
             ngrams: also copy from the conversation, see :func:`moa_runtime.drafters.for_bundle.drafter_for`.
+            datastore: and from earlier texts. The verifier is sent parts of them as drafts.
             system: a message at the beginning of a new conversation.
             timeline: gets what the device does and when, see :class:`moa_runtime.driver.Driver`.
             store: a file to keep the conversation in. The one that is there goes on, an answer that was under way
@@ -136,12 +142,12 @@ class Chat(ChatChecks):
             MoaError: the verifier serves another target, tokenizer or drafter than the bundle's.
         """
         if backend is None or isinstance(backend, str):
-            backend = load_backend(bundle, backend, threads=threads)
+            backend = backend_for(bundle, drafter, backend, threads=threads)
         writer = writer or load_writer(bundle, threads=threads)
         chat = cls(
             bundle,
             endpoint,
-            drafter=drafter_for(bundle.manifest, backend, ngrams=ngrams),
+            drafter=drafter_for(bundle.manifest, backend, drafter, ngrams=ngrams, datastore=datastore),
             writer=writer_for(bundle.manifest, writer) if writer else None,
             controller=controller,
             policy=policy,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import random
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
 from drafted import draft_of
+from moa_runtime.datastore.reader import Datastore
+from moa_runtime.datastore.writer import write_datastore
 from moa_runtime.drafters.base import Budget, DraftToken, Prices
 from moa_runtime.drafters.mixture import WEIGHTS, WORTH_COPYING, NgramMixture
 from moa_runtime.drafters.ngram import Match, NgramIndex
@@ -219,3 +222,36 @@ def test_copies_in_a_row_go_beyond_the_reach_a_single_one_does_not() -> None:
 def test_weights_are_checked(weights) -> None:
     with pytest.raises(ValueError, match="expected weights above 0 and below 1, the first for a length of 1"):
         NgramMixture(weights=weights)
+
+
+# -- a datastore beside the conversation -------------------------------------------------------------
+
+
+def test_the_longer_memory_counts(tmp_path: Path) -> None:
+    """The datastore where it has more weight than the conversation, whose own words are surer at equal lengths."""
+    write_datastore(tmp_path / "texts", [[1, 2, 3, 4, 5, 9], [1, 2, 3, 4, 5, 9]], "t")
+    store = Datastore.open(tmp_path / "texts", "t")
+
+    def copied_from_both(conversation: list[int], path: list[int]) -> tuple[int, float] | None:
+        mixture = NgramMixture([0], datastore=store)
+        mixture.confirm(conversation)
+        copy = mixture.copy(path)
+        return None if copy is None else (copy.token, round(math.exp(copy.logprob), 3))
+
+    text = [1, 2, 3, 4, 5]
+    assert copied_from_both([], text[:0]) is None
+    assert copied_from_both([7, 7, 7], text[2:]) is None  # three tokens of another text say nothing
+    assert copied_from_both([7, 7, 7], text) == (9, 0.26)
+    assert copied_from_both([7, 5, 8, 7], text) == (9, 0.26)  # five tokens there, one here
+    assert copied_from_both([4, 5, 8, 7], text) == (8, WEIGHTS[2])  # two here have more weight
+    assert copied_from_both([*text, 8], text) == (8, WEIGHTS[5])
+    mixture = NgramMixture(datastore=store)
+    mixed = mixture.mix([DraftToken(6, math.log(0.5)), DraftToken(9, math.log(0.25))], text)
+    assert [candidate.token for candidate in mixed] == [9, 6]
+    assert math.exp(mixed[0].logprob) == pytest.approx(0.74 * 0.25 + 0.26)
+
+
+def test_the_end_of_a_turn_is_not_copied_from_a_datastore_either(tmp_path: Path) -> None:
+    write_datastore(tmp_path / "texts", [[1, 2, 3, 4, 0]], "t")
+    mixture = NgramMixture([0], datastore=Datastore.open(tmp_path / "texts", "t"))
+    assert mixture.copy([1, 2, 3, 4]) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -79,6 +80,11 @@ class Datastore:
         behind = min(len(run), LONGEST_RUN)
         chosen = [found[int(at * step)] for at in range(min(most, len(found)))]
         return [self._document(int(self._places[at]) + behind, length) for at in chosen]
+
+    def followers(self, run: Sequence[int], *, most: int) -> dict[int, float]:
+        """The tokens that followed a run, each with its share among ``most`` occurrences; none where nothing did."""
+        tokens = [token for one in self.continuations(run, most=most, length=1) for token in one]
+        return {token: times / len(tokens) for token, times in Counter(tokens).items()}
 
     def _document(self, place: int, length: int) -> list[int]:
         tokens: list[int] = self._tokens[place : place + length].tolist()

@@ -3,20 +3,50 @@
 from __future__ import annotations
 
 from moa_runtime.backends.base import Backend
-from moa_runtime.bundle import Manifest
+from moa_runtime.backends.load import load_backend
+from moa_runtime.bundle import Bundle, Manifest
+from moa_runtime.datastore.reader import Datastore
+from moa_runtime.drafter_names import DRAFTERS, DrafterName
+from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.sssd import SssdDrafter
 from moa_runtime.manners import Manners
 
 
-def drafter_for(manifest: Manifest, backend: Backend, *, ngrams: bool = True) -> MoaDrafter:
-    """A drafter for one conversation; ``backend``, a bundle's graph, may be shared by several.
+def backend_for(
+    bundle: Bundle, name: DrafterName = "moa", backend: str | None = None, *, threads: int = 2
+) -> Backend | None:
+    """The graph that a drafter computes; None for one without.
 
     Args:
-        ngrams: mix what the graph expects with what the conversation says already, see
+        backend: see :func:`moa_runtime.backends.load.load_backend`.
+
+    Raises:
+        MoaError: see there.
+    """
+    return load_backend(bundle, backend, threads=threads) if DRAFTERS[name].has_graph else None
+
+
+def drafter_for(
+    manifest: Manifest,
+    backend: Backend | None,
+    name: DrafterName = "moa",
+    *,
+    ngrams: bool = True,
+    datastore: Datastore | None = None,
+) -> Drafter:
+    """A drafter for one conversation; ``backend``, see :func:`backend_for`, and ``datastore`` may be shared by several.
+
+    Args:
+        name: which one, see :data:`moa_runtime.drafter_names.DRAFTERS`.
+        ngrams: mix what the graph expects with what the conversation and the datastore say already, see
             :class:`moa_runtime.drafters.mixture.NgramMixture`.
     """
-    mixture = NgramMixture(manifest.stop_tokens) if ngrams else None
+    if name == "sssd":
+        return SssdDrafter(manifest.stop_tokens, datastore)
+    assert backend is not None
+    mixture = NgramMixture(manifest.stop_tokens, datastore=datastore) if ngrams else None
     return MoaDrafter(
         backend,
         max_context=manifest.max_context,

@@ -1,7 +1,8 @@
 """A drafter's candidates mixed with what followed the same words before: a cache language model (Kuhn, De Mori 1990).
 
 A small drafter knows the language and hardly the conversation; an n-gram index knows nothing but the conversation.
-What a target copies from its prompt, or says again, the index gets right where the drafter does not.
+What a target copies from its prompt, or says again, the index gets right where the drafter does not. A datastore knows
+what was said in earlier conversations.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from moa_runtime.datastore.reader import Datastore
 from moa_runtime.drafters.base import Budget, DraftToken
 from moa_runtime.drafters.luck import NO_LUCK, Luck
 from moa_runtime.drafters.ngram import LONGEST_SUFFIX, NgramIndex
@@ -16,6 +18,13 @@ from moa_runtime.drafters.ngram import LONGEST_SUFFIX, NgramIndex
 #: The index's share of a candidate's probability, for matching suffixes of at least so many tokens. By expectation
 #: maximisation on answers of the default target (docs/log.md); they hardly depend on the depth of a draft.
 WEIGHTS = {1: 0.13, 2: 0.34, 3: 0.46, 4: 0.55, 5: 0.63, 8: 0.77, 16: 0.91}
+#: A datastore's share, likewise: how often a suffix goes on as in another text, times what the weights above are of how
+#: often it does within a text (docs/log.md). Shorter suffixes say nothing that the drafter does not know.
+DATASTORE_WEIGHTS = {4: 0.26, 8: 0.39, 12: 0.6, 16: 0.82}
+_DATASTORE_WEIGHTS = sorted(DATASTORE_WEIGHTS.items(), reverse=True)
+_LEAST_IN_DATASTORE = min(DATASTORE_WEIGHTS)
+_OCCURRENCES = 32
+_NOTHING: tuple[float, Mapping[int, float]] = (0.0, {})
 #: Probability from which a token is worth verifying that took no step: a longer draft costs a target little.
 WORTH_COPYING = 0.1
 _WORTH_COPYING_NATS = math.log(WORTH_COPYING)
@@ -30,10 +39,12 @@ class NgramMixture:
     """Mixes a drafter's candidates with an :class:`~moa_runtime.drafters.ngram.NgramIndex` of the conversation.
 
     With ``w`` the weight for the length of the matching suffix, a candidate's probability becomes ``(1 - w) * drafter
-    + w * index``. A token need not be in the draft vocabulary to be copied.
+    + w * index``. A token need not be in the draft vocabulary to be copied. Where a datastore's suffix has more weight
+    than the conversation's, it is in the index's place.
 
     Args:
         stop_tokens: ids that end a turn; they are not copied.
+        datastore: earlier texts; None, and the conversation is all there is.
         weights: the index's, by the least length of the suffixes they are for; see :data:`WEIGHTS`.
         reach: tokens behind the last one that the target confirmed that are mixed. What is written farther on, when
             the network is away, is the drafter's alone: a text that copies from itself ends in a loop.
@@ -43,11 +54,17 @@ class NgramMixture:
     """
 
     def __init__(
-        self, stop_tokens: Collection[int] = (), *, weights: Mapping[int, float] = WEIGHTS, reach: int = 16
+        self,
+        stop_tokens: Collection[int] = (),
+        *,
+        datastore: Datastore | None = None,
+        weights: Mapping[int, float] = WEIGHTS,
+        reach: int = 16,
     ) -> None:
         if 1 not in weights or not all(0 < weight < 1 for weight in weights.values()):
             raise ValueError(f"expected weights above 0 and below 1, the first for a length of 1, got {weights}")
-        self._index = NgramIndex(stop_tokens)
+        self._index, self._datastore = NgramIndex(stop_tokens), datastore
+        self._stop_tokens = frozenset(stop_tokens)
         self._weights, self._reach = sorted(weights.items(), reverse=True), reach
         self._confirmed = 0
 
@@ -59,12 +76,11 @@ class NgramMixture:
     def mix(self, candidates: list[DraftToken], path: Sequence[int]) -> list[DraftToken]:
         """What may follow ``path``, the whole text up to there, best first; more than ``candidates`` where the index
         has others."""
-        match = self._index.match(path) if self._reaches(path) else None
-        if match is None:
+        weight, followers = self._known(path) if self._reaches(path) else _NOTHING
+        if not followers:
             return candidates
-        weight = self._weight(match.length)
         mixed = {candidate.token: (1 - weight) * math.exp(candidate.logprob) for candidate in candidates}
-        for token, probability in match.probabilities.items():
+        for token, probability in followers.items():
             mixed[token] = mixed.get(token, 0.0) + weight * probability
         ranked = sorted(mixed.items(), key=lambda item: -item[1])
         # exp() of a hopeless candidate may be 0, which has no logarithm.
@@ -90,15 +106,29 @@ class NgramMixture:
             yield copy
 
     def _copy(self, path: Sequence[int], position: int, luck: Luck) -> DraftToken | None:
-        match = self._index.match(path)
-        if match is None:
+        weight, shares = self._known(path)
+        if not shares:
             return None
-        weight = self._weight(match.length)
-        followers = [DraftToken(token, math.log(weight * share)) for token, share in match.probabilities.items()]
+        followers = [DraftToken(token, math.log(weight * share)) for token, share in shares.items()]
         return luck.best(followers, position)
+
+    def _known(self, path: Sequence[int]) -> tuple[float, Mapping[int, float]]:
+        """The tokens that followed the end of ``path`` before, and what that weighs; none where it is new."""
+        match = self._index.match(path)
+        known = _NOTHING if match is None else (_weight(self._weights, match.length), match.probabilities)
+        if self._datastore is None or known[0] >= _DATASTORE_WEIGHTS[0][1]:
+            return known
+        length = self._datastore.longest(path[-LONGEST_SUFFIX:], _LEAST_IN_DATASTORE)
+        if not length or (weight := _weight(_DATASTORE_WEIGHTS, length)) <= known[0]:
+            return known
+        found = self._datastore.followers(path[-length:], most=_OCCURRENCES)
+        followers = {token: share for token, share in found.items() if token not in self._stop_tokens}
+        return (weight, followers) if followers else known
 
     def _reaches(self, path: Sequence[int]) -> bool:
         return len(path) < self._confirmed + self._reach
 
-    def _weight(self, length: int) -> float:
-        return next(weight for least, weight in self._weights if length >= least)
+
+def _weight(weights: Sequence[tuple[int, float]], length: int) -> float:
+    """Of a suffix, by weights for at least so many tokens, the most first."""
+    return next(weight for least, weight in weights if length >= least)
