@@ -7,22 +7,27 @@ import sys
 from collections.abc import Sequence
 
 from moa_export import bundle_commands, export_command
+from moa_export.datastore_command import datastore
 from moa_export.errors import ParityError
 from moa_runtime.errors import MoaError
 
 _EPILOG = """\
-commands for bundles:
+commands:
   moa-export inspect BUNDLE    what it holds, and how it was checked
   moa-export verify BUNDLE     check its files, and compare its graphs with PyTorch again
   moa-export diff A B          what differs between two bundles
   moa-export example BUNDLE    three steps in numbers, to check a port against
+  moa-export datastore FILES   make a datastore of texts that answers may repeat, for moa-chat --datastore
 """
+
+
+_COMMANDS = {**bundle_commands.COMMANDS, "datastore": datastore}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, 2 for bad input, 1 for a check that failed (or bundles that differ)."""
     words = list(sys.argv[1:] if argv is None else argv)
-    command = bundle_commands.COMMANDS.get(words[0]) if words else None
+    command = _COMMANDS.get(words[0]) if words else None
     try:
         if command is not None:
             return command(words[1:])

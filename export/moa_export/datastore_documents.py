@@ -1,0 +1,103 @@
+"""What ``moa-export datastore`` reads: texts, chats and tokens, as documents."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from moa_runtime.datastore.answers import LEAD_TOKENS, answer_encoder
+from moa_runtime.errors import MoaError
+from moa_runtime.tokenizer import ChatTokenizer
+
+#: By the ending of a file's name, in words for messages.
+FORMATS = {
+    ".jsonl": "JSON lines",
+    ".jsonl.gz": "JSON lines",
+    ".json": "a conversation, as /save of moa-chat writes it",
+    ".txt": "text",
+    ".md": "text",
+}
+_EXPECTED = (
+    'expected {"messages": [...]}, {"text": "..."}, {"tokens": [...]}, or {"p": [...], "r": [...]} as moa-train writes'
+)
+
+
+class DocumentsError(MoaError):
+    """A file that holds no documents; the message names it, and the line."""
+
+
+class DocumentReader:
+    """Reads files as documents. Of conversations the assistant's answers are documents, a text is one as it is.
+
+    Args:
+        tokenizer: of the bundle that will draft with them.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer, self._encode_answer = tokenizer, answer_encoder(tokenizer)
+        self._kinds: dict[str, Callable[[dict[str, Any]], Iterator[list[int]]]] = {
+            "messages": self._answers,
+            "text": self._text,
+            "tokens": lambda raw: iter([self._tokens(raw["tokens"])]),
+            "r": lambda raw: iter([[*self._tokens(raw.get("p", []))[-LEAD_TOKENS:], *self._tokens(raw["r"])]]),
+        }
+
+    def read(self, path: Path) -> Iterator[list[int]]:
+        """Token ids of each document of a file.
+
+        Raises:
+            DocumentsError: it cannot be read, or a part of it is no document.
+        """
+        if not path.name.endswith(tuple(FORMATS)):
+            raise DocumentsError(f"{path} has no known ending: expected {', '.join(FORMATS)}")
+        try:
+            opened = gzip.open if path.name.endswith(".gz") else open
+            with opened(path, "rt", encoding="utf-8-sig") as file:
+                if path.suffix in (".txt", ".md"):
+                    yield self._tokenizer.encode(file.read())
+                elif path.suffix == ".json":
+                    yield from self._object(f"{path}", file.read())
+                else:
+                    for number, line in enumerate(file, 1):
+                        if line.strip():
+                            yield from self._object(f"line {number} of {path}", line)
+        except (OSError, EOFError, UnicodeDecodeError) as error:
+            reason = "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else error
+            raise DocumentsError(f"cannot read {path}: {getattr(error, 'strerror', None) or reason}") from error
+
+    def _object(self, where: str, text: str) -> Iterator[list[int]]:
+        try:
+            raw = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise DocumentsError(f"{where} is no JSON: {error}") from error
+        kind = next((name for name in self._kinds if isinstance(raw, dict) and name in raw), None)
+        if kind is None:
+            raise DocumentsError(f"{where} is no document: {_EXPECTED}")
+        try:
+            yield from self._kinds[kind](raw)
+        except (TypeError, KeyError, ValueError) as error:
+            raise DocumentsError(f"{where} is no document: {_EXPECTED}") from error
+
+    def _answers(self, raw: dict[str, Any]) -> Iterator[list[int]]:
+        for message in raw["messages"]:
+            if message["role"] == "assistant":
+                yield self._encode_answer(_string(message["content"]))
+
+    def _text(self, raw: dict[str, Any]) -> Iterator[list[int]]:
+        yield self._tokenizer.encode(_string(raw["text"]))
+
+    def _tokens(self, raw: Any) -> list[int]:
+        """Raises ValueError: no list of the tokenizer's ids."""
+        known = range(self._tokenizer.vocab_size)
+        if not isinstance(raw, list) or not all(type(token) is int and token in known for token in raw):
+            raise ValueError("token ids are whole numbers below the tokenizer's size")
+        return raw
+
+
+def _string(raw: Any) -> str:
+    if not isinstance(raw, str):
+        raise TypeError("a text is a string")
+    return raw
