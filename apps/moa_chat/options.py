@@ -6,7 +6,9 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
+from moa_chat.chats_datastore import datastore_choice_of
 from moa_runtime.draft_length import draft_length_of
+from moa_runtime.drafter_names import DRAFTERS
 from moa_runtime.drafting import DRAFTINGS
 from moa_runtime.errors import MoaError
 from moa_runtime.offline import OFFLINES
@@ -98,6 +100,12 @@ def build_parser() -> argparse.ArgumentParser:
         "(default: %(default)s)",
     )
     drafting.add_argument(
+        "--drafter",
+        choices=DRAFTERS,
+        default=next(iter(DRAFTERS)),
+        help=f"{'; '.join(f'{name}: {kind.help}' for name, kind in DRAFTERS.items())} (default: %(default)s)",
+    )
+    drafting.add_argument(
         "--draft-length",
         type=draft_length_of,
         default="auto",
@@ -109,6 +117,14 @@ def build_parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="copy what the conversation said before where it fits (default: yes)",
+    )
+    drafting.add_argument(
+        "--datastore",
+        type=datastore_choice_of,
+        default="on",
+        metavar="on|off|FILE",
+        help="copy from earlier texts too: on, what this verifier wrote in the window's chats; FILE, what moa-export "
+        "datastore made; off, nothing, and what was made of the chats is deleted (default: %(default)s)",
     )
     drafting.add_argument(
         "--backend", metavar="NAME", help="onnx or coreml (default: the first that the bundle is for)"
@@ -170,6 +186,8 @@ def check_options(options: argparse.Namespace) -> None:
         raise UsageError(f"--top-p must be above 0 and at most 1, not {options.top_p}")
     if options.seed is not None and not 0 <= options.seed < 1 << 64:
         raise UsageError(f"--seed must be between 0 and 2^64 - 1, not {options.seed}")
+    if not DRAFTERS[options.drafter].has_graph and (options.backend or not options.ngrams):
+        raise UsageError(f"--drafter {options.drafter} has no graph, and copies: leave out --backend and --no-ngrams")
     for name in ("once", "system"):
         try:
             (getattr(options, name) or "").encode()

@@ -8,10 +8,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from moa_chat.chats_datastore import DatastoreChoice, datastore_for
 from moa_chat.sampling import sampling_for
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
+from moa_runtime.datastore.reader import Datastore
 from moa_runtime.draft_length import DraftLength
+from moa_runtime.drafter_names import DrafterName
 from moa_runtime.drafting import Drafting
 from moa_runtime.errors import MoaError
 from moa_runtime.loop_settings import LoopSettings
@@ -27,6 +30,7 @@ class Setup:
     """A chat's ingredients. ``seed`` None draws a new one for each answer.
 
     Attributes:
+        datastore: which earlier texts drafts are copied from.
         store: the file that the conversation is kept in, if it is.
         must_store: whether the user named it: the chat is not to go on without.
     """
@@ -34,10 +38,12 @@ class Setup:
     bundle: Bundle
     endpoint: Endpoint
     system: str | None = None
+    drafter: DrafterName = "moa"
     backend: str | None = None
     threads: int = 2
     draft_length: DraftLength = "auto"
     ngrams: bool = True
+    datastore: DatastoreChoice = "on"
     offline_limit: int = 256
     drafting: Drafting = "auto"
     offline: Offline = "writer"
@@ -62,14 +68,20 @@ class Setup:
         """Whether a question that no verifier saw is answered."""
         return self.offline == "writer" and self.bundle.manifest.writer is not None
 
+    def open_datastore(self) -> Datastore | None:
+        """See :func:`moa_chat.chats_datastore.datastore_for`."""
+        return datastore_for(self.datastore, self.bundle, self.server)
+
     async def connect(self, *, wait: bool = True) -> Chat:
         """See :meth:`moa_runtime.chat.Chat.connect`."""
         return await Chat.connect(
             self.bundle,
             self.endpoint,
+            drafter=self.drafter,
             backend=self.backend,
             threads=self.threads,
             ngrams=self.ngrams,
+            datastore=self.open_datastore(),
             controller=controller_for(self.draft_length),
             policy=self.policy,
             settings=LoopSettings(offline_limit=self.offline_limit, drafting=self.drafting, offline=self.offline),
@@ -88,10 +100,12 @@ def setup_for(options: argparse.Namespace, bundle: Bundle, endpoint: Endpoint) -
         bundle,
         endpoint,
         system=options.system,
+        drafter=options.drafter,
         backend=options.backend,
         threads=options.threads,
         draft_length=options.draft_length,
         ngrams=options.ngrams,
+        datastore=options.datastore,
         offline_limit=options.offline_limit,
         drafting=options.drafting,
         offline=options.offline or ("writer" if options.serve is None else "off"),

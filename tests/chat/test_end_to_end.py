@@ -22,6 +22,8 @@ from programs import TOKEN, Running, chat, verifier  # noqa: E402
 from terminal_program import CTRL_C, CTRL_D, TerminalProgram, in_terminal  # noqa: E402
 
 from moa_chat.text import clean  # noqa: E402
+from moa_runtime.bundle import read_manifest  # noqa: E402
+from moa_runtime.datastore.writer import write_datastore  # noqa: E402
 
 QUESTION = "What is the capital of France?"
 
@@ -72,6 +74,24 @@ def test_once(onnx_bundle, server):
     assert len(result["tokens"]) == result["statistics"]["tokens"] == 24 and result["finish"] == "length"
     assert result["statistics"]["bytes_up"] > 0 and result["statistics"]["bytes_down"] > 0
     assert result["server"] == server
+
+
+def test_once_without_a_model(onnx_bundle, server, tmp_path):
+    """The same text, and no memory rows on the wire, which are most of what a verdict weighs."""
+    limit = ("--max-new-tokens", "48", "--json", "--drafting", "device")
+    with_rows = json.loads(once(onnx_bundle, server, *limit).stdout)
+    write_datastore(tmp_path / "texts", [[each["id"] for each in with_rows["tokens"]]], _tokenizer(onnx_bundle))
+    for more in ((), ("--datastore", str(tmp_path / "texts"))):
+        done = once(onnx_bundle, server, *limit, "--drafter", "sssd", *more)
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout)
+        assert result["text"] == with_rows["text"]
+        assert result["statistics"]["bytes_down"] < with_rows["statistics"]["bytes_down"] / 2
+    assert result["statistics"]["tau"] > 4, "the datastore holds this very answer"
+
+
+def _tokenizer(bundle: Path) -> str:
+    return read_manifest(bundle).fingerprints.tokenizer
 
 
 def test_errors_are_one_sentence(onnx_bundle, server):

@@ -11,6 +11,7 @@ from pathlib import Path
 from websockets.exceptions import InvalidHandshake, InvalidStatus
 
 from moa_chat.desktop.certificates import Certificate, fetch_certificate
+from moa_chat.desktop.earlier_chats import choice_of
 from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.trouble import ConnectionFailedError, Trouble
 from moa_chat.setup import endpoint_for, open_bundle, setup_for
@@ -73,6 +74,7 @@ async def connect(
         ConnectionFailedError: why a chat with these settings does not work.
     """
     bundle = await _load_bundle(settings.bundle)
+    options = argparse.Namespace(**{**vars(options), "datastore": choice_of(settings, options)})
     setup = dataclasses.replace(setup_for(options, bundle, endpoint), policy=Policy.ASK, system=None, store=store)
     try:
         return await setup.connect()

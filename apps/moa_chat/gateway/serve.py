@@ -19,9 +19,10 @@ from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.request import Defaults
 from moa_chat.local import LocalVerifier
 from moa_chat.setup import Setup
-from moa_runtime.backends.load import load_backend, load_writer
+from moa_runtime.backends.load import load_writer
 from moa_runtime.backends.shared import SharedBackend
 from moa_runtime.chat import Chat
+from moa_runtime.drafters.for_bundle import backend_for
 from moa_runtime.listening import is_loopback, listen, url_of
 from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.session.events import Policy
@@ -63,9 +64,11 @@ def run_gateway(setup: Setup, address: Address, verifier: LocalVerifier | None, 
 
 def _pools(setup: Setup) -> tuple[ChatPool, ChatPool]:
     """Of chats, and of chats without the target's template. They share the drafter and the writer."""
-    backend = SharedBackend(load_backend(setup.bundle, setup.backend, threads=setup.threads))
+    graph = backend_for(setup.bundle, setup.drafter, setup.backend, threads=setup.threads)
+    backend = None if graph is None else SharedBackend(graph)
     loaded = load_writer(setup.bundle, threads=setup.threads)
     writer = None if loaded is None else SharedBackend(loaded)
+    datastore = setup.open_datastore()
     settings = LoopSettings(
         offline_limit=setup.offline_limit,
         drafting=setup.drafting,
@@ -79,9 +82,11 @@ def _pools(setup: Setup) -> tuple[ChatPool, ChatPool]:
         return await Chat.connect(
             setup.bundle,
             setup.endpoint,
+            drafter=setup.drafter,
             backend=backend,
             writer=writer,
             ngrams=setup.ngrams,
+            datastore=datastore,
             controller=controller_for(setup.draft_length),
             policy=Policy.KEEP,
             settings=settings,

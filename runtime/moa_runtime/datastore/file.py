@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -104,10 +105,13 @@ def mapped_arrays(path: Path, header: Header, start: int) -> tuple[Int32, Int32]
     if not header.tokens:
         return np.empty(0, np.int32), np.empty(0, np.int32)
     try:
-        mapped = np.memmap(path, _FILE_TOKEN, "r", start, (2, header.tokens))
+        if sys.platform == "win32":  # which replaces no file that is mapped
+            held = np.fromfile(path, _FILE_TOKEN, offset=start).reshape(2, header.tokens)
+        else:
+            held = np.memmap(path, _FILE_TOKEN, "r", start, (2, header.tokens))
     except (OSError, ValueError) as error:
         raise DatastoreError(f"the datastore {path} cannot be read: {error}") from error
-    tokens, places = np.asarray(mapped)  # a view: indexing a memmap is several times as slow
+    tokens, places = np.asarray(held)  # a view: indexing a memmap is several times as slow
     return tokens, places
 
 
