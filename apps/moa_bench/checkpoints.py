@@ -1,4 +1,5 @@
-"""Drafters that draft from their checkpoint, in PyTorch and float32, in the process that verifies."""
+"""Drafters without a bundle, in the process that verifies: from their checkpoint, in PyTorch and float32, or without a
+model."""
 
 from __future__ import annotations
 
@@ -7,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moa_bench.inprocess import Device
-from moa_runtime.bundle import TOKENIZER_FILE
+from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
+from moa_runtime.datastore.reader import Datastore
+from moa_runtime.drafter_names import DRAFTERS, DrafterName
 from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.sssd import SssdDrafter
 from moa_runtime.tokenizer import ChatTokenizer
 
 if TYPE_CHECKING:
@@ -18,18 +22,41 @@ if TYPE_CHECKING:
     from moa_server.transformers_engine import TransformersEngine
 
 
-def checkpoint_pair(folder: Path, target: Target, *, ngrams: bool = True) -> tuple[Device, TransformersEngine]:
-    """Both ends for the drafter in ``folder``, of any architecture.
+def without_model(folder: Path) -> DrafterName | None:
+    """The drafter that has no checkpoint where its name stands in the place of a folder's."""
+    named = (name for name, kind in DRAFTERS.items() if not kind.has_graph and Path(name) == folder)
+    return None if folder.is_dir() else next(named, None)
+
+
+def checkpoint_pair(
+    folder: Path, target: Target, *, ngrams: bool = True, datastore: Path | None = None
+) -> tuple[Device, TransformersEngine]:
+    """Both ends for the drafter in ``folder``, of any architecture, or of a drafter :func:`without_model`.
 
     Args:
         ngrams: see :func:`drafting`.
+        datastore: a file of earlier texts.
 
     Raises:
         MoaError: what cannot be read, or does not fit the target.
     """
+    from moa_server.transformers_engine import TransformersEngine
+
+    # As a bundle for the target would have it.
+    tokenizer = ChatTokenizer(
+        target.folder / TOKENIZER_FILE, target.chat_template, target.special_tokens, target.stop_tokens
+    )
+    texts = None
+    if datastore is not None:
+        texts = Datastore.open(datastore, tokenizer_fingerprint(target.folder / TOKENIZER_FILE))
+    if without_model(folder) == "sssd":
+        engine = TransformersEngine(target)
+        stops = engine.stop_tokens
+        return Device(
+            engine.fingerprints, tokenizer, lambda: SssdDrafter(stops, texts), stops, reads_rows=False
+        ), engine
     from moa_drafter.checkpoint import drafter_fingerprint, load_bound
     from moa_drafter.layout import input_major, lay_out_for_few_rows
-    from moa_server.transformers_engine import TransformersEngine
 
     drafter = load_bound(folder, target)
     if target.device.type == "cpu":
@@ -37,21 +64,25 @@ def checkpoint_pair(folder: Path, target: Target, *, ngrams: bool = True) -> tup
         if len(drafter.head) < len(target.head):  # a copy of some rows; all of them are the target's own memory
             drafter.head = input_major(drafter.head)
     engine = TransformersEngine(target, drafter, drafter_fingerprint(folder))
-    new_drafter = drafting(drafter, max_context=engine.max_context, stop_tokens=engine.stop_tokens, ngrams=ngrams)
-    # As a bundle for the target would have it.
-    tokenizer = ChatTokenizer(
-        target.folder / TOKENIZER_FILE, target.chat_template, target.special_tokens, target.stop_tokens
+    new_drafter = drafting(
+        drafter, max_context=engine.max_context, stop_tokens=engine.stop_tokens, ngrams=ngrams, datastore=texts
     )
     return Device(engine.fingerprints, tokenizer, new_drafter, target.stop_tokens), engine
 
 
 def drafting(
-    drafter: Drafter, *, max_context: int, stop_tokens: tuple[int, ...] = (), ngrams: bool = True
+    drafter: Drafter,
+    *,
+    max_context: int,
+    stop_tokens: tuple[int, ...] = (),
+    ngrams: bool = True,
+    datastore: Datastore | None = None,
 ) -> Callable[[], MoaDrafter]:
     """Makes what drafts with a bound drafter; weights are shared, caches are not.
 
     Args:
-        ngrams: mix with what the conversation says already, see :class:`moa_runtime.drafters.mixture.NgramMixture`.
+        ngrams: mix with what the conversation, and a datastore, say already, see
+            :class:`moa_runtime.drafters.mixture.NgramMixture`.
     """
     from moa_export.recipe import Recipe
 
@@ -60,5 +91,5 @@ def drafting(
         backend,
         max_context=max_context,
         stop_tokens=stop_tokens,
-        mixture=NgramMixture(stop_tokens) if ngrams else None,
+        mixture=NgramMixture(stop_tokens, datastore=datastore) if ngrams else None,
     )

@@ -17,6 +17,7 @@ from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Faulted, Origin, Sampling
 from moa_runtime.session.handshake import Fingerprints
 from moa_runtime.timeline import NO_TIMELINE, Timeline
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 
 class RefusedError(MoaError):
@@ -68,6 +69,7 @@ class Conversation:
         controller: the shape of the drafts.
         clock: what the loop and its controller take for time.
         timeline: gets the spans ``draft`` and ``receive``.
+        reads_rows: whether memory rows are sent.
 
     Raises:
         RefusedError: the engine serves another target, tokenizer or drafter; the message names both.
@@ -82,10 +84,13 @@ class Conversation:
         controller: Controller,
         clock: Clock | None = None,
         timeline: Timeline = NO_TIMELINE,
+        *,
+        reads_rows: bool = True,
     ) -> None:
         self._verifier, self._timeline = verifier, timeline
         self._clock = clock or Clock()
-        self._session = ClientSession(fingerprints, stop_tokens=stop_tokens)
+        rows = wire.ROW_ENCODING_INT8 if reads_rows else wire.ROW_ENCODING_UNSPECIFIED
+        self._session = ClientSession(fingerprints, stop_tokens=stop_tokens, row_encoding=rows)
         self._loop = DraftingLoop(self._session, drafter, controller, LoopSettings(drafting="device"))
         self._loop.listen(self._hear)
         self._answer = Answer([], [])

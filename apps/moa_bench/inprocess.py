@@ -24,13 +24,18 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Device:
     """What a device has: a bundle's fingerprints and tokenizer, and a drafter for each conversation; also what writes
-    without a verifier, if the bundle has it."""
+    without a verifier, if the bundle has it.
+
+    Attributes:
+        reads_rows: whether its drafter has a use for memory rows.
+    """
 
     fingerprints: Fingerprints
     tokenizer: ChatTokenizer
     new_drafter: Callable[[], Drafter]
     stop_tokens: tuple[int, ...]
     new_writer: Callable[[], MoaDrafter] | None = None
+    reads_rows: bool = True
 
 
 def device_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 from said import is_progress
@@ -26,6 +27,7 @@ from moa_bench.questions import Question
 from moa_bench.table import format_cell
 from moa_runtime.bundle import Bundle, Fingerprints
 from moa_runtime.control import FixedShape
+from moa_runtime.datastore.writer import write_datastore
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
@@ -609,6 +611,29 @@ def test_one_table_compares_all_architectures(bare, rivals, tiny):
     assert "tau, mean over tasks" in table and "early-exit" in table
 
 
+def test_a_drafter_without_a_model_stands_beside_the_others(bare, tiny, tmp_path):
+    """It commits the same text; in half the rounds where a datastore holds what is asked for again."""
+    argv = ["--drafter", str(tiny[1]), "--against", "sssd", "--draft", "tree", "--max-new-tokens", "40", "--json"]
+    found = json.loads(bare(*argv)[1])
+    [sssd] = found["rivals"]
+    assert [sssd[key] for key in ("name", "architecture", "weights")] == ["sssd", "sssd", "none"]
+    assert sssd["parameters"] == sssd["frozen_parameters"] == sssd["row_bytes"] == 0
+    assert sssd["tokens"] == found["tokens"] and sssd["target_passes"] == 3 + sssd["rounds"]
+    engine = tiny[-1]
+    asked = [Question(1, "qa", ("Name three primary colours.",)), Question(2, "qa", ("What is a harbour?",))]
+    device, alone = checkpoint_pair(Path("sssd"), engine.target)
+    answers: list[list[int]] = []
+    settings = AcceptSettings(draft_length=8, nodes=62, max_new_tokens=40)
+    before, again = Results(8), Results(8)
+    measure(asked, device, alone, settings, before, lambda turn, answer: answers.append(answer.tokens))
+    write_datastore(tmp_path / "texts", answers, device.fingerprints.tokenizer)
+    device, alone = checkpoint_pair(Path("sssd"), engine.target, datastore=tmp_path / "texts")
+    measure(asked, device, alone, settings, again, lambda turn, answer: None)
+    assert again.total.rounds < before.total.rounds / 2
+    named = json.loads(bare("--drafter", "sssd", "--datastore", str(tmp_path / "texts"), "--limit", "1", "--json")[1])
+    assert (named["name"], named["settings"]["datastore"]) == ("sssd", "texts")
+
+
 def test_a_bundle_is_compared_with_checkpoints(command, rivals):
     found = json.loads(command("--against", str(rivals["eagle"]), "--json")[1])
     assert (found["name"], found["weights"]) == ("bundle", "bundle")
@@ -650,6 +675,7 @@ def test_an_interrupted_comparison_keeps_what_it_has(bare, rivals, tiny, monkeyp
         (["--against", "no-such-folder"], "no-such-folder"),
         (["--drafter", "no-such-folder"], "no-such-folder"),
         (["--backend", "onnx"], "add --bundle"),
+        (["--datastore", "no-such-file"], "there is no datastore no-such-file"),
     ],
 )
 def test_bad_checkpoints_are_refused_in_one_sentence(bare, tiny, argv, said):

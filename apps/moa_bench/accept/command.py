@@ -52,6 +52,8 @@ this process, or on machines that --pace tells of. What was chosen and the time 
 
 What drafts is a bundle's graph, by default that of the shipped drafter. With --drafter or --against and without
 --bundle it is the checkpoint itself, in PyTorch and float32; it may be of any architecture that moa-train knows.
+Instead of a checkpoint the word sssd is a drafter without a model, which copies from the conversation and from
+--datastore FILE (SSSD, arXiv 2411.05894).
 """
 
 
@@ -66,7 +68,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         type=Path,
         nargs="+",
         metavar="FOLDER",
-        help="checkpoints to measure after it on the same questions, in float32, and to compare with it",
+        help="checkpoints to measure after it on the same questions, in float32, and to compare with it; sssd is the "
+        "drafter without a model",
     )
     parser.add_argument(
         "--draft",
@@ -92,6 +95,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--width", type=int, metavar="N", help=f"tokens continued on each level of a tree (default {tree.width})"
     )
     add_ngrams_option(parser)
+    parser.add_argument(
+        "--datastore",
+        type=Path,
+        metavar="FILE",
+        help="copy from these earlier texts too, of moa-export datastore (default: none)",
+    )
     add_answer_options(parser, max_new_tokens=128)
     parser.add_argument(
         "--replay", action="store_true", help="compare drafts with answers that the target writes before, all at once"
@@ -145,6 +154,7 @@ def run(args: argparse.Namespace) -> int:
             "nodes": settings.nodes,
             "width": settings.width if settings.nodes else None,
             "ngrams": args.ngrams,
+            "datastore": None if args.datastore is None else args.datastore.name,
             "replay": args.replay,
             "max_new_tokens": settings.max_new_tokens,
             "sampling": dataclasses.asdict(settings.sampling),

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moa_bench.accept.measure import Results
-from moa_bench.checkpoints import checkpoint_pair
+from moa_bench.checkpoints import checkpoint_pair, without_model
 from moa_bench.inprocess import Device, device_of, engine_of
 from moa_bench.options import bundle_of
 from moa_bench.result import rounded
+from moa_runtime.datastore.reader import Datastore
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.rows import encode_rows
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from moa_server.transformers_engine import TransformersEngine
 
 CHECKPOINT = "float32 checkpoint"
+NO_MODEL = "none"
 
 
 @dataclass
@@ -34,7 +36,7 @@ class Contender:
 
     Attributes:
         name: for people; no path.
-        weights: what drafts, ``"bundle"`` or :data:`CHECKPOINT`.
+        weights: what drafts, ``"bundle"``, :data:`CHECKPOINT` or :data:`NO_MODEL`.
         target: the target's name.
         results: of the rounds measured so far.
     """
@@ -54,13 +56,12 @@ class Contender:
         ``target_passes`` forwards of the target, those over questions included.
         """
         drafter = self.engine.drafter
-        assert drafter is not None
         return {
             "name": self.name,
-            "architecture": drafter.config.architecture,
+            "architecture": drafter.config.architecture if drafter else self.name,
             "weights": self.weights,
-            "parameters": sum(tensor.numel() for tensor in drafter.parameters()),
-            "frozen_parameters": drafter.frozen_parameters,
+            "parameters": sum(tensor.numel() for tensor in drafter.parameters()) if drafter else 0,
+            "frozen_parameters": drafter.frozen_parameters if drafter else 0,
             "row_bytes": row_bytes(self.engine),
             **self.results.total.as_dict(),
             "tau": rounded(self.results.tau),  # the mean over tasks, where the tally's is over rounds
@@ -87,7 +88,10 @@ def contenders_of(args: argparse.Namespace, draft_length: int) -> list[Contender
     model, against = args.model or DEFAULT_TARGET, list[Path](args.against or ())
     if args.bundle is not None or (args.drafter is None and not against):
         bundle = bundle_of(args)
-        device = device_of(bundle, args.backend, ngrams=args.ngrams)
+        datastore = None
+        if args.datastore is not None:
+            datastore = Datastore.open(args.datastore, bundle.manifest.fingerprints.tokenizer)
+        device = device_of(bundle, args.backend, ngrams=args.ngrams, datastore=datastore)
         engine = engine_of(args)
         ends = [("bundle", "bundle", bundle.manifest.target, device, engine)]
         target = engine.target
@@ -99,7 +103,12 @@ def contenders_of(args: argparse.Namespace, draft_length: int) -> list[Contender
         folders = [args.drafter or shipped_checkpoint(), *against]
     target_name = Path(model).resolve().name if Path(model).is_dir() else model  # no path of this machine
     ends += [
-        (_name(folder), CHECKPOINT, target_name, *checkpoint_pair(folder, target, ngrams=args.ngrams))
+        (
+            _name(folder),
+            NO_MODEL if without_model(folder) else CHECKPOINT,
+            target_name,
+            *checkpoint_pair(folder, target, ngrams=args.ngrams, datastore=args.datastore),
+        )
         for folder in folders
     ]
     names = _distinct([name for name, *_ in ends])
@@ -108,6 +117,8 @@ def contenders_of(args: argparse.Namespace, draft_length: int) -> list[Contender
 
 def row_bytes(engine: TransformersEngine) -> int:
     """Bytes of one token's row on the wire, int8 with its scales; 0 where none travel."""
+    if engine.drafter is None:
+        return 0
     with contextlib.closing(BlockingEngine(engine)) as blocking:
         job = blocking.run(Job(new_sequence(), [0], Sampling(), rows_from=0))
         blocking.release(job.sequence)

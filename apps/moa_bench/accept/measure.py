@@ -181,6 +181,7 @@ def _converse(
         settings.controller(),
         Clock(settings.pace),
         timeline,
+        reads_rows=device.reads_rows,
     )
     history: list[dict[str, str]] = []
     try:
