@@ -53,7 +53,11 @@ def checkpoint_pair(
         engine = TransformersEngine(target)
         stops = engine.stop_tokens
         return Device(
-            engine.fingerprints, tokenizer, lambda: SssdDrafter(stops, texts), stops, reads_rows=False
+            engine.fingerprints,
+            tokenizer,
+            lambda: SssdDrafter(stops, texts),
+            stops,
+            reads_rows=DRAFTERS["sssd"].reads_rows,
         ), engine
     from moa_drafter.checkpoint import drafter_fingerprint, load_bound
     from moa_drafter.layout import input_major, lay_out_for_few_rows

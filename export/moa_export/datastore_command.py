@@ -22,8 +22,8 @@ _DESCRIPTION = f"""\
 Make a datastore of texts that answers may repeat, for moa-chat --datastore FILE (SSSD, arXiv 2411.05894).
 
 FILES are {", ".join(FORMATS)}. A line of JSON is {{"messages": [...]}}, of which the
-assistant's messages count, {{"text": "..."}}, {{"tokens": [...]}}, or what moa-train --write-only writes. Answers of
-the target itself are worth most.
+assistant's messages count, {{"text": "..."}}, {{"tokens": [...]}}, or what moa-train --write-only and moa-bench
+accept --answers write. Answers of the target itself are worth most.
 """
 
 

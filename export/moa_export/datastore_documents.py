@@ -12,16 +12,11 @@ from moa_runtime.datastore.answers import LEAD_TOKENS, answer_encoder
 from moa_runtime.errors import MoaError
 from moa_runtime.tokenizer import ChatTokenizer
 
-#: By the ending of a file's name, in words for messages.
-FORMATS = {
-    ".jsonl": "JSON lines",
-    ".jsonl.gz": "JSON lines",
-    ".json": "a conversation, as /save of moa-chat writes it",
-    ".txt": "text",
-    ".md": "text",
-}
+#: Endings of files' names: JSON lines, a conversation as /save of moa-chat writes it, and text.
+FORMATS = (".jsonl", ".jsonl.gz", ".json", ".txt", ".md")
 _EXPECTED = (
-    'expected {"messages": [...]}, {"text": "..."}, {"tokens": [...]}, or {"p": [...], "r": [...]} as moa-train writes'
+    'expected {"messages": [...]}, {"text": "..."}, {"tokens": [...]}, or {"p": [...], "r": [...]} as moa-train and '
+    "moa-bench write"
 )
 
 
@@ -42,6 +37,7 @@ class DocumentReader:
             "messages": self._answers,
             "text": self._text,
             "tokens": lambda raw: iter([self._tokens(raw["tokens"])]),
+            "max_new_tokens": lambda raw: iter([]),  # moa-bench's first line, which says of what the others are
             "r": lambda raw: iter([[*self._tokens(raw.get("p", []))[-LEAD_TOKENS:], *self._tokens(raw["r"])]]),
         }
 
@@ -51,7 +47,7 @@ class DocumentReader:
         Raises:
             DocumentsError: it cannot be read, or a part of it is no document.
         """
-        if not path.name.endswith(tuple(FORMATS)):
+        if not path.name.endswith(FORMATS):
             raise DocumentsError(f"{path} has no known ending: expected {', '.join(FORMATS)}")
         try:
             opened = gzip.open if path.name.endswith(".gz") else open

@@ -23,7 +23,7 @@ from moa_runtime.chat_state import ChatState
 from moa_runtime.control import Controller
 from moa_runtime.conversation import Conversation
 from moa_runtime.datastore.reader import Datastore
-from moa_runtime.drafter_names import DrafterName
+from moa_runtime.drafter_names import DRAFTERS, DrafterName
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.for_bundle import backend_for, drafter_for, writer_for
 from moa_runtime.errors import ChatError, ContextFullError
@@ -60,6 +60,7 @@ class Chat(ChatChecks):
         endpoint: Endpoint,
         *,
         drafter: Drafter | None,
+        reads_rows: bool = True,
         writer: Drafter | None = None,
         controller: Controller | None = None,
         policy: Policy = Policy.ROLLBACK,
@@ -73,7 +74,7 @@ class Chat(ChatChecks):
         tokenizer, manifest = ChatTokenizer.from_bundle(bundle, raw=raw), bundle.manifest
         prints = manifest.fingerprints
         # Where nobody reads the memory rows they are not sent: they are most of what a verdict weighs.
-        rows = wire.ROW_ENCODING_INT8 if drafter and drafter.needs_rows else wire.ROW_ENCODING_UNSPECIFIED
+        rows = wire.ROW_ENCODING_INT8 if drafter and reads_rows else wire.ROW_ENCODING_UNSPECIFIED
         options: dict[str, Any] = {
             "stop_tokens": manifest.stop_tokens,
             "row_encoding": rows,
@@ -148,6 +149,7 @@ class Chat(ChatChecks):
             bundle,
             endpoint,
             drafter=drafter_for(bundle.manifest, backend, drafter, ngrams=ngrams, datastore=datastore),
+            reads_rows=DRAFTERS[drafter].reads_rows,
             writer=writer_for(bundle.manifest, writer) if writer else None,
             controller=controller,
             policy=policy,

@@ -38,6 +38,7 @@ def test_all_formats_become_documents(bundle: Bundle, tmp_path: Path, capsys: py
     (tmp_path / "chat.json").write_text(json.dumps(CHAT))
     (tmp_path / "notes.md").write_text("The harbour lies in the north.")
     lines = [CHAT, {"text": "Ships come in the morning."}, {"tokens": [5, 6, 7]}, {"p": [1, 2, 3, 4], "r": [9, 8]}]
+    lines.insert(0, {"target": "t", "max_new_tokens": 8})  # as of moa-bench accept --answers
     with gzip.open(tmp_path / "more.jsonl.gz", "wt") as file:
         file.write("\n\n".join(map(json.dumps, lines)))
     files = [tmp_path / name for name in ("chat.json", "notes.md", "more.jsonl.gz")]

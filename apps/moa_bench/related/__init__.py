@@ -1,0 +1,1 @@
+"""Questions of a user whose work repeats itself: several about each of some texts."""
