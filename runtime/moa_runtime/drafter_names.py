@@ -30,8 +30,7 @@ DRAFTERS: Mapping[DrafterName, DrafterKind] = {
         "the bundle's model, mixed with what was said before: right for most", has_graph=True, reads_rows=True
     ),
     "sssd": DrafterKind(
-        "what was said before alone, without a model: right on a device that is slow, or has to save power, and for "
-        "work that repeats itself",
+        "what was said before alone, without a model: right on a device that is slow, or has to save power",
         has_graph=False,
         reads_rows=False,
     ),
