@@ -59,8 +59,9 @@ def prepare(threads: int | None = None, *, any_release: bool = False) -> None:
         os.environ.setdefault(name, value)
     if threads is not None and "torch" not in sys.modules:
         os.environ["OMP_NUM_THREADS"] = str(threads)
-    if not logging.getLogger().isEnabledFor(logging.INFO):  # its warnings are about settings that are chosen here
-        logging.getLogger("vllm").setLevel(logging.ERROR)
+    if not logging.getLogger().isEnabledFor(logging.INFO):  # warnings are about what is chosen here, or by torchao
+        for library in ("vllm", "torchao", "torch.utils._pytree"):
+            logging.getLogger(library).setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 
 
