@@ -11,6 +11,7 @@ from pathlib import Path
 from moa_chat.sampling import sampling_for
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
+from moa_runtime.controllers import controller_for
 from moa_runtime.draft_length import DraftLength
 from moa_runtime.drafting import Drafting
 from moa_runtime.errors import MoaError
@@ -18,7 +19,6 @@ from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.offline import Offline
 from moa_runtime.paths import data_dir, default_bundle
 from moa_runtime.session.events import Policy, Sampling
-from moa_runtime.throughput import controller_for
 from moa_runtime.transport import Endpoint
 
 
