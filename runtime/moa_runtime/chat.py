@@ -70,8 +70,8 @@ class Chat(ChatChecks):
     ) -> None:
         tokenizer, manifest = ChatTokenizer.from_bundle(bundle, raw=raw), bundle.manifest
         prints = manifest.fingerprints
-        # Without a drafter nobody would read the memory rows, and they are most of what a verdict weighs.
-        rows = wire.ROW_ENCODING_INT8 if drafter else wire.ROW_ENCODING_UNSPECIFIED
+        # Where nobody reads the memory rows they are not sent: they are most of what a verdict weighs.
+        rows = wire.ROW_ENCODING_INT8 if drafter and manifest.has_rows else wire.ROW_ENCODING_UNSPECIFIED
         options: dict[str, Any] = {
             "stop_tokens": manifest.stop_tokens,
             "row_encoding": rows,

@@ -22,6 +22,7 @@ from programs import TOKEN, Running, chat, verifier  # noqa: E402
 from terminal_program import CTRL_C, CTRL_D, TerminalProgram, in_terminal  # noqa: E402
 
 from moa_chat.text import clean  # noqa: E402
+from tiny import make_tiny_bundle, make_tiny_rival  # noqa: E402
 
 QUESTION = "What is the capital of France?"
 
@@ -72,6 +73,20 @@ def test_once(onnx_bundle, server):
     assert len(result["tokens"]) == result["statistics"]["tokens"] == 24 and result["finish"] == "length"
     assert result["statistics"]["bytes_up"] > 0 and result["statistics"]["bytes_down"] > 0
     assert result["server"] == server
+
+
+@pytest.mark.parametrize("architecture", ["early-exit", "independent"])
+def test_a_drafter_without_rows_drafts_with_any_verifier_of_its_target(
+    onnx_bundle, server, tiny_target, tmp_path, architecture
+):
+    drafter = make_tiny_rival(architecture, tiny_target, tmp_path / "drafter")
+    bundle = make_tiny_bundle(tmp_path / "bundle", tiny_target, drafter, "none", questions=())
+    options = ("--max-new-tokens", "24", "--json", "--drafting", "device", "--draft-length", "3")
+    ours, theirs = (once(each, server, *options) for each in (bundle, onnx_bundle))
+    assert ours.returncode == 0, ours.stderr
+    ours, theirs = json.loads(ours.stdout), json.loads(theirs.stdout)
+    assert ours["text"] == theirs["text"] and ours["statistics"]["drafted"] > 0
+    assert ours["statistics"]["bytes_down"] < 0.5 * theirs["statistics"]["bytes_down"]  # no rows among them
 
 
 def test_errors_are_one_sentence(onnx_bundle, server):
