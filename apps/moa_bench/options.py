@@ -103,7 +103,8 @@ def add_draft_length_option(parser: argparse.ArgumentParser) -> None:
         type=draft_length_of,
         default="auto",
         metavar="N",
-        help="tokens of each draft, a chain, or auto: as many as pay (default %(default)s)",
+        help="tokens of each draft, a chain, or auto: as many as pay; thompson or thompson-calibrated: as EESD chooses "
+        "(default %(default)s)",
     )
 
 
@@ -152,5 +153,5 @@ def check_at_least(args: argparse.Namespace, **least: int) -> None:
     """``check_at_least(args, max_new_tokens=1)``. Raises MoaError naming the option."""
     for name, smallest in least.items():
         value = getattr(args, name)
-        if value not in ("auto", None) and value < smallest:
+        if not isinstance(value, str | None) and value < smallest:
             raise MoaError(f"--{name.replace('_', '-')} must be at least {smallest}, not {value}")

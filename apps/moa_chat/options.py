@@ -110,7 +110,8 @@ def build_parser() -> argparse.ArgumentParser:
         type=draft_length_of,
         default="auto",
         metavar="N",
-        help="tokens, or auto: as many as pay (default: %(default)s)",
+        help="tokens, or auto: as many as pay; thompson and thompson-calibrated choose as EESD does, to compare "
+        "(default: %(default)s)",
     )
     drafting.add_argument(
         "--ngrams",
@@ -178,7 +179,7 @@ def check_options(options: argparse.Namespace) -> None:
         raise UsageError("--local makes its own token and needs no TLS: leave out --token and --tls-ca")
     for name, least in (("max_new_tokens", 1), ("draft_length", 0), ("threads", 1), ("offline_limit", 0)):
         value = getattr(options, name)
-        if value != "auto" and value < least:
+        if isinstance(value, int) and value < least:
             raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {value}")
     if not 0 <= (options.temperature or 0) < float("inf"):
         raise UsageError(f"--temperature must be 0 (greedy) or larger, not {options.temperature}")

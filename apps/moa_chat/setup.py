@@ -12,6 +12,7 @@ from moa_chat.chats_datastore import DatastoreChoice, datastore_for
 from moa_chat.sampling import sampling_for
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
+from moa_runtime.controllers import controller_for
 from moa_runtime.datastore.reader import Datastore
 from moa_runtime.draft_length import DraftLength
 from moa_runtime.drafter_names import DrafterName
@@ -21,7 +22,6 @@ from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.offline import Offline
 from moa_runtime.paths import data_dir, default_bundle
 from moa_runtime.session.events import Policy, Sampling
-from moa_runtime.throughput import controller_for
 from moa_runtime.transport import Endpoint
 
 

@@ -18,12 +18,15 @@ from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
 from moa_drafter.model import MoADrafter
 from moa_drafter.published import is_published, keys_before_values, published_config
+from moa_drafter.rivals.tokens import TokenDrafter
 from moa_drafter.target import Target
 from moa_runtime.errors import MoaError
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 #: Where a training run keeps its checkpoint.
 CHECKPOINT_FOLDER = "drafter"
+#: What can be exported.
+DeviceDrafter = MoADrafter | TokenDrafter
 
 
 class CheckpointError(MoaError):
@@ -88,15 +91,18 @@ def load_checkpoint(folder: Path) -> Drafter:
     return drafter.eval()
 
 
-def load_moa(folder: Path) -> MoADrafter:
-    """Load a Mixture of Attentions drafter, the one architecture that can be exported.
+def load_for_device(folder: Path) -> DeviceDrafter:
+    """Load a drafter of an architecture that a device can run without PyTorch.
 
     Raises:
-        CheckpointError: see :func:`load_checkpoint`; also another architecture.
+        CheckpointError: see :func:`load_checkpoint`; also an architecture that cannot be exported.
     """
     drafter = load_checkpoint(folder)
-    if not isinstance(drafter, MoADrafter):
-        raise CheckpointError(f"{folder} holds a drafter of the architecture {drafter.config.architecture}, not moa")
+    if not isinstance(drafter, DeviceDrafter):
+        raise CheckpointError(
+            f"{folder} holds a drafter of the architecture {drafter.config.architecture}, which runs in PyTorch only: "
+            "moa, early-exit and independent can be exported"
+        )
     return drafter
 
 

@@ -97,6 +97,11 @@ class DrafterConfig:
             )
 
     @property
+    def step_layers(self) -> int:
+        """Decoder layers that a drafting step runs."""
+        return 2 + self.target_layers
+
+    @property
     def kv_heads(self) -> int:
         """Key-value heads of one memory row and of one cache entry.
 

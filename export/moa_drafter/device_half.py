@@ -9,13 +9,15 @@ from torch import Tensor, nn
 
 from moa_drafter.config import DrafterConfig
 from moa_drafter.model import MoADrafter
+from moa_drafter.rivals.config import TokenConfig
 from moa_runtime.backends.base import MEMORY_INPUTS, StepInputs, StepResult
 from moa_runtime.bundle import TensorSpec
 
 
-def signature(config: DrafterConfig, top_k: int) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+def signature(config: DrafterConfig | TokenConfig, top_k: int) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """Inputs and outputs of the device half, see :func:`signature_of`."""
-    return signature_of((config.kv_heads, config.decoder.head_dim), min(top_k, config.draft_vocab_size))
+    kv_shape, top_k = (config.kv_heads, config.decoder.head_dim), min(top_k, config.draft_vocab_size)
+    return signature_of(kv_shape, top_k, rows=isinstance(config, DrafterConfig))
 
 
 def signature_of(

@@ -24,9 +24,8 @@ class TokenHalf(nn.Module):
         self.drafter = drafter
         self.embed = drafter.embed if embed is None else embed
         self.top_k = min(top_k, drafter.config.draft_vocab_size)
-        decoder = drafter.config.decoder
-        self.layers = list(drafter.stack())
-        self.kv_shape = (len(self.layers) * decoder.num_kv_heads, decoder.head_dim)
+        self.layers = list(drafter.device_layers)
+        self.kv_shape = (drafter.config.kv_heads, drafter.config.decoder.head_dim)
 
     def forward(
         self,

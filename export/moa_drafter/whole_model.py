@@ -20,7 +20,7 @@ def whole_model(target: Target) -> IndependentDrafter:
     check_copied_exactly(target.model.config)
     config = config_for_target(target.model.config, draft_vocab_size=len(target.head))
     model = IndependentDrafter(IndependentConfig.like(config, layers=len(target.layers)))
-    for ours, theirs in zip(model.stack(), target.layers, strict=True):
+    for ours, theirs in zip(model.device_layers, target.layers, strict=True):
         if unknown := sorted(theirs.state_dict().keys() - ours.state_dict().keys()):
             raise FitError(f"a layer of {target.folder.name} has {unknown[0]}, which a copy could not compute with")
     model.bind_target(target.embedding, target.head)

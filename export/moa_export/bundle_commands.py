@@ -38,7 +38,7 @@ def inspect(words: Sequence[str]) -> int:
     prints = manifest.fingerprints
     facts = {
         "target": f"{manifest.target} ({prints.target})",
-        "drafter": prints.drafter,
+        "drafter": f"{manifest.architecture} ({prints.drafter})",
         "tokenizer": prints.tokenizer,
         "context": f"{manifest.max_context} tokens",
         "vocabulary": f"{manifest.draft_vocab_size} of {manifest.vocab_size} tokens can be drafted",

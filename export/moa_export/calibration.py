@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from moa_drafter.model import MoADrafter
+from moa_drafter.checkpoint import DeviceDrafter
 from moa_export.recipe import Recipe, Weights
 from moa_export.recordings import Recording
 from moa_export.rounding import round_calibrated
@@ -25,7 +25,7 @@ def needs_calibration(recipe: Recipe) -> bool:
 
 
 @torch.no_grad()
-def calibrate(drafter: MoADrafter, recordings: Sequence[Recording], recipe: Recipe) -> MoADrafter:
+def calibrate(drafter: DeviceDrafter, recordings: Sequence[Recording], recipe: Recipe) -> DeviceDrafter:
     """Round a drafter's matrices of few bits, with an eye on the inputs they have when drafting; returns the drafter.
 
     Args:
@@ -45,7 +45,7 @@ def _rounded(weight: Tensor, weights: Weights, moment: Tensor) -> Tensor:
     return round_calibrated(weight, weights.bits, weights.group_size, moment)
 
 
-def _second_moments(drafter: MoADrafter, recordings: Sequence[Recording]) -> dict[str, Tensor]:
+def _second_moments(drafter: DeviceDrafter, recordings: Sequence[Recording]) -> dict[str, Tensor]:
     """Sums of ``x x^T``, float64, over the inputs of every linear layer of the device half, and over the head's."""
     moments: dict[str, Tensor] = {}
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from moa_drafter.checkpoint import drafter_fingerprint, load_moa
+from moa_drafter.checkpoint import DeviceDrafter, drafter_fingerprint, load_for_device
 from moa_drafter.fit import check_fit
-from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target, load_target
 from moa_drafter.target_source import DEFAULT_TARGET, resolve_target
 from moa_export.bundle_writer import rejected_path, staged_bundle
@@ -151,13 +150,13 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
     return Report(out, size, time.monotonic() - began, tuple(made), notes, writers)
 
 
-def load(settings: ExportSettings) -> tuple[MoADrafter, Target, tuple[str, ...]]:
+def load(settings: ExportSettings) -> tuple[DeviceDrafter, Target, tuple[str, ...]]:
     """Drafter, bound to its target, the target, and notes for the user.
 
     Raises:
         MoaError: one that cannot be loaded, or two that do not fit together.
     """
-    drafter = load_moa(settings.drafter)
+    drafter = load_for_device(settings.drafter)
     folder = resolve_target(settings.model)
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     target = load_target(str(folder), dtype=torch.bfloat16 if size > _LARGE else torch.float32)
@@ -173,7 +172,7 @@ def plan(settings: ExportSettings) -> dict[str, Any]:
     Raises:
         MoaError: bad input.
     """
-    drafter = load_moa(settings.drafter)
+    drafter = load_for_device(settings.drafter)
     for name in settings.targets:
         target_of(name)(settings.recipe, settings.options).check(drafter.config)
     return {
@@ -187,7 +186,7 @@ def plan(settings: ExportSettings) -> dict[str, Any]:
 def _make(
     name: str,
     exporter: ExportTarget,
-    drafter: MoADrafter,
+    drafter: DeviceDrafter,
     stage: Path,
     reference: Reference | None,
     recipe: Recipe,
@@ -223,7 +222,7 @@ def _write_tokenizer(target: Target, stage: Path) -> None:
     (stage / CHAT_TEMPLATE_FILE).write_text(target.chat_template, encoding="utf-8")
 
 
-def _manifest(settings: ExportSettings, drafter: MoADrafter, target: Target, stage: Path) -> Manifest:
+def _manifest(settings: ExportSettings, drafter: DeviceDrafter, target: Target, stage: Path) -> Manifest:
     """Everything but the graphs."""
     config = drafter.config
     folder = Path(settings.model).expanduser()
@@ -235,6 +234,7 @@ def _manifest(settings: ExportSettings, drafter: MoADrafter, target: Target, sta
         ),
         # A folder's name, not its path, which would tell about the machine.
         target=folder.resolve().name if folder.is_dir() else settings.model,
+        architecture=config.architecture,
         kv_heads=config.kv_heads,
         head_dim=config.decoder.head_dim,
         top_k=min(settings.recipe.top_k, config.draft_vocab_size),

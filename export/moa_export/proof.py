@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from moa_drafter.model import MoADrafter
+from moa_drafter.checkpoint import DeviceDrafter
 from moa_export.parity import Rehearsal, compare, rehearse
 from moa_export.progress import Advance, Progress
 from moa_export.recipe import Recipe, Tolerance
@@ -58,7 +58,11 @@ class Proof:
 
 
 def reference_of(
-    drafter: MoADrafter, recordings: Sequence[Recording], recipe: Recipe, stop_tokens: Sequence[int], progress: Progress
+    drafter: DeviceDrafter,
+    recordings: Sequence[Recording],
+    recipe: Recipe,
+    stop_tokens: Sequence[int],
+    progress: Progress,
 ) -> Reference:
     """Let PyTorch draft along in recorded conversations."""
     backend = drafter.backend(top_k=recipe.top_k)

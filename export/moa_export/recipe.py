@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moa_drafter.config import DrafterConfig
+from moa_drafter.rivals.config import RivalConfig
 from moa_export.errors import ExportError
 
 #: Widths that stored weights can have. 32 is float32, 16 float16; 8 and 4 are integers with scales.
@@ -95,7 +96,7 @@ class Recipe:
         """The resolved recipe in plain values, as the manifest keeps it."""
         return dataclasses.asdict(self)
 
-    def check_divides(self, config: DrafterConfig) -> None:
+    def check_divides(self, config: DrafterConfig | RivalConfig) -> None:
         """Raises ExportError: a part's groups do not divide the drafter's sizes."""
         decoder = config.decoder
         hidden = {"hidden size": decoder.hidden_size}

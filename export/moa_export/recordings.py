@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from moa_drafter.model import MoADrafter
+from moa_drafter.checkpoint import DeviceDrafter
+from moa_drafter.rivals.tokens import TokenDrafter
 from moa_drafter.states import target_states
 from moa_drafter.target import Target
 from moa_drafter.training.decoding import answer_greedily
@@ -33,7 +35,7 @@ class Recording:
     Attributes:
         tokens: prompt and answer.
         prompt: how many of them come before the answer.
-        keys, values: memory rows of all tokens, ``[n, kv_heads, head_dim]``.
+        keys, values: memory rows of all tokens, ``[n, kv_heads, head_dim]``; of none where the drafter reads none.
     """
 
     tokens: list[int]
@@ -43,15 +45,22 @@ class Recording:
 
 
 @torch.no_grad()
-def record(target: Target, drafter: MoADrafter, questions: Sequence[str]) -> list[Recording]:
+def record(target: Target, drafter: DeviceDrafter, questions: Sequence[str]) -> list[Recording]:
     """Let the target answer, and make memory rows of the conversations."""
     recordings = []
     for prompt, answer in _conversations(target, questions):
         tokens = prompt + answer
-        states = target_states(target, tokens, drafter.reads)
-        keys, values = drafter.memory_rows(states.kv.float(), torch.arange(len(tokens)))
-        recordings.append(Recording(tokens, len(prompt), keys.numpy(), values.numpy()))
+        recordings.append(Recording(tokens, len(prompt), *_rows(target, drafter, tokens)))
     return recordings
+
+
+def _rows(target: Target, drafter: DeviceDrafter, tokens: list[int]) -> tuple[Float32, Float32]:
+    if isinstance(drafter, TokenDrafter):
+        none = np.zeros((0, drafter.config.kv_heads, drafter.config.decoder.head_dim), np.float32)
+        return none, none
+    states = target_states(target, tokens, drafter.reads)
+    keys, values = drafter.memory_rows(states.kv.float(), torch.arange(len(tokens)))
+    return keys.numpy(), values.numpy()
 
 
 def _conversations(target: Target, questions: Sequence[str]) -> list[tuple[list[int], list[int]]]:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from moa_drafter.checkpoint import DeviceDrafter
 from moa_drafter.llama import RMSNorm
-from moa_drafter.model import MoADrafter
 
 
 @torch.no_grad()
-def rotate_residual_stream(drafter: MoADrafter) -> MoADrafter:
+def rotate_residual_stream(drafter: DeviceDrafter) -> DeviceDrafter:
     """Change a drafter: its device half computes the same from a rotated embedding, and its norms have no weights.
 
     Cached keys and values and memory rows are what they were. The server half is of no use afterwards.

@@ -74,7 +74,7 @@ class Chat(ChatChecks):
         tokenizer, manifest = ChatTokenizer.from_bundle(bundle, raw=raw), bundle.manifest
         prints = manifest.fingerprints
         # Where nobody reads the memory rows they are not sent: they are most of what a verdict weighs.
-        rows = wire.ROW_ENCODING_INT8 if drafter and reads_rows else wire.ROW_ENCODING_UNSPECIFIED
+        rows = wire.ROW_ENCODING_INT8 if drafter and reads_rows and manifest.has_rows else wire.ROW_ENCODING_UNSPECIFIED
         options: dict[str, Any] = {
             "stop_tokens": manifest.stop_tokens,
             "row_encoding": rows,

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
-from typing import Literal
+from typing import Literal, get_args
 
-#: Tokens of each draft, a chain; or the shape that pays.
-DraftLength = int | Literal["auto"]
+#: ``auto`` is the shape that pays, the others Thompson sampling as in EESD, see :mod:`moa_runtime.thompson`.
+Adaptive = Literal["auto", "thompson", "thompson-calibrated"]
+ADAPTIVE: tuple[Adaptive, ...] = get_args(Adaptive)
+#: Tokens of each draft, a chain; or how their shape is chosen.
+DraftLength = int | Adaptive
 
 
 def draft_length_of(text: str) -> DraftLength:
-    """As written on a command line. Raises ArgumentTypeError: neither a whole number nor ``auto``."""
-    if text == "auto":
-        return "auto"
+    """As written on a command line. Raises ArgumentTypeError: neither a whole number nor one of :data:`ADAPTIVE`."""
+    for word in ADAPTIVE:
+        if text == word:
+            return word
     try:
         return int(text)
     except ValueError:
-        raise ArgumentTypeError(f"expected a whole number or auto, not {text!r}") from None
+        raise ArgumentTypeError(f"expected a whole number or {', '.join(ADAPTIVE)}, not {text!r}") from None

@@ -225,7 +225,7 @@ class DraftingLoop(LoopView):
 
     def _send(self, tree: DraftTree) -> None:
         """Have the tentative tokens verified, with what branches off them."""
-        self._rounds.sent(len(self._session.tentative), tree.depth)
+        self._rounds.sent(len(self._session.tentative), tree)
         self._session.propose(tree=tree if tree.tokens else None)
 
     # -- time --------------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ class RoundEnded:
         waited_s: seconds from sending to the verdict.
         compute_s: of them, the target's, by its own account; None of a draft that was not sent.
         sharing: conversations that share the target, this one included.
+        scores: log-probability of the draft's likeliest path up to each of its tokens, by the drafter (nats).
     """
 
     supplied: int
@@ -67,6 +68,7 @@ class RoundEnded:
     waited_s: float
     compute_s: float | None
     sharing: int = 1
+    scores: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class Manifest:
 
     Attributes:
         target: the target's name, for messages; ``fingerprints.target`` is its identity.
-        kv_heads, head_dim: shape of one cache entry and of a memory row's key and value.
+        kv_heads, head_dim: shape of one cache entry and, where there are rows, of a memory row's key and value.
         stop_tokens: ids that end the assistant's turn.
         special_tokens: the texts a chat template may name, such as ``{"eos_token": "<|im_end|>"}``.
         recipe: how the weights were rounded and what may be lost, in plain values.
@@ -96,6 +96,7 @@ class Manifest:
         web_writer: the same for onnxruntime-web.
         manners: when the drafter stops where it writes alone; None where nobody fitted them.
         sampling: what the target's authors recommend for chats; None where they do not say.
+        architecture: of the drafter, as ``moa-train --arch`` names it.
     """
 
     fingerprints: Fingerprints
@@ -116,7 +117,13 @@ class Manifest:
     web_writer: TargetEntry | None = None
     manners: Manners | None = None
     sampling: RecommendedSampling | None = None
+    architecture: str = "moa"
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the drafter looks at memory rows; the others look at the tokens alone."""
+        return self.architecture == "moa"
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
@@ -162,7 +169,7 @@ def _part(raw: Mapping[str, Any], name: str) -> Any:
         raise _malformed(f"it lacks {name!r}")
     value = raw.get(name)
     if value is None and name in _OPTIONAL:
-        return None
+        return _OPTIONAL[name]
     try:
         return _PARTS[name](value)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -216,7 +223,8 @@ def _checked_name(name: str) -> str:
     return name
 
 
-_OPTIONAL = {"writer", "web_writer", "manners", "sampling"}
+#: What a field is that is missing, or null.
+_OPTIONAL = {"writer": None, "web_writer": None, "manners": None, "sampling": None, "architecture": "moa"}
 #: How each field is read.
 _PARTS: Mapping[str, Callable[[Any], Any]] = {
     "fingerprints": lambda raw: Fingerprints(**_texts(raw)),
@@ -231,5 +239,6 @@ _PARTS: Mapping[str, Callable[[Any], Any]] = {
     "web_writer": _writer,
     "manners": _manners,
     "sampling": RecommendedSampling.from_json,
+    "architecture": _text,
     "files": lambda raw: {_checked_name(name): FileEntry(**entry) for name, entry in raw.items()},
 }

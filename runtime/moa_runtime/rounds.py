@@ -20,6 +20,7 @@ class Rounds:
 
     def __init__(self, tentative: int) -> None:
         self.sent_path, self._sent_depth = tentative, 0
+        self._sent_scores: tuple[float, ...] = ()
         self.resumed = False
         self._logprobs: dict[int, float] = {}  # of what was drafted last, by position
         self._steps: tuple[int, ...] = ()  # of the draft for the next round, or of the one on its way
@@ -33,6 +34,7 @@ class Rounds:
     def resume(self, tentative: int) -> None:
         """A connection is up. What is no offline text by now never will be; most of it is on its way again."""
         self.sent_path = self._sent_depth = tentative
+        self._sent_scores = ()
         self._steps, self._draft_s, self.resumed = (), 0.0, tentative > 0
 
     def drafted(self, start: int, tree: DraftTree) -> list[int]:
@@ -47,17 +49,19 @@ class Rounds:
         """The draft for the next round took these."""
         self._steps, self._draft_s = steps, seconds
 
-    def sent(self, tentative: int, depth: int) -> None:
-        """A draft was sent, with ``depth`` tokens on its longest path."""
-        self.sent_path, self._sent_depth = tentative, max(depth, tentative)
+    def sent(self, tentative: int, tree: DraftTree) -> None:
+        """A draft was sent; an empty ``tree`` of one that is not told, as after a connection."""
+        self.sent_path, self._sent_depth = tentative, max(tree.depth, tentative)
+        self._sent_scores = tree.likeliest_scores()
 
     def ended(self, verdict: Decided, waited_s: float) -> RoundEnded:
         """The round of the draft on its way."""
         steps, draft_s, depth = (self._steps, self._draft_s, self._sent_depth) if verdict.drafted else ((), 0.0, 0)
         accepted, depth = min(verdict.accepted, verdict.drafted), min(depth, verdict.drafted)
         self._steps, self._draft_s, self.sent_path = (), 0.0, 0
+        scores, self._sent_scores = self._sent_scores[:depth], ()
         taken = draft_s, waited_s, verdict.compute_s
-        return RoundEnded(verdict.supplied, verdict.drafted, depth, accepted, steps, *taken, verdict.sharing)
+        return RoundEnded(verdict.supplied, verdict.drafted, depth, accepted, steps, *taken, verdict.sharing, scores)
 
     def logprobs(self, start: int, end: int) -> list[float]:
         """Of the tokens at these positions (nats); 0 of what was not drafted."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 
-from moa_runtime.control import Controller, FixedShape
-from moa_runtime.draft_length import DraftLength
 from moa_runtime.drafters.base import Budget, Prices
 from moa_runtime.loop_events import Pushed, RoundEnded
 
@@ -199,8 +197,3 @@ class Line:
     @property
     def level(self) -> float:
         return max(0.0, self._y - self.slope * self._x)
-
-
-def controller_for(length: DraftLength) -> Controller:
-    """:class:`Throughput` for ``"auto"``, otherwise chains of that length."""
-    return Throughput() if length == "auto" else FixedShape(Budget.chain(length))

@@ -55,4 +55,4 @@ class Trial:
         drafted, accepted = len(tree.tokens), len(path)
         waited_s = round_s + token_s * drafted
         taken = self._seconds, waited_s, None
-        return RoundEnded(0, drafted, tree.depth, accepted, tree.steps, *taken, sharing)
+        return RoundEnded(0, drafted, tree.depth, accepted, tree.steps, *taken, sharing, tree.likeliest_scores())

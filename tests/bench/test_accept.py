@@ -308,6 +308,19 @@ def test_drafts_have_the_shape_that_pays_on_this_machine(command):
     assert status == 0 and "ms a token" in out and "at the pace of this machine" in out
 
 
+@pytest.mark.parametrize("draft", ["thompson", "thompson-calibrated"])
+def test_lengths_by_thompson_sampling(command, draft):
+    status, out, err = command("--json", "--replay", "--no-ngrams", "--draft", draft)
+    assert status == 0, err
+    result = json.loads(out)
+    assert result["settings"]["draft"] == draft and result["settings"]["draft_length"] is None
+    assert result["branched"] == 0 and result["levels"] == result["nodes"] > 0  # chains, of several lengths
+    assert result["levels"] != round(result["levels"]) and result["ms_per_token"] is None
+    assert json.loads(command("--json", "--replay", "--no-ngrams", "--draft", draft)[1])["tau"] == result["tau"]
+    out = command("--replay", "--draft", draft, "--pace", "1,0.05,30,0,200")[1]
+    assert "Thompson sampling" in out and "ms a token" in out and "round trip 200" in out
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -316,6 +329,7 @@ def test_drafts_have_the_shape_that_pays_on_this_machine(command):
         (["--draft", "auto", "--pace", "1,2,3,4,soon"], "not '1,2,3,4,soon'"),
         (["--pace", "1,2,3,4,5"], "--pace is what drafts of --draft auto go by"),
         (["--draft", "auto", "--draft-length", "4"], "--draft-length is of chains and trees"),
+        (["--draft", "thompson", "--draft-length", "4"], "leave it out, or --draft thompson"),
         (["--draft", "auto", "--nodes", "4"], "--nodes is the size of a tree"),
         (["--draft", "auto", "--replay"], "a replay takes none: add --pace"),
     ],

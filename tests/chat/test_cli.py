@@ -37,7 +37,7 @@ def refusal(capsys, *argv: str) -> str:
         (["--once", "x", "--local", "--token", "t"], "--local makes its own token"),
         (["--once", "x", "--max-new-tokens", "0"], "--max-new-tokens must be at least 1, not 0"),
         (["--once", "x", "--draft-length", "-1"], "--draft-length must be at least 0"),
-        (["--once", "x", "--draft-length", "long"], "--draft-length: expected a whole number or auto, not 'long'"),
+        (["--once", "x", "--draft-length", "long"], "expected a whole number or auto, thompson, thompson-calibrated"),
         (["--once", "x", "--threads", "0"], "--threads must be at least 1"),
         (["--once", "x", "--offline-limit", "-1"], "--offline-limit must be at least 0"),
         (["--once", "x", "--temperature", "nan"], "--temperature must be"),

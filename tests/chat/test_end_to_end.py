@@ -24,6 +24,7 @@ from terminal_program import CTRL_C, CTRL_D, TerminalProgram, in_terminal  # noq
 from moa_chat.text import clean  # noqa: E402
 from moa_runtime.bundle import read_manifest  # noqa: E402
 from moa_runtime.datastore.writer import write_datastore  # noqa: E402
+from tiny import make_tiny_bundle, make_tiny_rival  # noqa: E402
 
 QUESTION = "What is the capital of France?"
 
@@ -92,6 +93,20 @@ def test_once_without_a_model(onnx_bundle, server, tmp_path):
 
 def _tokenizer(bundle: Path) -> str:
     return read_manifest(bundle).fingerprints.tokenizer
+
+
+@pytest.mark.parametrize("architecture", ["early-exit", "independent"])
+def test_a_drafter_without_rows_drafts_with_any_verifier_of_its_target(
+    onnx_bundle, server, tiny_target, tmp_path, architecture
+):
+    drafter = make_tiny_rival(architecture, tiny_target, tmp_path / "drafter")
+    bundle = make_tiny_bundle(tmp_path / "bundle", tiny_target, drafter, "none", questions=())
+    options = ("--max-new-tokens", "24", "--json", "--drafting", "device", "--draft-length", "3")
+    ours, theirs = (once(each, server, *options) for each in (bundle, onnx_bundle))
+    assert ours.returncode == 0, ours.stderr
+    ours, theirs = json.loads(ours.stdout), json.loads(theirs.stdout)
+    assert ours["text"] == theirs["text"] and ours["statistics"]["drafted"] > 0
+    assert ours["statistics"]["bytes_down"] < 0.5 * theirs["statistics"]["bytes_down"]  # no rows among them
 
 
 def test_errors_are_one_sentence(onnx_bundle, server):

@@ -18,7 +18,7 @@ from moa_bench.accept.measure import AcceptSettings, Results, measure
 from moa_bench.checkpoints import checkpoint_pair, drafting
 from moa_bench.questions import Question
 from moa_drafter.architectures import ARCHITECTURES, new_drafter
-from moa_drafter.checkpoint import CheckpointError, load_bound, load_checkpoint, load_moa, save_checkpoint
+from moa_drafter.checkpoint import CheckpointError, load_bound, load_checkpoint, load_for_device, save_checkpoint
 from moa_drafter.config import ConfigError
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import FitError
@@ -213,7 +213,7 @@ def test_eagle_starts_as_the_linear_estimate(target: Target) -> None:
 def test_the_others_start_with_layers_of_the_target(target: Target) -> None:
     first, last = target.layers[0].state_dict(), target.layers[-1].state_dict()
     early_exit, independent = (started(name, target)[0] for name in ("early-exit", "independent"))
-    below, above = independent.stack()
+    below, above = independent.device_layers
     for ours, theirs in ((early_exit.exit, last), (early_exit.below[0], first), (below, first), (above, last)):
         torch.testing.assert_close(ours.state_dict() or dict(ours.named_buffers()), theirs)
     torch.testing.assert_close(early_exit.norm.weight.detach(), target.model.model.norm.weight.detach())
@@ -291,7 +291,7 @@ def test_an_exit_copies_no_layer_that_it_cannot_compute(target: Target) -> None:
         new_drafter("early-exit", replace(target, model=SimpleNamespace(config=other)), draft_vocab_size=384)
 
 
-def test_a_rival_is_not_exported(target: Target, tmp_path: Path) -> None:
+def test_what_needs_pytorch_is_not_exported(target: Target, tmp_path: Path) -> None:
     save_checkpoint(new_drafter("eagle", target, draft_vocab_size=384), tmp_path)
-    with pytest.raises(CheckpointError, match="architecture eagle, not moa"):
-        load_moa(tmp_path)
+    with pytest.raises(CheckpointError, match="architecture eagle, which runs in PyTorch only"):
+        load_for_device(tmp_path)

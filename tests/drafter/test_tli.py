@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from drafted import draft_of
 from moa_drafter.architectures import new_drafter
-from moa_drafter.checkpoint import load_bound, load_checkpoint, load_moa, save_checkpoint
+from moa_drafter.checkpoint import load_bound, load_checkpoint, save_checkpoint
 from moa_drafter.cli import main
 from moa_drafter.config import ConfigError, DrafterConfig, LayerDims, config_for_target
 from moa_drafter.fit import FitError
@@ -37,7 +37,7 @@ def drafter(request: pytest.FixtureRequest, tiny_drafter: Path, target: Target) 
 
 
 def tiny_with(tiny_drafter: Path, target: Target, count: int) -> MoADrafter:
-    drafter = with_target_layers(load_moa(tiny_drafter), count)
+    drafter = with_target_layers(load_checkpoint(tiny_drafter), count)
     with torch.no_grad():
         drafter.norm.load_state_dict(target.model.model.norm.state_dict())
     drafter.bind_target(target.embedding, target.head, target.layers)

@@ -13,7 +13,7 @@ import torch
 from drafted import draft_of
 from moa_bench.conversation import Conversation, Round
 from moa_bench.loopback import LoopbackVerifier
-from moa_drafter.checkpoint import load_bound, load_moa, save_checkpoint
+from moa_drafter.checkpoint import load_bound, load_checkpoint, save_checkpoint
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from moa_drafter.training.deepen import with_target_layers
@@ -35,7 +35,7 @@ from moa_server.transformers_engine import TransformersEngine
 
 
 def tiny_with(tiny_drafter: Path, target: Target, count: int) -> MoADrafter:
-    drafter = with_target_layers(load_moa(tiny_drafter), count)
+    drafter = with_target_layers(load_checkpoint(tiny_drafter), count)
     drafter.bind_target(target.embedding, target.head, target.layers)
     return drafter.eval()
 

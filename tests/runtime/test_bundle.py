@@ -172,7 +172,7 @@ def test_a_malformed_field_is_named_and_no_crash(folder: Path, fields: dict[str,
 def test_a_field_that_is_missing_is_named(folder: Path) -> None:
     path = folder / "manifest.json"
     whole = json.loads(path.read_text())
-    for name in whole.keys() - {"schema_version", "writer", "web_writer", "manners", "sampling"}:
+    for name in whole.keys() - {"schema_version", "writer", "web_writer", "manners", "sampling", "architecture"}:
         path.write_text(json.dumps({key: value for key, value in whole.items() if key != name}))
         with pytest.raises(BundleError, match=rf"malformed \(it lacks '{name}'\): export the bundle again"):
             Bundle.open(folder)

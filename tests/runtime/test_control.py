@@ -11,11 +11,12 @@ import pytest
 
 from moa_bench.pace import Pace
 from moa_runtime.control import Controller, FixedShape
+from moa_runtime.controllers import controller_for
 from moa_runtime.draft_length import draft_length_of
 from moa_runtime.drafters.base import FREE, Budget
 from moa_runtime.loop_events import Pushed, RoundEnded
 from moa_runtime.session.tree import DraftTree
-from moa_runtime.throughput import Line, Throughput, controller_for
+from moa_runtime.throughput import Line, Throughput
 from runtime.simulated import Shares, draft_in, expected_rate, hold, prompt_of, rate_of, round_of
 
 PLAIN = Pace(step_s=0.005, query_s=0.0002, pass_s=0.03, token_s=0.0002, round_trip_s=0.03)
@@ -217,7 +218,9 @@ def test_a_fixed_shape_is_fixed() -> None:
 def test_a_length_on_the_command_line() -> None:
     assert isinstance(controller_for(draft_length_of("auto")), Throughput)
     assert controller_for(draft_length_of("4")) == FixedShape(Budget.chain(4))
-    with pytest.raises(ArgumentTypeError, match="expected a whole number or auto, not 'many'"):
+    with pytest.raises(
+        ArgumentTypeError, match="expected a whole number or auto, thompson, thompson-calibrated, not 'many'"
+    ):
         draft_length_of("many")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message import DecodeError, Message
 
+from moa_runtime.loop_events import RoundEnded
 from moa_runtime.session.events import RowsReceived
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
@@ -38,6 +39,8 @@ def plain(value: object) -> Any:
         return {"start": value.start, "keys": value.keys.tolist(), "values": value.values.tolist()}
     if isinstance(value, DraftTree):  # the session reads no more of it
         return {"tokens": list(value.tokens), "parents": list(value.parents)}
+    if isinstance(value, RoundEnded):  # the scores are for controllers that no port has
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value) if field.name != "scores"}
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):

@@ -99,13 +99,13 @@ MUTATIONS = (
     Mutation("decisions", "tentative < self._settings.offline_limit", "tentative <= self._settings.offline_limit"),
     Mutation("decisions", "max(earliest, session.answer_start)", "earliest"),
     Mutation("decisions", "(self._alone and self._session.supplied)", "False"),
-    Mutation("rounds", "max(depth, tentative)", "depth"),
+    Mutation("rounds", "max(tree.depth, tentative)", "tree.depth"),
     Mutation(
         "rounds", "self._steps, self._draft_s, self.resumed = (), 0.0, tentative > 0", "self.resumed = tentative > 0"
     ),
     Mutation("session/exchange", "max(1, verdict.sharing)", "1"),
     Mutation("lessons", "verdict.compute_s, verdict.sharing)", "verdict.compute_s)"),
-    Mutation("rounds", "*taken, verdict.sharing)", "*taken)"),
+    Mutation("rounds", "*taken, verdict.sharing, scores)", "*taken)"),
     Mutation("lessons", "if ours and not (rounds.resumed and verdict.drafted):", "if ours:"),
     Mutation("link_watch", "math.inf if sent is None or self.late", "math.inf if sent is None"),
     Mutation("link_watch", "self._resend_at = self._rows_by = None", "self._rows_by = None"),

@@ -31,6 +31,7 @@ from moa_bench.questions import Question
 from moa_bench.result import result_of
 from moa_bench.timeline_option import Recording, add_timeline_option, check_timeline_option, recording
 from moa_bench.transcript import show_answer
+from moa_runtime.draft_length import ADAPTIVE
 from moa_runtime.drafters.base import Budget
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
@@ -48,7 +49,8 @@ fraction of the time. The protocol, the memory rows and what drafts stay the rea
 answers for the next run.
 
 With --draft auto drafts have the shape that pays with what device, link and target take, as in the runtime: in
-this process, or on machines that --pace tells of. What was chosen and the time of a token are in the result.
+this process, or on machines that --pace tells of. What was chosen and the time of a token are in the result. With
+--draft thompson or thompson-calibrated chains have the length that EESD's Thompson sampling draws.
 
 What drafts is a bundle's graph, by default that of the shipped drafter. With --drafter or --against and without
 --bundle it is the checkpoint itself, in PyTorch and float32; it may be of any architecture that moa-train knows.
@@ -73,14 +75,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "--draft",
-        choices=("chain", "tree", "auto"),
+        choices=("chain", "tree", *ADAPTIVE),
         default="chain",
-        help="shape of the drafts; auto: what pays, as in the runtime (default %(default)s)",
+        help="shape of the drafts; auto: what pays, as in the runtime; thompson, thompson-calibrated: chains, as in "
+        "EESD (default %(default)s)",
     )
     parser.add_argument(
         "--pace",
         metavar="STEP,QUERY,PASS,TOKEN,ROUND_TRIP",
-        help="with --draft auto: milliseconds that a step of the drafter takes and each token that it continues, a "
+        help="where --draft chooses: milliseconds that a step of the drafter takes and each token that it continues, a "
         "pass of the target and each token that it is over, and the round trip (default: as long as they take here)",
     )
     tree = Budget.tree()
@@ -150,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
             "target": first.target,
             "draft": args.draft,
             "pace_ms": settings.pace.in_ms() if settings.pace else None,
-            "draft_length": None if settings.auto else settings.draft_length,
+            "draft_length": None if settings.adaptive else settings.draft_length,
             "nodes": settings.nodes,
             "width": settings.width if settings.nodes else None,
             "ngrams": args.ngrams,
@@ -176,12 +179,13 @@ def settings_of(args: argparse.Namespace) -> AcceptSettings:
     if args.answers and not args.replay:
         raise MoaError("--answers keeps what --replay compares with: add --replay")
     pace = None if args.pace is None else Pace.parse(args.pace)
-    if pace is not None and args.draft != "auto":
-        raise MoaError("--pace is what drafts of --draft auto go by: add that, or leave out --pace")
-    if args.draft == "auto":
+    adaptive = next((word for word in ADAPTIVE if word == args.draft), None)
+    if pace is not None and adaptive is None:
+        raise MoaError("--pace is what drafts of --draft auto go by: add that or a thompson, or leave out --pace")
+    if adaptive is not None:
         if args.draft_length is not None:
-            raise MoaError("--draft-length is of chains and trees: leave it out, or --draft auto")
-        if args.replay and pace is None:
+            raise MoaError(f"--draft-length is of chains and trees: leave it out, or --draft {adaptive}")
+        if adaptive == "auto" and args.replay and pace is None:
             raise MoaError("--draft auto goes by the target's time, and a replay takes none: add --pace")
     if args.draft == "tree":
         asked = {"nodes": args.nodes, "levels": args.draft_length, "width": args.width}
@@ -192,7 +196,7 @@ def settings_of(args: argparse.Namespace) -> AcceptSettings:
         if getattr(args, option) is not None:
             raise MoaError(f"--{option} is the size of a tree: add --draft tree")
     length = AcceptSettings.draft_length if args.draft_length is None else args.draft_length
-    return AcceptSettings(length, **rest, auto=args.draft == "auto", pace=pace)
+    return AcceptSettings(length, **rest, adaptive=adaptive, pace=pace)
 
 
 def _answers(contender: Contender, questions: list[Question], settings: AcceptSettings, path: Path | None) -> Answers:

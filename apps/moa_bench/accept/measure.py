@@ -13,11 +13,12 @@ from moa_bench.loopback import LoopbackVerifier
 from moa_bench.pace import Clock, Pace
 from moa_bench.questions import Question
 from moa_runtime.control import Controller, FixedShape
+from moa_runtime.controllers import controller_for
+from moa_runtime.draft_length import Adaptive
 from moa_runtime.drafters.base import Budget
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits
-from moa_runtime.throughput import Throughput
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.engine import Engine
 
@@ -27,11 +28,11 @@ class AcceptSettings:
     """What every answer is written with.
 
     Args:
-        draft_length: tokens of each draft, a greedy chain, or levels of each tree; of drafts that are as large as
-            pays, how many are told apart at least.
+        draft_length: tokens of each draft, a greedy chain, or levels of each tree; of drafts whose shape is
+            chosen, how many are told apart at least.
         nodes: tokens of each tree; None drafts chains.
         width: nodes continued on each level of a tree.
-        auto: drafts are as large as pays, as in the runtime.
+        adaptive: how the shape of each draft is chosen, as in the runtime; None for always the same one.
         pace: of the machines that these are said to be; None for the time that things take on this one.
         max_new_tokens: tokens of an answer at most.
 
@@ -44,7 +45,7 @@ class AcceptSettings:
     width: int = Budget.tree().width
     max_new_tokens: int = 128
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
-    auto: bool = False
+    adaptive: Adaptive | None = None
     pace: Pace | None = None
 
     def __post_init__(self) -> None:
@@ -66,10 +67,15 @@ class AcceptSettings:
         if not 0 <= self.sampling.seed < 1 << 64:
             raise MoaError(f"the seed must be a whole number of 64 bits, not {self.sampling.seed}")
 
+    @property
+    def timed(self) -> bool:
+        """Whether the time of a token says something: drafts went by it, or it is that of a pace."""
+        return self.adaptive == "auto" or self.pace is not None
+
     def controller(self) -> Controller:
         """Of one conversation."""
-        if self.auto:
-            return Throughput()
+        if self.adaptive is not None:
+            return controller_for(self.adaptive)
         if self.nodes is None:
             return FixedShape(Budget.chain(self.draft_length))
         return FixedShape(Budget.tree(self.nodes, self.draft_length, self.width))
@@ -151,7 +157,7 @@ def measure(
             def count(outcome: Round, tallies: tuple[Tally, Tally] = tallies) -> None:
                 results.draft_s += outcome.draft_s
                 for tally in tallies:
-                    tally.add(outcome, timed=settings.auto)
+                    tally.add(outcome, timed=settings.timed)
 
             skipped = _converse(question, device, engine, settings, count, on_answer, timeline)
             results.skipped += [skipped] if skipped else []

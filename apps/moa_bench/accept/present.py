@@ -10,7 +10,12 @@ from moa_bench.table import Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Of drafts that are as large as pays, in the table; the rest are one column.
+_CHOSEN = {
+    "auto": "as large as pays",
+    "thompson": "chains by Thompson sampling",
+    "thompson-calibrated": "chains by calibrated Thompson sampling",
+}
+#: Of drafts whose shape is chosen, in the table; the rest are one column.
 _DEPTHS_SHOWN = 6
 
 
@@ -36,7 +41,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
             ],
             note="\n".join([_conditions(result), *_skipped(result)]),
         ),
-        *([_shape(result)] if settings.get("draft") == "auto" else []),
+        *([_shape(result)] if settings.get("draft") in _CHOSEN else []),
         *([_comparison([result, *result["rivals"]])] if result.get("rivals") else []),
     ]
 
@@ -121,8 +126,8 @@ def _conditions(result: dict[str, Any]) -> str:
     sampling = settings["sampling"]
     how = f"temperature {sampling['temperature']}, top-p {sampling['top_p']}, seed {sampling['seed']}"
     drafts = f"chain of {settings['draft_length']}"
-    if settings.get("draft") == "auto":
-        drafts = "as large as pays"
+    if settings.get("draft") in _CHOSEN:
+        drafts = _CHOSEN[settings["draft"]]
     elif settings.get("nodes"):
         drafts = f"tree of {settings['nodes']} nodes in {settings['draft_length']} levels"
         if settings.get("width"):  # results of earlier versions do not say it

@@ -14,12 +14,12 @@ from moa_runtime.answer import AnswerFinished, ChatEvent, LinkChanged, LinkStatu
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
+from moa_runtime.controllers import controller_for
 from moa_runtime.draft_length import DraftLength
 from moa_runtime.drafters.for_bundle import drafter_for
 from moa_runtime.errors import MoaError
 from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.session.events import Sampling
-from moa_runtime.throughput import controller_for
 from moa_runtime.transport import Endpoint
 
 # The device's drafting is what is measured; on a busy machine a late verdict must not make it write on alone, which

@@ -13,10 +13,10 @@ from moa_bench.network.settings import NetworkSettings
 from moa_runtime.answer import AnswerFinished, AnswerUpdate
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
+from moa_runtime.controllers import controller_for
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafting import Drafting
 from moa_runtime.loop_settings import LoopSettings
-from moa_runtime.throughput import controller_for
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.transport import Endpoint
 

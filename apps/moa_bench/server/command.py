@@ -202,5 +202,5 @@ def _check_numbers(args: argparse.Namespace) -> None:
         raise MoaError(f"--seconds must be above 0, not {args.seconds:g}")
     check_at_least(args, repeats=1, max_new_tokens=1)
     longest_draft = Limits().max_draft_tokens
-    if args.draft_length != "auto" and not 1 <= args.draft_length <= longest_draft:
+    if isinstance(args.draft_length, int) and not 1 <= args.draft_length <= longest_draft:
         raise MoaError(f"--draft-length must be 1 to {longest_draft} tokens, not {args.draft_length}")

@@ -16,12 +16,12 @@ from moa_runtime.answer import AnswerFinished, AnswerUpdate
 from moa_runtime.backends.base import Backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
+from moa_runtime.controllers import controller_for
 from moa_runtime.draft_length import DraftLength
 from moa_runtime.drafters.for_bundle import drafter_for
 from moa_runtime.drafting import Drafting
 from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.session.events import Sampling
-from moa_runtime.throughput import controller_for
 from moa_runtime.transport import Endpoint
 
 # Longer than any queue before the verifier.

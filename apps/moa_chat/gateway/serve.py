@@ -22,11 +22,11 @@ from moa_chat.setup import Setup
 from moa_runtime.backends.load import load_writer
 from moa_runtime.backends.shared import SharedBackend
 from moa_runtime.chat import Chat
+from moa_runtime.controllers import controller_for
 from moa_runtime.drafters.for_bundle import backend_for
 from moa_runtime.listening import is_loopback, listen, url_of
 from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.session.events import Policy
-from moa_runtime.throughput import controller_for
 
 # What was sent cannot be taken back, so only a lost connection makes the device write on alone: a verdict may be late.
 _PATIENCE_S = 3600.0

@@ -65,3 +65,18 @@ class RivalConfig:
             return cls(**{**raw, "decoder": LayerDims(**raw["decoder"])})
         except (KeyError, TypeError) as error:
             raise ConfigError(f"not a drafter configuration: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenConfig(RivalConfig):
+    """Of a drafter that looks at the tokens alone."""
+
+    @property
+    def step_layers(self) -> int:
+        """Decoder layers that a drafting step runs."""
+        raise NotImplementedError
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys, or of values, in a cache entry: those of all layers."""
+        return self.step_layers * self.decoder.num_kv_heads

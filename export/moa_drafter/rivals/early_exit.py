@@ -1,7 +1,7 @@
 """Early exiting (EESD, arXiv 2406.03853): the target's first layers, and one trained layer between them and the head.
 
 What the paper calls early-exiting layer is trained by self-distillation, on the target's own text, as every drafter
-here. Its Thompson sampling chooses how long to draft and is no part of a drafter.
+here. Its Thompson sampling chooses how long to draft: that is :mod:`moa_runtime.thompson`, for any drafter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from moa_drafter.config import ConfigError
 from moa_drafter.fit import FitError
 from moa_drafter.llama import DecoderLayer, RMSNorm
-from moa_drafter.rivals.config import RivalConfig
+from moa_drafter.rivals.config import TokenConfig
 from moa_drafter.rivals.tokens import TokenDrafter, run_layers
 from moa_drafter.states import Reads, TargetStates
 from moa_drafter.target import Target
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlyExitConfig(RivalConfig):
+class EarlyExitConfig(TokenConfig):
     """``exit_layer`` is the number of the target's layers below the exit."""
 
     exit_layer: int = 5
@@ -37,6 +37,10 @@ class EarlyExitConfig(RivalConfig):
         super().__post_init__()
         if not 1 <= self.exit_layer <= self.target_num_layers:
             raise ConfigError(f"exit_layer must lie in 1..{self.target_num_layers}, not {self.exit_layer}")
+
+    @property
+    def step_layers(self) -> int:
+        return self.exit_layer + 1
 
 
 class EarlyExitDrafter(TokenDrafter):
@@ -76,7 +80,8 @@ class EarlyExitDrafter(TokenDrafter):
         """See :attr:`Drafter.frozen_parameters`."""
         return sum(tensor.numel() for tensor in self.below.buffers())
 
-    def stack(self) -> Sequence[DecoderLayer]:
+    @property
+    def device_layers(self) -> Sequence[DecoderLayer]:
         return [*self.below, self.exit]  # type: ignore[list-item]
 
     def predict(self, batch: Batch) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from moa_drafter.config import ConfigError
 from moa_drafter.llama import DecoderLayer, RMSNorm
-from moa_drafter.rivals.config import RivalConfig
+from moa_drafter.rivals.config import TokenConfig
 from moa_drafter.rivals.tokens import TokenDrafter, run_layers
 from moa_drafter.states import Reads, TargetStates
 from moa_drafter.target import Target
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndependentConfig(RivalConfig):
+class IndependentConfig(TokenConfig):
     """``layers`` decoder layers; two are as many parameters as MoA's self- and cross-attention layer."""
 
     layers: int = 2
@@ -32,6 +32,10 @@ class IndependentConfig(RivalConfig):
         super().__post_init__()
         if self.layers < 1:
             raise ConfigError(f"layers must be at least 1, not {self.layers}")
+
+    @property
+    def step_layers(self) -> int:
+        return self.layers
 
 
 class IndependentDrafter(TokenDrafter):
@@ -49,19 +53,20 @@ class IndependentDrafter(TokenDrafter):
         """Nothing of the target."""
         return Reads()
 
-    def stack(self) -> Sequence[DecoderLayer]:
+    @property
+    def device_layers(self) -> Sequence[DecoderLayer]:
         return list(self.layers)  # type: ignore[arg-type]
 
     def predict(self, batch: Batch) -> Tensor:
         """See :meth:`Drafter.predict`."""
         x, angles = self.embed(batch.tokens), self.angles(batch.positions)
-        hidden, _ = run_layers(self.stack(), x, angles, batch.self_mask, batch.queries)
+        hidden, _ = run_layers(self.device_layers, x, angles, batch.self_mask, batch.queries)
         return self.norm(hidden)
 
     @torch.no_grad()
     def initialise(self, target: Target, samples: Iterable[tuple[Tensor, TargetStates]] = ()) -> None:
         """Start as the target's first layers, its last layer above them, and its norm. Samples are not looked at."""
         first = self.config.layers - 1
-        for ours, theirs in zip(self.stack(), [*target.layers[:first], target.layers[-1]], strict=True):
+        for ours, theirs in zip(self.device_layers, [*target.layers[:first], target.layers[-1]], strict=True):
             copy_layer(ours, theirs)
         self.norm.weight.copy_(target.model.model.norm.weight)

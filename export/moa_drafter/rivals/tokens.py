@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moa_drafter.drafter import Drafter
 from moa_drafter.llama import DecoderLayer, KeysValues, RMSNorm, joined
-from moa_drafter.rivals.config import RivalConfig
+from moa_drafter.rivals.config import TokenConfig
 from moa_drafter.states import Reads
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class TokenDrafter(Drafter):
     """Base of the drafters without memory rows. What they predict depends on no verdict, only on the tokens."""
 
-    config: RivalConfig
+    config: TokenConfig
     norm: RMSNorm
 
-    def __init__(self, config: RivalConfig) -> None:
+    def __init__(self, config: TokenConfig) -> None:
         super().__init__(config.vocab_size, config.draft_vocab_size, config.decoder.hidden_size)
         self.config = config
 
@@ -31,8 +31,9 @@ class TokenDrafter(Drafter):
         """Nothing: no rows travel."""
         return Reads()
 
-    def stack(self) -> Sequence[DecoderLayer]:
-        """All layers that a drafting step runs, the first one first."""
+    @property
+    def device_layers(self) -> Sequence[DecoderLayer]:
+        """The decoder layers that a drafting step runs, in order."""
         raise NotImplementedError
 
     def backend(self, *, top_k: int) -> TokenBackend:

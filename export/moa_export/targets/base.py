@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from moa_drafter.checkpoint import DeviceDrafter
 from moa_drafter.config import DrafterConfig
-from moa_drafter.model import MoADrafter
+from moa_drafter.rivals.config import TokenConfig
 from moa_export.errors import ExportError
 from moa_export.recipe import Recipe
 from moa_runtime.backends.base import Backend
@@ -73,14 +74,15 @@ class ExportTarget(Protocol):
 
     def __init__(self, recipe: Recipe, options: TargetOptions) -> None: ...
 
-    def check(self, config: DrafterConfig) -> None:
+    def check(self, config: DrafterConfig | TokenConfig) -> None:
         """Refuse at once what this target cannot make.
 
         Raises:
-            ExportError: a width or group size it does not know, or one that does not divide the drafter's sizes.
+            ExportError: an architecture, width or group size it does not know, or one that does not divide the
+                drafter's sizes.
         """
 
-    def export(self, drafter: MoADrafter, folder: Path) -> list[Artifact]:
+    def export(self, drafter: DeviceDrafter, folder: Path) -> list[Artifact]:
         """Write the device half of ``drafter`` into ``folder``.
 
         Args:
@@ -89,6 +91,14 @@ class ExportTarget(Protocol):
 
     def runner(self, folder: Path, artifact: Artifact) -> Backend | NotRun | StandIn:
         """What runs an artifact read back from disk; it is compared with PyTorch."""
+
+
+def refuse_without_rows(target: str, config: DrafterConfig | TokenConfig) -> None:
+    """Raises ExportError: a drafter that looks at tokens alone, which ``target`` cannot make."""
+    if isinstance(config, TokenConfig):
+        raise ExportError(
+            f"{target} takes drafters of the architecture moa, not {config.architecture}: use --target onnx"
+        )
 
 
 def refuse_target_layers(target: str, config: DrafterConfig) -> None:

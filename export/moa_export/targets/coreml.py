@@ -18,7 +18,14 @@ from moa_drafter.model import MoADrafter
 from moa_export.errors import ExportError
 from moa_export.mil.program import MilFunction, read_package, round_to_half
 from moa_export.recipe import Recipe
-from moa_export.targets.base import Artifact, NotRun, TargetOptions, plain_specs, refuse_target_layers
+from moa_export.targets.base import (
+    Artifact,
+    NotRun,
+    TargetOptions,
+    plain_specs,
+    refuse_target_layers,
+    refuse_without_rows,
+)
 from moa_export.targets.coreml_package import write_package
 from moa_export.targets.coreml_program import FUNCTIONS, stateful_program, stateless_program
 from moa_export.targets.coreml_stateful import StatefulBackend
@@ -43,6 +50,7 @@ class CoremlTarget:
 
     def check(self, config: DrafterConfig) -> None:
         """See :meth:`moa_export.targets.base.ExportTarget.check`."""
+        refuse_without_rows("coreml", config)
         refuse_target_layers("coreml", config)
         context = self._options.context
         if context % _CAPACITY_STEP or not 0 < context <= _MOST_CAPACITY:

@@ -15,7 +15,14 @@ from moa_drafter.model import MoADrafter
 from moa_export.embedding import QuantisedEmbedding
 from moa_export.errors import ExportError
 from moa_export.recipe import Recipe, Weights
-from moa_export.targets.base import Artifact, NotRun, TargetOptions, plain_specs, refuse_target_layers
+from moa_export.targets.base import (
+    Artifact,
+    NotRun,
+    TargetOptions,
+    plain_specs,
+    refuse_target_layers,
+    refuse_without_rows,
+)
 from moa_export.targets.executorch_delegates import DELEGATES, Delegate
 from moa_export.targets.executorch_lowering import capture, finish, lower, operators
 from moa_export.targets.executorch_program import (
@@ -45,6 +52,7 @@ class ExecutorchTarget:
 
     def check(self, config: DrafterConfig) -> None:
         """See :meth:`moa_export.targets.base.ExportTarget.check`."""
+        refuse_without_rows("executorch", config)
         refuse_target_layers("executorch", config)
         for delegate in self._delegates:
             delegate.check(self._recipe)

@@ -7,9 +7,12 @@ from typing import ClassVar
 
 import onnx
 
+from moa_drafter.checkpoint import DeviceDrafter
 from moa_drafter.config import DrafterConfig
 from moa_drafter.device_half import DeviceHalf, signature
-from moa_drafter.model import MoADrafter
+from moa_drafter.rivals.config import TokenConfig
+from moa_drafter.rivals.tokens import TokenDrafter
+from moa_drafter.token_half import TokenHalf
 from moa_export.embedding import QuantisedEmbedding
 from moa_export.errors import ExportError
 from moa_export.recipe import Recipe
@@ -36,7 +39,7 @@ class OnnxTarget:
     def __init__(self, recipe: Recipe, options: TargetOptions) -> None:
         self._recipe = recipe
 
-    def check(self, config: DrafterConfig) -> None:
+    def check(self, config: DrafterConfig | TokenConfig) -> None:
         """See :meth:`moa_export.targets.base.ExportTarget.check`."""
         for part in (self._recipe.linear, self._recipe.head):
             if part.is_integer and part.group_size not in (16, 32, 64, 128, 256):
@@ -44,7 +47,7 @@ class OnnxTarget:
         self._recipe.check_divides(config)
         refuse_too_large(config, self._recipe)
 
-    def export(self, drafter: MoADrafter, folder: Path) -> list[Artifact]:
+    def export(self, drafter: DeviceDrafter, folder: Path) -> list[Artifact]:
         """Write a single ONNX file."""
         recipe = self._recipe
         model, matrices = capture(drafter, recipe)
@@ -69,7 +72,7 @@ class OnnxTarget:
         return OnnxBackend(folder / artifact.file)
 
 
-def capture(drafter: MoADrafter, recipe: Recipe) -> tuple[onnx.ModelProto, dict[str, Float32]]:
+def capture(drafter: DeviceDrafter, recipe: Recipe) -> tuple[onnx.ModelProto, dict[str, Float32]]:
     """Trace the device half into an ONNX model; the embedding may be quantised already.
 
     Returns:
@@ -77,18 +80,19 @@ def capture(drafter: MoADrafter, recipe: Recipe) -> tuple[onnx.ModelProto, dict[
     """
     weights = recipe.embedding
     embed = QuantisedEmbedding(drafter.embedding, weights) if weights.is_integer else None
-    half = DeviceHalf(drafter, top_k=recipe.top_k, embed=embed).eval()
+    kind = TokenHalf if isinstance(drafter, TokenDrafter) else DeviceHalf
+    half = kind(drafter, top_k=recipe.top_k, embed=embed).eval()
     inputs, outputs = signature(drafter.config, recipe.top_k)
     return trace(half, inputs, outputs)
 
 
-def refuse_too_large(config: DrafterConfig, recipe: Recipe) -> None:
+def refuse_too_large(config: DrafterConfig | TokenConfig, recipe: Recipe) -> None:
     """Raises ExportError: weights that an ONNX file cannot hold, even without their scales."""
     layer = config.decoder
     heads = layer.head_dim * (layer.num_heads + layer.num_kv_heads)
     matrices = layer.hidden_size * (2 * heads + 3 * layer.intermediate_size)
     counts = (
-        (recipe.linear, (2 + config.target_layers) * matrices),
+        (recipe.linear, config.step_layers * matrices),
         (recipe.head, config.draft_vocab_size * layer.hidden_size),
         (recipe.embedding, config.vocab_size * layer.hidden_size),
     )

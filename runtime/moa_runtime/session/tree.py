@@ -62,6 +62,10 @@ class DraftTree:
             node = children[node] + 1
         return path
 
+    def likeliest_scores(self) -> tuple[float, ...]:
+        """Log-probability of that path up to each of its tokens (nats)."""
+        return tuple(self.scores[index] for index in self.likeliest_path())
+
     def behind(self, tokens: Sequence[int], logprobs: Sequence[float]) -> DraftTree:
         """The tree with ``tokens``, a chain with log-probabilities of their own (nats), before it.
 
