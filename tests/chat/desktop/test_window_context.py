@@ -42,7 +42,8 @@ def test_the_meter_follows_the_open_chat(connected, qtbot):
     chat, limit = connected.engine.chat, connected.engine.chat.manifest.max_context
     assert told[-1] == (len(chat.tokens), limit)
     growing = [used for used, _ in told]
-    assert len(set(growing)) > 2 and growing == sorted(growing)
+    assert len(set(growing)) > 2
+    assert min(growing) == growing[0] < growing[-1]  # back a little where drafted words are taken back
     number = connected.chats.current
     connected.new_chat()
     qtbot.waitUntil(lambda: told[-1] == (0, limit), timeout=WAIT)
