@@ -18,9 +18,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 from filelock import FileLock
+from hypothesis import HealthCheck, settings
 
 from moa_bench.web.browser import BROWSERS
 from tiny import QUESTIONS, make_tiny_bundle, make_tiny_drafter, make_tiny_target
+
+# What an example takes says something of the machine alone.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 #: Gives the folder of a name; what makes it is called where nobody did so before.
 Once = Callable[[str, Callable[[Path], object]], Path]

@@ -45,7 +45,7 @@ def tree_with_a_right_path(engine: ToyEngine, rng: random.Random, size: int) -> 
 
 
 @given(seed=st.integers(0, 10_000), size=st.integers(0, 40), mosts=st.lists(st.integers(1, 20), min_size=1))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_pieces_of_a_tree_come_to_what_the_whole_tree_does(seed, size, mosts):
     engine, rng = ToyEngine(preempts=0.05), random.Random(seed)
     draft, parents = tree_with_a_right_path(engine, rng, size)

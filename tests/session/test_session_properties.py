@@ -339,9 +339,9 @@ class KeepingLink(LossyLink):
 
 
 EXAMPLES = int(os.environ.get("MOA_EXAMPLES", "300"))
-LossyLink.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)
+LossyLink.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=40)
 TestLossyLink = LossyLink.TestCase
-KeepingLink.TestCase.settings = settings(max_examples=EXAMPLES // 2, stateful_step_count=40, deadline=None)
+KeepingLink.TestCase.settings = settings(max_examples=EXAMPLES // 2, stateful_step_count=40)
 TestKeepingLink = KeepingLink.TestCase
 
 

@@ -16,7 +16,7 @@ STRUCTURE = ("\n", "\n\n", "- item", "1. one", "# ", "```py\n", "```", "    ", "
 PIECES = st.lists(st.sampled_from([*WRITTEN, *STRUCTURE, "---", "===", "\t", "\r\n"]), max_size=25)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(PIECES, PIECES, st.data())
 def test_what_is_parsed_again_suffices(pieces, others, data):
     """A growing text that is also cut back and continued differently has the blocks of the whole text."""
@@ -74,7 +74,7 @@ def test_an_entity_does_not_lead_the_rest_astray():
     assert [source[at] for at in offsets[5:]] == list(" and then c < d")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(PIECES)
 def test_offsets_stay_inside_and_never_decrease(pieces):
     source = "".join(pieces)

@@ -43,7 +43,7 @@ def test_a_word_has_the_weakest_claim_of_its_parts(tokens, words):
     assert whole_words(pieces(*tokens)) == pieces(*words)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(SPANS)
 def test_nothing_is_lost_and_no_word_is_divided(spans):
     made = whole_words(spans)
