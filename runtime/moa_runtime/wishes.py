@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from moa_runtime.errors import ChatError
-from moa_runtime.session.events import Sampling
-from moa_runtime.session.snapshot import LARGEST_REAL
+from moa_runtime.session.sampling import Sampling, impossible
 
 
 def check_wishes(max_new_tokens: int, sampling: Sampling | None) -> None:
     """Raises ChatError where no verifier could do that."""
-    if sampling is not None and not 0 <= sampling.temperature <= LARGEST_REAL:
-        raise ChatError(f"a temperature is 0 or more, not {sampling.temperature}")
-    if sampling is not None and not 0 <= sampling.top_p <= 1:
-        raise ChatError(f"top_p is from 0 to 1, not {sampling.top_p}")
+    if sampling is not None and (problem := impossible(sampling)):
+        raise ChatError(problem)
     if sampling is not None and not 0 <= sampling.seed < 1 << 64:
         raise ChatError(f"a seed is a whole number of 64 bits, 0 or more, not {sampling.seed}")
     if sampling is not None and (sampling.top_k or sampling.min_p):

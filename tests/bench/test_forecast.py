@@ -284,12 +284,75 @@ def test_the_validation_is_told_and_drawn(
         (["--validate", "nowhere.json"], "--validate needs --times"),
         (["--validate", "nowhere.json", "--times", "nowhere.json"], "cannot read nowhere.json"),
         (["--record", "drafts.json"], "--record needs --recording"),
-        (["--drafts", "nowhere.json"], "cannot read the drafts nowhere.json"),
+        (["--drafts", "nowhere.json"], "cannot read nowhere.json"),
         (["--check", "--drafts", __file__], "holds no drafts"),
         (["--measure", "nowhere/times.json"], "there is no folder nowhere"),
+        (["--measure", "."], "that is a folder, and a file is to be written"),
     ],
 )
 def test_what_cannot_be_done(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["forecast", *arguments]) == 2
     said = capsys.readouterr().err
     assert expected in said and "Traceback" not in said
+
+
+_SHAPE = {"name": "a", "nodes": 2, "depth": 2, "steps": [1], "accepted": {"qa": [1, 2, 3]}}
+
+
+def _drafts(**changed) -> str:
+    return json.dumps({"about": "", "tasks": {"qa": 1}, "shapes": [_SHAPE]} | changed)
+
+
+def _shape(**changed) -> str:
+    return _drafts(shapes=[_SHAPE | changed])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        _drafts(tasks={"qa": 0}),
+        _drafts(tasks=["qa"]),
+        _drafts(tasks={"other": 1}),
+        _drafts(shapes=[]),
+        _shape(accepted={"qa": [0, 0]}),
+        _shape(accepted={"qa": []}),
+        _shape(accepted={"qa": [3, -1]}),
+        _shape(accepted={"qa": [float("nan"), 1]}),
+        _shape(accepted={"qa": ["1", "2"]}),
+        _shape(nodes="x"),
+        _shape(nodes=-5, depth=-6),
+        _shape(nodes=1, depth=2),
+        _shape(nodes=10**9),
+        _shape(steps=[0]),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "drafts.json"
+    path.write_text(_drafts())
+    assert Drafts.read(path).tau(Drafts.read(path).shapes[0]) == pytest.approx(1 + 8 / 6)
+    path.write_text(text)
+    with pytest.raises(MoaError, match="holds no drafts: expected what moa-bench forecast --record writes"):
+        Drafts.read(path)
+
+
+def test_times_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    from moa_bench.forecast.measure import Measured as MeasuredTimes
+
+    path, part = tmp_path / "times.json", {"step_s": 0.01, "query_s": 0.0}
+    target = {"pass_s": 0.05, "token_s": 0.001, "product_s": 0.0, "context_s": 0.0}
+    times = {"target": target, "server_drafter": part, "device": part, "row_s": 0.0, "verdict_s": 0.0}
+    times |= {"most_sequences": 8, "cache_tokens": 1000}
+    good = {"times": times, "errors": [], "questions": [{"prompt": 3, "answer": 5}]}
+    path.write_text(json.dumps(good))
+    assert MeasuredTimes.read(path).times.target.pass_s == 0.05
+    for bad in (
+        good | {"times": times | {"target": target | {"pass_s": "x"}}},
+        good | {"times": times | {"row_s": float("nan")}},
+        good | {"times": times | {"most_sequences": 0}},
+        good | {"questions": [{"prompt": 3, "answer": -5}]},
+        good | {"questions": []},
+    ):
+        path.write_text(json.dumps(bad))
+        with pytest.raises(MoaError, match="holds no measured times"):
+            MeasuredTimes.read(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
@@ -275,6 +276,24 @@ def test_what_the_verifier_cannot_do_is_refused(sampling: wire.Sampling, what: s
     assert (
         isinstance(said, wire.ServerMessage) and said.fault.text == f"this verifier has no {what}, as its Welcome says"
     )
+
+
+@pytest.mark.parametrize(
+    ("sampling", "what"),
+    [
+        (wire.Sampling(temperature=math.nan), "a temperature is 0 or more, not nan"),
+        (wire.Sampling(temperature=-1), "a temperature is 0 or more, not -1.0"),
+        (wire.Sampling(temperature=math.inf), "a temperature is 0 or more, not inf"),
+        (wire.Sampling(temperature=1, top_p=math.nan), "top_p is from 0 to 1, not nan"),
+        (wire.Sampling(temperature=1, top_p=-1), "top_p is from 0 to 1, not -1.0"),
+        (wire.Sampling(temperature=1, min_p=math.nan), "min_p is from 0 to 1, not nan"),
+    ],
+)
+def test_what_no_target_can_do_is_refused(sampling: wire.Sampling, what: str) -> None:
+    session = ServerSession(LIMITS, VOCAB, [0])
+    said = session.receive(wire.ClientMessage(prompt=wire.Prompt(epoch=1, tokens=PROMPT, sampling=sampling)))
+    assert isinstance(said, wire.ServerMessage) and said.fault.text == what
+    assert said.fault.code == wire.FAULT_CODE_PROTOCOL and not session.committed
 
 
 def test_masks_travel() -> None:

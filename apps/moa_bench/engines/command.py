@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from moa_server.vllm_engine.environment import prepare
 
-    check_at_least(args, max_new_tokens=1)
+    check_at_least(args, max_new_tokens=1, threads=1)
     sampled, questions = sampling_of(args), questions_of(args)
     prepare(args.threads)
     # Imported late: all of this brings torch, which must find what was prepared.

@@ -204,7 +204,7 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
 
     check_at_least(args, max_new_tokens=1)
     asked = [Asked(each.id, each.task, each.turns[:1]) for each in questions_of(args)]
-    _check_folder("--measure", args.measure)
+    _check_file("--measure", args.measure)
     bundle = bundle_of(args)
     cpus = split_cpus()
     torch.set_num_threads(len(cpus[1]) if cpus else 1)  # as a verifier that a benchmark starts
@@ -234,7 +234,7 @@ def _record(args: argparse.Namespace) -> dict[str, Any]:
 
     if args.recording is None:
         raise MoaError("--record needs --recording FILE, which moa-bench shapes --recording FILE makes")
-    _check_folder("--record", args.record)
+    _check_file("--record", args.record)
     recording = Recording.read(args.recording)
     asked: dict[tuple[int, ...], str] = {}
     if args.questions is not None:
@@ -269,6 +269,8 @@ def _counts(text: str) -> list[int]:
         ) from error
 
 
-def _check_folder(option: str, path: Path) -> None:
+def _check_file(option: str, path: Path) -> None:
     if not path.absolute().parent.is_dir():
         raise MoaError(f"{option} {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise MoaError(f"{option} {path}: that is a folder, and a file is to be written: name one in it")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +10,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from moa_bench.forecast.read import check_counts, check_shares, read_as
 from moa_runtime.drafters.base import Prices
 from moa_runtime.errors import MoaError
 from moa_runtime.session.tree import DraftTree
 
 #: What every result says where no file is named.
 MEASURED = Path(__file__).with_name("drafts.json")
+_MOST_NODES = 1024  # of a draft: more is no draft of ours
 _RIGHT, _WRONG = 0, 1  # tokens: the target's choice at any position, and another
 
 
@@ -137,19 +138,26 @@ class Drafts:
     @classmethod
     def read(cls, path: Path = MEASURED) -> Drafts:
         """Raises MoaError: no such file, or none of this kind."""
-        try:
-            raw: dict[str, Any] = json.loads(path.read_text())
-            shapes = [
-                Shape(each["name"], each["nodes"], each["depth"], tuple(each["steps"]), each["accepted"])
-                for each in raw["shapes"]
-            ]
-            drafts = cls(raw["about"], raw["tasks"], shapes)
-            if not drafts.tasks or not shapes or any(set(shape.accepted) < set(drafts.tasks) for shape in shapes):
-                raise ValueError
-        except OSError as error:
-            raise MoaError(f"cannot read the drafts {path}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise MoaError(f"{path} holds no drafts: expected what moa-bench forecast --recording writes") from error
+        return read_as(path, cls._of, "holds no drafts: expected what moa-bench forecast --record writes")
+
+    @classmethod
+    def _of(cls, raw: dict[str, Any]) -> Drafts:
+        """Raises ValueError, KeyError, TypeError or AttributeError: these are none."""
+        shapes = [
+            Shape(str(each["name"]), each["nodes"], each["depth"], tuple(each["steps"]), each["accepted"])
+            for each in raw["shapes"]
+        ]
+        drafts = cls(str(raw["about"]), raw["tasks"], shapes)
+        check_shares(list(drafts.tasks.values()))
+        for shape in shapes:
+            check_counts([shape.nodes - shape.depth, shape.depth])
+            check_counts(shape.steps, least=1)
+            if shape.nodes > _MOST_NODES or not set(drafts.tasks) <= set(shape.accepted):
+                raise ValueError(shape.name)
+            for counts in shape.accepted.values():
+                check_shares(counts)
+        if not shapes:
+            raise ValueError
         return drafts
 
     def as_dict(self) -> dict[str, Any]:

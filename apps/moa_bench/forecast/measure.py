@@ -15,6 +15,7 @@ import numpy as np
 
 from moa_bench.device.steps import RandomInputs
 from moa_bench.forecast.answers import Question
+from moa_bench.forecast.read import check_counts, check_numbers, read_as
 from moa_bench.forecast.times import DrafterTimes, StepTimes, TimedStep, Times
 from moa_runtime.backends.base import Backend, StepInputs
 from moa_runtime.bundle import Manifest
@@ -58,22 +59,27 @@ class Measured:
     @classmethod
     def read(cls, path: Path) -> Measured:
         """Raises MoaError: no such file, or none of this kind."""
-        try:
-            raw = json.loads(path.read_text())
-            times = dict(raw["times"])
-            times["target"] = StepTimes(**times["target"])
-            for name in ("server_drafter", "device"):
-                times[name] = DrafterTimes(**times[name])
-            questions = [Question(**question) for question in raw["questions"]]
-            if not questions:
-                raise ValueError
-            return cls(Times(**times), raw["errors"], questions)
-        except OSError as error:
-            raise MoaError(f"cannot read {path}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise MoaError(
-                f"{path} holds no measured times: expected what moa-bench forecast --measure wrote"
-            ) from error
+        return read_as(path, cls._of, "holds no measured times: expected what moa-bench forecast --measure wrote")
+
+    @classmethod
+    def _of(cls, raw: dict[str, Any]) -> Measured:
+        """Raises ValueError, KeyError or TypeError: these are none."""
+        times = dict(raw["times"])
+        times["target"] = StepTimes(**times["target"])
+        for name in ("server_drafter", "device"):
+            times[name] = DrafterTimes(**times[name])
+        questions = [Question(**question) for question in raw["questions"]]
+        measured = cls(Times(**times), raw["errors"], questions)
+        found = measured.times
+        for part in (found.target, found.server_drafter, found.device):
+            check_numbers(list(vars(part).values()))
+        check_numbers([found.row_s, found.verdict_s])
+        check_counts([found.most_sequences, found.cache_tokens], least=1)
+        for question in questions:
+            check_counts(list(vars(question).values()))
+        if not questions:
+            raise ValueError
+        return measured
 
 
 def measured_times(

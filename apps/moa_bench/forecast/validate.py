@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from moa_bench.forecast.answers import Question
 from moa_bench.forecast.drafts import Drafts
+from moa_bench.forecast.read import read_as
 from moa_bench.forecast.times import Times
 from moa_bench.forecast.window import closed
 from moa_bench.result import rounded
@@ -71,23 +71,21 @@ class Observed:
     @classmethod
     def read(cls, path: Path) -> Observed:
         """Raises MoaError: no such file, or none of this kind."""
-        try:
-            raw = json.loads(path.read_text())
-            if raw["benchmark"] != "server":
-                raise ValueError
-            loads = {
-                (int(count), mode): figures
-                for count, modes in raw["sessions"].items()
-                for mode, figures in modes.items()
-                if figures["tokens_per_s"]
-            }
-            settings = raw["settings"]
-            observed = cls(loads, float(settings["seconds"]), int(settings["max_new_tokens"]), settings["client_cpus"])
-        except OSError as error:
-            raise MoaError(f"cannot read {path}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise MoaError(f"{path} is no result of moa-bench server --json") from error
-        return observed
+        return read_as(path, cls._of, "is no result of moa-bench server --json")
+
+    @classmethod
+    def _of(cls, raw: dict[str, Any]) -> Observed:
+        """Raises ValueError, KeyError, TypeError or AttributeError: this is none."""
+        if raw["benchmark"] != "server":
+            raise ValueError
+        loads = {
+            (int(count), mode): figures
+            for count, modes in raw["sessions"].items()
+            for mode, figures in modes.items()
+            if figures["tokens_per_s"]
+        }
+        settings = raw["settings"]
+        return cls(loads, float(settings["seconds"]), int(settings["max_new_tokens"]), settings["client_cpus"])
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moa_runtime.session.handshake import Limits, fault
-from moa_runtime.session.sampling import unknown
+from moa_runtime.session.sampling import impossible, sampling_of, unknown
 from moa_runtime.session.tree import TreeError, chain, check_parents
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
@@ -49,6 +49,9 @@ def prompt_problem(prompt: wire.Prompt, limits: Limits, vocab_size: int) -> wire
         )
     if not prompt.tokens:
         return fault(wire.FAULT_CODE_PROTOCOL, "a Prompt without tokens")
+    problem = impossible(sampling_of(prompt.sampling))
+    if problem:
+        return fault(wire.FAULT_CODE_PROTOCOL, problem)
     wish = unknown(prompt.sampling)
     if wish:
         return fault(wire.FAULT_CODE_PROTOCOL, f"this verifier has no {wish}, as its Welcome says")

@@ -69,9 +69,9 @@ def check_hello(hello: wire.Hello, own: Fingerprints) -> wire.ServerMessage | No
             continue
         if client != server:
             client = client[:_LONGEST_NAME]
-            return fault(
-                wire.FAULT_CODE_FINGERPRINT_MISMATCH,
-                f"the bundle was made for {name} {client or 'none'}, this verifier serves {name} {server or 'none'}; "
-                "export a bundle with the verifier's model and drafter",
-            )
+            found = f"the bundle was made for {name} {client or 'none'}, this verifier serves {name} {server or 'none'}"
+            advice = "export a bundle with the verifier's model and drafter"
+            if not server:
+                advice = "draft without memory rows, as moa-chat --drafter sssd does"
+            return fault(wire.FAULT_CODE_FINGERPRINT_MISMATCH, f"{found}; {advice}")
     return None

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
+LARGEST_REAL = 3e38  # of the wire's floats
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -19,6 +21,15 @@ class Sampling:
     seed: int = 0
     top_k: int = 0
     min_p: float = 0.0
+
+
+def impossible(sampling: Sampling) -> str:
+    """What no target can do, in a sentence; empty where there is nothing."""
+    if not 0 <= sampling.temperature <= LARGEST_REAL:
+        return f"a temperature is 0 or more, not {sampling.temperature}"
+    if not 0 <= sampling.top_p <= 1:
+        return f"top_p is from 0 to 1, not {sampling.top_p}"
+    return "" if 0 <= sampling.min_p <= 1 else f"min_p is from 0 to 1, not {sampling.min_p}"
 
 
 def sampling_of(message: wire.Sampling) -> Sampling:

@@ -9,12 +9,11 @@ from typing import Any, TypeGuard, TypeVar
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Origin, Policy
 from moa_runtime.session.handshake import Fingerprints, Limits
-from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.sampling import LARGEST_REAL, Sampling
 
 SNAPSHOT_VERSION = 3
 
 _UINT32, _UINT64 = 2**32 - 1, 2**64 - 1
-LARGEST_REAL = 3e38  # of the wire's floats
 _LONGEST_SHOWN = 60  # characters of a wrong value, in a sentence
 _AnyEnum = TypeVar("_AnyEnum", bound=enum.Enum)
 

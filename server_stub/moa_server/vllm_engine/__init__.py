@@ -16,6 +16,6 @@ module              knows                                           must not kno
 :mod:`stateless`    another engine, on vLLM's public interface      all of these but environment and limits
 ==================  ==============================================  =======================================
 
-Only :mod:`core`, :mod:`parking`, :mod:`choices` and :mod:`stateless` import vLLM, and :func:`environment.prepare` comes
-before them.
+Only :mod:`core`, :mod:`parking`, :mod:`choices` and :mod:`stateless` import vLLM, :func:`limits.check_device` when
+it is called, and :func:`environment.prepare` comes before them.
 """

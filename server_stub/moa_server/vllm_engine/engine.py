@@ -24,7 +24,15 @@ from moa_server.rooms import rounded_up
 from moa_server.scheduler import MOST_SEQUENCES
 from moa_server.target_settings import EngineError, context_of, dtype_of
 from moa_server.vllm_engine.core import Core
-from moa_server.vllm_engine.limits import BLOCK, MOST_DRAFTED, SPARE, block_bytes, pool_blocks
+from moa_server.vllm_engine.limits import (
+    BLOCK,
+    MOST_DRAFTED,
+    SPARE,
+    block_bytes,
+    check_device,
+    check_memory,
+    pool_blocks,
+)
 from moa_server.vllm_engine.sequences import HeldSequences, Move
 from moa_server.vllm_engine.work import Work
 
@@ -85,6 +93,7 @@ class VllmEngine:
             _log.warning(note)
         self._dtype, self._device = dtype_of(dtype, torch.device(device)), torch.device(device)
         self._block_bytes, blocks = block_bytes(target, self._dtype), pool_blocks(cache_tokens, self.max_context)
+        check_memory(target, self._dtype, blocks, self._device)
         self._sequences = HeldSequences()
         self._worker = ThreadPoolExecutor(1, "target")
         try:
@@ -118,6 +127,7 @@ class VllmEngine:
         Raises:
             MoaError: what cannot be found, read, or does not fit together.
         """
+        check_device(device)
         drafter = None if drafter_folder is None else load_checkpoint(drafter_folder).to(torch.device(device))
         fingerprint = "" if drafter_folder is None else drafter_fingerprint(drafter_folder)
         settings = {"dtype": dtype, "device": device, "cache_tokens": cache_tokens, "threads": threads}

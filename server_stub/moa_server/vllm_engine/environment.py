@@ -26,6 +26,7 @@ _PREFERRED = {
     "NUMBA_THREADING_LAYER": "workqueue",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CONFIGURE_LOGGING": "0",  # the log is ours
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # it warns of how memory is bound
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from moa_drafter.config import key_value_size
@@ -29,7 +31,33 @@ def block_bytes(target: TargetFacts, dtype: torch.dtype) -> int:
     return BLOCK * key_value_size(target.config) * target.config.num_hidden_layers * dtype.itemsize
 
 
+def check_device(device: str) -> None:
+    """Raises EngineError: vLLM, as it is installed, computes on another one."""
+    from vllm.platforms import current_platform
+
+    if torch.device(device).type != current_platform.device_type:
+        raise EngineError(
+            f"vLLM as it is installed here computes on {current_platform.device_type}, not on --device {device}: "
+            f"choose --device {current_platform.device_type}, or another release of vLLM"
+        )
+
+
+def check_memory(target: TargetFacts, dtype: torch.dtype, blocks: int, device: torch.device) -> None:
+    """Raises EngineError: caches of so many blocks are larger than all memory of the device."""
+    size = blocks * block_bytes(target, dtype)
+    there = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else _memory_bytes()
+    if size > there:
+        raise EngineError(
+            f"caches for {blocks * BLOCK} tokens take {size / 1e9:.1f} GB, and the {device.type} has "
+            f"{there / 1e9:.1f} GB: lower --cache-tokens or --max-context"
+        )
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def refused(target: TargetFacts, error: Exception) -> EngineError:
     """What is said where vLLM raised ``error`` on a target."""
-    why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    why = next((line.strip(" .") for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return EngineError(f"vLLM cannot run the target in {target.folder} here: {why}; --engine transformers may")

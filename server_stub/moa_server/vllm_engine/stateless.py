@@ -25,7 +25,16 @@ from moa_server.requests import check_chain, check_request
 from moa_server.sampling import choose
 from moa_server.scheduler import MOST_SEQUENCES
 from moa_server.target_settings import context_of, dtype_of
-from moa_server.vllm_engine.limits import BLOCK, MOST_DRAFTED, SPARE, block_bytes, pool_blocks, refused
+from moa_server.vllm_engine.limits import (
+    BLOCK,
+    MOST_DRAFTED,
+    SPARE,
+    block_bytes,
+    check_device,
+    check_memory,
+    pool_blocks,
+    refused,
+)
 
 
 class StatelessVllmEngine:
@@ -57,6 +66,7 @@ class StatelessVllmEngine:
         self.forwards = 0
         self._texts: dict[int, list[int]] = {}
         kind, blocks = dtype_of(dtype, torch.device(device)), pool_blocks(cache_tokens, self.max_context)
+        check_memory(target, kind, blocks, torch.device(device))
         size, self._bound = block_bytes(target, kind), blocks * BLOCK
         self.facts = EngineFacts(str(kind).removeprefix("torch."), torch.device(device).type, False, blocks * size)
         self._worker = ThreadPoolExecutor(1, "target")
@@ -82,6 +92,7 @@ class StatelessVllmEngine:
     @classmethod
     def load(cls, target_name: str, **settings: Any) -> StatelessVllmEngine:
         """Load a target; for the settings see the class. Raises MoaError: what cannot be found or run."""
+        check_device(settings.get("device", "cpu"))
         return cls(target_facts(target_name), **settings)
 
     @property
