@@ -71,7 +71,9 @@ def toy_bundle(folder: Path) -> SimpleNamespace:
     """What a chat needs of a bundle: the tiny target's tokenizer and template, the toy's fingerprints."""
     _train_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "template").write_text(CHAT_TEMPLATE)
-    manifest = SimpleNamespace(fingerprints=PRINTS, stop_tokens=(STOP,), special_tokens={}, vocab_size=VOCAB_SIZE)
+    manifest = SimpleNamespace(
+        fingerprints=PRINTS, stop_tokens=(STOP,), special_tokens={}, vocab_size=VOCAB_SIZE, has_rows=True
+    )
     return SimpleNamespace(
         manifest=manifest, tokenizer_path=folder / "tokenizer.json", chat_template_path=folder / "template"
     )
