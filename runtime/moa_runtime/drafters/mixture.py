@@ -18,9 +18,9 @@ from moa_runtime.drafters.ngram import LONGEST_SUFFIX, NgramIndex
 #: The index's share of a candidate's probability, for matching suffixes of at least so many tokens. By expectation
 #: maximisation on answers of the default target (docs/log.md); they hardly depend on the depth of a draft.
 WEIGHTS = {1: 0.13, 2: 0.34, 3: 0.46, 4: 0.55, 5: 0.63, 8: 0.77, 16: 0.91}
-#: A datastore's share, likewise: how often a suffix goes on as in another text, times what the weights above are of how
-#: often it does within a text (docs/log.md). Shorter suffixes say nothing that the drafter does not know.
-DATASTORE_WEIGHTS = {4: 0.26, 8: 0.39, 12: 0.6, 16: 0.82}
+#: A datastore's share of what drafter and conversation say together, likewise, where its suffix is the longer one.
+#: A drafter knows what its target often says, so a suffix says little until it is long.
+DATASTORE_WEIGHTS = {4: 0.07, 6: 0.11, 8: 0.15, 10: 0.22, 12: 0.43, 16: 0.85}
 _DATASTORE_WEIGHTS = sorted(DATASTORE_WEIGHTS.items(), reverse=True)
 _LEAST_IN_DATASTORE = min(DATASTORE_WEIGHTS)
 _OCCURRENCES = 32
@@ -39,8 +39,8 @@ class NgramMixture:
     """Mixes a drafter's candidates with an :class:`~moa_runtime.drafters.ngram.NgramIndex` of the conversation.
 
     With ``w`` the weight for the length of the matching suffix, a candidate's probability becomes ``(1 - w) * drafter
-    + w * index``. A token need not be in the draft vocabulary to be copied. Where a datastore's suffix has more weight
-    than the conversation's, it is in the index's place.
+    + w * index``. A token need not be in the draft vocabulary to be copied. A datastore is mixed into that likewise,
+    where its suffix is longer than the conversation's.
 
     Args:
         stop_tokens: ids that end a turn; they are not copied.
@@ -115,15 +115,24 @@ class NgramMixture:
     def _known(self, path: Sequence[int]) -> tuple[float, Mapping[int, float]]:
         """The tokens that followed the end of ``path`` before, and what that weighs; none where it is new."""
         match = self._index.match(path)
-        known = _NOTHING if match is None else (_weight(self._weights, match.length), match.probabilities)
-        if self._datastore is None or known[0] >= _DATASTORE_WEIGHTS[0][1]:
-            return known
-        length = self._datastore.longest(path[-LONGEST_SUFFIX:], _LEAST_IN_DATASTORE)
-        if not length or (weight := _weight(_DATASTORE_WEIGHTS, length)) <= known[0]:
-            return known
+        weight, shares = _NOTHING if match is None else (_weight(self._weights, match.length), match.probabilities)
+        shorter = 0 if match is None else match.length
+        outer, others = self._known_elsewhere(path, max(shorter + 1, _LEAST_IN_DATASTORE))
+        if not others:
+            return weight, shares
+        both = {token: outer * share for token, share in others.items()}
+        for token, share in shares.items():
+            both[token] = both.get(token, 0.0) + (1 - outer) * weight * share
+        total = outer + (1 - outer) * weight
+        return total, {token: part / total for token, part in both.items()}
+
+    def _known_elsewhere(self, path: Sequence[int], least: int) -> tuple[float, Mapping[int, float]]:
+        """The same of the datastore, by suffixes of at least ``least`` tokens."""
+        if self._datastore is None or not (length := self._datastore.longest(path[-LONGEST_SUFFIX:], least)):
+            return _NOTHING
         found = self._datastore.followers(path[-length:], most=_OCCURRENCES)
         followers = {token: share for token, share in found.items() if token not in self._stop_tokens}
-        return (weight, followers) if followers else known
+        return _weight(_DATASTORE_WEIGHTS, length), followers
 
     def _reaches(self, path: Sequence[int]) -> bool:
         return len(path) < self._confirmed + self._reach
