@@ -1,4 +1,4 @@
-"""An answer that comes before the request's body has ended is not lost, and what is still sent is read within bounds."""
+"""An answer that comes before the request's body has ended is not lost; what is still sent is read within bounds."""
 
 from __future__ import annotations
 
