@@ -16,6 +16,7 @@ from moa_bench.replicas import command as replicas_command
 from moa_bench.report import command as report_command
 from moa_bench.shapes import command as shapes_command
 from moa_bench.web import command as web_command
+from moa_runtime.cpus import too_many_threads
 from moa_runtime.errors import MoaError
 
 
@@ -42,6 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
+    if warning := too_many_threads(getattr(args, "threads", None)):
+        print(f"moa-bench: {warning}", file=sys.stderr)
     try:
         return int(args.run(args))
     except MoaError as error:

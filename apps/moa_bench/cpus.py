@@ -19,11 +19,6 @@ def split_cpus() -> tuple[set[int], set[int]] | None:
     return set(own[:half]), set(own[half:])
 
 
-def available_cpus() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def pin(pid: int, cpus: set[int]) -> None:
     """Bind a process to processors: its main thread, and the threads it starts from now on.
 

@@ -51,7 +51,7 @@ class Bearers:
     salted hashes are for.
 
     Args:
-        token: one without a name or a budget; empty for none.
+        token: one without a name or a budget, unless the file has an entry for it; empty for none.
         file: as :func:`read_tokens` takes; None for none. With a file without entries nobody may come in.
         clock: of the budgets.
 
@@ -114,7 +114,7 @@ class Bearers:
         _log.info("read %s again: %d tokens", self._file, len(self._named))
 
     def _all(self) -> list[Bearer]:
-        return self._own + self._named
+        return self._named + self._own  # a name and a budget hold also for a token that is everybody's as well
 
 
 def digest(token: str) -> str:

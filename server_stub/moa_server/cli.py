@@ -20,6 +20,7 @@ from moa_server.loading import load_engine, server_drafts
 from moa_server.logs import complain, configure
 from moa_server.options import ServeError, parser, settings_of
 from moa_server.places import EdgeLimits
+from moa_server.process_end import ProcessEnd
 from moa_server.settings import Settings
 from moa_server.stdin_watch import end_with_stdin
 from moa_server.web_setup import WebSetup, check_web_options
@@ -56,6 +57,7 @@ def _serve(options: argparse.Namespace) -> None:
         return
     _check_exposure(options, bearers)
     tls = (web.tls if web else None) or _check_tls(options)
+    end = ProcessEnd()
     # The port first: loading a model only to find the port taken would waste the user's time.
     with (
         _bind(options.host, options.port) as listening,
@@ -65,6 +67,7 @@ def _serve(options: argparse.Namespace) -> None:
             web.find_bundle()
         with contextlib.closing(load_engine(options)) as engine:
             _run(engine, settings, options, listening, tls, timeline, web)
+    end.served = True
 
 
 def _check_exposure(options: argparse.Namespace, bearers: Bearers) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import h11
 import uvicorn
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 from websockets.exceptions import InvalidHeaderFormat
 from websockets.headers import parse_subprotocol
@@ -27,6 +27,7 @@ from moa_server.places import ALL_BUSY, END_KEY, Place
 _HEADER_SLICE = 1 << 10
 
 _RETRY_AFTER = (b"retry-after", b"5")
+_CLOSE = (b"connection", b"close")
 
 
 class _ClientFaults(logging.LoggerAdapter):
@@ -43,7 +44,9 @@ class EdgeHttp(OnPlace, H11Protocol):
     """HTTP/1.1 on one connection.
 
     Beyond its base: the whole header, and the body, have deadlines; a header section has a size; a peer that does not
-    read is cut off; whatever arrives is answered with one JSON sentence and no line in the log.
+    read is cut off; whatever arrives is answered with one JSON sentence and no line in the log. An answer that comes
+    before the body's end is the connection's last one, and what the peer still sends is dropped, so much and so long
+    that the answer is not lost.
     """
 
     def __init__(self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], place: Place):
@@ -54,6 +57,7 @@ class EdgeHttp(OnPlace, H11Protocol):
         self.ws_protocol_class = functools.partial(EdgeWebSocket, place=place)  # type: ignore[assignment]
         self.app = self._unless_refused
         self._received = self._discarding = False
+        self._discarded = 0  # bytes
         self._websocket: asyncio.BaseProtocol | None = None
         self._stage: tuple[object, object] = (h11.IDLE, None)
 
@@ -68,6 +72,11 @@ class EdgeHttp(OnPlace, H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received = True
+        if self._discarding:
+            self._discarded += len(data)
+            if self._discarded > self._place.limits.discard_bytes:
+                self._place.end()
+            return
         start = 0
         while start < len(data) and not (self._discarding or self.transport.is_closing()):
             end = start + _HEADER_SLICE if self.conn.their_state is h11.IDLE else len(data)
@@ -111,10 +120,31 @@ class EdgeHttp(OnPlace, H11Protocol):
         """The app, unless its request was refused before it began."""
         if self._discarding:
             return
+        cycle = self.cycle
+
+        async def last_if_early(message: Message) -> None:
+            if not cycle.more_body:
+                await send(message)
+            elif message["type"] == "http.response.start":
+                await send({**message, "headers": [*message.get("headers", []), _CLOSE]})
+            else:
+                await send({**message, "more_body": True})
+                if not message.get("more_body", False):
+                    self._end_early(cycle)
+
         try:
-            await self.config.loaded_app({**scope, END_KEY: self._place.end}, receive, send)
+            await self.config.loaded_app({**scope, END_KEY: self._place.end}, receive, last_if_early)
         except ClientDisconnect:
             self.logger.debug("a client left before its request was answered")
+
+    def _end_early(self, cycle: RequestResponseCycle) -> None:
+        """The answer is whole and the body is not: the base would wait for all of it, or close and lose the answer."""
+        if cycle.disconnected:
+            return
+        cycle.response_complete = True
+        cycle.message_event.set()
+        self.transport.write(self.conn.send(h11.EndOfMessage()) or b"")
+        self._discard_rest()  # until the body's deadline
 
     def _see_stage(self) -> None:
         """Note whether a request is being answered, and set the deadline for what the client sends next."""
@@ -145,8 +175,6 @@ class EdgeHttp(OnPlace, H11Protocol):
 
     def _refuse(self, status: int, text: str) -> None:
         """Answer if that is still possible, and close."""
-        self._discarding = True
-        self._unset_keepalive_if_required()
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected, self.cycle.waiting_for_100_continue = True, False
             self.cycle.message_event.set()
@@ -158,20 +186,27 @@ class EdgeHttp(OnPlace, H11Protocol):
             head = self.conn.our_state is h11.SEND_RESPONSE and self.scope["method"] == "HEAD"
             for event in (response, *([] if head else [h11.Data(data=body)]), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
+        self._discard_rest()
+        self._place.set_deadline(self._place.limits.close_seconds)
+
+    def _discard_rest(self) -> None:
+        """Say the end of the stream, and drop what still comes until the peer or a bound ends the connection.
+
+        Over TLS there is no end that leaves the other direction open: ``Connection: close`` in the answer has to do.
+        """
+        self._discarding = True
+        self._unset_keepalive_if_required()
         self._place.wait()
-        if self._place.half_close():
-            self.flow.resume_reading()
-            self._place.set_deadline(self._place.limits.close_seconds)
-            self._place.on_deadline = self._place.end
-        else:
-            self.transport.close()
+        self._place.half_close()
+        self.flow.resume_reading()
+        self._place.on_deadline = self._place.end
 
 
 def _answer(text: str) -> tuple[bytes, list[tuple[bytes, bytes]]]:
     """A JSON body and its headers, for the last answer on a connection."""
     body = json.dumps({"error": text}).encode()
     length = str(len(body)).encode()
-    return body, [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
+    return body, [(b"content-type", b"application/json"), (b"content-length", length), _CLOSE]
 
 
 def _well_formed(subprotocols: bytes) -> bool:

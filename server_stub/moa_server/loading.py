@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moa_runtime.cpus import too_many_threads
 from moa_runtime.extras import require_extra
 from moa_server.engine import Engine
 from moa_server.options import ServeError
@@ -17,14 +19,18 @@ if TYPE_CHECKING:
     from moa_server.vllm_engine.engine import VllmEngine
     from moa_server.vllm_engine.stateless import StatelessVllmEngine
 
+_log = logging.getLogger(__name__)
+
 
 def load_engine(options: argparse.Namespace) -> TransformersEngine | VllmEngine | StatelessVllmEngine:
-    """Load it, with target and drafter.
+    """Load it, with target and drafter. More threads than processors are warned of in the log.
 
     Raises:
         MoaError: packages are missing, or what is asked for cannot be found, read, or does not fit together.
     """
     require_extra("server", "moa-serve")
+    if warning := too_many_threads(options.threads):
+        _log.warning("%s", warning)
     if options.engine != "transformers":  # before torch is imported
         from moa_server.vllm_engine.environment import prepare
 

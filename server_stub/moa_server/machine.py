@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from moa_runtime.cpus import available_cpus
 from moa_server.doctor import Facts, Machine
 from moa_server.edge import ceiling, raise_descriptor_limit
 from moa_server.engine import EngineFacts
@@ -21,11 +22,10 @@ _ROWS, _SIZE, _REPEATS = (1, 16), 4096, 5
 
 
 def this_machine() -> Machine:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     if not gpu and torch.backends.mps.is_available():
         gpu = "Apple (mps)"
-    return Machine(cores, torch.get_num_threads(), gpu, _native_bfloat16(), _resident_bytes())
+    return Machine(available_cpus(), torch.get_num_threads(), gpu, _native_bfloat16(), _resident_bytes())
 
 
 def facts(engine: EngineFacts, connections: int, max_sessions: int) -> Facts:

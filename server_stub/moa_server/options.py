@@ -224,6 +224,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         hosts=tuple(options.allow_host),
         max_sessions=options.max_sessions,
         keep_seconds=options.keep_seconds,
+        ask_from=options.ask_from,
         away_seconds=options.away_seconds,
         away_tokens=options.away_tokens,
         idle_seconds=options.idle_seconds,

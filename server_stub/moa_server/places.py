@@ -43,6 +43,7 @@ class EdgeLimits:
         send_seconds: in which a peer must read 64 KiB, or all that waits for it beyond what the system and asyncio
             buffer. A slow link is no offence: a large message may take much longer.
         close_seconds: that a peer has to close as well.
+        discard_bytes: of a body that are read and dropped behind an answer that came before its end.
         write_buffer_bytes: that may wait for a peer besides the largest message.
         control_frames_per_second: WebSocket pings and pongs, sustained.
         control_frames_burst: and at once.
@@ -57,6 +58,7 @@ class EdgeLimits:
     body_seconds: float = 30.0
     send_seconds: float = 30.0
     close_seconds: float = 5.0
+    discard_bytes: int = 64 << 20
     write_buffer_bytes: int = 4 << 20
     control_frames_per_second: float = 50.0
     control_frames_burst: int = 100

@@ -286,6 +286,7 @@ def test_the_validation_is_told_and_drawn(
         (["--record", "drafts.json"], "--record needs --recording"),
         (["--drafts", "nowhere.json"], "cannot read nowhere.json"),
         (["--check", "--drafts", __file__], "holds no drafts"),
+        (["--check", "--fit-to", "1,8"], "--fit-to is for --validate"),
         (["--measure", "nowhere/times.json"], "there is no folder nowhere"),
         (["--measure", "."], "that is a folder, and a file is to be written"),
     ],

@@ -153,8 +153,10 @@ def test_a_text_that_is_not_the_targets_own_is_found_and_each_question_is_asked_
 
     right, seeded = Written((1, 2), Sampling(), (2, 0)), Written((1, 2), Sampling(seed=5), (2, 5))
     wrong = Written((1,), Sampling(), (2, 0))
-    results = Results()
-    compare(SimpleNamespace(decode=decode), [right, right, seeded, wrong], 9, results)  # type: ignore[arg-type]
+    results, counts = Results(), []
+    verifier: Any = SimpleNamespace(decode=decode)
+    compare(verifier, [right, right, seeded, wrong], 9, results, counts.append)
+    assert counts == [2, 1, 1]
     assert results.different == [wrong] and results.compared == 4
     assert len(asked) == 3 and {count for _, count, _ in asked} == {9}
 
@@ -224,5 +226,9 @@ def test_another_ray_is_one_sentence(onnx_bundle, capsys, monkeypatch):
     assert "moa-bench replicas --behind ray is tested with Ray 2.60 and may fail with 2.600.1: pip install" in err
 
 
-def test_numbers_out_of_range(capsys):
+def test_numbers_out_of_range(onnx_bundle, capsys, monkeypatch):
+    monkeypatch.setattr("moa_bench.replicas.command._fleet", None)  # nothing is started
+    assert "--sessions must be at most 256, not 99999999" in said(capsys, "--sessions", "99999999")
+    long = ("--max-new-tokens", "99999999", "--bundle", str(onnx_bundle))
+    assert "--max-new-tokens must be at most 512, the target's context, not 99999999" in said(capsys, *long)
     assert "--sessions must be at least 1, not 0" in said(capsys, "--sessions", "0")

@@ -45,6 +45,15 @@ def test_nothing_else_does(file, header):
     assert Bearers("single", file).authenticate(header) is None
 
 
+def test_a_token_that_is_both_has_the_entry_s_name_and_budget(file):
+    bearers = Bearers("a-token", file)
+    alice = bearers.authenticate("Bearer a-token")
+    assert (alice.name, alice.budget.sessions) == ("alice", 4) and bearers.valid(alice)
+    write(file, entry("bob", "b-token"))
+    bearers.reload()
+    assert not bearers.valid(alice) and bearers.authenticate("Bearer a-token").name == ""
+
+
 def test_a_digest_is_no_token(file):
     digest = json.loads(file.read_text())["tokens"][0]["sha256"]
     assert Bearers(file=file).authenticate(f"Bearer {digest}") is None

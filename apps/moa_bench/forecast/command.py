@@ -24,6 +24,9 @@ from moa_bench.result import RESULT_VERSION, machine
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
 
+#: Session counts that a validation fits to.
+_FIT_TO = "1,8"
+
 _DESCRIPTION = """\
 Forecast what a service for many users takes: GPUs, money, milliseconds a token and to the first token, when the server
 streams, drafts itself, lets devices draft, or whoever is faster drafts (auto). A simulation of one verifier and its
@@ -32,7 +35,7 @@ drafts bring was measured or published. --users asks for the forecast. The other
 
   --measure TIMES    time the steps of this machine's verifier and device, and count the tokens of answers
   --validate RESULT  fit the simulation to some session counts of a moa-bench server --json, compare it at the others
-  --check            the same for the published serving figures of a GPU
+  --check            the same for the published serving figures of a GPU; some two minutes of one processor
   --record DRAFTS    what drafts of each shape bring, from a --recording of moa-bench shapes
 
 What is assumed is in the output, and with its sources in docs/forecast.md.
@@ -60,9 +63,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--spare", type=int, default=1, metavar="N", help="GPUs that may be lost (default %(default)s)")
     parser.add_argument("--times", type=Path, metavar="TIMES", help="what --measure wrote, for --validate")
-    parser.add_argument(
-        "--fit-to", default="1,8", metavar="N,N", help="session counts that --validate fits to (default %(default)s)"
-    )
+    parser.add_argument("--fit-to", metavar="N,N", help=f"session counts that --validate fits to (default {_FIT_TO})")
     parser.add_argument("--drafts", type=Path, metavar="DRAFTS", help="what --record wrote (default: as shipped)")
     parser.add_argument("--recording", type=Path, metavar="FILE", help="of moa-bench shapes, for --record")
     parser.add_argument("--seed", type=int, default=0, help="of the simulation (default %(default)s)")
@@ -87,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
         value = getattr(args, name)
         if value is not None and not 0 < value < math.inf:
             raise MoaError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
+    if args.fit_to is not None and args.validate is None:
+        raise MoaError("--fit-to is for --validate: leave it out")
     require_extra("bench", "moa-bench forecast")
     work = next((name for name in _WORK if getattr(args, name)), "users")
     began, problem = time.monotonic(), ""
@@ -147,7 +150,8 @@ def _validate(args: argparse.Namespace) -> dict[str, Any]:
 
     if args.times is None:
         raise MoaError("--validate needs --times FILE, which moa-bench forecast --measure FILE writes on that machine")
-    measured, observed, fit_to = Measured.read(args.times), Observed.read(args.validate), _counts(args.fit_to)
+    measured, observed = Measured.read(args.times), Observed.read(args.validate)
+    fit_to = _counts(args.fit_to or _FIT_TO)
     validation = Validation(observed, measured.times, _drafts(args), measured.questions, fit_to)
     with Progress(total=validation.trials, desc="forecast: fit", unit="trial") as bar:
         factors = validation.fit(bar.update)
@@ -163,7 +167,8 @@ def _check(args: argparse.Namespace) -> dict[str, Any]:
     hardware_of, drafts = gpu(args.hardware), _drafts(args)
     times = hardware_of.times(demand(drafts.tau(drafts.shapes[-1])).device_ms.base)
     questions = [Question(hardware_of.prompt, hardware_of.serving.most_tokens)]
-    with Progress(total=len(hardware_of.serving.loads), desc="forecast: check", unit="load") as bar:
+    total = sum(sessions for sessions, _ in hardware_of.serving.loads)  # what a load takes is in proportion to these
+    with Progress(total=total, desc="forecast: check", unit="client") as bar:
         validation = Validation(hardware_of.serving, times, drafts, questions, FIT_TO, on_load=bar.update, repeats=1)
         return _told(validation, Factors(verdict_ms=1000 * times.verdict_s), list(FIT_TO))
 

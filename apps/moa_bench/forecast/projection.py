@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from moa_bench.cpus import available_cpus
 from moa_bench.forecast.capacity import (
     HOURS_A_MONTH,
     SHARES,
@@ -27,6 +26,7 @@ from moa_bench.forecast.times import Times
 from moa_bench.forecast.window import Load
 from moa_bench.result import rounded
 from moa_bench.server import MODES
+from moa_runtime.cpus import available_cpus
 
 #: What may be promised, milliseconds a token for 95 of 100.
 PROMISES_MS = (5, 6, 7, 8, 10, 12, 15, 20, 25, 30, 40, 50, 75, 100)

@@ -119,7 +119,7 @@ class Validation:
     Args:
         times: as measured, before the factors.
         questions: that the clients asked, in their order, with the lengths of the answers.
-        on_load: called for each load that is compared.
+        on_load: called for each load that is compared, with its number of sessions.
         repeats: windows of each load, with another seed each.
 
     Raises:
@@ -133,7 +133,7 @@ class Validation:
         drafts: Drafts,
         questions: Sequence[Question],
         fit_to: Sequence[int],
-        on_load: Callable[[], None] = lambda: None,
+        on_load: Callable[[int], object] = lambda sessions: None,
         repeats: int = 2,
     ) -> None:
         missing = sorted(set(fit_to) - set(observed.sessions))
@@ -174,7 +174,7 @@ class Validation:
         found: list[Comparison] = []
         for load in self._observed.loads:
             found += self._of_load(load, factors)
-            self._on_load()
+            self._on_load(load[0])
         return found
 
     def _names(self) -> list[str]:

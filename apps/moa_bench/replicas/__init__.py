@@ -4,3 +4,5 @@
 PROXIES = ("haproxy", "ray")
 #: How many there are.
 REPLICAS = 2
+#: Chats at once: they have one address, of which haproxy.cfg takes no more connections.
+MOST_SESSIONS = 256

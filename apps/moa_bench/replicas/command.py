@@ -18,7 +18,7 @@ from moa_bench.options import (
     questions_of,
 )
 from moa_bench.output import INTERRUPTED, add_output_options, check_output_options, finish
-from moa_bench.replicas import PROXIES, REPLICAS, present
+from moa_bench.replicas import MOST_SESSIONS, PROXIES, REPLICAS, present
 from moa_bench.replicas.fleet import Fleet
 from moa_bench.result import result_of
 from moa_runtime.errors import MoaError
@@ -37,6 +37,10 @@ and the configuration that is shipped; draining is SIGTERM, and one that has end
 application for Ray Serve, deployed from a configuration; draining is a deployment with one replica less, and Ray
 replaces the one that was killed.
 
+It takes minutes: four times a verifier loads the target, and in each of three phases every chat finishes an answer.
+The hundred chats in docs/replicas.md, with a tiny target on two busy cores, wrote for five to six minutes; then all of
+their answers are written once more, alone.
+
 resumes           answers that lost their connection and went on
 s to go on        from the last confirmed token before to the first one behind: what a reader waits
 until replaced    from telling it to end, or its death, until the proxy knew another one in its place
@@ -49,7 +53,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--behind", choices=PROXIES, default=PROXIES[0], help="what stands before them (default %(default)s)"
     )
-    parser.add_argument("--sessions", type=int, default=100, metavar="N", help="chats at once (default %(default)s)")
+    parser.add_argument(
+        "--sessions",
+        type=int,
+        default=100,
+        metavar="N",
+        help=f"chats at once, at most {MOST_SESSIONS} (default %(default)s)",
+    )
     parser.add_argument(
         "--max-new-tokens",
         type=int,
@@ -70,9 +80,13 @@ def run(args: argparse.Namespace) -> int:
         MoaError: bad input, or the fleet does not start.
     """
     check_at_least(args, sessions=1, max_new_tokens=1)
+    if args.sessions > MOST_SESSIONS:
+        raise MoaError(f"--sessions must be at most {MOST_SESSIONS}, not {args.sessions}: all chats have one address")
     check_output_options(args)
     questions = questions_of(args)
     bundle = bundle_of(args)
+    if args.max_new_tokens > (context := bundle.manifest.max_context):
+        raise MoaError(f"--max-new-tokens must be at most {context}, the target's context, not {args.max_new_tokens}")
     require_extra("bench", "moa-bench replicas")
     # Imported late: the extra may be missing, and --help should answer at once.
     from moa_bench.progress import Progress
@@ -111,7 +125,9 @@ def run(args: argparse.Namespace) -> int:
         try:
             asyncio.run(talk())
             answers = [answer for session in results.sessions for answer in session.answers]
-            compare(Verifier(fleet.endpoint), answers, args.max_new_tokens, results)
+            progress.close()
+            with Progress(total=len(answers), desc="replicas: plain decoding", unit="answer") as bar:
+                compare(Verifier(fleet.endpoint), answers, args.max_new_tokens, results, bar.update)
         except KeyboardInterrupt:
             problem = INTERRUPTED
         except MoaError as error:

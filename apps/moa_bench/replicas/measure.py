@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -125,19 +126,31 @@ async def measure(sessions: list[Session], phases: Phases, fleet: Fleet, results
         results.seconds = time.monotonic() - began
 
 
-def compare(verifier: Verifier, answers: Sequence[Written], max_new_tokens: int, results: Results) -> None:
+def compare(
+    verifier: Verifier,
+    answers: Sequence[Written],
+    max_new_tokens: int,
+    results: Results,
+    on_answers: Callable[[int], object] = lambda count: None,
+) -> None:
     """Have the target write the same answers alone.
+
+    Args:
+        on_answers: called with the number of answers that were compared since the last call.
 
     Raises:
         MoaError: the verifier refused, or is gone.
     """
-    asked = list(dict.fromkeys((answer.prompt, answer.sampling) for answer in answers))  # greedy ones often
+    asked = Counter((answer.prompt, answer.sampling) for answer in answers)  # greedy ones often
+    decoded: dict[tuple[tuple[int, ...], Sampling], tuple[int, ...]] = {}
 
     def own(question: tuple[tuple[int, ...], Sampling]) -> tuple[int, ...]:
         prompt, sampling = question
         return tuple(verifier.decode(prompt, max_new_tokens, sampling))
 
     with ThreadPoolExecutor(_DECODERS) as decoders:
-        decoded = dict(zip(asked, decoders.map(own, asked), strict=True))
+        for (question, count), tokens in zip(asked.items(), decoders.map(own, asked), strict=True):
+            decoded[question] = tokens
+            on_answers(count)
     results.compared = len(answers)
     results.different = [each for each in answers if each.tokens != decoded[each.prompt, each.sampling]]

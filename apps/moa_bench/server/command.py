@@ -7,7 +7,6 @@ import dataclasses
 import math
 from contextlib import ExitStack
 
-from moa_bench.cpus import available_cpus
 from moa_bench.options import (
     add_answer_options,
     add_bundle_option,
@@ -26,6 +25,7 @@ from moa_bench.output import INTERRUPTED, add_output_options, check_output_optio
 from moa_bench.result import result_of
 from moa_bench.server import MODES, present
 from moa_bench.verifier import open_verifier, open_verifiers
+from moa_runtime.cpus import available_cpus
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
 from moa_runtime.session.handshake import Limits
