@@ -153,7 +153,8 @@ def test_a_run_keeps_its_writer(
     assert moa_train(out, "--resume", "--write-only", "--writer", "auto", "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["writer"], result["conversations"]) == ("transformers", 8)
-    assert moa_train(out, *flags, "--conversations", 8) == 2
+    assert moa_train(out, *flags, "--conversations", 9) == 0
+    assert moa_train(out, *flags, "--conversations", 12, "--writer", "vllm") == 2
     assert "was written with another writer (vllm; the run has transformers)" in capsys.readouterr().err
 
 

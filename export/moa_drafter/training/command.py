@@ -134,7 +134,11 @@ class Command:
                 dtype = "bfloat16" if fastest_dtype(device) == torch.bfloat16 else "float32"
                 settings = replace(settings, dtype=dtype)
             check_names(settings)
-            return settings if settings.data else writers.resolved(settings, device)
+            if settings.data:
+                return settings
+            if settings.writer == "auto" and record.is_file() and lines_held(self.out / WRITTEN_FILE):
+                settings = replace(settings, writer=_recorded(record).writer)  # what is installed may have changed
+            return writers.resolved(settings, device)
         if not record.is_file():
             raise MoaError(f"nothing to resume in {self.out}: it has no {RECORD_FILE}")
         stored = _recorded(record)
