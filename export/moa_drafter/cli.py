@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moa_drafter.training.config_file import FIELDS, TYPES, checked
+from moa_drafter.vllm_environment import set_variables
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
 
@@ -78,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     require_extra("train", "moa-train")
-    # Imported late, so that --help answers at once.
+    set_variables()
+    # Imported late, so that --help answers at once, and torch finds what was set.
     from moa_drafter.training.command import Command
 
     given = {key: getattr(args, key) for key in FIELDS if getattr(args, key) is not None}

@@ -15,6 +15,7 @@ from training_data import moa_train
 from moa_drafter.target import Target
 from moa_drafter.training import generate
 from moa_drafter.training.data import read_conversations
+from moa_drafter.training.decoding import TransformersDecoder
 from moa_drafter.training.generate import generate_conversations
 from moa_drafter.training.prompts import OPENINGS, draw_openings, read_prompts
 from moa_drafter.training.settings import DEFAULT_MIX, GenerateSettings
@@ -29,7 +30,9 @@ def test_every_turn_of_given_prompts_is_answered(target: Target, tmp_path: Path)
             file.write(json.dumps({"messages": messages}) + "\n")
     store = tmp_path / "tokens.jsonl"
     settings = GenerateSettings(conversations=3, write_batch=3, answer_tokens=12, sampled_share=0)
-    assert generate_conversations(target, store, settings, prompts=prompts, report=lambda held: None)
+    assert generate_conversations(
+        TransformersDecoder(target), store, settings, prompts=prompts, report=lambda held: None
+    )
     found = read_conversations(store, vocab_size=512)
     assert sorted(len(c.answers) for c in found) == [1, 2, 3]
     decode = target.tokenizer.decode
@@ -60,7 +63,9 @@ def test_out_of_time_a_few_are_written_all_the_same(target: Target, tmp_path: Pa
     held: list[int] = []
 
     def write(**limits: float) -> bool:
-        return generate_conversations(target, store, settings, prompts=prompts, report=held.append, **limits)
+        return generate_conversations(
+            TransformersDecoder(target), store, settings, prompts=prompts, report=held.append, **limits
+        )
 
     assert not write(until=0.0, few_from=0.0) and held == [0]
     assert not write(few_from=0.0) and held == [0, 0, 4, 8, 12]
@@ -91,7 +96,7 @@ def test_the_target_asks_again(target: Target, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(generate._Writer, "_messages", lambda self, prompts: ["and the river"] * len(prompts))
     settings = GenerateSettings(conversations=8, write_batch=8, answer_tokens=8, follow_up_share=1.0)
     store = tmp_path / "tokens.jsonl"
-    generate_conversations(target, store, settings, report=lambda held: None)
+    generate_conversations(TransformersDecoder(target), store, settings, report=lambda held: None)
     found = read_conversations(store, vocab_size=512)
     twice = [conversation for conversation in found if len(conversation.answers) == 2]
     assert len(twice) >= 6, "an answer that repeats itself ends a conversation"

@@ -38,7 +38,7 @@ def test_a_run_of_short_commands(tiny_target: Path, tmp_path: Path) -> None:
     config.write_text(
         f"model: {tiny_target}\nprompts: prompts.jsonl\nconversations: 16\nwrite_batch: 8\nanswer_tokens: 16\n"
         "steps: 6\nstep_tokens: 160\naccumulate: 2\nema_decay: 0.9\ndraft_vocab: 384\nlsa_layers: 2\nheld_out: 3\n"
-        "warmup_steps: 2\ndtype: float32\nfeatures: live\n"
+        "warmup_steps: 2\ndtype: float32\nfeatures: live\nwriter: transformers\n"
     )
     assert moa_train("--config", "gpu.yaml", "--write-only", "--pause-after", 1e-9)["finished"] is False
     assert moa_train("--resume", "--write-only")["conversations"] == 16

@@ -15,7 +15,7 @@ from moa_drafter.cli import main
 from moa_drafter.states import Reads, target_states
 from moa_drafter.target import Target
 from moa_drafter.training.data import frequent_tokens, packed_order, read_conversations
-from moa_drafter.training.decoding import repetitive
+from moa_drafter.training.decoding import TransformersDecoder, repetitive
 from moa_drafter.training.features import FeatureStore
 from moa_drafter.training.generate import generate_conversations
 from moa_drafter.training.optimizers import optimizers_for
@@ -35,7 +35,7 @@ def tokens(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
     prompts.write_text("".join(json.dumps({"prompt": " ".join(rng.choices(words, k=6))}) + "\n" for _ in range(48)))
     store = folder / "tokens.jsonl"
     settings = GenerateSettings(conversations=40, write_batch=16, answer_tokens=32, sampled_share=0.5)
-    generate_conversations(target, store, settings, prompts=prompts, report=lambda held: None)
+    generate_conversations(TransformersDecoder(target), store, settings, prompts=prompts, report=lambda held: None)
     return store
 
 
@@ -184,7 +184,7 @@ def test_generation_resumes_behind_the_last_whole_line(target: Target, tmp_path:
     held: list[int] = []
     store = tmp_path / "tokens.jsonl"
     store.write_text('{"p":[1,2],"r":[3,4],"b":1}\n{"p":[1,2],"r":[5,')
-    generate_conversations(target, store, settings, report=held.append)
+    generate_conversations(TransformersDecoder(target), store, settings, report=held.append)
     conversations = read_conversations(store, vocab_size=512)
     assert held[0] == 1 and held[-1] == 12 and len(conversations) == 12
     assert conversations[0].answer == (3, 4)

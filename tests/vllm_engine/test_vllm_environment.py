@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from moa_drafter import vllm_environment
+from moa_drafter.vllm_environment import Installed, VllmError
 from moa_runtime import extras
 from moa_runtime.errors import MoaError
 from moa_server.cli import main
-from moa_server.vllm_engine import environment
-from moa_server.vllm_engine.environment import TESTED, VllmError, prepare
+from moa_server.vllm_engine.environment import TESTED, prepare
 
 
 @pytest.fixture
@@ -25,10 +26,10 @@ def installed(monkeypatch):
 
     def version(name: str) -> str:
         if name not in found:
-            raise environment.PackageNotFoundError(name)
+            raise vllm_environment.PackageNotFoundError(name)
         return found[name]
 
-    monkeypatch.setattr(environment, "version", version)
+    monkeypatch.setattr(vllm_environment, "version", version)
     return found
 
 
@@ -42,7 +43,7 @@ def test_what_it_needs_is_set_and_what_it_prefers_can_be_chosen(installed):
 
 def test_a_limit_that_makes_vllm_compute_garbage_is_refused(installed):
     os.environ["OMP_THREAD_LIMIT"] = "1"
-    with pytest.raises(VllmError, match="unset it, and pass --threads 1"):
+    with pytest.raises(VllmError, match="unset it, and set OMP_NUM_THREADS=1"):
         prepare()
 
 
@@ -53,6 +54,15 @@ def test_another_release_is_refused(installed, found, said):
         installed["vllm"] = found
     with pytest.raises(VllmError, match=said):
         prepare()
+
+
+def test_what_a_release_was_built_for(installed):
+    assert vllm_environment.installed() == Installed(TESTED, "cpu")
+    installed.clear()
+    assert vllm_environment.installed() is None
+    for build, device in (("", "cuda"), ("+cu130", "cuda"), ("+cpu", "cpu")):
+        installed["vllm"] = TESTED + build
+        assert vllm_environment.installed() == Installed(TESTED, device)
 
 
 def test_without_vllm_the_install_is_named(monkeypatch, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from tqdm import tqdm
 from moa_drafter.checkpoint import CHECKPOINT_FOLDER
 from moa_drafter.precision import fastest_dtype
 from moa_drafter.target import DEFAULT_TARGET, Target, load_target
-from moa_drafter.training import config_file, processes, selfcheck
+from moa_drafter.training import config_file, processes, selfcheck, writers
 from moa_drafter.training.config_file import RECORD_FILE
 from moa_drafter.training.generate import generate_conversations, lines_held
+from moa_drafter.training.keeping import keep
 from moa_drafter.training.run import check_names, parameters_of, read_material, start_drafter, train_run
-from moa_drafter.training.settings import DEFAULT_CONVERSATIONS, GenerateSettings, RunSettings
+from moa_drafter.training.settings import DEFAULT_CONVERSATIONS, GenerateSettings, RunSettings, for_writer
 from moa_drafter.training.trainer import STATE_FILE
 from moa_runtime.errors import MoaError
 
@@ -79,19 +81,23 @@ class Command:
             return None if processes.rank() else {"checkpoint": str(self.out / CHECKPOINT_FOLDER), **result}
 
     def write_only(self) -> dict[str, Any]:
-        """Write the conversations."""
+        """Write the conversations, and when they are whole a file of them to keep."""
         settings = self._settings(str(self.device))
         if settings.data:
             raise MoaError("--write-only writes conversations, and data names some that are written: leave one out")
-        finished = self._write(_load(settings, str(self.device)), settings, self._until)
-        file = self.out / WRITTEN_FILE
-        return {"finished": finished, "conversations": lines_held(file), "file": str(file)}
+        target, file = _load(settings, str(self.device)), self.out / WRITTEN_FILE
+        finished = self._write(target, settings, self._until)
+        result = {"conversations": lines_held(file), "writer": settings.writer, "file": str(file)}
+        kept = {"kept": str(keep(file, target, settings))} if finished else {}
+        return {"finished": finished, **result, **kept}
 
     def dry_run(self) -> dict[str, Any]:
         """What would be done: resolved settings, counts, parameters. Writes nothing."""
         settings = self._settings(str(self.device))
-        target = _load(settings, str(self.device))
         written = settings.data or (self.out / WRITTEN_FILE).is_file()
+        if not written:
+            writers.check_installed(settings)
+        target = _load(settings, str(self.device))
         material = read_material(target, self._files(settings), settings) if written else None
         drafter = start_drafter(target, material.conversations if material else [], settings)
         return {
@@ -128,10 +134,14 @@ class Command:
                 dtype = "bfloat16" if fastest_dtype(device) == torch.bfloat16 else "float32"
                 settings = replace(settings, dtype=dtype)
             check_names(settings)
-            return settings
+            if settings.data:
+                return settings
+            if settings.writer == "auto" and record.is_file() and lines_held(self.out / WRITTEN_FILE):
+                settings = replace(settings, writer=_recorded(record).writer)  # what is installed may have changed
+            return writers.resolved(settings, device)
         if not record.is_file():
             raise MoaError(f"nothing to resume in {self.out}: it has no {RECORD_FILE}")
-        stored = config_file.resolve(config_file.read_settings(record))
+        stored = _recorded(record)
         given = {key: _absolute(value) for key, value in {**from_file, **self.flags}.items()}
         if problem := config_file.contradiction(stored, given):
             raise MoaError(f"{self.out} was started with another {problem}: resume without it, or choose another --out")
@@ -165,11 +175,18 @@ class Command:
         file = self.out / WRITTEN_FILE
         if processes.count() > 1 and lines_held(file) < wanted:
             raise MoaError("several processes only train: write the conversations with one first (--write-only)")
+        if lines_held(file) < wanted:
+            writers.check_installed(settings)
         if not processes.rank():
             self._record_writing(settings)
-        with tqdm(total=wanted, desc="writing", unit="conv", disable=True if processes.rank() else None) as bar:
+        if lines_held(file) >= wanted:
+            return True
+        with (
+            closing(writers.open_decoder(target, settings)) as decoder,
+            tqdm(total=wanted, desc=f"writing with {decoder.name}", unit="conv", disable=None) as bar,
+        ):
             return generate_conversations(
-                target,
+                decoder,
                 file,
                 settings,
                 prompts=settings.prompts,
@@ -184,7 +201,7 @@ class Command:
         if (self.out / STATE_FILE).is_file():
             return
         if record.is_file() and lines_held(self.out / WRITTEN_FILE):
-            stored = config_file.resolve(config_file.read_settings(record))
+            stored = _recorded(record)
             keys = [*GenerateSettings.__dataclass_fields__, "prompts", "model"]
             keys.remove("conversations")
             writing = {key: _absolute(getattr(settings, key)) for key in keys}
@@ -215,6 +232,14 @@ class Command:
 
 def _load(settings: RunSettings, device: str) -> Target:
     return load_target(settings.model or DEFAULT_TARGET, device=device, dtype=getattr(torch, settings.dtype))
+
+
+def _recorded(record: Path) -> RunSettings:
+    """The settings of a run that was begun."""
+    stored = config_file.resolve(config_file.read_settings(record))
+    if stored.data or stored.writer != "auto":
+        return stored
+    return for_writer(stored, "transformers")  # of a release that knew no other
 
 
 def _absolute(value: Any) -> Any:

@@ -15,6 +15,8 @@ from moa_runtime.errors import MoaError
 
 RECORD_FILE = "training.yaml"
 _EXAMPLE = "steps: 3000"
+#: Settings whose ``auto`` a run has replaced.
+_RESOLVED = ("dtype", "curriculum", "features", "writer")
 FIELDS = {field.name: field for field in dataclasses.fields(RunSettings)}
 TYPES: dict[str, Any] = typing.get_type_hints(RunSettings)
 
@@ -74,7 +76,7 @@ def resolve(*layers: Mapping[str, Any]) -> RunSettings:
 def contradiction(stored: RunSettings, given: Mapping[str, Any]) -> str | None:
     """The first given setting that is not what the run was started with, and both its values, for a message."""
     for key, value in given.items():
-        if getattr(stored, key) != value and not (value == "auto" and key in ("dtype", "curriculum", "features")):
+        if getattr(stored, key) != value and not (value == "auto" and key in _RESOLVED):
             return f"{key} ({value}; the run has {getattr(stored, key)})"
     return None
 

@@ -1,9 +1,10 @@
-"""Batched generation by the target."""
+"""How the target writes behind token prompts: what every writer offers, and transformers' batched generation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
@@ -12,6 +13,83 @@ from moa_drafter.target import Target
 # Compiled graphs are made for one shape, so on a GPU batches and prompts are rounded up to few sizes.
 _PROMPT_BLOCK = 128
 _BATCH_BLOCK = 64
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """How a text is sampled; ``top_p`` of 1 and ``min_p`` of 0 leave out no token."""
+
+    temperature: float
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+class Decoder(Protocol):
+    """A target that writes. Nothing but a decoder knows which program runs it.
+
+    Attributes:
+        name: of the writer, a key of :data:`moa_drafter.training.settings.WRITERS`.
+    """
+
+    name: str
+    target: Target
+
+    def begin(self, seed: int) -> None:
+        """Begin a batch: from here on texts follow from the seed and the calls of this batch alone."""
+
+    def write(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, ways: Sequence[Sampled | None]
+    ) -> list[list[int]]:
+        """What the target writes behind each prompt.
+
+        Args:
+            prompts: token ids.
+            new_tokens: of each text at most.
+            ways: how each text is chosen; None: greedily.
+
+        Returns:
+            token ids in the order of the prompts. A text ends with its stop token where it ended; it is empty where
+            the prompt leaves no room in the context.
+        """
+
+    def close(self) -> None:
+        """Free what is held beside the target."""
+
+
+class TransformersDecoder:
+    """Implements :class:`Decoder` with the target as it is loaded: a padded batch for each way of choosing."""
+
+    name = "transformers"
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def begin(self, seed: int) -> None:
+        """See :meth:`Decoder.begin`."""
+        torch.manual_seed(seed)
+
+    def write(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, ways: Sequence[Sampled | None]
+    ) -> list[list[int]]:
+        """See :meth:`Decoder.write`; no context is ever too full."""
+        found: list[list[int]] = [[] for _ in prompts]
+        for way in dict.fromkeys(ways):
+            alike = [index for index, each in enumerate(ways) if each == way]
+            texts = generate(self.target, [prompts[index] for index in alike], new_tokens, **_options(way))
+            for index, text in zip(alike, texts, strict=True):
+                found[index] = text
+        return found
+
+    def close(self) -> None:
+        """See :meth:`Decoder.close`: nothing is held."""
+
+
+def _options(way: Sampled | None) -> dict[str, Any]:
+    """Of transformers' ``generate``."""
+    if way is None:
+        return {"do_sample": False}
+    options = {"do_sample": True, "temperature": way.temperature, "top_p": way.top_p}
+    return {**options, "min_p": way.min_p} if way.min_p else options
 
 
 def answer_greedily(target: Target, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:

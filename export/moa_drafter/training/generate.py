@@ -12,12 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from moa_drafter.target import Target
-from moa_drafter.training.decoding import generate, repetitive
+from moa_drafter.training.decoding import Decoder, Sampled, repetitive
 from moa_drafter.training.prompts import draw_openings, read_prompts
-from moa_drafter.training.settings import DEFAULT_CONVERSATIONS, GenerateSettings
+from moa_drafter.training.settings import DEFAULT_CONVERSATIONS, GenerateSettings, for_writer
 from moa_runtime.errors import MoaError
 
 _MARK = "\u241e"  # stands for a message while the template is cut there
@@ -26,7 +23,7 @@ _FEWEST = 10  # conversations that can be trained on, with some held out
 
 
 def generate_conversations(
-    target: Target,
+    decoder: Decoder,
     out: Path,
     settings: GenerateSettings,
     *,
@@ -40,6 +37,7 @@ def generate_conversations(
     Interrupted at any point, it goes on behind the last whole line; batch ``n`` is the same in every run.
 
     Args:
+        decoder: of the target that writes; what the settings leave to the writer is its own default.
         prompts: see :func:`read_prompts`; every turn is answered. Without it the target writes the user's
             messages too.
         report: called with the number of conversations held.
@@ -52,6 +50,7 @@ def generate_conversations(
     Raises:
         MoaError: a broken prompts file, one with too few prompts, or a mix that names what there is not.
     """
+    settings = for_writer(settings, decoder.name)
     wanted = settings.conversations or DEFAULT_CONVERSATIONS
     held, batch = _whole_lines(out)
     given = read_prompts(prompts, settings.write_batch) if prompts else None
@@ -65,8 +64,8 @@ def generate_conversations(
             if now >= until or (now >= few_from and held >= _FEWEST):
                 return False
             batch += 1
-            torch.manual_seed(settings.seed * 1_000_003 + batch)
-            writer = _Writer(target, settings, random.Random(f"{settings.seed}/{batch}"))
+            decoder.begin(settings.seed * 1_000_003 + batch)
+            writer = _Writer(decoder, settings, random.Random(f"{settings.seed}/{batch}"))
             dialogues = writer.answered(_given(given, batch)) if given else writer.own_conversations()
             lines = [dialogue.line(batch) for dialogue in dialogues if dialogue.answered][: wanted - held]
             store.write("".join(lines))
@@ -128,8 +127,9 @@ class _Dialogue:
 class _Writer:
     """Writes one batch of conversations, turn by turn."""
 
-    def __init__(self, target: Target, settings: GenerateSettings, rng: random.Random) -> None:
-        self._target, self._settings, self._rng = target, settings, rng
+    def __init__(self, decoder: Decoder, settings: GenerateSettings, rng: random.Random) -> None:
+        self._decoder, self._settings, self._rng = decoder, settings, rng
+        self._target = decoder.target
 
     def own_conversations(self) -> list[_Dialogue]:
         """The target speaks for the user too: openings of several kinds, written on, some with a second question."""
@@ -168,36 +168,27 @@ class _Writer:
                 asked.append((dialogue, text))
             else:
                 dialogue.says = []
+        if not asked:
+            return
         sampled = round(len(asked) * self._settings.sampled_share)
-        for part, options in (
-            (asked[:sampled], {"do_sample": True, "temperature": self._settings.temperature, "top_p": 1.0}),
-            (asked[sampled:], {"do_sample": False}),
-        ):
-            if not part:
-                continue
-            answers = generate(self._target, [text for _, text in part], self._settings.answer_tokens, **options)
-            for (dialogue, text), answer in zip(part, answers, strict=True):
-                if len(answer) > 1 and not repetitive(answer):
-                    dialogue.take(text, answer)
-                else:
-                    dialogue.says = []
+        ways = [Sampled(self._settings.temperature) if index < sampled else None for index in range(len(asked))]
+        answers = self._decoder.write([text for _, text in asked], self._settings.answer_tokens, ways)
+        for (dialogue, text), answer in zip(asked, answers, strict=True):
+            if len(answer) > 1 and not repetitive(answer):
+                dialogue.take(text, answer)
+            else:
+                dialogue.says = []
 
     def _messages(self, prompts: Sequence[list[int]]) -> list[str]:
         """What the user goes on to say behind each prompt; empty where that is no message."""
         settings = self._settings
-        written = generate(
-            self._target,
-            prompts,
-            settings.prompt_tokens,
-            do_sample=True,
-            temperature=settings.prompt_temperature,
-            top_p=settings.prompt_top_p,
-        )
+        way = Sampled(settings.prompt_temperature, settings.prompt_top_p, settings.prompt_min_p)
+        written = self._decoder.write(prompts, settings.prompt_tokens, [way] * len(prompts))
         stop = self._target.stop_tokens
         return [
             # A message that was cut off, or is hardly one, teaches nothing.
             self._target.tokenizer.decode(tokens, skip_special_tokens=True)
-            if tokens[-1] in stop and len(tokens) >= _LEAST_MESSAGE and not repetitive(tokens)
+            if len(tokens) >= _LEAST_MESSAGE and tokens[-1] in stop and not repetitive(tokens)
             else ""
             for tokens in written
         ]

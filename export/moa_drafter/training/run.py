@@ -25,6 +25,7 @@ from moa_drafter.training.config_file import RECORD_FILE, plain, write_record
 from moa_drafter.training.data import Conversation, frequent_tokens, read_conversations
 from moa_drafter.training.deepen import fit_to_target_layers, with_target_layers
 from moa_drafter.training.features import Features, FeatureStore, LiveFeatures
+from moa_drafter.training.keeping import check_card
 from moa_drafter.training.losses import LOSSES
 from moa_drafter.training.optimizers import OPTIMIZERS
 from moa_drafter.training.settings import RunSettings
@@ -125,10 +126,13 @@ def read_material(target: Target, token_files: Sequence[Path], settings: RunSett
         raise MoaError(f"held_out ({held_out}) leaves nothing to train on: {len(fitting)} conversations were read")
     most = len(fitting) if settings.conversations is None else settings.conversations + held_out
     chosen = fitting[held_out:most] + fitting[:held_out]
+    sums = [sha256_of(path) for path in token_files]
+    for path, sha256 in zip(token_files, sums, strict=True):
+        check_card(path, sha256)
     record = {
         "files": [
-            {"name": path.name, "sha256": sha256_of(path), "conversations": len(conversations)}
-            for path, conversations in files
+            {"name": path.name, "sha256": sha256, "conversations": len(conversations)}
+            for (path, conversations), sha256 in zip(files, sums, strict=True)
         ],
         "trained_on": len(chosen) - held_out,
         "held_out": held_out,

@@ -13,6 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from moa_drafter.target import Target
+from moa_drafter.training.decoding import TransformersDecoder
 from moa_drafter.training.generate import generate_conversations
 from moa_drafter.training.run import initialise_drafter, make_features, read_material, start_drafter
 from moa_drafter.training.settings import RunSettings
@@ -105,5 +106,6 @@ def _write(target: Target, settings: RunSettings, folder: Path) -> Path:
         prompt_tokens=min(settings.prompt_tokens, 32),
         answer_tokens=min(settings.answer_tokens, 48),
     )
-    generate_conversations(target, file, brief, prompts=settings.prompts, report=lambda held: None)
+    # Whatever the writer: vLLM's start would take longer than this.
+    generate_conversations(TransformersDecoder(target), file, brief, prompts=settings.prompts, report=lambda held: None)
     return file

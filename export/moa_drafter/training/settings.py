@@ -6,9 +6,9 @@ This module imports no torch, so that ``moa-train --help`` answers at once.
 # ruff: noqa: RUF009 - knob() is a field() with its limits
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 DEFAULT_STEPS = 3000
 DEFAULT_CONVERSATIONS = 2000
@@ -23,6 +23,13 @@ DEFAULT_MIX = {
     "translation": 1.0,
     "extraction": 1.0,
     "rewriting": 1.0,
+}
+#: What may run the target where it writes, and what it does where nothing else is asked for: batches that take about
+#: as long with each, and messages of the user without improbable tokens. Top-p would sort the vocabulary in each of
+#: vLLM's steps, for every conversation.
+WRITERS: dict[str, dict[str, Any]] = {
+    "transformers": {"write_batch": 64, "prompt_top_p": 0.98, "prompt_min_p": 0.0},
+    "vllm": {"write_batch": 256, "prompt_top_p": 1.0, "prompt_min_p": 0.02},
 }
 
 
@@ -40,6 +47,10 @@ def knob(
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=limits)
     return field(default=default, metadata=limits)
+
+
+def _left_to_writer(text: str, key: str) -> str:
+    return f"{text} (default {WRITERS['transformers'][key]}, with vllm {WRITERS['vllm'][key]})"
 
 
 @dataclass(frozen=True)
@@ -81,17 +92,32 @@ class TrainSettings:
 @dataclass(frozen=True)
 class GenerateSettings:
     """What the target writes. Lengths are in tokens; ``sampled_share`` of the answers are sampled at
-    ``temperature``, the others are greedy."""
+    ``temperature``, the others are greedy. What is None is left to the writer, see :func:`for_writer`."""
 
     conversations: int | None = knob(
         None, f"how many to write, or to use of data (default {DEFAULT_CONVERSATIONS}, all)", above=0
     )
-    write_batch: int = knob(64, "conversations written at once", above=0)
+    writer: str = knob(
+        "auto",
+        "what runs the target where it writes: transformers, or vllm; auto: vllm where it is installed for the device",
+        choices=("auto", *WRITERS),
+    )
+    write_batch: int | None = knob(None, _left_to_writer("conversations written at once", "write_batch"), above=0)
     prompt_tokens: int = knob(96, "longest message of the user, where the target writes it", above=1)
     answer_tokens: int = knob(176, "longest answer", above=1)
     longest_prompt: int = knob(448, "longest text before an answer", above=1)
     prompt_temperature: float = knob(1.0, "of the user's messages", above=0)
-    prompt_top_p: float = knob(0.98, "of the user's messages", above=0, most=1)
+    prompt_top_p: float | None = knob(
+        None, _left_to_writer("of the user's messages; below 1 it is slow with vllm", "prompt_top_p"), above=0, most=1
+    )
+    prompt_min_p: float | None = knob(
+        None,
+        _left_to_writer(
+            "least probability in the user's messages, as a share of the likeliest token's", "prompt_min_p"
+        ),
+        least=0,
+        most=1,
+    )
     sampled_share: float = knob(0.25, "share of answers that are sampled", least=0, most=1)
     temperature: float = knob(0.8, "of sampled answers", above=0)
     follow_up_share: float = knob(
@@ -99,6 +125,15 @@ class GenerateSettings:
     )
     mix: dict[str, float] = knob(DEFAULT_MIX, "weights of the kinds of message, as kind=weight")
     seed: int = knob(0, "")  # TrainSettings has the text
+
+
+SettingsT = TypeVar("SettingsT", bound=GenerateSettings)
+
+
+def for_writer(settings: SettingsT, writer: str) -> SettingsT:
+    """The settings with ``writer``, and its own values where they leave something to it."""
+    left = {key: value for key, value in WRITERS[writer].items() if getattr(settings, key) is None}
+    return replace(settings, writer=writer, **left)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 ==================  ==============================================  =======================================
 module              knows                                           must not know
 ==================  ==============================================  =======================================
-:mod:`environment`  which release is tested, and what it must find  how it is used
+:mod:`environment`  which release is tested                         how it is used
 :mod:`limits`       sizes                                           everything else
 :mod:`engine`       the contract, memory rows                       vLLM
 :mod:`sequences`    what each sequence holds, who gives way         vLLM, blocks
@@ -17,5 +17,6 @@ module              knows                                           must not kno
 ==================  ==============================================  =======================================
 
 Only :mod:`core`, :mod:`parking`, :mod:`choices` and :mod:`stateless` import vLLM, :func:`limits.check_device` when
-it is called, and :func:`environment.prepare` comes before them.
+it is called, and :func:`environment.prepare` comes before them. What vLLM must find in the environment is known to
+:mod:`moa_drafter.vllm_environment`, for training writes with vLLM too.
 """

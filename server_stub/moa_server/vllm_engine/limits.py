@@ -8,6 +8,7 @@ import torch
 
 from moa_drafter.config import key_value_size
 from moa_drafter.target import TargetFacts
+from moa_drafter.vllm_environment import reason
 from moa_server.rooms import rounded_up
 from moa_server.target_settings import EngineError
 
@@ -59,5 +60,6 @@ def _memory_bytes() -> int:
 
 def refused(target: TargetFacts, error: Exception) -> EngineError:
     """What is said where vLLM raised ``error`` on a target."""
-    why = next((line.strip(" .") for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return EngineError(f"vLLM cannot run the target in {target.folder} here: {why}; --engine transformers may")
+    return EngineError(
+        f"vLLM cannot run the target in {target.folder} here: {reason(error)}; --engine transformers may"
+    )
