@@ -558,7 +558,7 @@ def test_bad_input_is_refused_in_one_sentence(command, argv, said):
 
 
 def test_a_drafter_other_than_the_bundles_is_refused(command, tiny, tmp_path):
-    from moa_drafter.checkpoint import drafter_fingerprint
+    from moa_drafter.checkpoint_files import drafter_fingerprint
 
     target_folder, drafter_folder, *_ = tiny
     other = make_tiny_drafter(target_folder, tmp_path / "other", seed=9)
@@ -697,6 +697,6 @@ def test_bad_checkpoints_are_refused_in_one_sentence(bare, tiny, argv, said):
 
 
 def test_a_drafter_of_another_target_is_refused(bare):
-    from moa_drafter.checkpoint import shipped_checkpoint
+    from moa_drafter.shipped import shipped_checkpoint
 
     assert "does not fit the target" in refusal(bare, "--against", str(shipped_checkpoint()))
