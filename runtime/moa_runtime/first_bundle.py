@@ -24,8 +24,8 @@ def make_bundle(folder: Path, target: str, program: str, takes: str, drafter: Dr
     """
     require_extra("export", f"{program} (moa-export)")
     print(f"there is no bundle at {folder} yet: exporting one ({takes})", file=sys.stderr, flush=True)
-    command = own_program("moa_export.cli", "--target", target, "--out", str(folder), "--json", "--no-checks")
-    command += drafter_option(drafter)
+    options = ("--target", target, "--out", str(folder), *drafter_option(drafter), "--json", "--no-checks")
+    command = own_program("moa_export.cli", *options)
     if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
         raise MoaError("the bundle could not be exported: moa-export's message above says why")
 
