@@ -53,7 +53,7 @@ With --draft auto drafts have the shape that pays with what device, link and tar
 this process, or on machines that --pace tells of. What was chosen and the time of a token are in the result. With
 --draft thompson or thompson-calibrated chains have the length that EESD's Thompson sampling draws.
 
-What drafts is a bundle's graph, by default that of the shipped drafter. With --drafter or --against and without
+What drafts is a bundle's graph, by default that of the default bundle. With --drafter or --against and without
 --bundle it is the checkpoint itself, in PyTorch and float32; it may be of any architecture that moa-train knows.
 A shipped one goes by its name; a word with a slash is always a folder. The name sssd is a drafter without a model,
 which copies from the conversation and from --datastore FILE (SSSD, arXiv 2411.05894). All that are there at once:
