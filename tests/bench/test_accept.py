@@ -635,13 +635,13 @@ def test_a_drafter_without_a_model_stands_beside_the_others(bare, tiny, tmp_path
     assert sssd["tokens"] == found["tokens"] and sssd["target_passes"] == 3 + sssd["rounds"]
     engine = tiny[-1]
     asked = [Question(1, "qa", ("Name three primary colours.",)), Question(2, "qa", ("What is a harbour?",))]
-    device, alone = checkpoint_pair(Path("sssd"), engine.target)
+    device, alone = checkpoint_pair("sssd", engine.target)
     answers: list[list[int]] = []
     settings = AcceptSettings(draft_length=8, nodes=62, max_new_tokens=40)
     before, again = Results(8), Results(8)
     measure(asked, device, alone, settings, before, lambda turn, answer: answers.append(answer.tokens))
     write_datastore(tmp_path / "texts", answers, device.fingerprints.tokenizer)
-    device, alone = checkpoint_pair(Path("sssd"), engine.target, datastore=tmp_path / "texts")
+    device, alone = checkpoint_pair("sssd", engine.target, datastore=tmp_path / "texts")
     measure(asked, device, alone, settings, again, lambda turn, answer: None)
     assert again.total.rounds < before.total.rounds / 2
     named = json.loads(bare("--drafter", "sssd", "--datastore", str(tmp_path / "texts"), "--limit", "1", "--json")[1])
