@@ -21,7 +21,7 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 from moa_bench.web.browser import BROWSERS
-from tiny import QUESTIONS, make_tiny_bundle, make_tiny_drafter, make_tiny_target
+from tiny import QUESTIONS, make_tiny_bundle, make_tiny_drafter, make_tiny_rival, make_tiny_target
 
 # What an example takes says something of the machine alone.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -99,6 +99,21 @@ def tiny_target(once: Once) -> Path:
 @pytest.fixture(scope="session")
 def tiny_drafter(once: Once, tiny_target: Path) -> Path:
     return once("drafter", lambda folder: make_tiny_drafter(tiny_target, folder))
+
+
+@pytest.fixture
+def tiny_shipped(once: Once, tiny_target: Path, tiny_drafter: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in the place of the shipped drafters' weights: by each name a random one for the tiny target."""
+
+    def make(folder: Path) -> None:
+        shutil.copytree(tiny_drafter, folder / "moa")
+        make_tiny_drafter(tiny_target, folder / "lean", seed=3)
+        for name in ("early-exit", "independent"):
+            make_tiny_rival(name, tiny_target, folder / name)
+
+    folder = once("shipped", make)
+    monkeypatch.setattr("moa_drafter.shipped.WEIGHTS", folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moa_bench.inprocess import Device
+from moa_drafter.checkpoint_files import drafter_fingerprint
+from moa_drafter.shipped import checkpoint_of
 from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
 from moa_runtime.datastore.reader import Datastore
 from moa_runtime.drafter_names import DRAFTERS, DrafterName
@@ -22,18 +24,18 @@ if TYPE_CHECKING:
     from moa_server.transformers_engine import TransformersEngine
 
 
-def without_model(folder: Path) -> DrafterName | None:
-    """The drafter that has no checkpoint where its name stands in the place of a folder's."""
-    named = (name for name, kind in DRAFTERS.items() if not kind.has_graph and Path(name) == folder)
-    return None if folder.is_dir() else next(named, None)
+def without_model(given: str | Path) -> DrafterName | None:
+    """The drafter that has no checkpoint where its name stands in the place of one."""
+    return next((name for name, kind in DRAFTERS.items() if not kind.has_graph and name == given), None)
 
 
 def checkpoint_pair(
-    folder: Path, target: Target, *, ngrams: bool = True, datastore: Path | None = None
+    given: str | Path, target: Target, *, ngrams: bool = True, datastore: Path | None = None
 ) -> tuple[Device, TransformersEngine]:
-    """Both ends for the drafter in ``folder``, of any architecture, or of a drafter :func:`without_model`.
+    """Both ends for a drafter of any architecture, or one :func:`without_model`.
 
     Args:
+        given: see :func:`moa_drafter.shipped.checkpoint_of`.
         ngrams: see :func:`drafting`.
         datastore: a file of earlier texts.
 
@@ -49,7 +51,7 @@ def checkpoint_pair(
     texts = None
     if datastore is not None:
         texts = Datastore.open(datastore, tokenizer_fingerprint(target.folder / TOKENIZER_FILE))
-    if without_model(folder) == "sssd":
+    if without_model(given) == "sssd":
         engine = TransformersEngine(target)
         stops = engine.stop_tokens
         return Device(
@@ -59,9 +61,10 @@ def checkpoint_pair(
             stops,
             reads_rows=DRAFTERS["sssd"].reads_rows,
         ), engine
-    from moa_drafter.checkpoint import drafter_fingerprint, load_bound
+    from moa_drafter.checkpoint import load_bound
     from moa_drafter.layout import input_major, lay_out_for_few_rows
 
+    folder = checkpoint_of(given)
     drafter = load_bound(folder, target)
     if target.device.type == "cpu":
         lay_out_for_few_rows(drafter)

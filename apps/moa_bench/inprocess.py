@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moa_bench.questions import Question
+from moa_drafter.shipped import checkpoint_of
 from moa_runtime.backends.load import load_backend, load_writer
 from moa_runtime.bundle import Bundle, Fingerprints
 from moa_runtime.datastore.reader import Datastore
@@ -67,11 +68,10 @@ def engine_of(args: argparse.Namespace) -> TransformersEngine:
         MoaError: what cannot be found, read, or does not fit together.
     """
     # Imported late: this brings torch, and --help should answer at once.
-    from moa_drafter.checkpoint import shipped_checkpoint
     from moa_drafter.target_source import DEFAULT_TARGET
     from moa_server.transformers_engine import TransformersEngine
 
-    return TransformersEngine.load(args.model or DEFAULT_TARGET, args.drafter or shipped_checkpoint())
+    return TransformersEngine.load(args.model or DEFAULT_TARGET, checkpoint_of(args.drafter))
 
 
 def with_progress(questions: list[Question], benchmark: str) -> Progress:

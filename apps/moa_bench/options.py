@@ -9,10 +9,12 @@ from pathlib import Path
 
 from moa_bench.builtin_questions import BUILTIN_QUESTIONS
 from moa_bench.questions import Question, read_questions
+from moa_chat.setup import open_bundle
+from moa_drafter.shipped import shipped_names
 from moa_runtime.bundle import Bundle
 from moa_runtime.draft_length import draft_length_of
+from moa_runtime.drafter_names import DEFAULT_DRAFTER
 from moa_runtime.errors import MoaError
-from moa_runtime.paths import default_bundle
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint
 from moa_server.options import DTYPES
@@ -68,14 +70,23 @@ def add_backend_option(parser: argparse.ArgumentParser) -> None:
 
 
 def bundle_of(args: argparse.Namespace) -> Bundle:
-    """Raises MoaError: no bundle there, or one that is damaged."""
-    return Bundle.open(args.bundle or default_bundle())
+    """That of ``--bundle``, else that of the shipped drafter which ``--drafter`` names, else the default one.
+
+    Raises:
+        MoaError: no bundle there, or one that is damaged or of another drafter.
+    """
+    if args.bundle is not None:
+        return Bundle.open(args.bundle)
+    return open_bundle(None, next((name for name in shipped_names() if name == getattr(args, "drafter", None)), None))
 
 
 def add_target_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="target: the built-in default, a folder, or a Hub id")
     parser.add_argument(
-        "--drafter", type=Path, metavar="FOLDER", help="checkpoint of the server half (default: the shipped weights)"
+        "--drafter",
+        metavar="NAME|FOLDER",
+        help=f"checkpoint of the server half: {', '.join(shipped_names())}, or a folder; without --bundle a name also "
+        f"chooses the bundle, as in moa-chat (default: {DEFAULT_DRAFTER})",
     )
 
 

@@ -8,7 +8,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from moa_bench.cpus import pin, split_cpus
@@ -101,7 +100,7 @@ def open_verifier(
     endpoint: Endpoint | None = None,
     *,
     model: str | None = None,
-    drafter: Path | None = None,
+    drafter: str | None = None,
     dtype: str | None = None,
     options: Sequence[str] = (),
 ) -> Iterator[Verifier]:
@@ -129,7 +128,7 @@ def open_verifiers(
     engines: Sequence[str],
     *,
     model: str | None = None,
-    drafter: Path | None = None,
+    drafter: str | None = None,
     dtype: str | None = None,
     options: Sequence[str] = (),
 ) -> Iterator[dict[str, Verifier]]:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from moa_chat.options import DEFAULT_SERVER, build_parser, check_options
+from moa_runtime.drafter_names import drafter_option
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
 
@@ -58,12 +59,13 @@ def _run(options: argparse.Namespace) -> int:
                 if hasattr(signal, name):
                     signal.signal(getattr(signal, name), lambda number, _: sys.exit(128 + number))
             if options.bundle is None:
-                ensure_bundle()
-            bundle = open_bundle(options.bundle)
-            verifier = stack.enter_context(local_verifier())
+                ensure_bundle(options.drafter)
+            bundle = open_bundle(options.bundle, options.drafter)
+            # With the same drafter, so that no other one drafts where the verifier does.
+            verifier = stack.enter_context(local_verifier(drafter_option(options.drafter)))
             endpoint = verifier.endpoint
         else:
-            bundle = open_bundle(options.bundle)
+            bundle = open_bundle(options.bundle, options.drafter)
             endpoint = endpoint_for(
                 options.server or os.environ.get("MOA_SERVER") or DEFAULT_SERVER,
                 os.environ.get("MOA_TOKEN", "") if options.token is None else options.token,

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import IO
 
 from moa_runtime.bundle import MANIFEST_FILE
+from moa_runtime.drafter_names import DrafterName
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
 from moa_runtime.first_bundle import make_bundle, own_program
-from moa_runtime.paths import default_bundle
+from moa_runtime.paths import bundle_of_drafter
 from moa_runtime.transport import Endpoint
 
 #: Options of ``moa-serve`` for a verifier of this machine: it ends with the program that holds its standard input open.
@@ -49,15 +50,16 @@ class LocalVerifier:
         return MoaError(f"the verifier on this machine ended: {_last_words(self._process, self._log)}")
 
 
-def ensure_bundle() -> None:
-    """Write the default bundle if it is not there; the export's progress goes to stderr.
+def ensure_bundle(drafter: DrafterName | None = None) -> None:
+    """Write the bundle for a drafter, the default one when omitted, if it is not there; the export's progress goes to
+    stderr.
 
     Raises:
         MoaError: the export needs packages that are not installed, or failed.
     """
-    folder = default_bundle()
+    folder = bundle_of_drafter(drafter)
     if not (folder / MANIFEST_FILE).exists():
-        make_bundle(folder, "onnx", "--local", "about a minute")
+        make_bundle(folder, "onnx", "--local", "about a minute", drafter)
 
 
 @contextlib.contextmanager

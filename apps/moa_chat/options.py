@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from moa_chat.chats_datastore import datastore_choice_of
+from moa_chat.drafters import drafters_help
+from moa_drafter.shipped import offered_names
 from moa_runtime.draft_length import draft_length_of
 from moa_runtime.drafter_names import DRAFTERS
 from moa_runtime.drafting import DRAFTINGS
@@ -101,9 +103,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     drafting.add_argument(
         "--drafter",
-        choices=DRAFTERS,
-        default=next(iter(DRAFTERS)),
-        help=f"{'; '.join(f'{name}: {kind.help}' for name, kind in DRAFTERS.items())} (default: %(default)s)",
+        choices=offered_names(),
+        help=drafters_help(),
     )
     drafting.add_argument(
         "--draft-length",
@@ -187,7 +188,8 @@ def check_options(options: argparse.Namespace) -> None:
         raise UsageError(f"--top-p must be above 0 and at most 1, not {options.top_p}")
     if options.seed is not None and not 0 <= options.seed < 1 << 64:
         raise UsageError(f"--seed must be between 0 and 2^64 - 1, not {options.seed}")
-    if not DRAFTERS[options.drafter].has_graph and (options.backend or not options.ngrams):
+    copies = options.drafter is not None and not DRAFTERS[options.drafter].has_graph
+    if copies and (options.backend or not options.ngrams):
         raise UsageError(f"--drafter {options.drafter} has no graph, and copies: leave out --backend and --no-ngrams")
     for name in ("once", "system"):
         try:

@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moa_chat.chats_datastore import DatastoreChoice, datastore_for
+from moa_chat.drafters import check_drafter
 from moa_chat.sampling import sampling_for
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.controllers import controller_for
 from moa_runtime.datastore.reader import Datastore
 from moa_runtime.draft_length import DraftLength
-from moa_runtime.drafter_names import DrafterName
+from moa_runtime.drafter_names import DrafterName, drafter_option
 from moa_runtime.drafting import Drafting
 from moa_runtime.errors import MoaError
 from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.offline import Offline
-from moa_runtime.paths import data_dir, default_bundle
+from moa_runtime.paths import bundle_of_drafter, data_dir
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.transport import Endpoint
 
@@ -30,6 +31,7 @@ class Setup:
     """A chat's ingredients. ``seed`` None draws a new one for each answer.
 
     Attributes:
+        drafter: None for the bundle's own.
         datastore: which earlier texts drafts are copied from.
         store: the file that the conversation is kept in, if it is.
         must_store: whether the user named it: the chat is not to go on without.
@@ -38,7 +40,7 @@ class Setup:
     bundle: Bundle
     endpoint: Endpoint
     system: str | None = None
-    drafter: DrafterName = "moa"
+    drafter: DrafterName | None = None
     backend: str | None = None
     threads: int = 2
     draft_length: DraftLength = "auto"
@@ -126,16 +128,19 @@ def _default_store(options: argparse.Namespace, bundle: Bundle) -> Path | None:
     return data_dir() / "terminal" / f"{bundle.manifest.fingerprints.target[:16]}.json"
 
 
-def open_bundle(folder: Path | None) -> Bundle:
-    """The bundle in ``folder``, or the default one.
+def open_bundle(folder: Path | None, drafter: DrafterName | None = None) -> Bundle:
+    """The bundle in ``folder``, or the one for a drafter.
 
     Raises:
-        MoaError: there is none, or it is damaged.
+        MoaError: there is none, it is damaged, or of another drafter than the one that was asked for.
     """
-    path = (folder or default_bundle()).expanduser()
+    path = (folder or bundle_of_drafter(drafter)).expanduser()
     if not path.exists():
-        raise MoaError(f"there is no bundle at {path}: `moa-export --target onnx --out {path}` writes it")
-    return Bundle.open(path)
+        command = " ".join(("moa-export", "--target", "onnx", *drafter_option(drafter), "--out", str(path)))
+        raise MoaError(f"there is no bundle at {path}: `{command}` writes it")
+    bundle = Bundle.open(path)
+    check_drafter(bundle, drafter)
+    return bundle
 
 
 def endpoint_for(server: str, token: str, tls_ca: Path | None) -> Endpoint:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from moa_drafter.architectures import drafter_of
+from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER, CONFIG_FILE, WEIGHTS_FILE, CheckpointError
 from moa_drafter.config import ConfigError, DrafterConfig
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
@@ -20,22 +20,9 @@ from moa_drafter.model import MoADrafter
 from moa_drafter.published import is_published, keys_before_values, published_config
 from moa_drafter.rivals.tokens import TokenDrafter
 from moa_drafter.target import Target
-from moa_runtime.errors import MoaError
 
-CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-#: Where a training run keeps its checkpoint.
-CHECKPOINT_FOLDER = "drafter"
 #: What can be exported.
 DeviceDrafter = MoADrafter | TokenDrafter
-
-
-class CheckpointError(MoaError):
-    """A drafter checkpoint that cannot be loaded; the message names the file or tensor."""
-
-
-def shipped_checkpoint() -> Path:
-    """The folder of the trained drafter for the default target, inside this package."""
-    return Path(__file__).parent / "weights"
 
 
 def save_checkpoint(drafter: Drafter, folder: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -143,11 +130,3 @@ def _converted(raw: dict[str, Any], state: dict[str, Tensor]) -> tuple[DrafterCo
     # The target's key-value heads have the size of the decoder's own heads.
     state = keys_before_values(state, config.target_kv_size // (2 * config.decoder.head_dim))
     return config, {**state, "draft_to_target": torch.arange(config.vocab_size)}
-
-
-def drafter_fingerprint(folder: Path) -> str:
-    """Identity of a checkpoint: SHA-256 over its configuration and weights."""
-    digest = hashlib.sha256()
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        digest.update((folder / name).read_bytes())
-    return digest.hexdigest()[:32]

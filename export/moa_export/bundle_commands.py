@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from moa_drafter.shipped import shipped_names
 from moa_export.example import worked_example
 from moa_export.table import Row, format_rows, left_out
 from moa_runtime.backends.load import BACKENDS, load_backend
 from moa_runtime.bundle import Bundle, Manifest, TargetEntry, read_manifest
+from moa_runtime.drafter_names import DEFAULT_DRAFTER
 from moa_runtime.extras import require_extra
 from moa_runtime.manners import Manners
 
@@ -60,7 +62,11 @@ def verify(words: Sequence[str]) -> int:
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     parser.add_argument("--files-only", action="store_true", help="check SHA-256 and manifest only; needs no torch")
     parser.add_argument("--model", metavar="NAME", help="target model it was exported for (default: the built-in one)")
-    parser.add_argument("--drafter", type=Path, metavar="DIR", help="checkpoint (default: the shipped one)")
+    parser.add_argument(
+        "--drafter",
+        metavar="NAME|DIR",
+        help=f"{', '.join(shipped_names())}, or the folder of a moa-train checkpoint (default: {DEFAULT_DRAFTER})",
+    )
     parser.add_argument("--offline-model", metavar="NAME", help="its offline model (default: the target)")
     parser.add_argument("--npm", action="store_true", help=NPM_HELP)
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moa_drafter.shipped import checkpoint_of, shipped_names
 from moa_export.bundle_commands import NPM_HELP
 from moa_export.errors import ExportError
 from moa_export.presets import DEFAULT_PRESET, PRESETS, read_config, resolve
 from moa_export.recipe import Recipe
 from moa_export.table import Row, format_rows, left_out
+from moa_runtime.drafter_names import DEFAULT_DRAFTER
 from moa_runtime.extras import require_extra
 from moa_runtime.paths import default_bundle
 
@@ -40,7 +42,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="NAME", help="target model: built-in name, Hub id or folder (default smollm2-135m-instruct)"
     )
-    parser.add_argument("--drafter", type=Path, metavar="DIR", help="moa-train checkpoint (default: the shipped one)")
+    parser.add_argument(
+        "--drafter",
+        metavar="NAME|DIR",
+        help=f"{', '.join(shipped_names())}, or the folder of a moa-train checkpoint (default: {DEFAULT_DRAFTER})",
+    )
     parser.add_argument(
         "--offline-model",
         metavar="NAME",
@@ -138,7 +144,6 @@ def _targets(given: str) -> tuple[str, ...]:
 def _settings(
     args: argparse.Namespace, config: Mapping[str, Any], targets: tuple[str, ...], recipe: Recipe
 ) -> ExportSettings:
-    from moa_drafter.checkpoint import shipped_checkpoint
     from moa_drafter.target_source import DEFAULT_TARGET
     from moa_export.pipeline import ExportSettings
     from moa_export.targets.base import TargetOptions
@@ -148,7 +153,7 @@ def _settings(
     context = args.context if args.context is not None else config.get("context", TargetOptions().context)
     if not isinstance(context, int) or context < 64:
         raise ExportError(f"--context must be a number of at least 64 tokens, not {context}")
-    drafter = args.drafter or (Path(config["drafter"]) if "drafter" in config else shipped_checkpoint())
+    drafter = checkpoint_of(args.drafter or (str(config["drafter"]) if "drafter" in config else None))
     bits = args.offline_bits if args.offline_bits is not None else config.get("offline_bits")
     writer = WriterSettings(args.offline_model or config.get("offline_model"), bits, "web" in targets, args.npm)
     return ExportSettings(

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from moa_drafter.checkpoint import DeviceDrafter, drafter_fingerprint, load_for_device
+from moa_drafter.checkpoint import DeviceDrafter, load_for_device
+from moa_drafter.checkpoint_files import drafter_fingerprint
 from moa_drafter.fit import check_fit
 from moa_drafter.target import Target, load_target
 from moa_drafter.target_source import DEFAULT_TARGET, resolve_target

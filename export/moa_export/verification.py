@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from moa_drafter.checkpoint import drafter_fingerprint, shipped_checkpoint
+from moa_drafter.checkpoint_files import drafter_fingerprint
+from moa_drafter.shipped import checkpoint_of
 from moa_drafter.target_source import DEFAULT_TARGET
 from moa_export.errors import ExportError
 from moa_export.pipeline import ExportSettings, load
@@ -19,7 +18,7 @@ from moa_runtime.bundle import Bundle, TargetEntry
 
 
 def prove_again(
-    bundle: Bundle, *, model: str | None, drafter: Path | None, writer: str | None, npm: bool, progress: Progress
+    bundle: Bundle, *, model: str | None, drafter: str | None, writer: str | None, npm: bool, progress: Progress
 ) -> dict[str, Proof]:
     """Compare every graph of ``bundle`` with PyTorch, as the export did.
 
@@ -36,7 +35,7 @@ def prove_again(
     """
     names = tuple(bundle.manifest.targets)
     recipe = Recipe.from_description(bundle.manifest.recipe)
-    settings = ExportSettings(names, drafter or shipped_checkpoint(), model=model or DEFAULT_TARGET, recipe=recipe)
+    settings = ExportSettings(names, checkpoint_of(drafter), model=model or DEFAULT_TARGET, recipe=recipe)
     with progress.stage("loading the drafter and the target"):
         module, target, _ = load(settings)
     made_from = bundle.manifest.fingerprints

@@ -103,7 +103,7 @@ class Chat(ChatChecks):
         bundle: Bundle,
         endpoint: Endpoint,
         *,
-        drafter: DrafterName = "moa",
+        drafter: DrafterName | None = None,
         backend: str | Backend | None = None,
         writer: Backend | None = None,
         threads: int = 2,
@@ -122,7 +122,7 @@ class Chat(ChatChecks):
         """Load the bundle's drafter and open the first connection.
 
         Args:
-            drafter: which one, see :data:`moa_runtime.drafter_names.DRAFTERS`.
+            drafter: which one, see :data:`moa_runtime.drafter_names.DRAFTERS`; the bundle's own when omitted.
             backend: a key of :data:`moa_runtime.backends.load.BACKENDS`; the first that the bundle has a graph for
                 when omitted. Or one that is loaded, for several chats a
                 :class:`~moa_runtime.backends.shared.SharedBackend`. Without use where the drafter has no graph.
@@ -140,6 +140,7 @@ class Chat(ChatChecks):
         Raises:
             ConnectError: no verifier answers there, or it refuses the token.
             StoreError: another program has the file, or it can be neither used nor set aside.
+            OtherDrafterError: ``drafter`` is not the bundle's.
             MoaError: the verifier serves another target, tokenizer or drafter than the bundle's.
         """
         if backend is None or isinstance(backend, str):
@@ -149,7 +150,7 @@ class Chat(ChatChecks):
             bundle,
             endpoint,
             drafter=drafter_for(bundle.manifest, backend, drafter, ngrams=ngrams, datastore=datastore),
-            reads_rows=DRAFTERS[drafter].reads_rows,
+            reads_rows=drafter is None or DRAFTERS[drafter].reads_rows,
             writer=writer_for(bundle.manifest, writer) if writer else None,
             controller=controller,
             policy=policy,

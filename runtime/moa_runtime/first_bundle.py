@@ -6,23 +6,26 @@ import subprocess
 import sys
 from pathlib import Path
 
+from moa_runtime.drafter_names import DrafterName, drafter_option
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
 
 
-def make_bundle(folder: Path, target: str, program: str, takes: str) -> None:
-    """Export the built-in target and the shipped drafter, unchecked; the export's progress goes to stderr.
+def make_bundle(folder: Path, target: str, program: str, takes: str, drafter: DrafterName | None = None) -> None:
+    """Export the built-in target and a shipped drafter, unchecked; the export's progress goes to stderr.
 
     Args:
         target: of ``moa-export --target``.
         program: what needs it, and ``takes`` how long it has to wait, for messages.
+        drafter: which one; the default one when omitted.
 
     Raises:
         MoaError: the export needs packages that are not installed, or failed.
     """
     require_extra("export", f"{program} (moa-export)")
     print(f"there is no bundle at {folder} yet: exporting one ({takes})", file=sys.stderr, flush=True)
-    command = own_program("moa_export.cli", "--target", target, "--out", str(folder), "--json", "--no-checks")
+    options = ("--target", target, "--out", str(folder), *drafter_option(drafter), "--json", "--no-checks")
+    command = own_program("moa_export.cli", *options)
     if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
         raise MoaError("the bundle could not be exported: moa-export's message above says why")
 

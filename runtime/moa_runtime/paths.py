@@ -7,6 +7,8 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
+from moa_runtime.drafter_names import DrafterName, drafter_option
+
 
 def cache_dir() -> Path:
     """The user's cache folder for moa-edge; ``MOA_EDGE_CACHE`` overrides the platform's convention."""
@@ -39,6 +41,12 @@ def data_dir() -> Path:
 def default_bundle() -> Path:
     """The bundle used when none is named: where ``moa-export`` writes and ``moa-chat`` looks."""
     return Path(os.environ.get("MOA_EDGE_BUNDLE") or cache_dir() / "bundles" / "default").expanduser()
+
+
+def bundle_of_drafter(name: DrafterName | None) -> Path:
+    """The bundle used for a drafter where none is named: the default one, or for another graph one of its own in the
+    cache folder."""
+    return cache_dir() / "bundles" / name if name and drafter_option(name) else default_bundle()
 
 
 def free_name(path: Path, word: str) -> Path:

@@ -101,10 +101,9 @@ def _stateless(options: argparse.Namespace) -> StatelessVllmEngine:
 
 def _names(options: argparse.Namespace) -> tuple[str, Path | None]:
     """Target and drafter."""
-    from moa_drafter.checkpoint import shipped_checkpoint
+    from moa_drafter.shipped import checkpoint_of
     from moa_drafter.target_source import DEFAULT_TARGET
 
-    model, drafter = options.model or DEFAULT_TARGET, options.drafter
-    if drafter is None and model == DEFAULT_TARGET:
-        drafter = shipped_checkpoint()
-    return model, drafter
+    model = options.model or DEFAULT_TARGET
+    without = options.drafter is None and model != DEFAULT_TARGET  # the default drafter is for the default target
+    return model, None if without else checkpoint_of(options.drafter)

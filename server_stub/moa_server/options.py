@@ -6,7 +6,9 @@ import argparse
 import os
 from pathlib import Path
 
+from moa_drafter.shipped import shipped_names
 from moa_runtime.access import check_origins
+from moa_runtime.drafter_names import DEFAULT_DRAFTER
 from moa_runtime.errors import MoaError
 from moa_runtime.listening import is_loopback
 from moa_server.logs import FORMATS, LEVELS
@@ -59,9 +61,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--model", metavar="NAME", help="a model folder or Hub id (default: the built-in target)")
     p.add_argument(
         "--drafter",
-        type=Path,
-        metavar="FOLDER",
-        help="checkpoint whose server half makes the memory rows (default: the shipped one, with the default model)",
+        metavar="NAME|FOLDER",
+        help="checkpoint whose server half makes the memory rows, and which drafts where clients leave that to the "
+        f"verifier: {', '.join(shipped_names())}, or a folder (default: {DEFAULT_DRAFTER}, with the default model)",
     )
     p.add_argument("--device", default="cpu", help="torch device of the target (default: %(default)s)")
     p.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")

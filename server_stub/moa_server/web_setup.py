@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moa_page import page_folder
+from moa_runtime.drafter_names import DEFAULT_DRAFTER
 from moa_runtime.extras import require_extra
 from moa_runtime.listening import is_loopback
 from moa_runtime.manifest import Fingerprints
@@ -74,7 +75,7 @@ class WebSetup:
             MoaError: there is none, and none can be made.
         """
         options = self._options
-        built_in = options.model is None and options.drafter is None
+        built_in = options.model is None and options.drafter in (None, DEFAULT_DRAFTER)
         self._bundle = find_bundle(options.bundle, default_target=built_in)
 
     def files(self, served: Fingerprints) -> Mapping[str, WebFile]:

@@ -558,7 +558,7 @@ def test_bad_input_is_refused_in_one_sentence(command, argv, said):
 
 
 def test_a_drafter_other_than_the_bundles_is_refused(command, tiny, tmp_path):
-    from moa_drafter.checkpoint import drafter_fingerprint
+    from moa_drafter.checkpoint_files import drafter_fingerprint
 
     target_folder, drafter_folder, *_ = tiny
     other = make_tiny_drafter(target_folder, tmp_path / "other", seed=9)
@@ -635,13 +635,13 @@ def test_a_drafter_without_a_model_stands_beside_the_others(bare, tiny, tmp_path
     assert sssd["tokens"] == found["tokens"] and sssd["target_passes"] == 3 + sssd["rounds"]
     engine = tiny[-1]
     asked = [Question(1, "qa", ("Name three primary colours.",)), Question(2, "qa", ("What is a harbour?",))]
-    device, alone = checkpoint_pair(Path("sssd"), engine.target)
+    device, alone = checkpoint_pair("sssd", engine.target)
     answers: list[list[int]] = []
     settings = AcceptSettings(draft_length=8, nodes=62, max_new_tokens=40)
     before, again = Results(8), Results(8)
     measure(asked, device, alone, settings, before, lambda turn, answer: answers.append(answer.tokens))
     write_datastore(tmp_path / "texts", answers, device.fingerprints.tokenizer)
-    device, alone = checkpoint_pair(Path("sssd"), engine.target, datastore=tmp_path / "texts")
+    device, alone = checkpoint_pair("sssd", engine.target, datastore=tmp_path / "texts")
     measure(asked, device, alone, settings, again, lambda turn, answer: None)
     assert again.total.rounds < before.total.rounds / 2
     named = json.loads(bare("--drafter", "sssd", "--datastore", str(tmp_path / "texts"), "--limit", "1", "--json")[1])
@@ -697,6 +697,6 @@ def test_bad_checkpoints_are_refused_in_one_sentence(bare, tiny, argv, said):
 
 
 def test_a_drafter_of_another_target_is_refused(bare):
-    from moa_drafter.checkpoint import shipped_checkpoint
+    from moa_drafter.shipped import shipped_checkpoint
 
     assert "does not fit the target" in refusal(bare, "--against", str(shipped_checkpoint()))

@@ -129,9 +129,10 @@ def test_what_the_command_line_says(bundle: Bundle) -> None:
     assert datastore_choice_of("./on") == Path("on")
     parse = build_parser().parse_args
     for words, drafter, choice in (
-        ([], "moa", "on"),
+        ([], None, "on"),
+        (["--drafter", "moa"], "moa", "on"),
         (["--drafter", "sssd", "--datastore", "off"], "sssd", "off"),
-        (["--datastore", "a.moadata"], "moa", Path("a.moadata")),
+        (["--datastore", "a.moadata"], None, Path("a.moadata")),
     ):
         setup = setup_for(parse(words), bundle, Endpoint(ADDRESS))
         assert (setup.drafter, setup.datastore) == (drafter, choice)

@@ -159,6 +159,23 @@ def test_an_export_that_fails(monkeypatch, tmp_path):
         local.ensure_bundle()
 
 
+@pytest.mark.parametrize(("drafter", "named"), [(None, []), ("moa", []), ("sssd", []), ("lean", ["lean"])])
+def test_the_export_is_told_which_drafter(monkeypatch, tmp_path, drafter, named):
+    monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path))
+    monkeypatch.delenv("MOA_EDGE_BUNDLE", raising=False)
+    commands = []
+
+    def own_program(*words):
+        commands.append(words)
+        return [sys.executable, "-c", ""]
+
+    monkeypatch.setattr(first_bundle, "own_program", own_program)
+    local.ensure_bundle(drafter)
+    [command] = commands
+    assert command[command.index("--out") + 1] == str(tmp_path / "bundles" / (named[0] if named else "default"))
+    assert [command[at + 1] for at, word in enumerate(command) if word == "--drafter"] == named
+
+
 def test_help_needs_no_runtime():
     code = (
         "import sys; from moa_chat.cli import main\n"

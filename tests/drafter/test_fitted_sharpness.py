@@ -11,7 +11,8 @@ import pytest
 import torch
 from training_data import moa_train, small, write_store
 
-from moa_drafter.checkpoint import CheckpointError, load_bound, load_checkpoint, save_checkpoint
+from moa_drafter.checkpoint import load_bound, load_checkpoint, save_checkpoint
+from moa_drafter.checkpoint_files import CheckpointError
 from moa_drafter.drafter import Drafter
 from moa_drafter.states import TargetStates
 from moa_drafter.target import Target

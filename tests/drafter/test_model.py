@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from moa_drafter.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from moa_drafter.checkpoint import load_checkpoint, save_checkpoint
+from moa_drafter.checkpoint_files import CheckpointError
 from moa_drafter.config import ConfigError, DrafterConfig, LayerDims
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from moa_drafter.checkpoint import CheckpointError, load_checkpoint
+from moa_drafter.checkpoint import load_checkpoint
+from moa_drafter.checkpoint_files import CheckpointError
 from moa_drafter.llama import DecoderLayer, rotary_angles
 from moa_drafter.model import MoADrafter
 from moa_drafter.published import published_config

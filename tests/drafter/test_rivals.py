@@ -18,7 +18,8 @@ from moa_bench.accept.measure import AcceptSettings, Results, measure
 from moa_bench.checkpoints import checkpoint_pair, drafting
 from moa_bench.questions import Question
 from moa_drafter.architectures import ARCHITECTURES, new_drafter
-from moa_drafter.checkpoint import CheckpointError, load_bound, load_checkpoint, load_for_device, save_checkpoint
+from moa_drafter.checkpoint import load_bound, load_checkpoint, load_for_device, save_checkpoint
+from moa_drafter.checkpoint_files import CheckpointError
 from moa_drafter.config import ConfigError
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import FitError

@@ -19,8 +19,9 @@ import torch
 from coremltools.converters.mil.mil import Builder as mb  # noqa: N813 - its customary name
 from coremltools.converters.mil.mil import Function, types
 
-from moa_drafter.checkpoint import load_bound, shipped_checkpoint
+from moa_drafter.checkpoint import load_bound
 from moa_drafter.model import MoADrafter
+from moa_drafter.shipped import shipped_checkpoint
 from moa_drafter.target import load_target
 from moa_drafter.target_source import DEFAULT_TARGET
 from moa_export.embedding import QuantisedEmbedding

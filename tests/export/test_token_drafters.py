@@ -11,7 +11,8 @@ import pytest
 
 from moa_bench.conversation import Conversation
 from moa_bench.loopback import LoopbackVerifier
-from moa_drafter.checkpoint import drafter_fingerprint, load_bound
+from moa_drafter.checkpoint import load_bound
+from moa_drafter.checkpoint_files import drafter_fingerprint
 from moa_drafter.target import Target
 from moa_export.bundle_commands import inspect, verify
 from moa_export.errors import ExportError

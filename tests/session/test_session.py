@@ -422,6 +422,22 @@ def test_another_targets_bundle_is_refused_with_both_fingerprints() -> None:
     assert check_hello(hello, Fingerprints("bbbb", "t", "d")) is None
 
 
+def test_another_drafters_bundle_is_refused_with_what_helps() -> None:
+    hello = wire.Hello(
+        protocol_version=PROTOCOL_VERSION,
+        fingerprints=wire.Fingerprints(target="a", tokenizer="t", drafter="dddd"),
+        row_encoding=wire.ROW_ENCODING_INT8,
+    )
+    for served, helps in (("eeee", True), ("", False)):
+        refused = check_hello(hello, Fingerprints("a", "t", served))
+        assert refused is not None and "drafter dddd" in refused.fault.text
+        assert f"this verifier serves drafter {served or 'none'}" in refused.fault.text
+        assert ("give moa-serve the --drafter that moa-chat has" in refused.fault.text) is helps
+        assert refused.fault.text.endswith("draft without memory rows, as moa-chat --drafter sssd does")
+    hello.row_encoding = wire.ROW_ENCODING_UNSPECIFIED
+    assert check_hello(hello, Fingerprints("a", "t", "eeee")) is None
+
+
 @pytest.mark.parametrize(
     ("oldest", "newest", "refused"),
     [(1, 0, "version 1"), (1, 3, ""), (PROTOCOL_VERSION, 0, ""), (3, 4, "versions 3 to 4")],

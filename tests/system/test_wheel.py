@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 NEEDED = (
     "moa_runtime/py.typed",
     "moa_runtime/manifest.schema.json",
-    "moa_drafter/weights/",
+    "moa_drafter/weights/moa/config.json",
+    "moa_drafter/weights/moa/model.safetensors",
     "moa_bench/report/templates/",
     "moa_chat/desktop/window.py",
     "moa_server/cli.py",

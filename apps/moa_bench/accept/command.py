@@ -31,6 +31,7 @@ from moa_bench.questions import Question
 from moa_bench.result import result_of
 from moa_bench.timeline_option import Recording, add_timeline_option, check_timeline_option, recording
 from moa_bench.transcript import show_answer
+from moa_drafter.shipped import offered_names
 from moa_runtime.draft_length import ADAPTIVE
 from moa_runtime.drafters.base import Budget
 from moa_runtime.errors import MoaError
@@ -52,26 +53,28 @@ With --draft auto drafts have the shape that pays with what device, link and tar
 this process, or on machines that --pace tells of. What was chosen and the time of a token are in the result. With
 --draft thompson or thompson-calibrated chains have the length that EESD's Thompson sampling draws.
 
-What drafts is a bundle's graph, by default that of the shipped drafter. With --drafter or --against and without
+What drafts is a bundle's graph, by default that of the default bundle. With --drafter or --against and without
 --bundle it is the checkpoint itself, in PyTorch and float32; it may be of any architecture that moa-train knows.
-Instead of a checkpoint the word sssd is a drafter without a model, which copies from the conversation and from
---datastore FILE (SSSD, arXiv 2411.05894).
+A shipped one goes by its name; a word with a slash is always a folder. The name sssd is a drafter without a model,
+which copies from the conversation and from --datastore FILE (SSSD, arXiv 2411.05894). All that are there at once:
+
+  moa-bench accept --questions FILE --against {names}
 """
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = add_command(commands, "accept", "tokens committed per round (tau), on one machine", _DESCRIPTION, run)
+    described = _DESCRIPTION.format(names=" ".join(offered_names()))
+    parser = add_command(commands, "accept", "tokens committed per round (tau), on one machine", described, run)
     add_question_options(parser)
     add_bundle_option(parser)
     add_backend_option(parser)
     add_target_options(parser)
     parser.add_argument(
         "--against",
-        type=Path,
         nargs="+",
-        metavar="FOLDER",
-        help="checkpoints to measure after it on the same questions, in float32, and to compare with it; sssd is the "
-        "drafter without a model",
+        metavar="NAME|FOLDER",
+        help="drafters to measure after it on the same questions, as checkpoints in float32, and to compare with it: "
+        f"{', '.join(offered_names())}, or folders",
     )
     parser.add_argument(
         "--draft",

@@ -14,6 +14,8 @@ from moa_bench.checkpoints import checkpoint_pair, without_model
 from moa_bench.inprocess import Device, device_of, engine_of
 from moa_bench.options import bundle_of
 from moa_bench.result import rounded
+from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER
+from moa_drafter.shipped import checkpoint_of
 from moa_runtime.datastore.reader import Datastore
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
@@ -81,11 +83,10 @@ def contenders_of(args: argparse.Namespace, draft_length: int) -> list[Contender
         MoaError: what cannot be found, read, or does not fit together.
     """
     # Imported late: this brings torch, and --help should answer at once.
-    from moa_drafter.checkpoint import shipped_checkpoint
     from moa_drafter.target import load_target
     from moa_drafter.target_source import DEFAULT_TARGET
 
-    model, against = args.model or DEFAULT_TARGET, list[Path](args.against or ())
+    model, against = args.model or DEFAULT_TARGET, [_place(given) for given in args.against or ()]
     if args.bundle is not None or (args.drafter is None and not against):
         bundle = bundle_of(args)
         datastore = None
@@ -95,21 +96,24 @@ def contenders_of(args: argparse.Namespace, draft_length: int) -> list[Contender
         engine = engine_of(args)
         ends = [("bundle", "bundle", bundle.manifest.target, device, engine)]
         target = engine.target
-        folders = against
+        places = against
     else:
         if args.backend is not None:
             raise MoaError("--backend chooses among the graphs of a bundle: add --bundle")
+        first = _place(args.drafter)
+        if args.drafter is None:  # the default one is not measured twice
+            against = [place for place in against if place != first]
         ends, target = [], load_target(model)
-        folders = [args.drafter or shipped_checkpoint(), *against]
+        places = [first, *against]
     target_name = Path(model).resolve().name if Path(model).is_dir() else model  # no path of this machine
     ends += [
         (
-            _name(folder),
-            NO_MODEL if without_model(folder) else CHECKPOINT,
+            _name(place),
+            NO_MODEL if without_model(place) else CHECKPOINT,
             target_name,
-            *checkpoint_pair(folder, target, ngrams=args.ngrams, datastore=args.datastore),
+            *checkpoint_pair(place, target, ngrams=args.ngrams, datastore=args.datastore),
         )
-        for folder in folders
+        for place in places
     ]
     names = _distinct([name for name, *_ in ends])
     return [Contender(name, *rest, Results(draft_length)) for name, (_, *rest) in zip(names, ends, strict=True)]
@@ -129,13 +133,16 @@ def row_bytes(engine: TransformersEngine) -> int:
     return len(encoded.data) + len(encoded.scales)
 
 
-def _name(folder: Path) -> str:
-    """The folder's name; that of the run where it is moa-train's ``OUT/drafter``."""
-    from moa_drafter.checkpoint import CHECKPOINT_FOLDER, shipped_checkpoint
+def _place(given: str | None) -> str | Path:
+    """What a user named: the name of a drafter without a model, or a checkpoint's folder. Raises MoaError."""
+    return without_model(given or "") or checkpoint_of(given)
 
-    place = folder.resolve()
-    if place == shipped_checkpoint().resolve():
-        return "shipped"
+
+def _name(place: str | Path) -> str:
+    """The drafter's name, or the folder's; that of the run where it is moa-train's ``OUT/drafter``."""
+    if isinstance(place, str):
+        return place
+    place = place.resolve()
     return place.parent.name if place.name == CHECKPOINT_FOLDER and place.parent.name else place.name
 
 

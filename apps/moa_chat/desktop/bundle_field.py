@@ -7,9 +7,7 @@ from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QLabel, QProgressBar, QP
 
 from moa_chat.desktop.connector import Connector
 from moa_chat.desktop.style import lines
-from moa_runtime.bundle import MANIFEST_FILE
 from moa_runtime.errors import MoaError
-from moa_runtime.paths import default_bundle
 
 
 class BundleField(QWidget):
@@ -58,10 +56,10 @@ class BundleField(QWidget):
     @property
     def present(self) -> bool:
         """Whether there is a bundle to use; whether it is whole is seen when it is opened."""
-        return bool(self.folder) or (default_bundle() / MANIFEST_FILE).is_file()
+        return bool(self.folder) or self._export.present
 
     def _show(self, problem: str = "") -> None:
-        running, exported = self._export.running, (default_bundle() / MANIFEST_FILE).is_file()
+        running, exported = self._export.running, self._export.present
         if problem:
             words = problem
         elif running:

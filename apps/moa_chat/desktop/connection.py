@@ -19,6 +19,7 @@ from moa_chat.words import as_sentence
 from moa_runtime.bundle import Bundle, BundleError
 from moa_runtime.chat import Chat
 from moa_runtime.connect_error import ConnectError
+from moa_runtime.drafter_names import DrafterName
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Policy
 from moa_runtime.transport import Endpoint
@@ -49,14 +50,14 @@ def endpoint_of(settings: Settings, options: argparse.Namespace) -> Endpoint:
         raise ConnectionFailedError(as_sentence(str(error)), Trouble.CERTIFICATE) from error
 
 
-async def _load_bundle(folder: str) -> Bundle:
+async def _load_bundle(folder: str, drafter: DrafterName | None) -> Bundle:
     """Open a bundle without keeping the event loop from its connections.
 
     Raises:
-        ConnectionFailedError: there is none, or it is damaged.
+        ConnectionFailedError: there is none, it is damaged, or of another drafter.
     """
     try:
-        return await asyncio.to_thread(open_bundle, Path(folder) if folder else None)
+        return await asyncio.to_thread(open_bundle, Path(folder) if folder else None, drafter)
     except MoaError as error:
         raise ConnectionFailedError(as_sentence(str(error)), Trouble.BUNDLE) from error
 
@@ -73,7 +74,7 @@ async def connect(
     Raises:
         ConnectionFailedError: why a chat with these settings does not work.
     """
-    bundle = await _load_bundle(settings.bundle)
+    bundle = await _load_bundle(settings.bundle, options.drafter)
     options = argparse.Namespace(**{**vars(options), "datastore": choice_of(settings, options)})
     setup = dataclasses.replace(setup_for(options, bundle, endpoint), policy=Policy.ASK, system=None, store=store)
     try:
@@ -92,7 +93,7 @@ async def try_connection(settings: Settings, options: argparse.Namespace) -> str
         ConnectionFailedError: why a chat with these settings does not work now.
     """
     endpoint = endpoint_of(settings, options)
-    bundle = await _load_bundle(settings.bundle)
+    bundle = await _load_bundle(settings.bundle, options.drafter)
     try:
         chat = await setup_for(options, bundle, endpoint).connect()
     except MoaError as error:

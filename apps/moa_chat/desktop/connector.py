@@ -18,7 +18,7 @@ class Connector(QObject):
     """Connects the engine as the settings say.
 
     Attributes:
-        export: of the default bundle.
+        export: of the bundle that is used where the settings name none.
 
     Signals:
         connecting: to whom, in words.
@@ -36,10 +36,10 @@ class Connector(QObject):
         super().__init__(parent)
         self._engine, self._options = engine, options
         self._settings = Settings()
-        self._verifier = LocalVerifier(self)
+        self._verifier = LocalVerifier(options.drafter, self)
         self._verifier.ready.connect(self._started)
         self._verifier.failed.connect(self.failed)
-        self.export = BundleExport(self)
+        self.export = BundleExport(options.drafter, self)
 
     def connect_as(self, settings: Settings) -> None:
         """Begin; one of the signals says how it went."""

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Export a bundle and report progress as JSON.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", help="target model (default: the built-in one)")
-    parser.add_argument("--drafter", type=Path, help="checkpoint (default: the shipped one)")
+    parser.add_argument("--drafter", help="a shipped one's name, or a checkpoint's folder")
     options = parser.parse_args(argv)
     # The export sends everything that is written to stdout and stderr to a log, and this is not for it.
     with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as out:
@@ -40,11 +40,11 @@ def _export(options: argparse.Namespace, out: TextIO) -> None:
     from moa_export.quiet import quiet_toolchain, toolchain_log
 
     with quiet_toolchain(toolchain_log()):
-        from moa_drafter.checkpoint import shipped_checkpoint
+        from moa_drafter.shipped import checkpoint_of
         from moa_drafter.target_source import DEFAULT_TARGET
         from moa_export.pipeline import ExportSettings, export_bundle
 
-        drafter = options.drafter or shipped_checkpoint()
+        drafter = checkpoint_of(options.drafter)
         settings = ExportSettings(("onnx",), drafter, model=options.model or DEFAULT_TARGET, checked=False)
         export_bundle(options.out, settings, JsonProgress(out))
 

@@ -10,10 +10,12 @@ from typing import Any
 from PySide6.QtCore import QObject, QProcess, QProcessEnvironment, Signal
 
 from moa_chat.local import SERVE_HERE
+from moa_runtime.bundle import MANIFEST_FILE
+from moa_runtime.drafter_names import DrafterName, drafter_option
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
 from moa_runtime.first_bundle import own_program
-from moa_runtime.paths import default_bundle
+from moa_runtime.paths import bundle_of_drafter
 from moa_runtime.transport import Endpoint
 
 _STOP_MS = 3000
@@ -84,6 +86,9 @@ class Program(QObject):
 class LocalVerifier(QObject):
     """``moa-serve`` on a free port of this machine, for as long as the window is open.
 
+    Args:
+        drafter: that the window was started with; the verifier has it, too.
+
     Signals:
         ready: its :class:`~moa_runtime.transport.Endpoint`.
         failed: why there is none, or no longer one.
@@ -92,8 +97,9 @@ class LocalVerifier(QObject):
     ready = Signal(object)
     failed = Signal(object)
 
-    def __init__(self, parent: QObject | None = None) -> None:
+    def __init__(self, drafter: DrafterName | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
+        self._options = drafter_option(drafter)
         self._token = secrets.token_urlsafe(24)  # other users of this machine reach its port too
         self._program: Program | None = None
 
@@ -101,7 +107,8 @@ class LocalVerifier(QObject):
         """Raises MoaError: the server's packages are not installed."""
         require_extra("server", "A verifier on this machine")
         self.stop()
-        self._program = Program(own_program("moa_server.cli", *SERVE_HERE), {"MOA_TOKEN": self._token}, parent=self)
+        command = own_program("moa_server.cli", *SERVE_HERE, *self._options)
+        self._program = Program(command, {"MOA_TOKEN": self._token}, parent=self)
         self._program.said.connect(self._said)
         self._program.ended.connect(self._ended)
         self._program.start()
@@ -121,7 +128,13 @@ class LocalVerifier(QObject):
 
 
 class BundleExport(QObject):
-    """The export of the default bundle.
+    """The export of the bundle for a drafter.
+
+    Args:
+        drafter: that the window was started with; without one it is the default bundle.
+
+    Attributes:
+        folder: of the bundle.
 
     Signals:
         progressed: what is done now, and how much of it, from 0 to 1.
@@ -131,18 +144,25 @@ class BundleExport(QObject):
     progressed = Signal(str, float)
     ended = Signal(object)
 
-    def __init__(self, parent: QObject | None = None) -> None:
+    def __init__(self, drafter: DrafterName | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
+        self.folder = bundle_of_drafter(drafter)
+        self._options = drafter_option(drafter)
         self._program: Program | None = None
 
     @property
     def running(self) -> bool:
         return self._program is not None
 
+    @property
+    def present(self) -> bool:
+        """Whether the bundle is there; whether it is whole is seen when it is opened."""
+        return (self.folder / MANIFEST_FILE).is_file()
+
     def start(self) -> None:
         """Raises MoaError: the export's packages are not installed."""
         require_extra("export", "The export of a bundle")
-        command = own_program("moa_chat.desktop.export_program", str(default_bundle()))
+        command = own_program("moa_chat.desktop.export_program", str(self.folder), *self._options)
         self._program = Program(command, {}, parent=self)
         self._program.said.connect(lambda said: self.progressed.emit(said["stage"], said["part"]))
         self._program.ended.connect(self._ended)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from moa_drafter.checkpoint import CHECKPOINT_FOLDER
+from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER
 from moa_drafter.precision import fastest_dtype
 from moa_drafter.target import DEFAULT_TARGET, Target, load_target
 from moa_drafter.training import config_file, processes, selfcheck, writers

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from moa_drafter.shipped import checkpoint_of
 from moa_drafter.training.settings import DEFAULT_STEPS, RunSettings
 from moa_drafter.yaml_file import read_mapping
 from moa_runtime.errors import MoaError
@@ -131,7 +132,7 @@ def _typed(key: str, value: Any, where: str) -> Any:
         except (TypeError, ValueError) as error:
             raise MoaError(f"{where}{key} must name kinds with weights, not {value!r}") from error
     if kind is Path and isinstance(value, str | Path):
-        return Path(value)
+        return checkpoint_of(value) if key == "init" else Path(value)
     if kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
         # YAML reads 5e-4 as text: its numbers need a point.
         try:

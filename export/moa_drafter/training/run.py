@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from moa_drafter.architectures import ARCHITECTURES, new_drafter
-from moa_drafter.checkpoint import CHECKPOINT_FOLDER, drafter_fingerprint, load_checkpoint
+from moa_drafter.checkpoint import load_checkpoint
+from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER, drafter_fingerprint
 from moa_drafter.config import ConfigError
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit

@@ -148,7 +148,7 @@ class RunSettings(TrainSettings, GenerateSettings):
     arch: str = knob("moa", "architecture: moa, eagle, early-exit, independent")
     data: tuple[Path, ...] = knob((), "token stores (JSON lines of {p, r} token ids, .gz too)")
     prompts: Path | None = knob(None, "JSON lines of prompts for the target to answer, .gz too")
-    init: Path | None = knob(None, "a checkpoint to train on, with longer futures")
+    init: Path | None = knob(None, "a checkpoint to train on, with longer futures: a folder, or a shipped one's name")
     minutes: float | None = knob(
         None, "train for about this long instead of steps; without data or conversations, half of it to write", above=0
     )

@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from moa_drafter.checkpoint import CHECKPOINT_FOLDER, save_checkpoint
+from moa_drafter.checkpoint import save_checkpoint
+from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER
 from moa_drafter.drafter import Drafter
 from moa_drafter.training import processes
 from moa_drafter.training.averaging import WeightAverage

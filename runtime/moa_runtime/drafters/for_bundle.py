@@ -6,7 +6,7 @@ from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle, Manifest
 from moa_runtime.datastore.reader import Datastore
-from moa_runtime.drafter_names import DRAFTERS, DrafterName
+from moa_runtime.drafter_names import DRAFTERS, DrafterName, OtherDrafterError
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
@@ -15,23 +15,31 @@ from moa_runtime.manners import Manners
 
 
 def backend_for(
-    bundle: Bundle, name: DrafterName = "moa", backend: str | None = None, *, threads: int = 2
+    bundle: Bundle, name: DrafterName | None = None, backend: str | None = None, *, threads: int = 2
 ) -> Backend | None:
     """The graph that a drafter computes; None for one without.
 
     Args:
+        name: see :func:`drafter_for`.
         backend: see :func:`moa_runtime.backends.load.load_backend`.
 
     Raises:
-        MoaError: see there.
+        OtherDrafterError: the bundle's graph is of another architecture.
+        MoaError: see :func:`moa_runtime.backends.load.load_backend`.
     """
-    return load_backend(bundle, backend, threads=threads) if DRAFTERS[name].has_graph else None
+    if name is not None:
+        wanted, found = DRAFTERS[name].architecture, bundle.manifest.architecture
+        if wanted is None:
+            return None
+        if wanted != found:
+            raise OtherDrafterError(bundle.folder, found, name)
+    return load_backend(bundle, backend, threads=threads)
 
 
 def drafter_for(
     manifest: Manifest,
     backend: Backend | None,
-    name: DrafterName = "moa",
+    name: DrafterName | None = None,
     *,
     ngrams: bool = True,
     datastore: Datastore | None = None,
@@ -39,7 +47,7 @@ def drafter_for(
     """A drafter for one conversation; ``backend``, see :func:`backend_for`, and ``datastore`` may be shared by several.
 
     Args:
-        name: which one, see :data:`moa_runtime.drafter_names.DRAFTERS`.
+        name: which one, see :data:`moa_runtime.drafter_names.DRAFTERS`; what computes the bundle's graph when omitted.
         ngrams: mix what the graph expects with what the conversation and the datastore say already, see
             :class:`moa_runtime.drafters.mixture.NgramMixture`.
     """

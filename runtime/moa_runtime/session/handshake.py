@@ -71,7 +71,8 @@ def check_hello(hello: wire.Hello, own: Fingerprints) -> wire.ServerMessage | No
             client = client[:_LONGEST_NAME]
             found = f"the bundle was made for {name} {client or 'none'}, this verifier serves {name} {server or 'none'}"
             advice = "export a bundle with the verifier's model and drafter"
-            if not server:
-                advice = "draft without memory rows, as moa-chat --drafter sssd does"
+            if name == "drafter":
+                both = f"{advice}, or give moa-serve the --drafter that moa-chat has, or " if server else ""
+                advice = f"{both}draft without memory rows, as moa-chat --drafter sssd does"
             return fault(wire.FAULT_CODE_FINGERPRINT_MISMATCH, f"{found}; {advice}")
     return None

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from moa_drafter.checkpoint import drafter_fingerprint, load_checkpoint
+from moa_drafter.checkpoint import load_checkpoint
+from moa_drafter.checkpoint_files import drafter_fingerprint
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
 from moa_drafter.states import Reads

@@ -143,6 +143,28 @@ def test_missing_packages_are_named_with_the_way_to_get_them(monkeypatch):
             starts()
 
 
+def test_a_window_of_a_named_drafter_has_its_bundle_and_verifier(monkeypatch, tmp_path, qtbot):
+    monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path))
+    monkeypatch.setattr(programs, "require_extra", lambda *_: None)
+    commands: list[tuple[str, ...]] = []
+
+    def command(*words: str) -> list[str]:
+        commands.append(words)
+        return [sys.executable, "-c", ""]
+
+    monkeypatch.setattr(programs, "own_program", command)
+    export, verifier = BundleExport("early-exit"), LocalVerifier("early-exit")
+    with qtbot.waitSignal(export.ended, timeout=WAIT), qtbot.waitSignal(verifier.failed, timeout=WAIT):
+        export.start()
+        verifier.start()
+    folder = tmp_path / "bundles" / "early-exit"
+    assert export.folder == folder and commands[0][1:] == (str(folder), "--drafter", "early-exit")
+    assert commands[1][-2:] == ("--drafter", "early-exit") and not export.present
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").touch()
+    assert export.present
+
+
 def test_the_export_shows_how_far_it_is(open_window, instead, qtbot, monkeypatch, tmp_path):
     bundle, go = tmp_path / "default", tmp_path / "go"
     monkeypatch.setenv("MOA_EDGE_BUNDLE", str(bundle))

@@ -1,0 +1,26 @@
+"""Which drafters there are to choose from, and whether a bundle has the chosen one."""
+
+from __future__ import annotations
+
+from moa_drafter.shipped import drafter_in, offered_names
+from moa_runtime.bundle import Bundle
+from moa_runtime.drafter_names import DEFAULT_DRAFTER, DRAFTERS, DrafterName, OtherDrafterError
+
+
+def drafters_help() -> str:
+    """Each drafter that can be chosen, with what it is and when it is right."""
+    kinds = "; ".join(f"{name}: {DRAFTERS[name].help}" for name in offered_names())
+    return f"{kinds} (default: the bundle's own; that of the default bundle is {DEFAULT_DRAFTER})"
+
+
+def check_drafter(bundle: Bundle, name: DrafterName | None) -> None:
+    """Refuse a bundle whose drafter is not the one that was asked for.
+
+    Raises:
+        OtherDrafterError: the message names both.
+    """
+    if name is None or not DRAFTERS[name].has_graph:
+        return
+    found = drafter_in(bundle.manifest)
+    if found != name:
+        raise OtherDrafterError(bundle.folder, found, name)
