@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 from said import is_progress
