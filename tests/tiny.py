@@ -126,6 +126,7 @@ def tiny_with_layers(
         drafter.norm.load_state_dict(target.model.model.norm.state_dict())
         if first:
             drafter.below_proj.weight.normal_(std=0.1)
+            drafter.below_norm.weight.uniform_(0.5, 1.5)
         if trained:
             drafter.start_copies(target.layers)
             for part in (drafter.below, drafter.tail):

@@ -7,9 +7,9 @@ With target layer inference (section 3.3) the device half ends with the target's
 attends to what the target computed for the tokens it has processed, which travels in the memory rows, and to what
 the device computed for those it has not.
 
-The target's first layers may stand below the self-attention, which is then given their output, projected, added to the
-embedding. It depends on the tokens alone, so on the device it is exactly what the target computes there, and nothing
-travels for it.
+The target's first layers may stand below the self-attention, which is then given their output, normed and projected,
+added to the embedding. It depends on the tokens alone, so on the device it is exactly what the target computes there,
+and nothing travels for it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class MoADrafter(Drafter):
         self.self_attention = DecoderLayer(config.decoder, eps)
         self.cross_attention = DecoderLayer(config.decoder, eps)
         if config.first_layers:
+            self.below_norm = RMSNorm(hidden, eps)
             self.below_proj = nn.Linear(hidden, hidden, bias=False)
-            nn.init.zeros_(self.below_proj.weight)  # so that a trained drafter goes on as it was, see deepen
         # Copies of the target's first and last layers: frozen ones come with bind_target.
         copies = (config.first_layers, config.target_layers) if config.trained_target_layers else (0, 0)
         self.below, self.tail = (
@@ -96,6 +96,15 @@ class MoADrafter(Drafter):
             nn.ModuleList(frozen_layers(part, config.decoder, config.rms_norm_eps)).to(self.embedding)
             for part in self._own_of(layers)
         )
+
+    def start_below(self) -> None:
+        """Let the projection begin at zero, so that a drafter begins as it would without first layers.
+
+        What is projected begins in the size of the embedding: as the layers compute it, it is many times as large, and
+        a few steps of training would drown the embedding.
+        """
+        nn.init.zeros_(self.below_proj.weight)
+        self.below_norm.weight.data.fill_(float(self.embedding.square().mean().sqrt()))
 
     def start_copies(self, layers: Sequence[nn.Module]) -> None:
         """Let the trained copies begin as the target's ``layers``.
@@ -169,7 +178,11 @@ class MoADrafter(Drafter):
         if not self.below:
             return x, []
         inner, new = run_layers(list(self.below), x, angles, self_mask, past=cached)  # type: ignore[arg-type]
-        return x + self.below_proj(inner), new
+        return self._with_inner(x, inner), new
+
+    def _with_inner(self, x: Tensor, inner: Tensor) -> Tensor:
+        """What the self-attention is given, from embeddings and what the first layers compute, ``[T, hidden]`` each."""
+        return x + self.below_proj(self.below_norm(inner))
 
     def draft(
         self,
@@ -264,7 +277,7 @@ class MoADrafter(Drafter):
         angles = self.angles(positions)
         queries = torch.arange(len(tokens), device=tokens.device) if queries is None else queries
         x = self.embed(tokens)
-        x = self.run_below(x, angles, self_mask)[0] if inner is None else x + self.below_proj(inner)
+        x = self.run_below(x, angles, self_mask)[0] if inner is None else self._with_inner(x, inner)
         (keys, values), *tail_rows = self._row_parts(target_kv, angles)
         # As on the device: who sees no row at all sees one of zeros.
         zero = keys.new_zeros(1, *keys.shape[1:])

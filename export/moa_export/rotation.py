@@ -41,8 +41,9 @@ def rotate_residual_stream(drafter: DeviceDrafter) -> DeviceDrafter:
         for writer in (attention.o_proj, mlp.down_proj):
             writer.weight.copy_(rotation.T @ writer.weight)
     if isinstance(drafter, MoADrafter) and drafter.config.first_layers:
-        projection = drafter.below_proj.weight
-        projection.copy_(rotation.T @ projection @ rotation)
+        projection, norm = drafter.below_proj.weight, drafter.below_norm.weight
+        projection.copy_(rotation.T @ (projection * norm) @ rotation)
+        norm.fill_(1)
     if isinstance(drafter.norm, RMSNorm):
         drafter.head = drafter.head * drafter.norm.weight
         drafter.norm.weight.fill_(1)

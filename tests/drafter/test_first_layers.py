@@ -56,7 +56,9 @@ def test_the_first_layers_compute_what_the_target_does(tiny_drafter: Path, targe
     batch = batch_of(target, drafter)
     x = drafter.embed(batch.tokens)
     given, _ = drafter.run_below(x, drafter.angles(batch.positions), batch.self_mask)
-    torch.testing.assert_close(given, x + drafter.below_proj(batch.states.inner[:, 0]), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        given, x + drafter.below_proj(drafter.below_norm(batch.states.inner[:, 0])), rtol=1e-4, atol=1e-4
+    )
     arguments = batch.tokens, batch.positions, batch.states.kv, batch.self_mask, batch.memory_mask, batch.queries
     torch.testing.assert_close(drafter.predict(batch), drafter(*arguments), rtol=1e-4, atol=1e-4)
 

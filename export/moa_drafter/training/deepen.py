@@ -61,13 +61,15 @@ def start_target_layers(
 ) -> None:
     """Let a drafter of :func:`with_target_layers` start well.
 
-    First layers need nothing: their projection begins at zero, so the drafter drafts as before.
+    With first layers alone it begins as it was, see :meth:`~moa_drafter.model.MoADrafter.start_below`.
 
     Args:
         drafter: bound to its target.
         was: the configuration that its weights were trained with.
         target, samples: see :func:`fit_to_target_layers`.
     """
+    if drafter.config.first_layers != was.first_layers:
+        drafter.start_below()
     if drafter.config.trained_target_layers and not was.trained_target_layers:
         drafter.start_copies(target.model.layers)
     if drafter.config.target_layers != was.target_layers:
