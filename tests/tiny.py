@@ -5,6 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from moa_drafter.model import MoADrafter
+    from moa_drafter.target import Target
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE, DRAFT_VOCAB_SIZE = 512, 384
@@ -100,6 +105,34 @@ def make_tiny_drafter(target_folder: Path, folder: Path, *, seed: int = 1) -> Pa
         drafter.draft_to_target.copy_(torch.randperm(VOCAB_SIZE)[:DRAFT_VOCAB_SIZE].sort().values)
     save_checkpoint(drafter, folder)
     return folder
+
+
+def tiny_with_layers(
+    drafter_folder: Path, target: Target, last: int = 0, first: int = 0, *, trained: bool = False
+) -> MoADrafter:
+    """The drafter of :func:`make_tiny_drafter` with so many of the target's last and first layers, bound to it.
+
+    What first layers compute is looked at, and trained copies are no longer the target's.
+    """
+    import torch
+
+    from moa_drafter.checkpoint import load_checkpoint
+    from moa_drafter.training.deepen import with_target_layers
+
+    drafter = with_target_layers(load_checkpoint(drafter_folder), last, first, trained=trained)
+    drafter.bind_target(target.embedding, target.head, target.layers)
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(2)
+        drafter.norm.load_state_dict(target.model.model.norm.state_dict())
+        if first:
+            drafter.below_proj.weight.normal_(std=0.1)
+            drafter.below_norm.weight.uniform_(0.5, 1.5)
+        if trained:
+            drafter.start_copies(target.layers)
+            for part in (drafter.below, drafter.tail):
+                for weight in part.parameters():
+                    weight.mul_(1 + 0.1 * torch.randn_like(weight))
+    return drafter.eval()
 
 
 def make_tiny_rival(architecture: str, target_folder: Path, folder: Path, *, seed: int = 1) -> Path:

@@ -17,24 +17,24 @@ from moa_runtime.bundle import TensorSpec
 def signature(config: DrafterConfig | TokenConfig, top_k: int) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """Inputs and outputs of the device half, see :func:`signature_of`."""
     kv_shape, top_k = (config.kv_heads, config.decoder.head_dim), min(top_k, config.draft_vocab_size)
-    return signature_of(kv_shape, top_k, rows=isinstance(config, DrafterConfig))
+    return signature_of(kv_shape, top_k, row_heads=config.row_heads if isinstance(config, DrafterConfig) else 0)
 
 
 def signature_of(
-    kv_shape: tuple[int, int], top_k: int, *, rows: bool = True
+    kv_shape: tuple[int, int], top_k: int, *, row_heads: int = 0
 ) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """Inputs and outputs of a step, in order: the fields of :class:`~moa_runtime.backends.base.StepInputs` and
     :class:`~moa_runtime.backends.base.StepResult`. Sizes that vary keep their letters there.
 
     Args:
-        rows: whether it looks at memory rows.
+        row_heads: of a memory row; 0 where it looks at none.
     """
-    sizes = {"H": kv_shape[0], "D": kv_shape[1], "K": top_k}
+    sizes = {"H": kv_shape[0], "D": kv_shape[1], "K": top_k, "R": row_heads}
     inputs, outputs = (
         tuple(
             TensorSpec(each.name, each.metadata["dtype"], tuple(sizes.get(n, n) for n in each.metadata["shape"]))
             for each in fields(kind)
-            if rows or each.name not in MEMORY_INPUTS
+            if row_heads or each.name not in MEMORY_INPUTS
         )
         for kind in (StepInputs, StepResult)
     )
@@ -80,17 +80,21 @@ class DeviceHalf(nn.Module):
         heads = self.drafter.config.decoder.num_kv_heads
         # Without any row there is one of zeros, see MoaDrafter.
         given = memory_keys[0].ne(0).any()
-        hidden, new = self.drafter.draft(
-            self.embed(tokens),
-            self.drafter.angles(positions),
+        angles, cached = self.drafter.angles(positions), _by_layer(self_keys, self_values, heads)
+        count = len(self.drafter.below)
+        x, below = self.drafter.run_below(self.embed(tokens), angles, self_mask, cached[:count])
+        hidden, above = self.drafter.draft(
+            x,
+            angles,
             queries,
             self_mask,
             memory=_by_layer(memory_keys, memory_values, heads),
             memory_mask=None,
             tail_mask=self_mask,
-            cached=_by_layer(self_keys, self_values, heads),
+            cached=cached[count:],
             with_rows=lambda rows, own: (in_place(rows[0], own[0], given), in_place(rows[1], own[1], given)),
         )
+        new = [*below, *above]
         keys, values = new[0] if len(new) == 1 else (torch.cat(part, dim=1) for part in zip(*new, strict=True))
         return *self.drafter.candidates(hidden, self.top_k), keys, values
 

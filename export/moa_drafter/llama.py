@@ -7,6 +7,7 @@ written as plain matrix products, which every export target compiles; training u
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -150,6 +151,35 @@ def joined(*parts: KeysValues) -> KeysValues:
     if len(parts) == 1:
         return parts[0]
     return torch.cat([k for k, _ in parts]), torch.cat([v for _, v in parts])
+
+
+def run_layers(
+    layers: Sequence[DecoderLayer],
+    x: Tensor,
+    angles: tuple[Tensor, Tensor],
+    mask: Tensor,
+    queries: Tensor | None = None,
+    past: Sequence[KeysValues] = (),
+) -> tuple[Tensor, list[KeysValues]]:
+    """Run decoder layers over new tokens, the last layer only where its result is wanted.
+
+    Args:
+        x: ``[T, hidden]``; ``angles`` are those of their positions.
+        mask: boolean ``[T, S + T]``, true where a token may look (earlier tokens first).
+        queries: indices ``[Q]`` into the new tokens; all when omitted.
+        past: keys and values of ``S`` earlier tokens for each layer, ``[S, kv_heads, head_dim]``; none when empty.
+
+    Returns:
+        hidden states ``[Q, hidden]``, and each layer's keys and values of the new tokens.
+    """
+    new = []
+    for at, layer in enumerate(layers):
+        new.append(layer.keys_values(x, angles))
+        keys, values = joined(*past[at : at + 1], new[at])
+        if queries is not None and at == len(layers) - 1:
+            x, angles, mask = x[queries], (angles[0][queries], angles[1][queries]), mask[queries]
+        x = layer(x, keys, values, angles, mask)
+    return x, new
 
 
 def frozen(layer: nn.Module) -> nn.Module:

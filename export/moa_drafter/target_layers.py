@@ -27,15 +27,24 @@ def copy_layer(ours: DecoderLayer, theirs: nn.Module) -> None:
         tensor.copy_(state[name])
 
 
-def frozen_layers(layers: Sequence[nn.Module], dims: LayerDims, eps: float) -> list[nn.Module]:
-    """Copies of some of the target's layers, see :func:`moa_drafter.llama.frozen`.
+def copy_exactly(ours: Sequence[DecoderLayer], theirs: Sequence[nn.Module]) -> None:
+    """Take over the weights of layers that shall compute what the target's do.
 
     Raises:
         FitError: see :func:`copy_layer`; also a weight that ours have no place for, such as a bias.
     """
-    copies = [DecoderLayer(dims, eps) for _ in layers]
-    for ours, theirs in zip(copies, layers, strict=True):
-        copy_layer(ours, theirs)
-        if unknown := sorted(theirs.state_dict().keys() - ours.state_dict().keys()):
+    for copy, layer in zip(ours, theirs, strict=True):
+        copy_layer(copy, layer)
+        if unknown := sorted(layer.state_dict().keys() - copy.state_dict().keys()):
             raise FitError(f"a layer of the target has {unknown[0]}, which this drafter's copy could not compute with")
+
+
+def frozen_layers(layers: Sequence[nn.Module], dims: LayerDims, eps: float) -> list[nn.Module]:
+    """Copies of some of the target's layers, see :func:`moa_drafter.llama.frozen`.
+
+    Raises:
+        FitError: see :func:`copy_exactly`.
+    """
+    copies = [DecoderLayer(dims, eps) for _ in layers]
+    copy_exactly(copies, layers)
     return [frozen(layer) for layer in copies]

@@ -58,7 +58,7 @@ def _rows(target: Target, drafter: DeviceDrafter, tokens: list[int]) -> tuple[Fl
     if isinstance(drafter, TokenDrafter):
         none = np.zeros((0, drafter.config.kv_heads, drafter.config.decoder.head_dim), np.float32)
         return none, none
-    states = target_states(target, tokens, drafter.reads)
+    states = target_states(target, tokens, drafter.row_reads)
     keys, values = drafter.memory_rows(states.kv.float(), torch.arange(len(tokens)))
     return keys.numpy(), values.numpy()
 

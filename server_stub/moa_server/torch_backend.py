@@ -59,7 +59,7 @@ def backend_of(engine: Engine) -> BatchedBackend | None:
     if not isinstance(engine, _WithDrafter):
         return None
     drafter, target = engine.drafter, engine.target
-    if not isinstance(drafter, MoADrafter) or drafter.config.target_layers:
+    if not isinstance(drafter, MoADrafter) or drafter.config.copied_layers:
         return None
     half = PackedDeviceHalf(drafter, target, fastest_dtype(target.device.type), top_k=TOP_K)
     return BatchedBackend(half.steps, top_k=half.top_k, kv_shape=half.kv_shape)

@@ -27,21 +27,16 @@ from moa_drafter.training.losses import forward_kl
 from moa_drafter.training.visibility import FutureLengths, packed_masks, row_limits
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
+from tiny import tiny_with_layers
 
 TOKENS = torch.randint(3, 512, (26,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
-@pytest.fixture(scope="module", params=[0, 1, 3], ids=lambda count: f"N={count}")
+@pytest.fixture(scope="module", params=["0,0", "1,0", "3,0", "0,2", "1,2", "1,2,trained"])
 def drafter(request: pytest.FixtureRequest, tiny_drafter: Path, target: Target) -> MoADrafter:
-    return tiny_with(tiny_drafter, target, request.param)
-
-
-def tiny_with(tiny_drafter: Path, target: Target, count: int) -> MoADrafter:
-    drafter = with_target_layers(load_checkpoint(tiny_drafter), count)
-    with torch.no_grad():
-        drafter.norm.load_state_dict(target.model.model.norm.state_dict())
-    drafter.bind_target(target.embedding, target.head, target.layers)
-    return drafter.eval()
+    """With so many of the target's last and first layers."""
+    last, first, *trained = request.param.split(",")
+    return tiny_with_layers(tiny_drafter, target, int(last), int(first), trained=bool(trained))
 
 
 @torch.no_grad()
@@ -75,7 +70,7 @@ def assert_next(drafter: MoADrafter, runtime: MoaDrafter, prefix: list[int], log
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_tail_computes_what_the_target_does(tiny_drafter: Path, target: Target, count: int) -> None:
     """Given what enters them, the copied layers and the norm make the target's last hidden states."""
-    drafter = tiny_with(tiny_drafter, target, count)
+    drafter = tiny_with_layers(tiny_drafter, target, count)
     reads = Reads(drafter.reads.kv_layers, inner_layers=(4 - count - 1,))
     states = target_states(target, TOKENS, reads)
     angles = drafter.angles(torch.arange(len(TOKENS)))
@@ -246,16 +241,19 @@ def test_moa_train_goes_on_with_target_layers(target: Target, tiny_drafter: Path
 
 def test_a_row_grows_by_the_keys_and_values_of_each_layer(drafter: MoADrafter) -> None:
     config = drafter.config
-    assert config.kv_heads == 2 * (1 + config.target_layers)
-    assert config.memory_row_size == 2 * config.kv_heads * 16
+    assert config.row_heads == 2 * (1 + config.target_layers)
+    assert config.kv_heads == config.row_heads + 2 * config.first_layers
+    assert config.memory_row_size == 2 * config.row_heads * 16
     assert drafter.reads.kv_layers == (*config.lsa_layers, *range(4 - config.target_layers, 4))
-    assert drafter.frozen_parameters == sum(p.numel() for layer in drafter.tail for p in layer.buffers())
+    copies = (*drafter.below, *drafter.tail)
+    assert drafter.frozen_parameters == sum(p.numel() for layer in copies for p in layer.buffers())
 
 
 def test_a_configuration_without_the_field_has_no_target_layers(drafter: MoADrafter) -> None:
     raw = json.loads(drafter.config.to_json())
-    del raw["target_layers"]
-    assert DrafterConfig.from_mapping(raw).target_layers == 0
+    del raw["target_layers"], raw["first_layers"], raw["trained_target_layers"]
+    plain = DrafterConfig.from_mapping(raw)
+    assert not plain.copied_layers and not plain.trained_target_layers
 
 
 @pytest.mark.parametrize(
@@ -263,8 +261,11 @@ def test_a_configuration_without_the_field_has_no_target_layers(drafter: MoADraf
     [
         ({"target_layers": 4}, "must lie in 0..3"),
         ({"target_layers": -1}, "must lie in 0..3"),
+        ({"first_layers": 4}, "first_layers must lie in 0..3"),
+        ({"first_layers": 2, "target_layers": 2}, "must together be fewer than the target's 4 layers, not 2 and 2"),
+        ({"trained_target_layers": True}, "no layer of the target to train"),
         ({"target_layers": 1, "final_norm": False}, "set final_norm"),
-        ({"target_layers": 1, "decoder": LayerDims(64, 4, 1, 16, 128)}, "a decoder of the target's shape"),
+        ({"target_layers": 1, "decoder": LayerDims(64, 4, 1, 16, 128)}, "a decoder of its shape"),
     ],
 )
 def test_what_cannot_be_is_refused(tiny_drafter: Path, changes: dict[str, object], message: str) -> None:

@@ -13,10 +13,8 @@ import torch
 from drafted import draft_of
 from moa_bench.conversation import Conversation, Round
 from moa_bench.loopback import LoopbackVerifier
-from moa_drafter.checkpoint import load_bound, load_checkpoint, save_checkpoint
-from moa_drafter.model import MoADrafter
+from moa_drafter.checkpoint import load_bound, save_checkpoint
 from moa_drafter.target import Target
-from moa_drafter.training.deepen import with_target_layers
 from moa_export.errors import ExportError
 from moa_export.pipeline import ExportSettings, export_bundle, plan
 from moa_export.presets import preset
@@ -32,18 +30,19 @@ from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.session.events import Sampling
 from moa_server.plain import decode
 from moa_server.transformers_engine import TransformersEngine
+from tiny import tiny_with_layers
 
 
-def tiny_with(tiny_drafter: Path, target: Target, count: int) -> MoADrafter:
-    drafter = with_target_layers(load_checkpoint(tiny_drafter), count)
-    drafter.bind_target(target.embedding, target.head, target.layers)
-    return drafter.eval()
+@pytest.fixture(scope="module", params=[0, 2], ids=lambda first: f"first={first}")
+def first(request: pytest.FixtureRequest) -> int:
+    """Of the target's first layers, beside its last one."""
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tiny_drafter: Path, target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tiny_drafter: Path, target: Target, first: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("one") / "drafter"
-    save_checkpoint(tiny_with(tiny_drafter, target, 1), folder)
+    save_checkpoint(tiny_with_layers(tiny_drafter, target, 1, first), folder)
     return folder
 
 
@@ -67,7 +66,7 @@ def reference(checkpoint: Path, target: Target) -> Backend:
 
 def assert_same_drafts(one: Backend, other: Backend, atol: float) -> None:
     """Chains and trees with few rows, none, and rows that arrive later."""
-    rows = np.random.default_rng(5).standard_normal((2, 12, *one.kv_shape)).astype(np.float32)
+    rows = np.random.default_rng(5).standard_normal((2, 12, *one.row_shape)).astype(np.float32)
     prefix = list(range(20, 40))
     for held in (0, 1, 7):
         sides = [MoaDrafter(backend, max_context=100) for backend in (one, other)]
@@ -84,16 +83,16 @@ def assert_same_drafts(one: Backend, other: Backend, atol: float) -> None:
         np.testing.assert_allclose(tree.scores, other_tree.scores, atol=atol)
 
 
-def test_the_graph_computes_what_pytorch_does(bundle: Bundle, checkpoint: Path, target: Target) -> None:
-    assert (bundle.manifest.kv_heads, bundle.manifest.head_dim) == (4, 16)
+def test_the_graph_computes_what_pytorch_does(bundle: Bundle, checkpoint: Path, target: Target, first: int) -> None:
+    assert (bundle.manifest.kv_heads, bundle.manifest.head_dim) == (4 + 2 * first, 16)
     graph = load_backend(bundle, threads=1)
-    assert graph.kv_shape == (4, 16)
+    assert graph.kv_shape == (4 + 2 * first, 16) and graph.row_shape == (4, 16)
     assert_same_drafts(graph, reference(checkpoint, target), atol=1e-3)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_rotated_residual_stream_changes_nothing(tiny_drafter: Path, target: Target, count: int) -> None:
-    drafter = tiny_with(tiny_drafter, target, count)
+@pytest.mark.parametrize(("count", "below"), [(1, 0), (3, 0), (1, 2)])
+def test_a_rotated_residual_stream_changes_nothing(tiny_drafter: Path, target: Target, count: int, below: int) -> None:
+    drafter = tiny_with_layers(tiny_drafter, target, count, below)
     turned = rotate_residual_stream(copy.deepcopy(drafter))
     assert not torch.equal(turned.tail[0].mlp.down_proj.weight, drafter.tail[0].mlp.down_proj.weight)
     assert_same_drafts(turned.backend(top_k=16), drafter.backend(top_k=16), atol=1e-3)
@@ -115,7 +114,12 @@ def test_a_conversation_is_lossless(
     assert [step.token for step in decode(engine, question, sampling, len(answer.tokens))] == answer.tokens
 
 
-@pytest.mark.parametrize("name", ["coreml", "executorch"])
-def test_a_target_that_cannot_hold_them_says_so(checkpoint: Path, tiny_target: Path, name: str) -> None:
-    with pytest.raises(ExportError, match=f"{name} cannot hold the 1 target layers of this drafter: use --target onnx"):
-        plan(ExportSettings((name,), checkpoint, model=str(tiny_target)))
+@pytest.mark.parametrize("name", ["coreml", "executorch", "web"])
+def test_a_target_that_cannot_hold_them_says_so(checkpoint: Path, tiny_target: Path, name: str, first: int) -> None:
+    settings = ExportSettings((name,), checkpoint, model=str(tiny_target))
+    count = first if name == "web" else 1 + first
+    if count:
+        with pytest.raises(ExportError, match=f"{name} cannot hold the {count} layers of the target in this drafter"):
+            plan(settings)
+    else:
+        assert plan(settings)["targets"] == [name]

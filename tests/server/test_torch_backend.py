@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from moa_drafter.checkpoint import save_checkpoint
 from moa_drafter.torch_backend import TorchBackend
 from moa_runtime.backends.base import StepInputs, StepResult
 from moa_runtime.backends.onnx import OnnxBackend
 from moa_server.torch_backend import PackedDeviceHalf, backend_of
 from moa_server.transformers_engine import TransformersEngine
-from tiny import make_tiny_rival
+from tiny import make_tiny_rival, tiny_with_layers
 from toy_engine import ToyEngine
 
 TOP_K = 8
@@ -111,7 +112,7 @@ def test_an_unbound_drafter_has_the_fitted_sharpness(drafter, target, reference)
     assert difference == pytest.approx(3 * (expected.top_logprobs[0, 0] - expected.top_logprobs[0, 1]), rel=1e-3)
 
 
-def test_what_cannot_be_drafted_with_has_no_backend(transformers_engine, tiny_target, tmp_path):
+def test_what_cannot_be_drafted_with_has_no_backend(transformers_engine, target, tiny_target, tiny_drafter, tmp_path):
     backend = backend_of(transformers_engine)
     assert backend is not None and backend.kv_shape == (2, 16)
     backend.close()
@@ -119,3 +120,6 @@ def test_what_cannot_be_drafted_with_has_no_backend(transformers_engine, tiny_ta
     assert backend_of(TransformersEngine.load(str(tiny_target), None)) is None
     rival = make_tiny_rival("eagle", tiny_target, tmp_path / "eagle")
     assert backend_of(TransformersEngine.load(str(tiny_target), rival)) is None
+    deeper = tmp_path / "deeper"
+    save_checkpoint(tiny_with_layers(tiny_drafter, target, first=1), deeper)
+    assert backend_of(TransformersEngine.load(str(tiny_target), deeper)) is None

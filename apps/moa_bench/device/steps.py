@@ -30,15 +30,23 @@ class RandomInputs:
 
     Args:
         longest: the largest context to come.
-        kv_shape: of a cache entry and a memory row; None for the drafter's.
+        kv_shape: of a cache entry; None for the drafter's.
+        row_shape: of a memory row; None for that of a cache entry.
     """
 
-    def __init__(self, manifest: Manifest, longest: int, kv_shape: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        longest: int,
+        kv_shape: tuple[int, int] | None = None,
+        row_shape: tuple[int, int] | None = None,
+    ) -> None:
         self._random = np.random.default_rng(0)
         self._vocab_size = manifest.vocab_size
-        shape = (max(longest, 1), *(kv_shape or (manifest.kv_heads, manifest.head_dim)))
+        kv_shape = kv_shape or (manifest.kv_heads, manifest.head_dim)
         self._cache, self._memory = (
-            tuple(self._random.standard_normal(shape, dtype=np.float32) for _ in range(2)) for _ in range(2)
+            tuple(self._random.standard_normal((max(longest, 1), *shape), dtype=np.float32) for _ in range(2))
+            for shape in (kv_shape, row_shape or kv_shape)
         )
 
     def of(self, context: int, tokens: int) -> StepInputs:
@@ -78,7 +86,7 @@ def measure_steps(
     opened = Bundle.open(bundle)
     before = peak_memory_mb()
     backend = _load(opened, target, threads, emit)
-    inputs = RandomInputs(opened.manifest, max([*contexts, profile or 0]))
+    inputs = RandomInputs(opened.manifest, max([*contexts, profile or 0]), backend.kv_shape, backend.row_shape)
     sizes = [(context, count) for context in contexts for count in tokens]
     for size in sizes:
         backend.step(inputs.of(*size))

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from moa_drafter.config import ConfigError
 from moa_drafter.fit import FitError
-from moa_drafter.llama import DecoderLayer, RMSNorm
+from moa_drafter.llama import DecoderLayer, RMSNorm, run_layers
 from moa_drafter.rivals.config import TokenConfig
-from moa_drafter.rivals.tokens import TokenDrafter, run_layers
+from moa_drafter.rivals.tokens import TokenDrafter
 from moa_drafter.states import Reads, TargetStates
 from moa_drafter.target import Target
 from moa_drafter.target_layers import copy_layer, frozen_layers

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from moa_drafter.config import ConfigError
-from moa_drafter.llama import DecoderLayer, RMSNorm
+from moa_drafter.llama import DecoderLayer, RMSNorm, run_layers
 from moa_drafter.rivals.config import TokenConfig
-from moa_drafter.rivals.tokens import TokenDrafter, run_layers
+from moa_drafter.rivals.tokens import TokenDrafter
 from moa_drafter.states import Reads, TargetStates
 from moa_drafter.target import Target
 from moa_drafter.target_layers import copy_layer

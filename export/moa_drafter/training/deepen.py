@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moa_drafter.config import ConfigError, DrafterConfig
 from moa_drafter.model import MoADrafter
 from moa_drafter.states import TargetStates
 from moa_drafter.training.initialise import estimated, regress
@@ -23,17 +24,56 @@ from moa_drafter.training.visibility import FutureLengths, packed_masks, row_lim
 _DEPTHS = FutureLengths(1, 6)  # at which the projections are fitted
 
 
-def with_target_layers(drafter: MoADrafter, count: int) -> MoADrafter:
-    """The weights of ``drafter`` in one that continues in ``count`` of the target's layers, not bound to it.
+def with_target_layers(
+    drafter: MoADrafter, target_layers: int = 0, first_layers: int = 0, *, trained: bool = False
+) -> MoADrafter:
+    """The weights of ``drafter`` in one that contains layers of the target, not bound to it.
 
-    :func:`fit_to_target_layers` must follow.
+    :func:`start_target_layers` must follow.
+
+    Args:
+        target_layers, first_layers: see :class:`~moa_drafter.config.DrafterConfig`; 0 for as many as it has.
+        trained: whether its copies are to be trained; those that are stay so.
 
     Raises:
-        ConfigError: there are not so many, or the drafter has no final norm or another shape than the target's.
+        ConfigError: there are not so many, the drafter has no final norm or another shape than the target's, or its
+            weights were trained with another number of layers that these are tied to.
     """
-    deeper = MoADrafter(dataclasses.replace(drafter.config, target_layers=count))
-    deeper.load_state_dict(drafter.state_dict())
+    was = drafter.config
+    config = dataclasses.replace(
+        was,
+        target_layers=target_layers or was.target_layers,
+        first_layers=first_layers or was.first_layers,
+        trained_target_layers=trained or was.trained_target_layers,
+    )
+    if was.first_layers and config.first_layers != was.first_layers:
+        raise ConfigError(f"this drafter was trained with {was.first_layers} first_layers: that cannot be changed")
+    if was.trained_target_layers and config != was:
+        raise ConfigError("this drafter has trained copies of the target's layers: their number cannot be changed")
+    deeper = MoADrafter(config)
+    deeper.load_state_dict({**deeper.state_dict(), **drafter.state_dict()})
     return deeper
+
+
+@torch.no_grad()
+def start_target_layers(
+    drafter: MoADrafter, was: DrafterConfig, target: Any, samples: Iterable[tuple[Tensor, TargetStates]]
+) -> None:
+    """Let a drafter of :func:`with_target_layers` start well.
+
+    With first layers alone it begins as it was, see :meth:`~moa_drafter.model.MoADrafter.start_below`.
+
+    Args:
+        drafter: bound to its target.
+        was: the configuration that its weights were trained with.
+        target, samples: see :func:`fit_to_target_layers`.
+    """
+    if drafter.config.first_layers != was.first_layers:
+        drafter.start_below()
+    if drafter.config.trained_target_layers and not was.trained_target_layers:
+        drafter.start_copies(target.model.layers)
+    if drafter.config.target_layers != was.target_layers:
+        fit_to_target_layers(drafter, target, samples)
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ import torch
 from moa_drafter.architectures import ARCHITECTURES, new_drafter
 from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER, drafter_fingerprint
-from moa_drafter.config import ConfigError
+from moa_drafter.config import ConfigError, DrafterConfig
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
 from moa_drafter.model import MoADrafter
@@ -24,7 +24,7 @@ from moa_drafter.target import Target
 from moa_drafter.training import processes
 from moa_drafter.training.config_file import RECORD_FILE, plain, write_record
 from moa_drafter.training.data import Conversation, frequent_tokens, read_conversations
-from moa_drafter.training.deepen import fit_to_target_layers, with_target_layers
+from moa_drafter.training.deepen import start_target_layers, with_target_layers
 from moa_drafter.training.features import Features, FeatureStore, LiveFeatures
 from moa_drafter.training.keeping import check_card
 from moa_drafter.training.losses import LOSSES
@@ -155,10 +155,12 @@ def start_drafter(target: Target, conversations: Sequence[Conversation], setting
         theirs = drafter.config
         if theirs.architecture != settings.arch:
             raise MoaError(f"{settings.init} is of architecture {theirs.architecture}, not {settings.arch}")
-        if settings.target_layers not in (0, getattr(theirs, "target_layers", 0)):
+        if settings.target_layers or settings.first_layers or settings.train_target_layers:
             if not isinstance(drafter, MoADrafter):
-                raise MoaError(f"target layers are a part of moa, and {settings.init} is {theirs.architecture}")
-            drafter = with_target_layers(drafter, settings.target_layers)
+                raise MoaError(f"layers of the target are a part of moa, and {settings.init} is {theirs.architecture}")
+            drafter = with_target_layers(
+                drafter, settings.target_layers, settings.first_layers, trained=settings.train_target_layers
+            )
     else:
         drafter = _new_drafter(target, conversations, settings)
     drafter.bind_target(target.embedding, target.head, target.layers)
@@ -175,6 +177,8 @@ def _new_drafter(target: Target, conversations: Sequence[Conversation], settings
             draft_vocab_size=size,
             lsa_layers=settings.lsa_layers,
             target_layers=settings.target_layers,
+            first_layers=settings.first_layers,
+            trained_target_layers=settings.train_target_layers,
         )
     except ConfigError as error:
         raise MoaError(str(error)) from error
@@ -210,8 +214,10 @@ def initialise_drafter(
     read = ((torch.tensor(conversations[i].tokens), features[i].to(torch.device("cpu"))) for i in some)
     if settings.init is None:
         drafter.initialise(target, read)
-    elif isinstance(drafter, MoADrafter) and load_checkpoint(settings.init).config != drafter.config:
-        fit_to_target_layers(drafter, target.model, read)
+    elif isinstance(drafter, MoADrafter):
+        was = load_checkpoint(settings.init).config
+        assert isinstance(was, DrafterConfig)
+        start_target_layers(drafter, was, target.model, read)
 
 
 def record_run(folder: Path, target: Target, settings: RunSettings, material: Material, drafter: Drafter) -> None:

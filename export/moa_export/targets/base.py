@@ -101,12 +101,10 @@ def refuse_without_rows(target: str, config: DrafterConfig | TokenConfig) -> Non
         )
 
 
-def refuse_target_layers(target: str, config: DrafterConfig) -> None:
-    """Raises ExportError: a drafter with layers of the target, which ``target`` cannot make."""
-    if config.target_layers:
-        raise ExportError(
-            f"{target} cannot hold the {config.target_layers} target layers of this drafter: use --target onnx"
-        )
+def refuse_copied_layers(target: str, count: int) -> None:
+    """Raises ExportError: a drafter with ``count`` layers of its target that the export target cannot hold."""
+    if count:
+        raise ExportError(f"{target} cannot hold the {count} layers of the target in this drafter: use --target onnx")
 
 
 def plain_specs(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:

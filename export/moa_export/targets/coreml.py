@@ -23,7 +23,7 @@ from moa_export.targets.base import (
     NotRun,
     TargetOptions,
     plain_specs,
-    refuse_target_layers,
+    refuse_copied_layers,
     refuse_without_rows,
 )
 from moa_export.targets.coreml_package import write_package
@@ -51,7 +51,7 @@ class CoremlTarget:
     def check(self, config: DrafterConfig) -> None:
         """See :meth:`moa_export.targets.base.ExportTarget.check`."""
         refuse_without_rows("coreml", config)
-        refuse_target_layers("coreml", config)
+        refuse_copied_layers("coreml", config.copied_layers)
         context = self._options.context
         if context % _CAPACITY_STEP or not 0 < context <= _MOST_CAPACITY:
             raise ExportError(

@@ -20,7 +20,7 @@ from moa_export.targets.base import (
     NotRun,
     TargetOptions,
     plain_specs,
-    refuse_target_layers,
+    refuse_copied_layers,
     refuse_without_rows,
 )
 from moa_export.targets.executorch_delegates import DELEGATES, Delegate
@@ -53,7 +53,7 @@ class ExecutorchTarget:
     def check(self, config: DrafterConfig) -> None:
         """See :meth:`moa_export.targets.base.ExportTarget.check`."""
         refuse_without_rows("executorch", config)
-        refuse_target_layers("executorch", config)
+        refuse_copied_layers("executorch", config.copied_layers)
         for delegate in self._delegates:
             delegate.check(self._recipe)
         self._recipe.check_divides(config)

@@ -66,7 +66,7 @@ def export_writer(model: TokenDrafter, bits: int, folder: Path) -> Artifact:
     """
     check_writer(model, bits)
     half = TokenHalf(model, top_k=TOP_K, embed=_Table(model.embedding)).eval()
-    inputs, outputs = signature_of(half.kv_shape, half.top_k, rows=False)
+    inputs, outputs = signature_of(half.kv_shape, half.top_k)
     graph, matrices = trace(half, inputs, outputs)
     vocabulary = len(model.head)
     (head,) = (name for name, matrix in matrices.items() if matrix.shape[1] == vocabulary)

@@ -29,7 +29,7 @@ class StepInputs:
     """What one step is given. The fields are the inputs of the graph by name, in order, with dtype and shape.
 
     Sizes: ``T`` new tokens, ``Q`` queries among them, ``S >= 0`` cached tokens, ``M`` memory rows; ``H`` heads of ``D``
-    numbers in a cache entry (:attr:`Backend.kv_shape`) and in a row (:attr:`Backend.row_shape`).
+    numbers in a cache entry (:attr:`Backend.kv_shape`), ``R`` heads in a row (:attr:`Backend.row_shape`).
 
     Attributes:
         tokens: ids of the target's vocabulary.
@@ -47,8 +47,8 @@ class StepInputs:
     self_keys: Float32 = field(metadata=_of("float32", "S", "H", "D"))
     self_values: Float32 = field(metadata=_of("float32", "S", "H", "D"))
     self_mask: Bool = field(metadata=_of("bool", "T", "S+T"))
-    memory_keys: Float32 = field(metadata=_of("float32", "M", "H", "D"))
-    memory_values: Float32 = field(metadata=_of("float32", "M", "H", "D"))
+    memory_keys: Float32 = field(metadata=_of("float32", "M", "R", "D"))
+    memory_values: Float32 = field(metadata=_of("float32", "M", "R", "D"))
 
     @classmethod
     def chain(
@@ -118,8 +118,8 @@ class Backend(Protocol):
     def kv_shape(self) -> tuple[int, int]:
         """``(kv_heads, head_dim)`` of a cache entry.
 
-        Heads of the self-attention (or cross-attention) come first, then those of each target layer, if the device
-        half ends with some.
+        Heads come layer by layer: the target's first layers, if the device half begins with some, the self-attention,
+        then the target's last layers, if it ends with some.
         """
 
     @property
@@ -129,7 +129,8 @@ class Backend(Protocol):
 
     @property
     def row_shape(self) -> tuple[int, int]:
-        """Of a memory row's keys, and of its values: that of a cache entry."""
+        """Of a memory row's keys, and of its values: that of a cache entry, unless the device half begins with layers
+        of the target. Heads of the cross-attention come first, then those of the target's last layers."""
         return self.kv_shape
 
     @property

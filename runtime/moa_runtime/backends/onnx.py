@@ -39,6 +39,7 @@ class OnnxBackend(Backend):
             _, self._kv_heads, self._head_dim = inputs["self_keys"]
             self._top_k = outputs["top_tokens"][1]
             self._looks_at_rows = "memory_keys" in inputs
+            _, self._row_heads, self._row_size = inputs["memory_keys" if self._looks_at_rows else "self_keys"]
         except Exception as error:  # onnxruntime's errors share no public base class
             raise MoaError(f"onnxruntime cannot load {graph} as a device half: {error}") from error
 
@@ -49,6 +50,10 @@ class OnnxBackend(Backend):
     @property
     def kv_shape(self) -> tuple[int, int]:
         return int(self._kv_heads), int(self._head_dim)
+
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        return int(self._row_heads), int(self._row_size)
 
     @property
     def max_positions(self) -> None:
