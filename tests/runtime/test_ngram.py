@@ -228,7 +228,7 @@ def test_weights_are_checked(weights) -> None:
 
 
 def test_the_longer_memory_counts(tmp_path: Path) -> None:
-    """The datastore where it has more weight than the conversation, whose own words are surer at equal lengths."""
+    """The datastore's words are added where its suffix is longer; at equal lengths the conversation is surer."""
     write_datastore(tmp_path / "texts", [[1, 2, 3, 4, 5, 9], [1, 2, 3, 4, 5, 9]], "t")
     store = Datastore.open(tmp_path / "texts", "t")
 
@@ -241,14 +241,14 @@ def test_the_longer_memory_counts(tmp_path: Path) -> None:
     text = [1, 2, 3, 4, 5]
     assert copied_from_both([], text[:0]) is None
     assert copied_from_both([7, 7, 7], text[2:]) is None  # three tokens of another text say nothing
-    assert copied_from_both([7, 7, 7], text) == (9, 0.26)
-    assert copied_from_both([7, 5, 8, 7], text) == (9, 0.26)  # five tokens there, one here
-    assert copied_from_both([4, 5, 8, 7], text) == (8, WEIGHTS[2])  # two here have more weight
-    assert copied_from_both([*text, 8], text) == (8, WEIGHTS[5])
+    assert copied_from_both([7, 7, 7], text) == (9, 0.07)
+    both = copied_from_both([7, 5, 8, 7], text)  # five tokens there, one here, which has more weight all the same
+    assert both == (8, round((1 - 0.07) * WEIGHTS[1], 3))
+    assert copied_from_both([*text, 8], text) == (8, WEIGHTS[5])  # as long here
     mixture = NgramMixture(datastore=store)
     mixed = mixture.mix([DraftToken(6, math.log(0.5)), DraftToken(9, math.log(0.25))], text)
-    assert [candidate.token for candidate in mixed] == [9, 6]
-    assert math.exp(mixed[0].logprob) == pytest.approx(0.74 * 0.25 + 0.26)
+    assert [candidate.token for candidate in mixed] == [6, 9]
+    assert math.exp(mixed[1].logprob) == pytest.approx(0.93 * 0.25 + 0.07)
 
 
 def test_the_end_of_a_turn_is_not_copied_from_a_datastore_either(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -59,7 +60,8 @@ def test_chats_that_have_finished_their_answers_are_not_waited_for(streamed):
 
 def started() -> subprocess.Popen:
     command = [sys.executable, "-c", PROGRAM, "--json", "--port", "0", "--no-drafts", "--drain-seconds", "1000"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    beside_toys = Path(__file__).parents[1]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=beside_toys)
 
 
 def test_python_does_not_take_apart_what_has_served():

@@ -26,7 +26,7 @@ def test_they_are_those_of_moa_serve():
         "allow-origin": ["https://a.example", "https://b.example"],
     }
     options = options_of(args)
-    assert (options.model, options.drafter, options.threads) == ("my-llama", Path("run/drafter"), 1)
+    assert (options.model, options.drafter, options.threads) == ("my-llama", "run/drafter", 1)
     assert options.no_drafts and not options.insecure and options.max_context is None
     settings = settings_of(options)
     assert settings.max_sessions == 100 and settings.keep_seconds == 60.5

@@ -67,6 +67,7 @@ def test_an_interruption_changes_nothing(paged_target: Path, tmp_path: Path, cap
     assert (cut / "conversations.jsonl").read_text() == "".join(lines)
 
 
+@pytest.mark.slow
 def test_it_writes_on_its_own_device_alone(
     paged_target: Path, monkeypatch: pytest.MonkeyPatch, tmp_path, capsys
 ) -> None:
