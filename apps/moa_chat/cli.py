@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from moa_chat.options import DEFAULT_SERVER, build_parser, check_options
 from moa_runtime.drafter_names import drafter_option
@@ -40,6 +41,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.once is None and options.serve is None and not options.terminal:
         return _open_window(options)
     # Imported late, so that --help and refused options answer at once.
+    from moa_chat.chats_datastore import datastore_for
     from moa_chat.local import ensure_bundle, local_verifier
     from moa_chat.once import run_once
     from moa_chat.setup import endpoint_for, open_bundle, setup_for
@@ -61,6 +63,8 @@ def _run(options: argparse.Namespace) -> int:
             if options.bundle is None:
                 ensure_bundle(options.drafter)
             bundle = open_bundle(options.bundle, options.drafter)
+            if isinstance(options.datastore, Path):
+                datastore_for(options.datastore, bundle, "")  # refused before a verifier is started for it
             # With the same drafter, so that no other one drafts where the verifier does.
             verifier = stack.enter_context(local_verifier(drafter_option(options.drafter)))
             endpoint = verifier.endpoint

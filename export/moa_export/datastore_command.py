@@ -18,6 +18,7 @@ from moa_runtime.paths import default_bundle
 from moa_runtime.tokenizer import ChatTokenizer
 
 DEFAULT_FILE = Path("texts.moadata")
+_LEAST_TOKENS = 2  # one, and the end of its document
 _DESCRIPTION = f"""\
 Make a datastore of texts that answers may repeat, for moa-chat --datastore FILE (SSSD, arXiv 2411.05894).
 
@@ -51,8 +52,8 @@ def datastore(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     args = parser.parse_args(words)
-    if args.most_tokens < 1:
-        raise MoaError(f"--most-tokens must be at least 1, not {args.most_tokens}")
+    if args.most_tokens < _LEAST_TOKENS:
+        raise MoaError(f"--most-tokens must be at least {_LEAST_TOKENS}, not {args.most_tokens}")
     require_extra("export", "moa-export datastore")
     from moa_export.progress import Progress
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ class DocumentReader:
         """
         if not path.name.endswith(FORMATS):
             raise DocumentsError(f"{path} has no known ending: expected {', '.join(FORMATS)}")
+        if path.exists() and not path.is_file():
+            raise DocumentsError(f"cannot read {path}: it is no file")
         try:
             opened = gzip.open if path.name.endswith(".gz") else open
             with opened(path, "rt", encoding="utf-8-sig") as file:
@@ -60,14 +63,19 @@ class DocumentReader:
                     for number, line in enumerate(file, 1):
                         if line.strip():
                             yield from self._object(f"line {number} of {path}", line)
-        except (OSError, EOFError, UnicodeDecodeError) as error:
-            reason = "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else error
-            raise DocumentsError(f"cannot read {path}: {getattr(error, 'strerror', None) or reason}") from error
+        except UnicodeDecodeError as error:
+            raise DocumentsError(f"cannot read {path}: it is no UTF-8 text") from error
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DocumentsError(f"cannot read {path}: it is no whole gzip file") from error
+        except OSError as error:
+            raise DocumentsError(f"cannot read {path}: {error.strerror}") from error
 
     def _object(self, where: str, text: str) -> Iterator[list[int]]:
         try:
             raw = json.loads(text)
-        except (ValueError, RecursionError) as error:
+        except RecursionError as error:
+            raise DocumentsError(f"{where} is nested too deeply") from error
+        except ValueError as error:
             raise DocumentsError(f"{where} is no JSON: {error}") from error
         kind = next((name for name in self._kinds if isinstance(raw, dict) and name in raw), None)
         if kind is None:

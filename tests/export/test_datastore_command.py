@@ -70,6 +70,12 @@ def test_a_limit_keeps_the_last_documents(bundle: Bundle, tmp_path: Path, capsys
     assert "the first 1 documents were left out" in capsys.readouterr().out
 
 
+def _damaged_archive() -> bytes:
+    whole = bytearray(gzip.compress(b'{"text": "a"}\n' * 100, mtime=0))
+    whole[10] = 0xFF  # no kind of block that there is
+    return bytes(whole)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
@@ -81,7 +87,9 @@ def test_a_limit_keeps_the_last_documents(bundle: Bundle, tmp_path: Path, capsys
         ("a.jsonl", '{"tokens": [1, -1]}', "is no document: expected"),
         ("a.jsonl", '{"tokens": [true]}', "is no document: expected"),
         ("a.json", "[]", "is no document: expected"),
-        ("a.jsonl.gz", "no archive", "cannot read"),
+        ("a.jsonl", "[" * 200_000, "line 1 of"),
+        ("a.jsonl.gz", "no archive", "it is no whole gzip file"),
+        ("a.jsonl.gz", _damaged_archive(), "it is no whole gzip file"),
         ("a.txt", b"\xff\xfe\xff", "no UTF-8 text"),
         ("a.txt", "", "nothing to make a datastore of"),
     ],
@@ -100,5 +108,5 @@ def test_what_is_no_document_is_named(
 def test_a_file_that_is_not_there_is_named(bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["datastore", str(tmp_path / "no.txt"), "--bundle", str(bundle.folder), "--quiet"]) == 2
     assert "no.txt: No such file" in capsys.readouterr().err
-    assert cli.main(["datastore", str(tmp_path / "no.txt"), "--most-tokens", "0"]) == 2
-    assert "--most-tokens must be at least 1" in capsys.readouterr().err
+    assert cli.main(["datastore", str(tmp_path / "no.txt"), "--most-tokens", "1"]) == 2
+    assert "--most-tokens must be at least 2" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import sys
 from pathlib import Path
@@ -138,5 +139,12 @@ def test_what_is_no_datastore_is_named(path: Path) -> None:
         Datastore.open(path, TOKENIZER)
     path.unlink()
     path.mkdir()
-    with pytest.raises(DatastoreError, match="cannot be read"):
+    with pytest.raises(DatastoreError, match="is no datastore"):
+        Datastore.open(path, TOKENIZER)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
+def test_a_pipe_is_not_waited_for(path: Path) -> None:
+    os.mkfifo(path)
+    with pytest.raises(DatastoreError, match="is no datastore"):
         Datastore.open(path, TOKENIZER)
