@@ -50,9 +50,9 @@ class DocumentReader:
         """
         if not path.name.endswith(FORMATS):
             raise DocumentsError(f"{path} has no known ending: expected {', '.join(FORMATS)}")
-        if path.exists() and not path.is_file():
-            raise DocumentsError(f"cannot read {path}: it is no file")
         try:
+            if path.exists() and not path.is_file():
+                raise DocumentsError(f"cannot read {path}: it is no file")
             opened = gzip.open if path.name.endswith(".gz") else open
             with opened(path, "rt", encoding="utf-8-sig") as file:
                 if path.suffix in (".txt", ".md"):

@@ -33,7 +33,8 @@ def read_as(path: Path, make: Callable[[Any], T], otherwise: str) -> T:
 
 def check_shares(shares: Sequence[Any]) -> None:
     """Raises ValueError: not all are finite numbers of 0 or more, or all are 0."""
-    if not all(_is_number(share) and share >= 0 for share in shares) or not sum(shares) > 0:
+    check_numbers(shares)
+    if not sum(shares) > 0:
         raise ValueError(shares)
 
 

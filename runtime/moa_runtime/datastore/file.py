@@ -76,9 +76,9 @@ def read_header(path: Path) -> tuple[Header, int]:
     Raises:
         DatastoreError: there is no such file, it is no datastore, or it is not whole.
     """
-    if path.exists() and not path.is_file():  # a pipe would be waited for
-        raise DatastoreError(f"{path} is no datastore: moa-export datastore makes one")
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise DatastoreError(f"{path} is no datastore: moa-export datastore makes one")
         with path.open("rb") as file:
             begin = file.read(len(_MAGIC) + _LENGTH.size)
             if not begin.startswith(_MAGIC):
