@@ -7,14 +7,17 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from moa_bench.link.options import check_without_tls
 from moa_bench.link.profiles import PROFILES, get_profile
 from moa_bench.options import (
     add_bundle_option,
     add_command,
     add_question_options,
+    add_server_options,
     add_target_options,
     bundle_of,
     check_at_least,
+    endpoint_of,
     questions_of,
 )
 from moa_bench.outage import present
@@ -30,9 +33,9 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Cut the link in the middle of an answer, and say what is there once it is back.
 
-Chats as they are by default ask a verifier of their own over an emulated link. Behind some confirmed tokens the link
-hangs, as in a tunnel: nothing passes, and nobody is told. The device writes on with what its bundle has. Each question
-is asked twice: the verifier finishes the answer meanwhile, as it does by default, or stops, as prompts may ask for.
+Chats as they are by default ask over an emulated link. Behind some confirmed tokens the link
+hangs, as in a tunnel: nothing passes, and nobody is told. The device writes on with what its bundle has, and the
+verifier finishes the answer meanwhile.
 
 confirmed            tokens of the target on screen when the link returned
 written offline      tokens of the device behind them
@@ -50,7 +53,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = add_command(commands, "outage", summary, _DESCRIPTION, run)
     parser.add_argument(
         "--profile",
-        choices=sorted(PROFILES),
         default="lte",
         metavar="NAME",
         help=f"the link: one of {', '.join(sorted(PROFILES))} (default %(default)s)",
@@ -67,6 +69,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_question_options(parser, required=False)
     add_bundle_option(parser)
     add_target_options(parser)
+    add_server_options(parser)
     add_output_options(parser)
 
 
@@ -76,13 +79,16 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         MoaError: bad input, or a failure before the first answer.
     """
+    profile = get_profile(args.profile)
     check_at_least(args, after=1, outage=1, max_new_tokens=args.after + 1)
+    endpoint = endpoint_of(args)
+    check_without_tls(endpoint, "name one without TLS")
     check_output_options(args)
     questions = questions_of(args)
     bundle = bundle_of(args)
     require_extra("bench", "moa-bench outage")
     # Imported late: --help should answer at once.
-    from moa_bench.outage.measure import MODES, OutageSettings, Results, measure
+    from moa_bench.outage.measure import OutageSettings, Results, measure
     from moa_bench.progress import Progress
     from moa_bench.prompts import prompts_of
     from moa_bench.verifier import open_verifier
@@ -90,23 +96,23 @@ def run(args: argparse.Namespace) -> int:
     settings = OutageSettings(args.after, args.outage, args.max_new_tokens)
     tokenizer = ChatTokenizer.from_bundle(bundle)
     prompts, too_long = prompts_of(questions, tokenizer, bundle.manifest.max_context)
-    results, problem, total = Results(), "", len(MODES) * len(prompts)
+    results, problem = Results(), ""
     with (
-        open_verifier(model=args.model, drafter=args.drafter, dtype=args.dtype) as verifier,
-        Progress(total=total, desc="outage", unit="answer") as progress,
+        open_verifier(endpoint, model=args.model, drafter=args.drafter, dtype=args.dtype) as verifier,
+        Progress(total=len(prompts), desc="outage", unit="answer") as progress,
     ):
         try:
-            measure(bundle, verifier, prompts, get_profile(args.profile), settings, results, progress.update)
+            measure(bundle, verifier, prompts, profile, settings, results, progress.update)
         except KeyboardInterrupt:
             problem = INTERRUPTED
         except MoaError as error:
-            if not results.answers:
+            if not results.outages:
                 raise
             problem = str(error)
     result = result_of(
         "outage",
         {
-            "modes": {mode: _figures(outages) for mode, outages in results.outages.items()},
+            **_figures(results.outages),
             "skipped": [
                 *map(dataclasses.asdict, too_long),
                 *({"question": text, "reason": "its answer ends before the cut"} for text in results.skipped),
@@ -119,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
             "target": bundle.manifest.target,
             "dtype": args.dtype,
             **dataclasses.asdict(settings),
+            "own_verifier": endpoint is None,
             "pinned": verifier.pinned,
         },
         fingerprints=bundle.manifest.fingerprints,

@@ -21,8 +21,6 @@ from moa_runtime.session.events import Sampling
 from moa_runtime.timeline import Timeline
 from moa_runtime.transport import Timing
 
-#: Ways of serving: the verifier finishes the answer while the client is away, as by default, or stops.
-MODES = ("finish", "stop")
 #: Beside the outage.
 _LONGEST_ANSWER_S = 300.0
 
@@ -70,18 +68,14 @@ class Results:
     """What was measured so far.
 
     Attributes:
-        outages: by mode.
+        outages: of the answers.
         skipped: questions whose answer ends before the cut.
         seconds: wall time, loading not included.
     """
 
-    outages: dict[str, list[Outage]] = field(default_factory=lambda: {mode: [] for mode in MODES})
+    outages: list[Outage] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     seconds: float = 0.0
-
-    @property
-    def answers(self) -> int:
-        return sum(map(len, self.outages.values()))
 
 
 def measure(
@@ -94,7 +88,7 @@ def measure(
     on_answer: Callable[[], object] = lambda: None,
     timing: Timing | None = None,
 ) -> None:
-    """Ask every question in both modes, which take turns in coming first; what was counted stays, whatever is raised.
+    """Ask every question, and take its link away; what was counted stays, whatever is raised.
 
     Args:
         timing: of the client's connections.
@@ -105,20 +99,19 @@ def measure(
     """
     began = time.monotonic()
     try:
-        for number, prompt in enumerate(prompts):
+        for prompt in prompts:
             own = verifier.decode(prompt.tokens, settings.max_new_tokens)
-            for mode in MODES[:: -1 if number % 2 else 1]:
-                outage, timeline = None, Timeline("device")
-                if len(own) > settings.after:
-                    with background_link(profile, *verifier.host_and_port) as link:
-                        chat = Chat.connect(bundle, through(link, verifier.endpoint), timeline=timeline, timing=timing)
-                        talk = _outage(chat, link, prompt.text, own, settings, timeline, finish=mode == "finish")
-                        outage = asyncio.run(watched(talk, verifier, settings.outage_s + _LONGEST_ANSWER_S))
-                if outage is not None:
-                    results.outages[mode].append(outage)
-                elif prompt.text not in results.skipped:
-                    results.skipped.append(prompt.text)
-                on_answer()
+            outage, timeline = None, Timeline("device")
+            if len(own) > settings.after:
+                with background_link(profile, *verifier.host_and_port) as link:
+                    chat = Chat.connect(bundle, through(link, verifier.endpoint), timeline=timeline, timing=timing)
+                    talk = _outage(chat, link, prompt.text, own, settings, timeline)
+                    outage = asyncio.run(watched(talk, verifier, settings.outage_s + _LONGEST_ANSWER_S))
+            if outage is None:
+                results.skipped.append(prompt.text)
+            else:
+                results.outages.append(outage)
+            on_answer()
     finally:
         results.seconds = time.monotonic() - began
 
@@ -130,15 +123,12 @@ async def _outage(
     own: Sequence[int],
     settings: OutageSettings,
     timeline: Timeline,
-    *,
-    finish: bool,
 ) -> Outage | None:
     """One answer, ``own`` if the target wrote it alone; None where it was whole before the link was back."""
     onlooker = _Onlooker(link, settings)
     chat = await connecting
     try:
-        answer = chat.send(text, max_new_tokens=settings.max_new_tokens, sampling=Sampling(), while_away=finish)
-        async for event in answer:
+        async for event in chat.send(text, max_new_tokens=settings.max_new_tokens, sampling=Sampling()):
             if isinstance(event, AnswerUpdate | AnswerFinished):
                 onlooker.see(event.tokens)
     finally:

@@ -10,32 +10,16 @@ from moa_bench.table import Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_WHO = {"finish": "finishes the answer", "stop": "stops"}
-
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """See :class:`moa_bench.output.Presentation`."""
     settings = result["settings"]
-    rows = [
-        [
-            _WHO[mode],
-            each["answers"],
-            each["confirmed"],
-            each["tentative"],
-            each["kept"],
-            each["hello_ms"],
-            each["token_ms"],
-            each["whole_ms"],
-            "yes" if each["identical"] else "NO",
-        ]
-        for mode, each in result["modes"].items()
-        if each["answers"]
-    ]
+    figures = ("answers", "confirmed", "tentative", "kept", "hello_ms", "token_ms", "whole_ms")
+    row = [*map(result.get, figures), "yes" if result["identical"] else "NO"]
     skipped = f"; skipped: {len(result['skipped'])}" if result["skipped"] else ""
     return [
         Table(
             [
-                "while away the verifier",
                 "answers",
                 "confirmed",
                 "written offline",
@@ -45,7 +29,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
                 "to the whole answer",
                 "identical",
             ],
-            rows,
+            [row],
             title=f"{settings['outage_s']:g} s without {settings['profile']}, {settings['after']} tokens into answers",
             note=f"means over answers of at most {settings['max_new_tokens']} tokens{skipped}",
         )
@@ -54,12 +38,16 @@ def tables(result: dict[str, Any]) -> list[Table]:
 
 def headlines(result: dict[str, Any]) -> list[Headline]:
     """See :class:`moa_bench.output.Presentation`."""
-    return [("ms from the Hello to the whole answer", result["modes"]["finish"]["whole_ms"])]
+    return [("ms from the Hello to the whole answer", result["whole_ms"])]
 
 
 def draw(result: dict[str, Any], figure: Figure) -> None:
-    """Seconds from the Hello to the whole answer."""
-    modes = {mode: each for mode, each in result["modes"].items() if each["answers"]}
+    """Of each answer, the milliseconds from the link's return to the Hello, and from there to its end."""
     axes = figure.subplots()
-    axes.bar([_WHO[mode] for mode in modes], [each["whole_ms"] / 1000 for each in modes.values()])
-    axes.set(ylabel="s from the Hello to the whole answer", xlabel="while away the verifier")
+    hello = [1000 * (each["hello_s"] or 0) for each in result["every"]]
+    whole = [1000 * each["whole_s"] for each in result["every"]]
+    axes.barh(range(len(hello)), hello, label="to the Hello")
+    axes.barh(range(len(whole)), whole, left=hello, label="to the whole answer")
+    axes.set(xlabel="ms from the link's return", ylabel="answer", yticks=range(len(whole)))
+    if whole:
+        axes.legend()
