@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { MoaDrafter, NgramMixture, RowsMismatchError, type Drafter, type Numbers, type StepInputs } from "../src/index.js";
+import { ONE } from "../src/loop/budget.js";
 import { CountingBackend } from "./counting_backend.js";
 import { budgetFrom, samplingOf, type Fields } from "./given.js";
 import { alike, plain, read, type Value } from "./vectors.js";
@@ -65,7 +66,7 @@ test("drafts: rows of other heads than a cache entry's, and one of zeros in plac
   const step = backend.step.bind(backend);
   backend.step = (inputs) => (given.push(inputs), step(inputs));
   const drafter = new MoaDrafter(backend, { maxContext: 10 });
-  const draft = () => drafter.propose([3, 4], budgetFrom({ nodes: 1, levels: 1, prices: {} }));
+  const draft = () => drafter.propose([3, 4], ONE);
   await draft();
   const row = (count: number): Numbers => ({ ...backend.rowShape, count, data: new Float32Array(4 * count).fill(1) });
   assert.throws(() => drafter.addRows(0, numbers([[1, 2]]), numbers([[1, 2]])), RowsMismatchError);
