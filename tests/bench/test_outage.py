@@ -186,6 +186,7 @@ def test_the_table_has_means():
         (["--after", "0"], "--after must be at least 1, not 0"),
         (["--after", "40", "--max-new-tokens", "40"], "--max-new-tokens must be at least 41, not 40"),
         (["--outage", "0.5"], "--outage must be at least 1, not 0.5"),
+        (["--outage", "nan"], "--outage must be at least 1, not nan"),
         (["--profile", "hyperspace"], "hyperspace"),
         (["--server", "ws://127.0.0.1:9"], "--model, --drafter and --dtype belong to a verifier that is started here"),
     ],

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Cut the link in the middle of an answer, and say what is there once it is back.
 
-Chats as they are by default ask over an emulated link. Behind some confirmed tokens the link
-hangs, as in a tunnel: nothing passes, and nobody is told. The device writes on with what its bundle has, and the
-verifier finishes the answer meanwhile.
+Chats as they are by default ask over an emulated link. Behind some confirmed tokens the link hangs, as in a tunnel:
+nothing passes, and nobody is told. The device writes on with what its bundle has, and the verifier finishes the answer
+meanwhile.
 
 confirmed            tokens of the target on screen when the link returned
 written offline      tokens of the device behind them
