@@ -71,7 +71,6 @@ class Batch:
         self._masks = [moved(each.self_mask) for each in inputs]
         self._cached = [by_layer(moved(each.self_keys), moved(each.self_values), heads) for each in inputs]
         self.rows = [by_layer(moved(each.memory_keys), moved(each.memory_values), heads) for each in inputs]
-        self._given = [rows[0][0][0].ne(0).any() for rows in self.rows]  # as in the reference
         self.looking = Looking(self._angles, self.count, self._masks)
         self.new: list[KeysValues] = []
 
@@ -91,15 +90,16 @@ class Batch:
         """
         own, at = keys_values(x, self._angles), len(self.new)
         self.new.append(own)
-        keys, values = (half.split(self.count) for half in own)
-        steps = zip(self._cached, keys, values, self.rows, self._given, strict=True)
-        if not rows:
-            return [appended(cached[at], (k, v)) for cached, k, v, _, _ in steps]
-        found = []
-        for cached, k, v, layers, given in steps:
-            whole = appended(cached[at], (k, v))
-            found.append(tuple(in_place(*halves, given) for halves in zip(layers[rows], whole, strict=True)))
-        return found
+        steps = zip(self._cached, *(half.split(self.count) for half in own), strict=True)
+        whole = [appended(cached[at], (keys, values)) for cached, keys, values in steps]
+        return [_with_rows(rows, *each) for each in zip(self.rows, whole, strict=True)] if rows else whole
+
+
+def _with_rows(at: int, rows: Sequence[KeysValues], own: KeysValues) -> KeysValues:
+    """What a step attends to in the target's own layer of number ``at`` among those of its rows."""
+    given = rows[0][0][0].ne(0).any()  # without any row there is one of zeros, as in the reference
+    keys, values = (in_place(*halves, given) for halves in zip(rows[at], own, strict=True))
+    return keys, values
 
 
 class OwnLayer:
