@@ -10,6 +10,7 @@ from moa_bench.benchmarks import BENCHMARKS, command_of
 from moa_bench.curve import command as curve_command
 from moa_bench.engines import command as engines_command
 from moa_bench.forecast import command as forecast_command
+from moa_bench.outage import command as outage_command
 from moa_bench.placement import command as placement_command
 from moa_bench.related import command as related_command
 from moa_bench.replicas import command as replicas_command
@@ -36,6 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     engines_command.add_parser(commands)
     curve_command.add_parser(commands)
     related_command.add_parser(commands)
+    outage_command.add_parser(commands)
     replicas_command.add_parser(commands)
     report_command.add_parser(commands)
     return parser

@@ -164,5 +164,5 @@ def check_at_least(args: argparse.Namespace, **least: int) -> None:
     """``check_at_least(args, max_new_tokens=1)``. Raises MoaError naming the option."""
     for name, smallest in least.items():
         value = getattr(args, name)
-        if not isinstance(value, str | None) and value < smallest:
+        if not isinstance(value, str | None) and not value >= smallest:  # nor is NaN
             raise MoaError(f"--{name.replace('_', '-')} must be at least {smallest}, not {value}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
+
 from moa_drafter.shipped import drafter_in, offered_names
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafter_names import DEFAULT_DRAFTER, DRAFTERS, DrafterName, OtherDrafterError
@@ -11,6 +14,20 @@ def drafters_help() -> str:
     """Each drafter that can be chosen, with what it is and when it is right."""
     kinds = "; ".join(f"{name}: {DRAFTERS[name].help}" for name in offered_names())
     return f"{kinds} (default: the bundle's own; that of the default bundle is {DEFAULT_DRAFTER})"
+
+
+def drafter_name_of(text: str) -> str:
+    """A drafter's name of a command line.
+
+    Raises:
+        argparse.ArgumentTypeError: a folder; other words are left to argparse, which lists the choices.
+    """
+    if text not in offered_names() and Path(text).is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{text} is a folder, and a name was expected: {', '.join(offered_names())}; for a checkpoint of your own "
+            f"name its bundle with --bundle (`moa-export --target onnx --drafter {text} --out DIR` makes one)"
+        )
+    return text
 
 
 def check_drafter(bundle: Bundle, name: DrafterName | None) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from moa_chat.chats_datastore import datastore_choice_of
-from moa_chat.drafters import drafters_help
+from moa_chat.drafters import drafter_name_of, drafters_help
 from moa_drafter.shipped import offered_names
 from moa_runtime.draft_length import draft_length_of
 from moa_runtime.drafter_names import DRAFTERS
@@ -103,6 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     drafting.add_argument(
         "--drafter",
+        type=drafter_name_of,
         choices=offered_names(),
         help=drafters_help(),
     )

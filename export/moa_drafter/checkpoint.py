@@ -60,6 +60,8 @@ def load_checkpoint(folder: Path) -> Drafter:
             f"name the checkpoint of the run, {inside}" if inside.is_dir() else "expected a folder written by moa-train"
         )
         raise CheckpointError(f"{error}; {meant}") from error
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder} has no {WEIGHTS_FILE}: expected a folder written by moa-train") from error
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read {WEIGHTS_FILE} in {folder}: {error}; it may be truncated") from error
     expected = drafter.state_dict()
@@ -111,7 +113,9 @@ def _read_config(folder: Path) -> Drafter:
     """The drafter that ``config.json`` describes. Raises ConfigError."""
     try:
         return drafter_of((folder / CONFIG_FILE).read_text())
-    except (OSError, ConfigError) as error:
+    except OSError as error:
+        raise ConfigError(f"cannot read the drafter's {CONFIG_FILE} in {folder}: {error.strerror}") from error
+    except ConfigError as error:
         raise ConfigError(f"cannot read the drafter's {CONFIG_FILE} in {folder}: {error}") from error
 
 

@@ -80,7 +80,7 @@ class DeviceHalf(nn.Module):
         heads = self.drafter.config.decoder.num_kv_heads
         # Without any row there is one of zeros, see MoaDrafter.
         given = memory_keys[0].ne(0).any()
-        angles, cached = self.drafter.angles(positions), _by_layer(self_keys, self_values, heads)
+        angles, cached = self.drafter.angles(positions), by_layer(self_keys, self_values, heads)
         count = len(self.drafter.below)
         x, below = self.drafter.run_below(self.embed(tokens), angles, self_mask, cached[:count])
         hidden, above = self.drafter.draft(
@@ -88,7 +88,7 @@ class DeviceHalf(nn.Module):
             angles,
             queries,
             self_mask,
-            memory=_by_layer(memory_keys, memory_values, heads),
+            memory=by_layer(memory_keys, memory_values, heads),
             memory_mask=None,
             tail_mask=self_mask,
             cached=cached[count:],
@@ -117,7 +117,7 @@ def in_place(rows: Tensor, own: Tensor, given: Tensor) -> Tensor:
     return torch.cat((torch.where(given, rows, own[:1]), own[rows.shape[0] :]))
 
 
-def _by_layer(keys: Tensor, values: Tensor, heads: int) -> list[tuple[Tensor, Tensor]]:
+def by_layer(keys: Tensor, values: Tensor, heads: int) -> list[tuple[Tensor, Tensor]]:
     """``[n, layers * heads, head_dim]`` -> for each layer ``[n, heads, head_dim]``."""
     if keys.shape[1] == heads:  # a split in one is a copy of the whole cache in some runtimes
         return [(keys, values)]

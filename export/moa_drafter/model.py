@@ -75,6 +75,11 @@ class MoADrafter(Drafter):
         return (*self.below, self.self_attention, self.cross_attention, *self.tail)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all layers of a step are there: frozen ones of the target come with :meth:`bind_target`."""
+        return len(self.device_layers) == self.config.step_layers
+
+    @property
     def frozen_parameters(self) -> int:
         """See :attr:`Drafter.frozen_parameters`: of the copies, unless they are trained."""
         return sum(tensor.numel() for part in (self.below, self.tail) for tensor in part.buffers())

@@ -25,6 +25,10 @@ class DocumentsError(MoaError):
     """A file that holds no documents; the message names it, and the line."""
 
 
+class _UnfitError(Exception):
+    """The part of an object that is not as expected."""
+
+
 class DocumentReader:
     """Reads files as documents. Of conversations the assistant's answers are documents, a text is one as it is.
 
@@ -37,9 +41,11 @@ class DocumentReader:
         self._kinds: dict[str, Callable[[dict[str, Any]], Iterator[list[int]]]] = {
             "messages": self._answers,
             "text": self._text,
-            "tokens": lambda raw: iter([self._tokens(raw["tokens"])]),
+            "tokens": lambda raw: iter([self._tokens(raw["tokens"], "tokens")]),
             "max_new_tokens": lambda raw: iter([]),  # moa-bench's first line, which says of what the others are
-            "r": lambda raw: iter([[*self._tokens(raw.get("p", []))[-LEAD_TOKENS:], *self._tokens(raw["r"])]]),
+            "r": lambda raw: iter(
+                [[*self._tokens(raw.get("p", []), "p")[-LEAD_TOKENS:], *self._tokens(raw["r"], "r")]]
+            ),
         }
 
     def read(self, path: Path) -> Iterator[list[int]]:
@@ -82,26 +88,34 @@ class DocumentReader:
             raise DocumentsError(f"{where} is no document: {_EXPECTED}")
         try:
             yield from self._kinds[kind](raw)
-        except (TypeError, KeyError, ValueError) as error:
-            raise DocumentsError(f"{where} is no document: {_EXPECTED}") from error
+        except _UnfitError as error:
+            raise DocumentsError(f"{where} is no document: {error}; {_EXPECTED}") from error
 
     def _answers(self, raw: dict[str, Any]) -> Iterator[list[int]]:
-        for message in raw["messages"]:
+        messages = raw["messages"]
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            raise _UnfitError("messages is no list of objects")
+        for number, message in enumerate(messages, 1):
+            if "role" not in message:
+                raise _UnfitError(f"message {number} has no role")
             if message["role"] == "assistant":
-                yield self._encode_answer(_string(message["content"]))
+                yield self._encode_answer(_string(message.get("content"), f"content of message {number}"))
 
     def _text(self, raw: dict[str, Any]) -> Iterator[list[int]]:
-        yield self._tokenizer.encode(_string(raw["text"]))
+        yield self._tokenizer.encode(_string(raw["text"], "text"))
 
-    def _tokens(self, raw: Any) -> list[int]:
-        """Raises ValueError: no list of the tokenizer's ids."""
+    def _tokens(self, raw: Any, name: str) -> list[int]:
         known = range(self._tokenizer.vocab_size)
         if not isinstance(raw, list) or not all(type(token) is int and token in known for token in raw):
-            raise ValueError("token ids are whole numbers below the tokenizer's size")
+            raise _UnfitError(f"{name} is no list of whole numbers from 0 to {known[-1]}, the tokenizer's ids")
         return raw
 
 
-def _string(raw: Any) -> str:
+def _string(raw: Any, name: str) -> str:
     if not isinstance(raw, str):
-        raise TypeError("a text is a string")
+        raise _UnfitError(f"the {name} is no string")
+    try:
+        raw.encode()
+    except UnicodeEncodeError as error:
+        raise _UnfitError(f"the {name} has half of a surrogate pair at character {error.start + 1}") from error
     return raw

@@ -53,9 +53,7 @@ class MemoryRows:
 
     def __init__(self, drafter: Drafter | None, dtype: torch.dtype) -> None:
         self._drafter, self.reads = drafter, Reads() if drafter is None else drafter.row_reads
-        self._packed = None
-        if isinstance(drafter, MoADrafter) and not drafter.config.target_layers:
-            self._packed = PackedRows(drafter, dtype)
+        self._packed = PackedRows(drafter, dtype) if isinstance(drafter, MoADrafter) else None
 
     def of(self, spans: Sequence[Span | None]) -> list[Rows | None]:
         """The rows of each, which but for rounding do not depend on what else is asked for; None of None."""

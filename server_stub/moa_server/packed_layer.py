@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moa_drafter.llama import DecoderLayer, rotate
+from moa_drafter.llama import DecoderLayer, KeysValues, rotate
 from moa_server.fused_llama import padded
 from moa_server.packed_linear import Product, product
 
@@ -20,12 +20,22 @@ from moa_server.packed_linear import Product, product
 Attend = Callable[[Tensor], Tensor]
 
 
-class PackedLayer:
-    """A decoder layer whose keys and values come from elsewhere.
+class PackedKeysValues:
+    """A decoder layer's keys and values, behind its input norm."""
 
-    Attributes:
-        before_attention: its input norm.
-    """
+    def __init__(self, layer: DecoderLayer, dtype: torch.dtype) -> None:
+        dims = layer.self_attn.dims
+        self._shape, self._dtype, self._norm = (2, dims.num_kv_heads, dims.head_dim), dtype, layer.input_layernorm
+        self._both = joined(dtype, layer.self_attn, "k_proj", "v_proj")
+
+    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> KeysValues:
+        """``x [n, hidden]`` -> rotated keys and plain values, ``[n, kv_heads, head_dim]`` each."""
+        keys, values = multiplied(self._both, self._norm(x), self._dtype).unflatten(-1, self._shape).unbind(1)
+        return rotate(keys, *angles), values
+
+
+class PackedLayer:
+    """A decoder layer whose keys and values come from elsewhere."""
 
     def __init__(self, layer: DecoderLayer, dtype: torch.dtype) -> None:
         self._dims, self._dtype = layer.self_attn.dims, dtype
@@ -33,11 +43,11 @@ class PackedLayer:
         self._out = joined(dtype, layer.self_attn, "o_proj")
         self._gate_up = joined(dtype, layer.mlp, "gate_proj", "up_proj")
         self._down = joined(dtype, layer.mlp, "down_proj")
-        self.before_attention, self._before_mlp = layer.input_layernorm, layer.post_attention_layernorm
+        self._before_attention, self._before_mlp = layer.input_layernorm, layer.post_attention_layernorm
 
     def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """``x [n, hidden]`` -> ``[n, hidden]``; ``angles`` are the queries'."""
-        q = multiplied(self._queries, self.before_attention(x), self._dtype)
+        q = multiplied(self._queries, self._before_attention(x), self._dtype)
         q = rotate(q.unflatten(-1, (self._dims.num_heads, self._dims.head_dim)), *angles)
         x = x + multiplied(self._out, attend(q), self._dtype)
         gate, up = multiplied(self._gate_up, self._before_mlp(x), self._dtype).chunk(2, -1)

@@ -14,6 +14,7 @@ from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.checkpoint_files import drafter_fingerprint
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
+from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target, load_target
 from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
 from moa_runtime.session.handshake import Fingerprints
@@ -85,6 +86,8 @@ class TransformersEngine:
         self.row_reads = self._rows.reads
         if drafter is not None and (note := check_fit(drafter.config, target)):
             _log.warning(note)
+        if isinstance(drafter, MoADrafter) and not drafter.is_whole:
+            drafter.bind_target(target.embedding, target.head, target.layers)  # as long as they have weights
         self.target_pass, self.batch_invariant = target_pass(target, products, keep_last=self.row_reads.last)
         if release_weights and self.target_pass.has_own_weights:
             for parameter in (each for layer in target.layers for each in layer.parameters()):

@@ -20,7 +20,7 @@ from moa_bench.network import command as network_command
 from moa_bench.network import modes as network_modes
 from moa_bench.network import present
 from moa_bench.network.answer import Answer, Turn
-from moa_bench.network.ask import Outcome, _watched, ask
+from moa_bench.network.ask import Outcome, ask, watched
 from moa_bench.network.measure import Results, measure
 from moa_bench.network.modes import make_modes
 from moa_bench.network.oracle import OracleDrafter
@@ -216,19 +216,19 @@ async def broken() -> None:
 
 def test_an_answer_that_takes_too_long_is_given_up(verifier):
     with pytest.raises(MoaError, match=r"not complete after 0\.05 s.*--answer-timeout"):
-        asyncio.run(_watched(never(), verifier, 0.05))
+        asyncio.run(watched(never(), verifier, 0.05))
 
 
 def test_a_verifier_that_is_gone_ends_the_waiting():
     with pytest.raises(VerifierGoneError, match="does not answer any more"):
-        asyncio.run(_watched(never(), DEAD, 60))
+        asyncio.run(watched(never(), DEAD, 60))
 
 
 def test_a_failing_answer_is_blamed_on_a_verifier_that_is_gone(verifier):
     with pytest.raises(VerifierGoneError):
-        asyncio.run(_watched(broken(), DEAD, 60))
+        asyncio.run(watched(broken(), DEAD, 60))
     with pytest.raises(MoaError, match="it broke"):
-        asyncio.run(_watched(broken(), verifier, 60))
+        asyncio.run(watched(broken(), verifier, 60))
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -54,6 +54,8 @@ def test_only_what_there_is_is_offered(tmp_path, monkeypatch):
         assert f"{name}: {DRAFTERS[name].help}" in drafters_help() and "right " in DRAFTERS[name].help
     with pytest.raises(MoaError, match=r"--drafter: invalid choice: 'lean' \(choose from"):
         build_parser().parse_args(["--drafter", "lean"])
+    with pytest.raises(MoaError, match=r"a folder, and a name was expected: moa, sssd, early-exit; .* with --bundle"):
+        build_parser().parse_args(["--drafter", str(tmp_path)])
 
 
 def test_a_bundle_of_another_drafter_is_refused(bundles):

@@ -235,6 +235,7 @@ def test_moa_train_end_to_end(target: Target, tokens: Path, tmp_path: Path, caps
         (["--model", "no-such-model"], "unknown target"),
         (["--steps", "-1"], "must be positive"),
         (["--data", "nowhere.jsonl"], "no token file"),
+        (["--conversations", "9", "--first-layers", "40"], "first_layers must lie in 0.."),
     ],
 )
 def test_moa_train_says_what_is_wrong(
@@ -244,3 +245,4 @@ def test_moa_train_says_what_is_wrong(
     assert main([*model, "--out", str(tmp_path), *arguments]) == 2
     printed = capsys.readouterr()
     assert message in printed.err and "Traceback" not in printed.err and printed.out == ""
+    assert not (tmp_path / "conversations.jsonl").exists()  # nothing was written for it

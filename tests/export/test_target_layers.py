@@ -114,12 +114,8 @@ def test_a_conversation_is_lossless(
     assert [step.token for step in decode(engine, question, sampling, len(answer.tokens))] == answer.tokens
 
 
-@pytest.mark.parametrize("name", ["coreml", "executorch", "web"])
+@pytest.mark.parametrize("name", ["coreml", "executorch"])
 def test_a_target_that_cannot_hold_them_says_so(checkpoint: Path, tiny_target: Path, name: str, first: int) -> None:
     settings = ExportSettings((name,), checkpoint, model=str(tiny_target))
-    count = first if name == "web" else 1 + first
-    if count:
-        with pytest.raises(ExportError, match=f"{name} cannot hold the {count} layers of the target in this drafter"):
-            plan(settings)
-    else:
-        assert plan(settings)["targets"] == [name]
+    with pytest.raises(ExportError, match=f"{name} cannot hold the {1 + first} layers of the target in this drafter"):
+        plan(settings)

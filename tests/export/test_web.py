@@ -27,6 +27,7 @@ from moa_runtime.backends.base import StepInputs
 from moa_runtime.backends.load import load_backend
 from moa_runtime.backends.onnx import OnnxBackend, session_options
 from moa_runtime.bundle import Bundle
+from tiny import tiny_with_layers
 
 TEXT = [1, 40, 50, 60, 70, 80, 90, 100, 110]
 
@@ -74,6 +75,20 @@ def test_the_graph_computes_what_the_drafter_computes(drafter, tmp_path, web_eng
     ours = stepped(there, asked=3, rows=7)
     error = np.abs(ours.keys - reference.keys).mean() / np.abs(reference.keys).mean()
     assert error < {4: 0.3, 8: 0.03, 32: 1e-4}[bits]
+
+
+@pytest.mark.parametrize(("last", "first"), [(0, 2), (1, 0), (1, 1)])
+def test_layers_of_the_target_are_in_the_graph(tiny_drafter, target, tmp_path, web_engine_here, last, first):
+    drafter = tiny_with_layers(tiny_drafter, target, last, first)
+    weights = Weights(32)
+    own = WebTarget(Recipe(weights, weights, weights), TargetOptions())
+    own.check(drafter.config)
+    (artifact,) = own.export(drafter, tmp_path)
+    there = own.runner(tmp_path, artifact)
+    assert (there.kv_shape, there.row_shape) == ((2 * (1 + first + last), 16), (2 * (1 + last), 16))
+    for rows in (7, 1):
+        reference = stepped(drafter.backend(top_k=16), asked=3, rows=rows)
+        assert_alike(stepped(there, asked=3, rows=rows), reference, 1e-3)
 
 
 def test_a_port_to_javascript_computes_the_worked_example(drafter, tmp_path, web_engine_here):

@@ -13,15 +13,16 @@ from moa_drafter.states import TargetStates
 from moa_server.packed_rows import PackedRows
 
 
+@pytest.mark.parametrize("layers", [0, 2], ids=lambda count: f"{count} target layers")
 @pytest.mark.parametrize("scaled", [True, False], ids=["layer scale", "as published"])
 @pytest.mark.parametrize("count", [0, 1, 7, 130])
-def test_rows_are_those_of_the_server_half(drafter, scaled, count):
+def test_rows_are_those_of_the_server_half(drafter, scaled, count, layers):
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        own = MoADrafter(replace(drafter.config, layer_scale=scaled)).eval()
+        own = MoADrafter(replace(drafter.config, layer_scale=scaled, target_layers=layers)).eval()
         if scaled:
             own.layer_scale.data.uniform_(0.5, 2.0)
-        kv = torch.randn(count, len(own.config.lsa_layers), own.config.target_kv_size)
+        kv = torch.randn(count, len(own.row_reads.kv_layers), own.config.target_kv_size)
     states = TargetStates(kv, kv[:, :0], kv[:, 0, :0])
     positions = torch.arange(40, 40 + count)
     with torch.no_grad():

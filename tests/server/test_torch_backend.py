@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from moa_drafter.checkpoint import save_checkpoint
+from moa_drafter.model import MoADrafter
 from moa_drafter.torch_backend import TorchBackend
 from moa_runtime.backends.base import StepInputs, StepResult
 from moa_runtime.backends.onnx import OnnxBackend
@@ -20,16 +21,27 @@ from toy_engine import ToyEngine
 TOP_K = 8
 
 
-def numbers(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-    return tuple(rng.standard_normal((2, count, 2, 16)).astype(np.float32))
+def numbers(rng: np.random.Generator, count: int, heads: int) -> tuple[np.ndarray, np.ndarray]:
+    return tuple(rng.standard_normal((2, count, heads, 16)).astype(np.float32))
 
 
-def inputs(seed: int, new: int, cached: int, memory: int, *, asked: int = 1, tree: bool = False) -> StepInputs:
-    """Random caches, and ``new`` tokens behind them: a chain, or nodes of a tree that see some of each other."""
+def inputs(
+    seed: int,
+    new: int,
+    cached: int,
+    memory: int,
+    *,
+    asked: int = 1,
+    tree: bool = False,
+    heads: tuple[int, int] = (2, 2),
+) -> StepInputs:
+    """Random caches, and ``new`` tokens behind them: a chain, or nodes of a tree that see some of each other.
+
+    ``heads`` are those of a cache entry and of a row.
+    """
     rng = np.random.default_rng(seed)
-    made = StepInputs.chain(
-        rng.integers(0, 512, new), numbers(rng, cached), numbers(rng, memory), asked=new if tree else asked
-    )
+    cache, rows = (numbers(rng, count, each) for count, each in zip((cached, memory), heads, strict=True))
+    made = StepInputs.chain(rng.integers(0, 512, new), cache, rows, asked=new if tree else asked)
     if not tree:
         return made
     mask = np.concatenate((np.ones((new, cached), np.bool_), np.eye(new, dtype=np.bool_)), axis=1)
@@ -37,13 +49,17 @@ def inputs(seed: int, new: int, cached: int, memory: int, *, asked: int = 1, tre
     return replace(made, positions=np.full(new, cached, np.int64), self_mask=mask)
 
 
-MANY = [
-    inputs(1, 1, 20, 20),
-    inputs(2, 70, 0, 33),
-    inputs(3, 7, 40, 38, tree=True),
-    inputs(4, 3, 11, 9, asked=2),
-    inputs(5, 2, 5, 1),
-]
+def many(heads: tuple[int, int] = (2, 2)) -> list[StepInputs]:
+    return [
+        inputs(1, 1, 20, 20, heads=heads),
+        inputs(2, 70, 0, 33, heads=heads),
+        inputs(3, 7, 40, 38, tree=True, heads=heads),
+        inputs(4, 3, 11, 9, asked=2, heads=heads),
+        inputs(5, 2, 5, 1, heads=heads),
+    ]
+
+
+MANY = many()
 
 
 def assert_close(got: StepResult, expected: StepResult, error: float = 1e-4) -> None:
@@ -120,6 +136,38 @@ def test_what_cannot_be_drafted_with_has_no_backend(transformers_engine, target,
     assert backend_of(TransformersEngine.load(str(tiny_target), None)) is None
     rival = make_tiny_rival("eagle", tiny_target, tmp_path / "eagle")
     assert backend_of(TransformersEngine.load(str(tiny_target), rival)) is None
-    deeper = tmp_path / "deeper"
-    save_checkpoint(tiny_with_layers(tiny_drafter, target, first=1), deeper)
-    assert backend_of(TransformersEngine.load(str(tiny_target), deeper)) is None
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["frozen", "trained"])
+@pytest.mark.parametrize(("last", "first"), [(1, 0), (0, 1), (2, 1)])
+def test_layers_of_the_target_are_run_as_on_a_device(tiny_drafter, target, last, first, trained):
+    drafter = tiny_with_layers(tiny_drafter, target, last, first, trained=trained)
+    half, reference = PackedDeviceHalf(drafter, target, torch.float32, top_k=TOP_K), drafter.backend(top_k=TOP_K)
+    assert (half.kv_shape, half.row_shape) == (reference.kv_shape, reference.row_shape)
+    given = many((half.kv_shape[0], half.row_shape[0]))
+    nothing = np.zeros((1, *half.row_shape), np.float32)
+    given.append(replace(given[0], memory_keys=nothing, memory_values=nothing))
+    for got, each in zip(half.steps(given), given, strict=True):
+        assert_close(got, reference.step(each))
+
+
+def test_a_verifier_drafts_with_layers_of_its_target(tiny_drafter, tiny_target, target, tmp_path):
+    drafter = tiny_with_layers(tiny_drafter, target, 1, 1)
+    save_checkpoint(drafter, tmp_path)
+    engine = TransformersEngine.load(str(tiny_target), tmp_path, release_weights=True)
+    backend, [given] = backend_of(engine), [inputs(1, 3, 20, 20, heads=(6, 4))]
+    assert backend is not None and (backend.kv_shape, backend.row_shape) == ((6, 16), (4, 16))
+    with backend.drafting():
+        got = backend.step(given)
+    backend.close()
+    np.testing.assert_allclose(got.top_logprobs, drafter.backend(top_k=16).step(given).top_logprobs, atol=0.2)
+
+
+def test_without_the_layers_of_its_target_it_does_not(tiny_drafter, target, transformers_engine, monkeypatch):
+    for trained in (False, True):
+        unbound = MoADrafter(tiny_with_layers(tiny_drafter, target, 1, 1, trained=trained).config)
+        monkeypatch.setattr(transformers_engine, "drafter", unbound)
+        backend = backend_of(transformers_engine)
+        assert (backend is not None) == trained  # whose layers are in its checkpoint
+        if backend is not None:
+            backend.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 from moa_bench.link.profiles import PROFILES, LinkProfile, get_profile
 from moa_bench.link.traces import read_trace
 from moa_runtime.errors import MoaError
+from moa_runtime.transport import Endpoint
 
 DIRECT = "direct"
 DEFAULT_PROFILES = "fios,cable,lte,4g"
@@ -61,6 +62,14 @@ def profiles_of(args: argparse.Namespace) -> list[LinkProfile]:
     recorded = [_recorded(*args.trace, round_trip_ms)] if args.trace else []
     taken = {DIRECT, *(profile.name for profile in recorded)}
     return [*(get_profile(name) for name in link_names(args) if name not in taken), *recorded]
+
+
+def check_without_tls(endpoint: Endpoint | None, instead: str) -> None:
+    """Raises MoaError: no emulated link can lead to this verifier; ``instead`` says what to do."""
+    if endpoint is not None and endpoint.address.startswith("wss:"):
+        raise MoaError(
+            f"{endpoint.address} speaks TLS, and its certificate is not for the address of an emulated link: {instead}"
+        )
 
 
 def _recorded(up: Path, down: Path, round_trip_ms: float) -> LinkProfile:

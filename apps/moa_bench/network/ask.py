@@ -55,14 +55,15 @@ def ask(verifier: Verifier, profile: LinkProfile | None, mode: Mode, turn: Turn,
         link, endpoint = None, verifier.endpoint
         if profile is not None:
             link = stack.enter_context(background_link(profile, *verifier.host_and_port))
-            endpoint = _through(link, endpoint)
+            endpoint = through(link, endpoint)
         passes = verifier.forwards()
-        answer, up, down = asyncio.run(_watched(_ask(endpoint, link, mode, turn), verifier, timeout_s))
+        answer, up, down = asyncio.run(watched(_ask(endpoint, link, mode, turn), verifier, timeout_s))
         passes = verifier.forwards() - passes
     return Outcome(answer, answer.tokens == list(turn.reference), passes, up, down, mode.in_rounds)
 
 
-def _through(link: BackgroundLink, endpoint: Endpoint) -> Endpoint:
+def through(link: BackgroundLink, endpoint: Endpoint) -> Endpoint:
+    """The verifier at ``endpoint``, reached over an emulated link."""
     address = urlsplit(endpoint.address)._replace(netloc=f"127.0.0.1:{link.port}")
     return replace(endpoint, url=address.geturl())
 
@@ -77,7 +78,7 @@ async def _ask(endpoint: Endpoint, link: BackgroundLink | None, mode: Mode, turn
         return await send(), link.bytes_up - up, link.bytes_down - down
 
 
-async def _watched(work: Coroutine[Any, Any, T], verifier: Verifier, timeout_s: float) -> T:
+async def watched(work: Coroutine[Any, Any, T], verifier: Verifier, timeout_s: float) -> T:
     """The result of ``work``, unless it takes too long or the verifier dies: a client would wait for it for ever."""
     working, watching = asyncio.create_task(work), asyncio.create_task(_until_gone(verifier))
     try:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from moa_bench.link import LinkProfile
-from moa_bench.link.options import DIRECT, add_link_options, link_names, profiles_of
+from moa_bench.link.options import DIRECT, add_link_options, check_without_tls, link_names, profiles_of
 from moa_bench.network import present
 from moa_bench.network.settings import NetworkSettings
 from moa_bench.options import (
@@ -193,9 +193,6 @@ def links_of(args: argparse.Namespace, endpoint: Endpoint | None) -> Mapping[str
         MoaError: see :func:`moa_bench.link.options.profiles_of`; or an emulator before a verifier with TLS.
     """
     profiles = {profile.name: profile for profile in profiles_of(args)}
-    if profiles and endpoint is not None and endpoint.address.startswith("wss:"):
-        raise MoaError(
-            f"{endpoint.address} speaks TLS, and its certificate is not for the address of an emulated link: "
-            f"measure it with --profiles {DIRECT}"
-        )
+    if profiles:
+        check_without_tls(endpoint, f"measure it with --profiles {DIRECT}")
     return {name: profiles.get(name) for name in link_names(args)}

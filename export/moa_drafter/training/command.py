@@ -61,6 +61,7 @@ class Command:
             settings = self._settings(device)
             target = _load(settings, device)
             if not settings.data:
+                start_drafter(target, [], settings)  # what cannot be trained is refused before hours of writing
                 settings = self._write_in_time(target, settings)
                 held = lines_held(self.out / WRITTEN_FILE)
                 if held < (settings.conversations or DEFAULT_CONVERSATIONS):

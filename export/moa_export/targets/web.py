@@ -17,7 +17,7 @@ from moa_drafter.token_half import TokenHalf
 from moa_export.embedding import QuantisedEmbedding
 from moa_export.errors import ExportError
 from moa_export.recipe import Recipe, Weights
-from moa_export.targets.base import Artifact, NotRun, StandIn, TargetOptions, refuse_copied_layers, refuse_without_rows
+from moa_export.targets.base import Artifact, NotRun, StandIn, TargetOptions, refuse_without_rows
 from moa_export.targets.onnx import capture, refuse_too_large
 from moa_export.targets.onnx_graph import Specs, tidy, trace
 from moa_export.targets.onnx_writer import TABLE, TOP_K, check_writer
@@ -51,7 +51,6 @@ class WebTarget:
     def check(self, config: DrafterConfig) -> None:
         """See :meth:`moa_export.targets.base.ExportTarget.check`."""
         refuse_without_rows("web", config)
-        refuse_copied_layers("web", config.first_layers)  # its runtime has rows and cache entries of one shape
         for part in ("linear", "head", "embedding"):
             weights = getattr(self._recipe, part)
             if weights.bits == 16:

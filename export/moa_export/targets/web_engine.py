@@ -99,9 +99,9 @@ class WebBackend(Backend):
         self, engine: WebEngine, graph: Path, specs: Iterable[TensorSpec], session: Mapping[str, Any] = SESSION
     ) -> None:
         shapes = {spec.name: spec.shape for spec in specs}
-        (_, heads, size), (_, top_k) = shapes["self_keys"], shapes["top_tokens"]
-        self._kv_shape, self._top_k = (int(heads), int(size)), int(top_k)
-        self._looks_at_rows = "memory_keys" in shapes
+        self._looks_at_rows, self._top_k = "memory_keys" in shapes, int(shapes["top_tokens"][1])
+        (_, *entry), (_, *row) = shapes["self_keys"], shapes["memory_keys" if self._looks_at_rows else "self_keys"]
+        self._kv_shape, self._row_shape = ((int(heads), int(size)) for heads, size in (entry, row))
         command = [engine.node, str(_PROGRAM), str(engine.module), str(graph), json.dumps(session)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -120,6 +120,10 @@ class WebBackend(Backend):
     @property
     def kv_shape(self) -> tuple[int, int]:
         return self._kv_shape
+
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        return self._row_shape
 
     @property
     def max_positions(self) -> None:

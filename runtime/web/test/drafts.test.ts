@@ -3,7 +3,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { MoaDrafter, NgramMixture, RowsMismatchError, type Drafter, type Numbers } from "../src/index.js";
+import { MoaDrafter, NgramMixture, RowsMismatchError, type Drafter, type Numbers, type StepInputs } from "../src/index.js";
+import { ONE } from "../src/loop/budget.js";
 import { CountingBackend } from "./counting_backend.js";
 import { budgetFrom, samplingOf, type Fields } from "./given.js";
 import { alike, plain, read, type Value } from "./vectors.js";
@@ -57,6 +58,23 @@ function numbers(said: Value): Numbers {
   const rows = said as number[][];
   return { kvHeads: 1, headDim: 2, count: rows.length, data: Float32Array.from(rows.flat()) };
 }
+
+test("drafts: rows of other heads than a cache entry's, and one of zeros in place of none", async () => {
+  const backend = new CountingBackend(true);
+  backend.rowShape = { kvHeads: 2, headDim: 2 };
+  const given: StepInputs[] = [];
+  const step = backend.step.bind(backend);
+  backend.step = (inputs) => (given.push(inputs), step(inputs));
+  const drafter = new MoaDrafter(backend, { maxContext: 10 });
+  const draft = () => drafter.propose([3, 4], ONE);
+  await draft();
+  const row = (count: number): Numbers => ({ ...backend.rowShape, count, data: new Float32Array(4 * count).fill(1) });
+  assert.throws(() => drafter.addRows(0, numbers([[1, 2]]), numbers([[1, 2]])), RowsMismatchError);
+  drafter.addRows(0, row(1), row(1));
+  await draft();
+  const seen = given.map(({ memoryKeys: { data, count, kvHeads } }) => [count, kvHeads, ...data]);
+  assert.deepEqual(seen, [[1, 2, 0, 0, 0, 0], [1, 2, 1, 1, 1, 1]]);
+});
 
 test("drafts: an empty prefix is a mistake", async () => {
   const drafter = new MoaDrafter(new CountingBackend(true), { maxContext: 10 });

@@ -16,6 +16,11 @@ export class DeferredBackend implements Backend {
     readonly kvShape: KvShape,
   ) {}
 
+  /** There are none. */
+  get rowShape(): KvShape {
+    return this.kvShape;
+  }
+
   /** See {@link Backend.step}; fails where it cannot be loaded. */
   async step(inputs: StepInputs): Promise<StepResult> {
     this.loaded ??= this.load();

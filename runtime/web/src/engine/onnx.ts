@@ -14,6 +14,7 @@ export class OnnxBackend implements Backend {
     private readonly ort: Ort,
     private readonly session: OrtSession,
     readonly kvShape: KvShape,
+    readonly rowShape: KvShape,
   ) {
     this.needsRow = session.inputNames.includes("memory_keys");
   }
@@ -27,10 +28,10 @@ export class OnnxBackend implements Backend {
    * @throws EngineError onnxruntime cannot load it, or it is no graph of a device half.
    */
   static async load(ort: Ort, graph: Uint8Array, entry: TargetEntry, providers: readonly string[] = ["wasm"]): Promise<OnnxBackend> {
-    const kvShape = kvShapeOf(entry);
+    const [kvShape, rowShape] = [kvShapeOf(entry), rowShapeOf(entry)];
     const options = { executionProviders: providers, logSeverityLevel: 3, ...entry.session };
     try {
-      return new OnnxBackend(ort, await ort.InferenceSession.create(graph, options), kvShape);
+      return new OnnxBackend(ort, await ort.InferenceSession.create(graph, options), kvShape, rowShape);
     } catch (error) {
       throw new EngineError(`onnxruntime cannot load ${entry.file}: ${saidBy(error)}`, { cause: error });
     }
@@ -90,10 +91,23 @@ export class OnnxBackend implements Backend {
  *
  * @throws EngineError it is no graph of a device half.
  */
-export function kvShapeOf({ file, inputs }: TargetEntry): KvShape {
-  const [, kvHeads, headDim] = inputs.find(({ name }) => name === "self_keys")?.shape ?? [];
+export function kvShapeOf(entry: TargetEntry): KvShape {
+  return shapeOf(entry, "self_keys");
+}
+
+/**
+ * Of the memory rows that a graph takes. A writer takes none: as of its cache entries.
+ *
+ * @throws EngineError it is no graph of a device half.
+ */
+export function rowShapeOf(entry: TargetEntry): KvShape {
+  return shapeOf(entry, entry.inputs.some(({ name }) => name === "memory_keys") ? "memory_keys" : "self_keys");
+}
+
+function shapeOf({ file, inputs }: TargetEntry, input: string): KvShape {
+  const [, kvHeads, headDim] = inputs.find(({ name }) => name === input)?.shape ?? [];
   if (typeof kvHeads === "number" && typeof headDim === "number") return { kvHeads, headDim };
-  throw new EngineError(`${file} is no graph of a device half: the manifest names no self_keys of a fixed size`);
+  throw new EngineError(`${file} is no graph of a device half: the manifest names no ${input} of a fixed size`);
 }
 
 /** A matrix, row by row. */

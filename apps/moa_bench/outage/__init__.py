@@ -1,0 +1,1 @@
+"""What is there when the link returns that was lost in the middle of an answer."""
