@@ -65,7 +65,7 @@ def test_engines_take_turns_within_a_mode():
     assert order[4:] == order[3::-1]
 
 
-def test_what_arrives_after_the_window_is_not_noted(monkeypatch):
+def test_what_comes_after_the_window_is_not_noted(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(record.time, "monotonic", lambda: clock[0])
     recorder = Recorder(2.0)
@@ -75,6 +75,8 @@ def test_what_arrives_after_the_window_is_not_noted(monkeypatch):
     recorder.committed(3)
     clock[0] = 102.1
     recorder.committed(1)
+    recorder.asked()  # a client goes on until it is cancelled: its last answer stays the one that was cut off
+    recorder.committed(2)
     assert recorder.record().answers == [AnswerRecord(0.5, [Burst(2.0, 3)])]
 
 

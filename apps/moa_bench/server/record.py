@@ -25,7 +25,7 @@ class ClientRecord:
 
 
 class Recorder:
-    """Notes what happens from now on; what arrives after ``seconds`` is not noted."""
+    """Notes what happens from now on; what is asked or arrives after ``seconds`` is not noted."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -34,7 +34,9 @@ class Recorder:
 
     def asked(self) -> None:
         """A question is sent; the tokens that follow belong to its answer."""
-        self._answers.append(AnswerRecord(self._now()))
+        now = self._now()
+        if now <= self._seconds:
+            self._answers.append(AnswerRecord(now))
 
     def committed(self, tokens: int) -> None:
         """So many tokens arrived together."""
