@@ -118,6 +118,19 @@ def test_long_after_the_last_row_and_without_any(target: Target, drafter: MoADra
         assert_next(drafter, stepwise, TOKENS[: position + 1], logprobs[position])
 
 
+@pytest.mark.parametrize("held", [9, len(TOKENS) - 2])
+def test_a_long_catch_up_goes_in_chunks(
+    target: Target, drafter: MoADrafter, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk is given no rows of later tokens, whose places it does not have yet."""
+    monkeypatch.setattr("moa_runtime.drafters.moa.CATCH_UP_TOKENS", 4)
+    logprobs = expected(target, drafter, TOKENS, [min(position, held) for position in range(len(TOKENS))])
+    keys, values = rows_of(target, drafter, TOKENS)
+    runtime = runtime_drafter(drafter)
+    runtime.add_rows(0, keys[: held + 1], values[: held + 1])
+    assert_next(drafter, runtime, TOKENS, logprobs[-1])
+
+
 def test_rows_that_come_for_a_part_of_what_was_drafted_change_the_rest(target: Target, drafter: MoADrafter) -> None:
     """Tokens drafted on while a verdict was on its way are cached with fewer rows than there are now."""
     keys, values = rows_of(target, drafter, TOKENS)

@@ -110,6 +110,7 @@ def test_a_long_catch_up_goes_in_chunks(drafter: MoaDrafter) -> None:
     prefix = [token % 1000 for token in range(2 * moa.CATCH_UP_TOKENS + 5)]
     drafter.add_rows(0, *rows(0, len(prefix) - 1))
     assert draft_of(drafter, prefix, 2)[0].token != draft_of(drafter, prefix[:-1], 1)[0].token
+    assert drafter._backend.rows[:4] == [512, 1024, 1028, 1028], "none of a token that comes later"
     assert fed(drafter)[:4] == [512, 512, 5, 1]
 
 

@@ -172,7 +172,9 @@ class MoaDrafter:
     def _feed(self, tokens: Sequence[int], memory: tuple[Float32, Float32]) -> StepResult:
         """One step over tokens that follow the cached ones, with a query at the last; extends the cache."""
         held = len(self._cached)
-        result = self._backend.step(StepInputs.chain(tokens, self._cache.first(held), memory))
+        # In the target's own layers a row stands in the place of its token, so no row is of a later one.
+        keys, values = (part[: held + len(tokens)] for part in memory)
+        result = self._backend.step(StepInputs.chain(tokens, self._cache.first(held), (keys, values)))
         self._cache.write(held, result.keys, result.values)
         self._cached += tokens
         return result
