@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from moa_runtime.errors import MoaError
-from moa_runtime.paths import data_dir
+from moa_runtime.paths import data_dir, expanded
 
 if TYPE_CHECKING:
     from moa_runtime.bundle import Bundle
@@ -30,7 +30,7 @@ _FILE = "chats.moadata"
 
 def datastore_choice_of(text: str) -> DatastoreChoice:
     """As written on a command line."""
-    return "on" if text == "on" else "off" if text == "off" else Path(text).expanduser()
+    return "on" if text == "on" else "off" if text == "off" else expanded(text)
 
 
 def host_of(address: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from moa_chat.export import as_json, as_markdown
 from moa_runtime.errors import MoaError
+from moa_runtime.paths import expanded
 
 FORMATS: dict[str, Callable[[str, Sequence[Mapping[str, str]]], str]] = {".md": as_markdown, ".json": as_json}
 _TITLE_LENGTH = 60
@@ -28,7 +29,7 @@ def save_conversation(
     """
     if not name:
         raise MoaError("a file name is missing: /save FILE")
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.suffix not in FORMATS:
         raise MoaError(f"{name!r} has no known ending: expected a file name with {' or '.join(FORMATS)}")
     question = next((message["content"] for message in messages if message["role"] == "user"), None)

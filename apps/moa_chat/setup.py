@@ -21,7 +21,7 @@ from moa_runtime.drafting import Drafting
 from moa_runtime.errors import MoaError
 from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.offline import Offline
-from moa_runtime.paths import bundle_of_drafter, data_dir
+from moa_runtime.paths import bundle_of_drafter, data_dir, expanded
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.transport import Endpoint
 
@@ -134,7 +134,7 @@ def open_bundle(folder: Path | None, drafter: DrafterName | None = None) -> Bund
     Raises:
         MoaError: there is none, it is damaged, or of another drafter than the one that was asked for.
     """
-    path = (folder or bundle_of_drafter(drafter)).expanduser()
+    path = expanded(folder or bundle_of_drafter(drafter))
     if not path.exists():
         command = " ".join(("moa-export", "--target", "onnx", *drafter_option(drafter), "--out", str(path)))
         raise MoaError(f"there is no bundle at {path}: `{command}` writes it")

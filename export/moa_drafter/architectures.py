@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from moa_drafter.config import ConfigError, DrafterConfig, check_copied_exactly, config_for_target
+from moa_drafter.config import DrafterConfig, check_copied_exactly, config_for_target
+from moa_drafter.config_fields import ConfigError
 from moa_drafter.drafter import Drafter
 from moa_drafter.model import MoADrafter
 from moa_drafter.rivals.eagle import EagleConfig, EagleDrafter
@@ -77,9 +78,11 @@ def drafter_of(text: str) -> Drafter:
     """
     try:
         raw = json.loads(text)
-        architecture = raw.get("architecture", "moa")
-    except (ValueError, AttributeError) as error:
-        raise ConfigError(f"not a drafter configuration: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"no JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError("not a drafter configuration: expected one JSON object")
+    architecture = raw.get("architecture", "moa")
     if architecture not in ARCHITECTURES:
         raise ConfigError(f"unknown architecture {architecture!r}: expected one of {', '.join(ARCHITECTURES)}")
     config, drafter = _KINDS[architecture]

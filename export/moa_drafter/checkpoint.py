@@ -13,7 +13,8 @@ from torch import Tensor
 
 from moa_drafter.architectures import drafter_of
 from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER, CONFIG_FILE, WEIGHTS_FILE, CheckpointError
-from moa_drafter.config import ConfigError, DrafterConfig
+from moa_drafter.config import DrafterConfig
+from moa_drafter.config_fields import ConfigError
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
 from moa_drafter.model import MoADrafter
@@ -44,7 +45,8 @@ def load_checkpoint(folder: Path) -> Drafter:
     A folder in the layout of the paper's authors is taken too (:mod:`moa_drafter.published`).
 
     Raises:
-        CheckpointError: a missing file or tensor, a wrong shape, or a truncated file.
+        CheckpointError: a missing file or tensor, a wrong shape, a truncated file, or weights that nothing can be
+            drafted with.
     """
     try:
         published = _published_config(folder / CONFIG_FILE)
@@ -73,10 +75,21 @@ def load_checkpoint(folder: Path) -> Drafter:
                 f"{folder / WEIGHTS_FILE}: {name!r} has shape {list(state[name].shape)}, "
                 f"config.json asks for {list(tensor.shape)}"
             )
+        if state[name].is_complex() or not torch.isfinite(state[name]).all():
+            raise CheckpointError(
+                f"{folder / WEIGHTS_FILE}: {name!r} holds something else than finite real numbers: a training run that "
+                "diverged writes such; take an earlier checkpoint, or train with a lower learning_rate"
+            )
     unknown = sorted(state.keys() - expected.keys())
     if unknown:
         raise CheckpointError(f"{folder / WEIGHTS_FILE} has tensors this drafter does not know: {unknown[:3]}")
     drafter.load_state_dict(state)
+    low, high = drafter.draft_to_target.aminmax()
+    if low < 0 or high >= drafter.config.vocab_size:
+        raise CheckpointError(
+            f"{folder / WEIGHTS_FILE}: draft_to_target must hold tokens from 0 to {drafter.config.vocab_size - 1}, not "
+            f"{int(low if low < 0 else high)}: train the drafter again"
+        )
     return drafter.eval()
 
 
@@ -115,6 +128,8 @@ def _read_config(folder: Path) -> Drafter:
         return drafter_of((folder / CONFIG_FILE).read_text())
     except OSError as error:
         raise ConfigError(f"cannot read the drafter's {CONFIG_FILE} in {folder}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read the drafter's {CONFIG_FILE} in {folder}: it is no UTF-8 text") from error
     except ConfigError as error:
         raise ConfigError(f"cannot read the drafter's {CONFIG_FILE} in {folder}: {error}") from error
 
@@ -123,7 +138,7 @@ def _published_config(path: Path) -> dict[str, Any] | None:
     """What a ``config.json`` in the authors' layout says; None for one of ours, or one that cannot be read."""
     try:
         raw = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return raw if isinstance(raw, dict) and is_published(raw) else None
 

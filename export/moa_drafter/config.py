@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from moa_runtime.errors import MoaError
+from moa_drafter.config_fields import ConfigError, check_fields
 
-
-class ConfigError(MoaError, ValueError):
-    """A drafter configuration that cannot be built; the message names the field."""
+#: More numbers than a layer of any model has in one direction; a file that asks for more is wrong.
+_WIDEST = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -28,12 +27,22 @@ class LayerDims:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{field.name} must be a positive integer, not {value!r}")
+            if not isinstance(value, int) or not 1 <= value <= _WIDEST:
+                raise ConfigError(f"{field.name} must lie in 1..{_WIDEST}, not {value!r}")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
         if self.head_dim % 2:
             raise ConfigError(f"head_dim must be even for rotary positions, not {self.head_dim}")
+
+    @classmethod
+    def from_mapping(cls, raw: Mapping[str, Any], inside: str) -> LayerDims:
+        """Parse the object of the field ``inside``.
+
+        Raises:
+            ConfigError: an unknown or missing field, or a value out of range.
+        """
+        check_fields(cls, raw, inside)
+        return cls(**raw)
 
 
 @dataclass(frozen=True)
@@ -151,11 +160,9 @@ class DrafterConfig:
         Raises:
             ConfigError: an unknown or missing field, or a value out of range.
         """
-        try:
-            layers = {name: LayerDims(**raw[name]) for name in ("decoder", "layer_attention")}
-            return cls(**{**raw, **layers, "lsa_layers": tuple(raw["lsa_layers"])})
-        except (KeyError, TypeError) as error:
-            raise ConfigError(f"not a drafter configuration: {error}") from error
+        check_fields(cls, raw)
+        layers = {name: LayerDims.from_mapping(raw[name], name) for name in ("decoder", "layer_attention")}
+        return cls(**{**raw, **layers, "lsa_layers": tuple(raw["lsa_layers"])})
 
 
 def config_for_target(

@@ -21,7 +21,7 @@ from filelock import FileLock
 
 from moa_runtime.bundle import sha256_of
 from moa_runtime.errors import MoaError
-from moa_runtime.paths import cache_dir
+from moa_runtime.paths import cache_dir, expanded
 from moa_runtime.recommended import RecommendedSampling
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
@@ -68,7 +68,7 @@ def resolve_target(name: str = DEFAULT_TARGET) -> Path:
     Raises:
         TargetError: no source has it; the message says what was tried.
     """
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise TargetError(f"{folder} is no model folder: it has no config.json")

@@ -54,6 +54,8 @@ def datastore(words: Sequence[str]) -> int:
     args = parser.parse_args(words)
     if args.most_tokens < _LEAST_TOKENS:
         raise MoaError(f"--most-tokens must be at least {_LEAST_TOKENS}, not {args.most_tokens}")
+    if taken := next((path for path in args.files if _same_file(path, args.out)), None):
+        raise MoaError(f"--out {args.out} is one of the files to read, {taken}: give the datastore another name")
     require_extra("export", "moa-export datastore")
     from moa_export.progress import Progress
 
@@ -84,3 +86,10 @@ def datastore(words: Sequence[str]) -> int:
     if left_out:
         print(f"the first {left_out} documents were left out: --most-tokens makes room for more")
     return 0
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # one of them is not there
+        return False

@@ -81,8 +81,10 @@ class DocumentReader:
             raw = json.loads(text)
         except RecursionError as error:
             raise DocumentsError(f"{where} is nested too deeply") from error
-        except ValueError as error:
+        except json.JSONDecodeError as error:
             raise DocumentsError(f"{where} is no JSON: {error}") from error
+        except ValueError as error:  # what Python says of it speaks to programmers
+            raise DocumentsError(f"{where} holds a number of thousands of digits: no token has such an id") from error
         kind = next((name for name in self._kinds if isinstance(raw, dict) and name in raw), None)
         if kind is None:
             raise DocumentsError(f"{where} is no document: {_EXPECTED}")

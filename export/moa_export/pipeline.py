@@ -39,6 +39,7 @@ from moa_runtime.bundle import (
     tokenizer_fingerprint,
     write_manifest,
 )
+from moa_runtime.paths import expanded
 from moa_runtime.versions import installed_versions
 
 _TOOLS = ("moa-edge", "torch", "onnx", "onnxscript", "onnxruntime", "executorch", "torchao", "coremltools")
@@ -226,7 +227,7 @@ def _write_tokenizer(target: Target, stage: Path) -> None:
 def _manifest(settings: ExportSettings, drafter: DeviceDrafter, target: Target, stage: Path) -> Manifest:
     """Everything but the graphs."""
     config = drafter.config
-    folder = Path(settings.model).expanduser()
+    folder = expanded(settings.model)
     return Manifest(
         fingerprints=Fingerprints(
             target=target.fingerprint,

@@ -22,6 +22,7 @@ from moa_export.targets.web import export_web_writer, web_runner
 from moa_runtime.backends.base import Backend, StepInputs
 from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.bundle import Bundle, TargetEntry
+from moa_runtime.paths import expanded
 
 #: A target of at most so many parameters writes for itself; a larger one needs a small sibling.
 LARGEST = 500_000_000
@@ -151,7 +152,7 @@ class _Making:
 
     def _made(self, artifact: Artifact, bits: int, runner: Callable[[], Backend | StandIn]) -> MadeWriter:
         proof = _prove(runner, self.recordings, self.before, self.progress)
-        name = Path(self.model).name if Path(self.model).expanduser().is_dir() else self.model
+        name = Path(self.model).name if expanded(self.model).is_dir() else self.model
         longest = self.source.model.config.max_position_embeddings
         details = {"model": name, "bits": bits, "max_context": longest, **artifact.details}
         size = (self.folder / artifact.file).stat().st_size

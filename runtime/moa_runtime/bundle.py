@@ -19,6 +19,7 @@ from moa_runtime.manifest import (
     TargetEntry,
     TensorSpec,
 )
+from moa_runtime.paths import expanded
 
 __all__ = [
     "CHAT_TEMPLATE_FILE",
@@ -53,7 +54,7 @@ class Bundle:
         Raises:
             BundleError: no bundle, a newer schema version, or a file that is missing or changed.
         """
-        folder = Path(folder).expanduser()
+        folder = expanded(folder)
         manifest = read_manifest(folder)
         for name, entry in manifest.files.items():
             path = folder / name

@@ -188,9 +188,11 @@ class ChatLink:
         return None if self._opening is None or self._opening.done() else self._opening
 
     def _on_loop_end(self, task: asyncio.Task[None]) -> None:
-        """The loop only ends by cancellation or by a defect, which must not leave the application waiting."""
+        """The loop only ends by cancellation, by a bundle that cannot draft, or by a defect; no application may be left
+        waiting."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            failure = ChatError(f"the drafting loop failed: {error!r}")
+            told = f"{error}" if isinstance(error, MoaError) else f"{error!r}"
+            failure = ChatError(f"the drafting loop failed: {told}")
             failure.__cause__ = error
             self._on_problem(failure, True)

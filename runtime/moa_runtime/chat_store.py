@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from moa_runtime.errors import MoaError
-from moa_runtime.paths import free_name
+from moa_runtime.paths import expanded, free_name
 from moa_runtime.private_file import open_private, replace_private
 
 if sys.platform == "win32":
@@ -35,7 +35,7 @@ class ChatStore:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
+        self.path = expanded(path)
         if self.path.is_dir():
             raise StoreError(f"a chat is kept in a file, and {self.path} is a folder: name a file in it")
         try:

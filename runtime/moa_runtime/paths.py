@@ -10,11 +10,16 @@ from pathlib import Path
 from moa_runtime.drafter_names import DrafterName, drafter_option
 
 
+def expanded(path: Path | str) -> Path:
+    """With ``~`` as the home folder; that of a user who is not there stays as it is, as in a shell."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises there
+
+
 def cache_dir() -> Path:
     """The user's cache folder for moa-edge; ``MOA_EDGE_CACHE`` overrides the platform's convention."""
     override = os.environ.get("MOA_EDGE_CACHE")
     if override:
-        return Path(override).expanduser()
+        return expanded(override)
     if sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     elif sys.platform == "win32":
@@ -28,7 +33,7 @@ def data_dir() -> Path:
     """The user's data folder for moa-edge; ``MOA_EDGE_PROFILE`` overrides the platform's convention."""
     override = os.environ.get("MOA_EDGE_PROFILE")
     if override:
-        return Path(override).expanduser()
+        return expanded(override)
     if sys.platform == "darwin":
         base = Path.home() / "Library" / "Application Support"
     elif sys.platform == "win32":
@@ -40,7 +45,7 @@ def data_dir() -> Path:
 
 def default_bundle() -> Path:
     """The bundle used when none is named: where ``moa-export`` writes and ``moa-chat`` looks."""
-    return Path(os.environ.get("MOA_EDGE_BUNDLE") or cache_dir() / "bundles" / "default").expanduser()
+    return expanded(os.environ.get("MOA_EDGE_BUNDLE") or cache_dir() / "bundles" / "default")
 
 
 def bundle_of_drafter(name: DrafterName | None) -> Path:

@@ -8,7 +8,7 @@ from moa_runtime.bundle import CHAT_TEMPLATE_FILE, MANIFEST_FILE, TOKENIZER_FILE
 from moa_runtime.errors import MoaError
 from moa_runtime.first_bundle import make_bundle
 from moa_runtime.manifest import Fingerprints, Manifest
-from moa_runtime.paths import cache_dir, default_bundle
+from moa_runtime.paths import cache_dir, default_bundle, expanded
 from moa_server.web_files import OnDisk, WebFile
 from moa_server.web_page import ASK_AGAIN, KEEP_NOTHING, SAFE, held, media_type
 
@@ -29,12 +29,12 @@ def find_bundle(named: Path | None, *, default_target: bool) -> Path:
         MoaError: there is none; the message says which command makes one.
     """
     if named is not None:
-        if not _for_browsers(read_manifest(named.expanduser())):
+        if not _for_browsers(read_manifest(expanded(named))):
             raise MoaError(
                 f"the bundle {named} has no graph for browsers: export it again with --target {_TARGET}, "
                 f"or several with commas, such as moa-export --target onnx,{_TARGET}"
             )
-        return named.expanduser()
+        return expanded(named)
     own = _made_here()
     for folder in (default_bundle(), own):
         if (folder / MANIFEST_FILE).exists() and _for_browsers(read_manifest(folder)):

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from moa_drafter.architectures import new_drafter
 from moa_drafter.checkpoint import load_bound, load_checkpoint, save_checkpoint
 from moa_drafter.cli import main
-from moa_drafter.config import ConfigError
+from moa_drafter.config_fields import ConfigError
 from moa_drafter.model import MoADrafter
 from moa_drafter.states import Reads, TargetStates, target_states
 from moa_drafter.target import Target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from moa_drafter.checkpoint import load_checkpoint, save_checkpoint
 from moa_drafter.checkpoint_files import CheckpointError
-from moa_drafter.config import ConfigError, DrafterConfig, LayerDims
+from moa_drafter.config import DrafterConfig, LayerDims
+from moa_drafter.config_fields import ConfigError
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 
@@ -125,7 +127,7 @@ def test_a_damaged_checkpoint_is_named(tiny_drafter: Path, tmp_path: Path, damag
         "no config": r"cannot read the drafter's config.json in .*: No such file or directory; expected a folder",
         "no weights": "has no model.safetensors: expected a folder written by moa-train",
         "shape": "'Ekv2E.bias' has shape",
-        "not json": "not a drafter configuration",
+        "not json": "no JSON",
     }[damage]
     if damage == "missing tensor":
         del state["Ekv2E.bias"]
@@ -142,6 +144,60 @@ def test_a_damaged_checkpoint_is_named(tiny_drafter: Path, tmp_path: Path, damag
     else:
         (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=expected):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\xfe\xff", "it is no UTF-8 text"),
+        (b"[" * 100_000, "no JSON"),
+        (b"[]", "expected one JSON object"),
+        ({"colour": 1}, "the field 'colour' is unknown"),
+        ({"vocab_size": None}, "vocab_size must be a whole number from 0 on, not None"),
+        ({"target_kv_size": 64.0}, "target_kv_size must be a whole number from 0 on, not 64.0"),
+        ({"target_layers": True}, "target_layers must be a whole number"),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps must be a positive number, not 'x'"),
+        ({"rope_theta": float("inf")}, "rope_theta must be a positive number"),
+        ({"final_norm": 1}, "final_norm must be true or false"),
+        ({"target_fingerprint": 5}, "target_fingerprint must be a string"),
+        ({"lsa_layers": "123"}, "lsa_layers must be a list of whole numbers"),
+        ({"decoder": [1]}, "decoder must be an object"),
+        ({"decoder": {}}, "the field 'decoder.hidden_size' is missing"),
+    ],
+)
+def test_a_configuration_of_other_kinds_is_named(
+    tiny_drafter: Path, tmp_path: Path, content: bytes | dict, said: str
+) -> None:
+    save_checkpoint(load_checkpoint(tiny_drafter), tmp_path)
+    file = tmp_path / "config.json"
+    if isinstance(content, dict):
+        content = json.dumps({**json.loads(file.read_text()), **content}).encode()
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=said):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("Ekv2E.bias", math.nan, "'Ekv2E.bias' holds something else than finite real numbers"),
+        ("Ekv2E.bias", -math.inf, "'Ekv2E.bias' holds something else than finite real numbers"),
+        ("Ekv2E.bias", 1j, "'Ekv2E.bias' holds something else than finite real numbers"),
+        ("draft_to_target", 512, r"draft_to_target must hold tokens from 0 to 511, not 512"),
+        ("draft_to_target", -2, r"draft_to_target must hold tokens from 0 to 511, not -2"),
+    ],
+)
+def test_weights_that_cannot_draft_are_refused(
+    tiny_drafter: Path, tmp_path: Path, name: str, value: complex, said: str
+) -> None:
+    save_checkpoint(load_checkpoint(tiny_drafter), tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    if isinstance(value, complex):
+        state[name] = state[name].to(torch.complex64)
+    state[name][1] = value
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=said):
         load_checkpoint(tmp_path)
 
 

@@ -20,7 +20,7 @@ from moa_bench.questions import Question
 from moa_drafter.architectures import ARCHITECTURES, new_drafter
 from moa_drafter.checkpoint import load_bound, load_checkpoint, load_for_device, save_checkpoint
 from moa_drafter.checkpoint_files import CheckpointError
-from moa_drafter.config import ConfigError
+from moa_drafter.config_fields import ConfigError
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import FitError
 from moa_drafter.rivals.early_exit import EarlyExitConfig
@@ -263,7 +263,8 @@ def test_what_travels(target: Target) -> None:
     [
         ({"architecture": "hydra"}, "unknown architecture 'hydra'"),
         ({"exit_layer": 9}, r"exit_layer must lie in 1\.\.4, not 9"),
-        ({"colour": "red"}, "unexpected keyword argument 'colour'"),
+        ({"exit_layer": 2.0}, "exit_layer must be a whole number from 0 on, not 2.0"),
+        ({"colour": "red"}, "the field 'colour' is unknown"),
         ({"draft_vocab_size": 0}, r"draft_vocab_size must lie in 1\.\.512"),
     ],
 )

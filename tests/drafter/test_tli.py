@@ -17,7 +17,8 @@ from drafted import draft_of
 from moa_drafter.architectures import new_drafter
 from moa_drafter.checkpoint import load_bound, load_checkpoint, save_checkpoint
 from moa_drafter.cli import main
-from moa_drafter.config import ConfigError, DrafterConfig, LayerDims, config_for_target
+from moa_drafter.config import DrafterConfig, LayerDims, config_for_target
+from moa_drafter.config_fields import ConfigError
 from moa_drafter.fit import FitError
 from moa_drafter.model import MoADrafter
 from moa_drafter.states import Reads, target_states

@@ -171,6 +171,16 @@ def test_a_checkpoint_is_trained_on(target: Target, tokens: Path, tmp_path: Path
     assert more["loss"] < first["loss"] < scratch["loss"]
 
 
+def test_a_run_that_diverges_stops_and_keeps_what_was_saved(target: Target, tokens: Path, tmp_path: Path) -> None:
+    with pytest.raises(MoaError, match=r"training diverged: at step .* lower learning_rate than 1e\+30"):
+        run(target, tokens, tmp_path / "run", 10, learning_rate=1e30, warmup_steps=0, save_every=1)
+    assert not (tmp_path / "run/drafter").exists() or load_checkpoint(tmp_path / "run/drafter")
+    good = run(target, tokens, tmp_path / "good", 2)
+    with pytest.raises(MoaError, match="nothing was saved"):
+        run(target, tokens, tmp_path / "more", 10, init=tmp_path / "good/drafter", learning_rate=1e30, warmup_steps=0)
+    assert good["loss"] > 0 and load_checkpoint(tmp_path / "good/drafter")
+
+
 def test_a_run_is_not_overwritten(target: Target, tokens: Path, tmp_path: Path) -> None:
     run(target, tokens, tmp_path / "run", 10)
     with pytest.raises(MoaError, match="already holds a run"):
@@ -235,6 +245,8 @@ def test_moa_train_end_to_end(target: Target, tokens: Path, tmp_path: Path, caps
         (["--model", "no-such-model"], "unknown target"),
         (["--steps", "-1"], "must be positive"),
         (["--data", "nowhere.jsonl"], "no token file"),
+        (["--learning-rate", "inf"], "learning_rate must be finite, not inf"),
+        (["--seed", str(2**70)], "seed must be at most"),
         (["--conversations", "9", "--first-layers", "40"], "first_layers must lie in 0.."),
     ],
 )

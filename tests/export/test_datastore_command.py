@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,7 @@ def _damaged_archive() -> bytes:
         ("a.jsonl.gz", "no archive", "it is no whole gzip file"),
         ("a.jsonl.gz", _damaged_archive(), "it is no whole gzip file"),
         ("a.txt", b"\xff\xfe\xff", "no UTF-8 text"),
+        ("a.jsonl", '{"tokens": [' + "9" * 5000 + "]}", "holds a number of thousands of digits"),
         ("a.txt", "", "nothing to make a datastore of"),
     ],
 )
@@ -118,3 +120,31 @@ def test_a_file_that_is_not_there_is_named(bundle: Bundle, tmp_path: Path, capsy
     assert "no.txt: No such file" in capsys.readouterr().err
     assert cli.main(["datastore", str(tmp_path / "no.txt"), "--most-tokens", "1"]) == 2
     assert "--most-tokens must be at least 2" in capsys.readouterr().err
+
+
+def test_a_file_that_is_read_is_not_written_over(
+    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("The harbour lies in the north.")
+    (tmp_path / "link.txt").symlink_to(notes)
+    for out in (notes, tmp_path / "link.txt"):
+        assert cli.main(["datastore", str(notes), "--out", str(out), "--bundle", str(bundle.folder)]) == 2
+        assert "is one of the files to read" in capsys.readouterr().err
+    assert notes.read_text() == "The harbour lies in the north."
+
+
+def test_only_a_file_is_replaced(bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("The harbour lies in the north.")
+    os.mkfifo(tmp_path / "pipe")
+    for out in (tmp_path / "pipe", tmp_path, Path()):
+        words = ["datastore", str(tmp_path / "notes.txt"), "--out", str(out), "--bundle", str(bundle.folder)]
+        assert cli.main(words) == 2
+        assert "it is no file; give the name of one" in capsys.readouterr().err
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_the_home_of_nobody_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("The harbour lies in the north.")
+    assert cli.main(["datastore", str(tmp_path / "notes.txt"), "--bundle", "~nobody-of-this-name/bundle"]) == 2
+    assert "~nobody-of-this-name/bundle is no bundle" in capsys.readouterr().err

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+import struct
 import sys
 from pathlib import Path
 
@@ -129,6 +131,19 @@ def test_every_damage_is_found(path: Path) -> None:
                 assert Datastore.open(path, TOKENIZER).continuations([1, 2], most=9, length=9) == whole
             except DatastoreError as error:
                 assert str(path) in str(error)
+
+
+@pytest.mark.parametrize("header", ['{"tokens": 9.0}', '{"documents": "many"}', "[" * 4000, "[]", "5"])
+def test_a_header_of_other_kinds_is_damage(path: Path, header: str) -> None:
+    opened(path, [[1, 2, 3], [4, 5, 6]])
+    content = path.read_bytes()
+    (length,) = struct.unpack("<I", content[8:12])
+    if header.startswith("{"):
+        header = json.dumps({**json.loads(content[12 : 12 + length]), **json.loads(header)})
+    text = header.encode().ljust(length)
+    path.write_bytes(content[:8] + struct.pack("<I", len(text)) + text + content[12 + length :])
+    with pytest.raises(DatastoreError, match="is damaged: delete it, and make it again"):
+        Datastore.open(path, TOKENIZER)
 
 
 def test_what_is_no_datastore_is_named(path: Path) -> None:

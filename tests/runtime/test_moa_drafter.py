@@ -15,6 +15,7 @@ from moa_runtime.drafters.base import Budget, DraftToken
 from moa_runtime.drafters.mixture import WORTH_COPYING, NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.rows import GrowingRows
+from moa_runtime.errors import MoaError
 from moa_runtime.session.tree import DraftTree
 from runtime.echo import KV, EchoBackend, fed, rows
 
@@ -134,6 +135,21 @@ def test_a_backend_of_fixed_size_is_not_asked_for_more() -> None:
 def test_an_empty_prefix_is_a_mistake(drafter: MoaDrafter) -> None:
     with pytest.raises(ValueError, match="empty prefix"):
         draft_of(drafter, [], 1)
+
+
+class _BrokenBackend(EchoBackend):
+    """Of weights that are no numbers."""
+
+    def step(self, inputs: StepInputs) -> StepResult:
+        result = super().step(inputs)
+        return replace(result, top_logprobs=np.full_like(result.top_logprobs, np.nan))
+
+
+@pytest.mark.parametrize("budget", [Budget.chain(3), Budget.tree()])
+def test_a_drafter_that_computes_no_numbers_is_named(budget: Budget) -> None:
+    drafter = MoaDrafter(_BrokenBackend(), max_context=100, mixture=NgramMixture())
+    with pytest.raises(MoaError, match="the drafter computes no numbers"):
+        drafter.propose([5, 6, 7], budget)
 
 
 def test_growing_rows_keep_what_they_hold() -> None:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from moa_drafter.config import ConfigError, DrafterConfig, LayerDims, check_sharpness
+from moa_drafter.config import DrafterConfig, LayerDims, check_sharpness
+from moa_drafter.config_fields import ConfigError, check_fields
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -61,10 +62,8 @@ class RivalConfig:
         Raises:
             ConfigError: an unknown or missing field, or a value out of range.
         """
-        try:
-            return cls(**{**raw, "decoder": LayerDims(**raw["decoder"])})
-        except (KeyError, TypeError) as error:
-            raise ConfigError(f"not a drafter configuration: {error}") from error
+        check_fields(cls, raw)
+        return cls(**{**raw, "decoder": LayerDims.from_mapping(raw["decoder"], "decoder")})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from moa_drafter.config import ConfigError
+from moa_drafter.config_fields import ConfigError
 from moa_drafter.fit import FitError
 from moa_drafter.llama import DecoderLayer, RMSNorm, run_layers
 from moa_drafter.rivals.config import TokenConfig

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from moa_drafter.config import ConfigError
+from moa_drafter.config_fields import ConfigError
 from moa_drafter.llama import DecoderLayer, RMSNorm, run_layers
 from moa_drafter.rivals.config import TokenConfig
 from moa_drafter.rivals.tokens import TokenDrafter

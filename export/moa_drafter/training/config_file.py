@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -156,6 +157,8 @@ def _in_range(key: str, value: Any, where: str) -> Any:
             wrong = f"at least {least}"
         elif most is not None and not value <= most:
             wrong = f"at most {most}"
+        elif math.isinf(value):
+            wrong = "finite"
     elif limits["choices"] and value not in limits["choices"]:
         wrong = f"one of {', '.join(limits['choices'])}"
     if wrong:

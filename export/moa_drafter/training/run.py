@@ -16,7 +16,8 @@ import torch
 from moa_drafter.architectures import ARCHITECTURES, new_drafter
 from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER, drafter_fingerprint
-from moa_drafter.config import ConfigError, DrafterConfig
+from moa_drafter.config import DrafterConfig
+from moa_drafter.config_fields import ConfigError
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
 from moa_drafter.model import MoADrafter

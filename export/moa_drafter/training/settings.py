@@ -84,7 +84,7 @@ class TrainSettings:
     no_rows_share: float | None = knob(None, "share that is trained without recent memory rows", least=0, most=1)
     dtype: str = knob("auto", "of the forward pass; auto: measured", choices=("auto", "float32", "bfloat16"))
     compile: bool = knob(False, "torch.compile the drafter's forward and backward")
-    seed: int = knob(0, "fixes data order, initial weights, masks and what is sampled", least=0)
+    seed: int = knob(0, "fixes data order, initial weights, masks and what is sampled", least=0, most=2**63 - 1)
     save_every: int = knob(250, "steps between checkpoints", above=0)
     evaluate_every: int = knob(500, "steps between evaluations", above=0)
 

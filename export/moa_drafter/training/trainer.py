@@ -81,6 +81,9 @@ class Trainer:
 
         Returns:
             whether the last step was reached.
+
+        Raises:
+            MoaError: the loss or the weights are no numbers any more; what was saved before stays.
         """
         settings = self.settings
         while self.step < settings.steps:
@@ -122,6 +125,9 @@ class Trainer:
 
         Returns:
             the mean loss (nats), the number of tokens that were learnt, and whether any process is late.
+
+        Raises:
+            MoaError: the loss is no number.
         """
         count = sum(self.conversations[i].learnt for indices in micro_batches for i in indices)
         self.drafter.train()
@@ -146,6 +152,8 @@ class Trainer:
                 self.average.update(self.step)
         self.tokens_seen += count
         mean, anyone_late = total.tolist()  # the only wait for the device
+        if not math.isfinite(mean):
+            raise self._diverged()
         return mean, count, bool(anyone_late)
 
     def loss(self, micro_batches: Sequence[Sequence[int]]) -> float:
@@ -192,7 +200,13 @@ class Trainer:
                 log.write(json.dumps(entry) + "\n")
 
     def save(self) -> None:
-        """Write the drafter's checkpoint and, atomically, what :meth:`resume` needs. All processes call it."""
+        """Write the drafter's checkpoint and, atomically, what :meth:`resume` needs. All processes call it.
+
+        Raises:
+            MoaError: the weights are no numbers.
+        """
+        if not all(parameter.isfinite().all() for parameter in self._parameters):
+            raise self._diverged()
         optimizers = self.optimizers.state_dict()
         if processes.rank():
             return
@@ -211,6 +225,13 @@ class Trainer:
             scratch,
         )
         scratch.replace(self.folder / STATE_FILE)
+
+    def _diverged(self) -> MoaError:
+        kept = "what was saved before stays" if (self.folder / STATE_FILE).is_file() else "nothing was saved"
+        return MoaError(
+            f"training diverged: at step {self.step} the loss or the weights are no numbers any more; {kept}; give a "
+            f"lower learning_rate than {self.settings.learning_rate:g}, or another optimizer"
+        )
 
     def resume(self) -> None:
         """Continue from :meth:`save`.

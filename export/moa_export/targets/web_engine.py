@@ -21,7 +21,7 @@ from moa_export.targets.base import NotRun
 from moa_export.targets.web_weights import SESSION
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.bundle import TensorSpec
-from moa_runtime.paths import cache_dir
+from moa_runtime.paths import cache_dir, expanded
 
 #: What npm installs, and what graphs are compared by where nobody gives another.
 VERSION = "1.30.0"
@@ -53,7 +53,7 @@ def find_engine(*, npm: bool) -> WebEngine | NotRun:
     node = shutil.which("node")
     if node is None:
         return NotRun("node is not installed")
-    folder = Path(os.environ.get(FOLDER_VARIABLE) or cache_dir() / f"onnxruntime-web-{VERSION}").expanduser()
+    folder = expanded(os.environ.get(FOLDER_VARIABLE) or cache_dir() / f"onnxruntime-web-{VERSION}")
     if not (folder / _MODULE).is_file():
         if not npm:
             return NotRun("onnxruntime-web is not installed; --npm lets npm put it into the cache")

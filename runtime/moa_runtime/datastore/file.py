@@ -61,6 +61,8 @@ def write_file(path: Path, header: Header, parts: Iterable[bytes | memoryview]) 
     Raises:
         DatastoreError: it cannot be written; what was there stays.
     """
+    if path.exists() and not path.is_file():  # a folder, or a device whose name would be taken
+        raise DatastoreError(f"the datastore cannot be written to {path}: it is no file; give the name of one")
     text = json.dumps(asdict(header)).encode()
     text += b" " * (-(len(_MAGIC) + _LENGTH.size + len(text)) % _ALIGNED)
     try:
@@ -87,13 +89,16 @@ def read_header(path: Path) -> tuple[Header, int]:
             text = file.read(min(length, _LONGEST_HEADER))
         header, size = Header(**json.loads(text)), path.stat().st_size
         start = len(_MAGIC) + _LENGTH.size + length
+        counts = (header.documents, header.tokens)
+        if not all(type(count) is int and count >= 0 for count in counts):
+            raise ValueError("no counts")
         if size != start + 2 * header.tokens * _FILE_TOKEN.itemsize:
             raise ValueError("another size")
     except FileNotFoundError:
         raise DatastoreError(f"there is no datastore {path}: moa-export datastore makes one") from None
     except OSError as error:
         raise DatastoreError(f"the datastore {path} cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, struct.error) as error:
+    except (ValueError, TypeError, RecursionError, struct.error) as error:
         raise DatastoreError(f"the datastore {path} is damaged: delete it, and make it again") from error
     return header, start
 

@@ -16,6 +16,7 @@ from moa_runtime.drafters.mixture import NgramMixture, worth_copying
 from moa_runtime.drafters.ngram import LONGEST_SUFFIX
 from moa_runtime.drafters.rows import GrowingRows
 from moa_runtime.drafters.tree import GrowingTree
+from moa_runtime.errors import MoaError
 from moa_runtime.manners import Manners
 from moa_runtime.sequences import common_length
 from moa_runtime.session.events import Sampling
@@ -90,6 +91,7 @@ class MoaDrafter:
 
         Raises:
             ValueError: an empty prefix.
+            MoaError: what the drafter computes is no number.
         """
         if not prefix:
             raise ValueError("cannot draft from an empty prefix")
@@ -212,6 +214,11 @@ class MoaDrafter:
     ) -> list[list[DraftToken]]:
         """The candidates of each query, best first, which follow ``text`` and one of the paths behind it, all of the
         same length."""
+        if np.isnan(result.top_logprobs).any():  # sorted and compared, they would fail far from here
+            raise MoaError(
+                "the drafter computes no numbers, so its weights or its graph are broken: moa-export verify BUNDLE "
+                "tells; export it again from another checkpoint, or draft with --drafter sssd"
+            )
         ranked = [
             [DraftToken(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True)]
             for tokens, logprobs in zip(result.top_tokens.tolist(), result.top_logprobs.tolist(), strict=True)
