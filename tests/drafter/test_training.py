@@ -171,6 +171,19 @@ def test_a_checkpoint_is_trained_on(target: Target, tokens: Path, tmp_path: Path
     assert more["loss"] < first["loss"] < scratch["loss"]
 
 
+@pytest.mark.parametrize(("key", "has", "other"), [("draft_vocab", 384, 256), ("lsa_layers", 2, 3)])
+def test_sizes_of_a_checkpoint_stay(
+    target: Target, tokens: Path, tmp_path: Path, key: str, has: int, other: int
+) -> None:
+    run(target, tokens, tmp_path / "first", 2)
+    init = tmp_path / "first/drafter"
+    with pytest.raises(MoaError, match=rf"{key} \({other}\) cannot be chosen .* has {has}: leave {key} out"):
+        run(target, tokens, tmp_path / "other", 2, init=init, **{key: other})
+    run(target, tokens, tmp_path / "left", 2, init=init, **{key: None})
+    config = load_checkpoint(tmp_path / "left/drafter").config
+    assert (config.draft_vocab_size, len(config.lsa_layers)) == (384, 2)
+
+
 def test_a_run_that_diverges_stops_and_keeps_what_was_saved(target: Target, tokens: Path, tmp_path: Path) -> None:
     with pytest.raises(MoaError, match=r"training diverged: at step .* lower learning_rate than 1e\+30"):
         run(target, tokens, tmp_path / "run", 10, learning_rate=1e30, warmup_steps=0, save_every=1)

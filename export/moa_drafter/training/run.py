@@ -30,7 +30,7 @@ from moa_drafter.training.features import Features, FeatureStore, LiveFeatures
 from moa_drafter.training.keeping import check_card
 from moa_drafter.training.losses import LOSSES
 from moa_drafter.training.optimizers import OPTIMIZERS
-from moa_drafter.training.settings import RunSettings
+from moa_drafter.training.settings import DEFAULT_DRAFT_VOCAB, DEFAULT_LSA_LAYERS, RunSettings
 from moa_drafter.training.trainer import STATE_FILE, Trainer
 from moa_runtime.bundle import sha256_of
 from moa_runtime.errors import MoaError
@@ -156,6 +156,7 @@ def start_drafter(target: Target, conversations: Sequence[Conversation], setting
         theirs = drafter.config
         if theirs.architecture != settings.arch:
             raise MoaError(f"{settings.init} is of architecture {theirs.architecture}, not {settings.arch}")
+        _check_kept(drafter, settings)
         if settings.target_layers or settings.first_layers or settings.train_target_layers:
             if not isinstance(drafter, MoADrafter):
                 raise MoaError(f"layers of the target are a part of moa, and {settings.init} is {theirs.architecture}")
@@ -168,15 +169,28 @@ def start_drafter(target: Target, conversations: Sequence[Conversation], setting
     return drafter
 
 
+def _check_kept(drafter: Drafter, settings: RunSettings) -> None:
+    """Raise a MoaError where other sizes are asked for than the checkpoint to train on has: they stay as they are."""
+    pairs = [("draft_vocab", settings.draft_vocab, drafter.config.draft_vocab_size)]
+    if isinstance(drafter, MoADrafter):
+        pairs.append(("lsa_layers", settings.lsa_layers, len(drafter.config.lsa_layers)))
+    for key, wanted, has in pairs:
+        if wanted is not None and wanted != has:
+            raise MoaError(
+                f"{key} ({wanted}) cannot be chosen for a checkpoint to train on, and {settings.init} has {has}: leave "
+                f"{key} out, or leave init out"
+            )
+
+
 def _new_drafter(target: Target, conversations: Sequence[Conversation], settings: RunSettings) -> Drafter:
     torch.manual_seed(settings.seed)
-    size = min(settings.draft_vocab, target.model.config.vocab_size)
+    size = min(settings.draft_vocab or DEFAULT_DRAFT_VOCAB, target.model.config.vocab_size)
     try:
         drafter = new_drafter(
             settings.arch,
             target,
             draft_vocab_size=size,
-            lsa_layers=settings.lsa_layers,
+            lsa_layers=settings.lsa_layers or DEFAULT_LSA_LAYERS,
             target_layers=settings.target_layers,
             first_layers=settings.first_layers,
             trained_target_layers=settings.train_target_layers,

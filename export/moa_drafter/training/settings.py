@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 DEFAULT_STEPS = 3000
 DEFAULT_CONVERSATIONS = 2000
+DEFAULT_DRAFT_VOCAB = 16384
+DEFAULT_LSA_LAYERS = 6
 #: What a user's message may be about, and how often, where the target writes the messages too.
 DEFAULT_MIX = {
     "open": 4.0,
@@ -141,7 +143,7 @@ class RunSettings(TrainSettings, GenerateSettings):
     """One run from the first prompt to the last step.
 
     Without ``data`` the target first writes ``conversations``. ``init`` is a checkpoint to train on, instead
-    of starting from the target's weights; it keeps its architecture and draft vocabulary.
+    of starting from the target's weights; it keeps its architecture, draft vocabulary and the layers that it sees.
     """
 
     model: str | None = knob(None, "target: the built-in default, a folder, a .gguf file, or a Hub id")
@@ -152,8 +154,15 @@ class RunSettings(TrainSettings, GenerateSettings):
     minutes: float | None = knob(
         None, "train for about this long instead of steps; without data or conversations, half of it to write", above=0
     )
-    draft_vocab: int = knob(16384, "tokens that can be drafted", above=0)
-    lsa_layers: int = knob(6, "target layers that the layer self-attention sees", above=0)
+    draft_vocab: int | None = knob(
+        None, f"tokens that can be drafted (default {DEFAULT_DRAFT_VOCAB}; with init, that checkpoint's)", above=0
+    )
+    lsa_layers: int | None = knob(
+        None,
+        f"target layers that the layer self-attention sees, of moa alone (default {DEFAULT_LSA_LAYERS}; with init, "
+        "that checkpoint's)",
+        above=0,
+    )
     target_layers: int = knob(0, "the target's last layers inside the drafter (TLI); with init 0: as it has", least=0)
     first_layers: int = knob(0, "the target's first layers below the drafter's own; with init 0: as it has", least=0)
     train_target_layers: bool = knob(False, "train these layers too, as copies in the checkpoint")
