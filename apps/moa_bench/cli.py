@@ -18,7 +18,7 @@ from moa_bench.report import command as report_command
 from moa_bench.shapes import command as shapes_command
 from moa_bench.web import command as web_command
 from moa_runtime.cpus import too_many_threads
-from moa_runtime.errors import MoaError
+from moa_runtime.errors import MoaError, refused_paths
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if warning := too_many_threads(getattr(args, "threads", None)):
         print(f"moa-bench: {warning}", file=sys.stderr)
     try:
-        return int(args.run(args))
+        with refused_paths():
+            return int(args.run(args))
     except MoaError as error:
         print(f"moa-bench: error: {error}", file=sys.stderr)
         return 2

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from moa_bench.output_file import check_output_file
 from moa_bench.table import Table
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
@@ -49,14 +50,13 @@ def check_output_options(args: argparse.Namespace) -> None:
     """Refuse before the measurement what could not be written after it.
 
     Raises:
-        MoaError: no such kind of plot, no such folder, or matplotlib is not installed.
+        MoaError: no such kind of plot, a file that cannot be written, or matplotlib is not installed.
     """
     if args.plot is None:
         return
     if args.plot.suffix not in (".png", ".svg", ".pdf"):
         raise MoaError(f"--plot {args.plot} must end with .png, .svg or .pdf")
-    if not args.plot.absolute().parent.is_dir():
-        raise MoaError(f"--plot {args.plot}: there is no folder {args.plot.parent}")
+    check_output_file("plot", args)
     require_extra("bench", "moa-bench --plot")
 
 

@@ -58,6 +58,8 @@ def _questions(path: Path, lines: Iterator[str]) -> Iterator[Question]:
             yield _question(json.loads(line))
         except json.JSONDecodeError as error:
             raise QuestionsError(f"line {number} of {path} is no JSON: {error.msg} at column {error.colno}") from error
+        except RecursionError as error:
+            raise QuestionsError(f"line {number} of {path} is no question: it is nested too deeply") from error
         except ValueError as error:
             raise QuestionsError(f"line {number} of {path} is no question: {error}") from error
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moa_runtime.errors import MoaError
 from moa_runtime.timeline import NO_TIMELINE, Timeline, read_sink, write_timeline
 
 
@@ -21,20 +20,6 @@ def add_timeline_option(parser: argparse.ArgumentParser) -> None:
         help="write what device and verifier did and when, as a Chrome trace (JSON) that Perfetto opens; of a verifier "
         "that was not started here only the device's end is known",
     )
-
-
-def check_timeline_option(args: argparse.Namespace) -> None:
-    """Refuse before the measurement a file that could not be written after it.
-
-    Raises:
-        MoaError: it cannot be written.
-    """
-    if args.timeline is None:
-        return
-    try:
-        args.timeline.open("a").close()
-    except OSError as error:
-        raise MoaError(f"--timeline {args.timeline} cannot be written: {error.strerror}") from error
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from moa_runtime.errors import MoaError
 from moa_runtime.paths import data_dir, expanded
+from moa_runtime.private_file import remove_private
 
 if TYPE_CHECKING:
     from moa_runtime.bundle import Bundle
@@ -71,7 +72,7 @@ def forget(folder: Path) -> None:
     """
     path = folder / _FILE
     try:
-        path.unlink(missing_ok=True)
+        remove_private(path)
     except OSError as error:
         raise MoaError(f"the datastore of your chats, {path}, cannot be deleted: {error.strerror}") from error
 

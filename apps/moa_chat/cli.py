@@ -12,7 +12,7 @@ from pathlib import Path
 
 from moa_chat.options import DEFAULT_SERVER, build_parser, check_options
 from moa_runtime.drafter_names import drafter_option
-from moa_runtime.errors import MoaError
+from moa_runtime.errors import MoaError, refused_paths
 from moa_runtime.extras import require_extra
 
 
@@ -23,8 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # an answer may hold what the terminal's encoding lacks
     try:
         options = build_parser().parse_args(argv)
-        check_options(options)
-        return _run(options)
+        with refused_paths():
+            check_options(options)
+            return _run(options)
     except MoaError as error:
         print(f"moa-chat: error: {error}", file=sys.stderr)
         return 2

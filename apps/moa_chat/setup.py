@@ -18,7 +18,7 @@ from moa_runtime.datastore.reader import Datastore
 from moa_runtime.draft_length import DraftLength
 from moa_runtime.drafter_names import DrafterName, drafter_option
 from moa_runtime.drafting import Drafting
-from moa_runtime.errors import MoaError
+from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.offline import Offline
 from moa_runtime.paths import bundle_of_drafter, data_dir, expanded
@@ -155,8 +155,10 @@ def endpoint_for(server: str, token: str, tls_ca: Path | None) -> Endpoint:
             raise MoaError(f"--tls-ca needs an encrypted address (wss://HOST:PORT), not {server}")
         try:
             tls = ssl.create_default_context(cafile=tls_ca)
-        except (OSError, ssl.SSLError) as error:
-            raise MoaError(f"--tls-ca {tls_ca} is no certificate authority in PEM format: {error}") from error
+        except ssl.SSLError as error:  # a kind of OSError
+            raise MoaError(f"--tls-ca {tls_ca} is no certificate authority in PEM format") from error
+        except OSError as error:
+            raise MoaError(f"--tls-ca {tls_ca} cannot be read: {reason_of(error)}") from error
     if any(not 32 < ord(char) < 127 for char in token):
         raise MoaError("the token may only hold visible ASCII characters: check --token or MOA_TOKEN")
     endpoint = Endpoint(server, token, tls)

@@ -11,7 +11,7 @@ from typing import Any
 
 from moa_drafter.training.config_file import FIELDS, TYPES, checked
 from moa_drafter.vllm_environment import set_variables
-from moa_runtime.errors import MoaError
+from moa_runtime.errors import MoaError, refused_paths
 from moa_runtime.extras import require_extra
 
 # By what the type of a setting is called, the first that fits: how a flag is read, and what help calls its value.
@@ -67,14 +67,14 @@ def _help(field: Any) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
-        result = _run(args)
+        with refused_paths():
+            return _run(args)
     except MoaError as error:
         print(f"moa-train: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"moa-train: stopped; go on with --resume --out {args.out}", file=sys.stderr)
         return 130
-    return result
 
 
 def _run(args: argparse.Namespace) -> int:

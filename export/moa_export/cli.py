@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from moa_export import bundle_commands, export_command
 from moa_export.datastore_command import datastore
 from moa_export.errors import ParityError
-from moa_runtime.errors import MoaError
+from moa_runtime.errors import MoaError, refused_paths
 
 _EPILOG = """\
 commands:
@@ -30,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = _COMMANDS.get(words[0]) if words else None
     try:
         if command is not None:
-            return command(words[1:])
+            with refused_paths():
+                return command(words[1:])
         parser = argparse.ArgumentParser(
             prog="moa-export",
             description="Turn a drafter and its target into a bundle for devices, and prove that nothing was lost.",
@@ -38,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         export_command.add_options(parser)
-        return export_command.run(parser.parse_args(words))
+        options = parser.parse_args(words)
+        with refused_paths():
+            return export_command.run(options)
     except MoaError as error:
         print(f"moa-export: error: {error}", file=sys.stderr)
         return 1 if isinstance(error, ParityError) else 2

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from moa_runtime.errors import MoaError
 from moa_runtime.paths import expanded, free_name
-from moa_runtime.private_file import open_private, replace_private
-
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
+from moa_runtime.private_file import lock, open_private, replace_private
 
 
 class StoreError(MoaError):
@@ -44,7 +38,7 @@ class ChatStore:
         except OSError as error:
             raise StoreError(f"the chat cannot be kept in {self.path}: {error.strerror}") from error
         try:
-            _take(self._lock)
+            lock(self._lock, wait=False)
         except OSError as error:
             self._lock.close()
             raise StoreError(
@@ -92,11 +86,3 @@ class ChatStore:
     def close(self) -> None:
         """Let other programs have the file."""
         self._lock.close()
-
-
-def _take(lock: IO[bytes]) -> None:
-    """Raises OSError where somebody else has it."""
-    if sys.platform == "win32":
-        msvcrt.locking(lock.fileno(), msvcrt.LK_NBLCK, 1)
-    else:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
 
 
 def open_private(path: Path) -> IO[bytes]:
@@ -28,23 +33,79 @@ def open_private(path: Path) -> IO[bytes]:
         raise
 
 
-def replace_private(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Put ``parts``, one behind the other, in the place of what was in the file; it has reached the disk when this
-    returns.
+def lock(file: IO[bytes], *, wait: bool) -> None:
+    """Keep other programs from locking ``file`` until it is closed, or this program ends, however it ends.
+
+    Args:
+        wait: for whoever has it now; Windows waits for ten seconds.
 
     Raises:
-        OSError: it cannot be written; what was there stays.
+        OSError: somebody else has it.
     """
-    # One name, so that programs that were killed leave one such file at most.
-    unfinished = path.with_name(f"{path.name}.new")
-    with open_private(unfinished) as file:
-        file.truncate()
-        for part in parts:
-            file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    if sys.platform == "win32":
+        msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def replace_private(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Put ``parts``, one behind the other, in the place of what was in the file; it has reached the disk when this
+    returns. Of several programs that do so at once, each waits for the one before it.
+
+    Raises:
+        OSError: it cannot be written; what was there stays, and nothing else.
+    """
+    unfinished = _unfinished(path)
+    with _alone(unfinished) as file:
+        try:
+            file.truncate()
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+            if sys.platform == "win32":  # which renames no file that is open
+                file.close()
+            unfinished.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()  # a full disk gets its room back
+            raise
     _sync_folder(path.parent)
+
+
+def remove_private(path: Path) -> None:
+    """Delete a file of :func:`replace_private`, if it is there, and what a program that was killed left of one.
+
+    Raises:
+        OSError: it cannot be deleted.
+    """
+    for each in (_unfinished(path), path):
+        each.unlink(missing_ok=True)
+
+
+def _unfinished(path: Path) -> Path:
+    # Always the same name, so that programs that were killed leave one such file at most; hidden, so that it is no
+    # user's.
+    return path.with_name(f".{path.name}.unfinished")
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[IO[bytes]]:
+    """A file that no other program has, made where there is none."""
+    while True:
+        with open_private(path) as file:
+            lock(file, wait=True)
+            # Whoever had it may have renamed or deleted it while this waited.
+            if _is_named(file, path):
+                yield file
+                return
+
+
+def _is_named(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _sync_folder(folder: Path) -> None:

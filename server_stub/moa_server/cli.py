@@ -11,7 +11,7 @@ import socket
 import ssl
 from pathlib import Path
 
-from moa_runtime.errors import MoaError
+from moa_runtime.errors import MoaError, refused_paths
 from moa_runtime.listening import is_loopback, listen, url_of
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.bearers import Bearers, new_token
@@ -31,7 +31,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     configure(options.log_format, options.log_level)
     try:
-        _serve(options)
+        with refused_paths():
+            _serve(options)
     except MoaError as error:
         complain(str(error))
         return 2

@@ -48,6 +48,7 @@ def test_limit_takes_the_first_and_reads_no_further(tmp_path):
         (line(turns=[]), "'turns' must be a list of texts"),
         (line(turns=["a", 3]), "'turns' must be a list of texts"),
         (line(category=""), "'category' must be a text"),
+        ("[" * 100_000, "line 3 of {path} is no question: it is nested too deeply"),
         ('{"question_id": null, "category": "qa", "turns": ["a"]}', "'question_id' must be"),
     ],
 )

@@ -44,6 +44,19 @@ def test_half_of_what_is_asked_of_each_text_is_asked_earlier(
     assert content == [(tmp_path / "out" / f"{name}.jsonl").read_text() for name in ("earlier", "later")]
 
 
+def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, [f"{text}\nQuestion {number}?" for number in range(5) for text in TEXTS])
+    for name in ("earlier.jsonl", "later.jsonl"):
+        mine = path.rename(tmp_path / name)
+        content = mine.read_bytes()
+        assert main(["related", str(mine), "--out", str(tmp_path), "--texts", "3", "--each", "4"]) == 2
+        assert f"{mine} is there already and holds something else" in capsys.readouterr().err
+        assert mine.read_bytes() == content and len(list(tmp_path.iterdir())) == 1
+        path = mine.rename(path)
+    assert main(["related", str(path), "--out", str(path), "--texts", "3", "--each", "4"]) == 2
+    assert "a part of the name is a file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [

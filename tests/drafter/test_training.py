@@ -202,6 +202,22 @@ def test_a_run_is_not_overwritten(target: Target, tokens: Path, tmp_path: Path) 
         run(target, tokens, tmp_path / "other", 10, resume=True)
 
 
+def test_what_is_no_run_or_a_damaged_one_is_said(target: Target, tokens: Path, tmp_path: Path) -> None:
+    run(target, tokens, tmp_path / "run", 2)
+    state = tmp_path / "run" / "training.pt"
+    for content in (state.read_bytes()[:-5000], b"", b"a text"):
+        state.write_bytes(content)
+        with pytest.raises(
+            MoaError, match=r"training\.pt is damaged, so this run cannot go on: train its checkpoint on"
+        ):
+            run(target, tokens, tmp_path / "run", 2, resume=True)
+        assert state.read_bytes() == content
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "run"):
+        assert main(["--out", str(out), "--model", str(target.folder), "--data", str(tokens), "--steps", "1"]) == 2
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_generation_resumes_behind_the_last_whole_line(target: Target, tmp_path: Path) -> None:
     settings = GenerateSettings(conversations=12, write_batch=8, prompt_tokens=24, answer_tokens=16)
     held: list[int] = []
@@ -224,6 +240,11 @@ def test_looping_text_is_recognised() -> None:
         ('{"p":[1],"r":[2,3]}\n{"p":1}\n', "line 2"),
         ('{"p":[1],"r":[2,700]}\n', "outside 0..511"),
         ("", "no conversation"),
+        ('{"p":[1,2],"r":[]}\n', "no conversation"),
+        ('{"p":[1],"r":[2,0.5]}\n', "line 1: expected"),
+        ('{"p":[1],"r":[2,true]}\n', "line 1: expected"),
+        ('{"p":[1],"r":[2,3],"u":[[1e400,2]]}\n', "line 1: expected"),
+        ("[" * 100_000 + "\n", "line 1: expected"),
     ],
 )
 def test_a_broken_token_file_is_named_by_line(tmp_path: Path, content: str, message: str) -> None:
@@ -260,6 +281,10 @@ def test_moa_train_end_to_end(target: Target, tokens: Path, tmp_path: Path, caps
         (["--data", "nowhere.jsonl"], "no token file"),
         (["--learning-rate", "inf"], "learning_rate must be finite, not inf"),
         (["--seed", str(2**70)], "seed must be at most"),
+        (["--conversations", "9", "--draft-vocab", "513"], "draft_vocab (513) must be at most 512"),
+        (["--conversations", "9", "--lsa-layers", "40"], "lsa_layers (40) must be at most"),
+        (["--conversations", "9", "--arch", "eagle", "--lsa-layers", "2"], "lsa_layers is of arch moa"),
+        (["--prompts", __file__], "line 1: expected {'prompt': text} or"),
         (["--conversations", "9", "--first-layers", "40"], "first_layers must lie in 0.."),
     ],
 )

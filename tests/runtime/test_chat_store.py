@@ -48,7 +48,7 @@ def test_only_its_user_can_read_it(path: Path) -> None:
         ChatStore(path).write({})
         assert mode(path.parent) == 0o700
         assert {mode(file) for file in path.parent.iterdir()} == {0o600}
-        path.with_name("chat.json.new").touch(0o666)
+        path.with_name(".chat.json.unfinished").touch(0o666)
         path.chmod(0o644)
         ChatStore(path).write({})
         assert {mode(file) for file in path.parent.iterdir()} == {0o600}

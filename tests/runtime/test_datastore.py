@@ -158,6 +158,15 @@ def test_what_is_no_datastore_is_named(path: Path) -> None:
         Datastore.open(path, TOKENIZER)
 
 
+def test_a_name_that_cannot_be_written_is_named(path: Path) -> None:
+    with pytest.raises(DatastoreError, match="cannot be written"):
+        opened(path.with_name("x" * 300), [[1]])
+    path.write_text("a text")
+    with pytest.raises(DatastoreError, match="a part of the name is a file, not a folder"):
+        opened(path / "inside", [[1]])
+    assert path.read_text() == "a text"
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
 def test_a_pipe_is_not_waited_for(path: Path) -> None:
     os.mkfifo(path)

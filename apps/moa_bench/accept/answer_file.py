@@ -84,9 +84,13 @@ def _header_and_answers(kept: bytes, path: Path, vocab_size: int) -> tuple[dict[
         header, *rest = [json.loads(line) for line in kept.decode().splitlines()]
         if not isinstance(header, dict) or not {"target", "max_new_tokens"} <= header.keys():
             raise ValueError
-        answers = {tuple(map(int, line["p"])): list(map(int, line["r"])) for line in rest}
-        if not all(0 <= token < vocab_size for answer in answers.values() for token in answer):
+        answers = {tuple(line["p"]): list(line["r"]) for line in rest}
+        if not all(_are_ids(prompt, vocab_size) and _are_ids(answer, vocab_size) for prompt, answer in answers.items()):
             raise ValueError
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise MoaError(f"{path} holds no answers of moa-bench: choose another --answers, or remove it") from error
     return header, answers
+
+
+def _are_ids(tokens: Sequence[object], vocab_size: int) -> bool:
+    return bool(tokens) and all(type(token) is int and 0 <= token < vocab_size for token in tokens)

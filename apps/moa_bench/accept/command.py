@@ -26,10 +26,11 @@ from moa_bench.options import (
     sampling_of,
 )
 from moa_bench.output import INTERRUPTED, add_output_options, check_output_options, finish
+from moa_bench.output_file import check_output_file
 from moa_bench.pace import Pace
 from moa_bench.questions import Question
 from moa_bench.result import result_of
-from moa_bench.timeline_option import Recording, add_timeline_option, check_timeline_option, recording
+from moa_bench.timeline_option import Recording, add_timeline_option, recording
 from moa_bench.transcript import show_answer
 from moa_drafter.shipped import offered_names
 from moa_runtime.draft_length import ADAPTIVE
@@ -130,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     """
     settings = settings_of(args)
     check_output_options(args)
-    check_timeline_option(args)
+    check_output_file("timeline", args)
     questions = questions_of(args)
     require_extra("server", "moa-bench accept")
     contenders = contenders_of(args, settings.draft_length)
@@ -187,7 +188,7 @@ def settings_of(args: argparse.Namespace) -> AcceptSettings:
         raise MoaError("--pace is what drafts of --draft auto go by: add that or a thompson, or leave out --pace")
     if adaptive is not None:
         if args.draft_length is not None:
-            raise MoaError(f"--draft-length is of chains and trees: leave it out, or --draft {adaptive}")
+            raise MoaError(f"--draft {adaptive} chooses the length by itself: leave out --draft-length or --draft")
         if adaptive == "auto" and args.replay and pace is None:
             raise MoaError("--draft auto goes by the target's time, and a replay takes none: add --pace")
     if args.draft == "tree":

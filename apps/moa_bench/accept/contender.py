@@ -87,6 +87,8 @@ def contenders_of(args: argparse.Namespace, draft_length: int) -> list[Contender
     from moa_drafter.target_source import DEFAULT_TARGET
 
     model, against = args.model or DEFAULT_TARGET, [_place(given) for given in args.against or ()]
+    if args.datastore is not None and not args.ngrams and not any(map(without_model, (args.drafter, *against))):
+        raise MoaError("--datastore is copied from where n-grams are: leave out one of it and --no-ngrams")
     if args.bundle is not None or (args.drafter is None and not against):
         bundle = bundle_of(args)
         datastore = None

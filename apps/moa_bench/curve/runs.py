@@ -42,6 +42,6 @@ def _evaluation(line: str, where: str) -> dict[str, Any]:
         numbers = {name: float(raw[name]) for name in _NUMBERS}
         loss = None if raw.get("loss") is None else float(raw["loss"])
         depths = [None if share is None else float(share) for share in raw["accuracy_by_depth"]]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise MoaError(f"{where}: expected an evaluation with {', '.join(_NUMBERS)} and accuracy_by_depth") from error
     return {**numbers, "tokens": int(numbers["tokens"]), "loss": loss, "accuracy_by_depth": depths}

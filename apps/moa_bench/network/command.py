@@ -26,8 +26,9 @@ from moa_bench.options import (
     sampling_of,
 )
 from moa_bench.output import INTERRUPTED, add_output_options, check_output_options, finish
+from moa_bench.output_file import check_output_file
 from moa_bench.result import result_of
-from moa_bench.timeline_option import add_timeline_option, check_timeline_option, recording
+from moa_bench.timeline_option import add_timeline_option, recording
 from moa_bench.transcript import show_answer
 from moa_bench.verifier import open_verifier
 from moa_runtime.errors import MoaError
@@ -114,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     endpoint = endpoint_of(args)
     links = links_of(args, endpoint)
     check_output_options(args)
-    check_timeline_option(args)
+    check_output_file("timeline", args)
     questions = questions_of(args)
     bundle = bundle_of(args)
     require_extra("bench", "moa-bench network")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 from moa_bench.options import add_command
 from moa_bench.questions import Question
 from moa_bench.related.groups import groups_of, split
-from moa_runtime.errors import MoaError
+from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.extras import require_extra
 
 EARLIER, LATER = "earlier.jsonl", "later.jsonl"
@@ -59,18 +59,31 @@ def run(args: argparse.Namespace) -> int:
             "--texts or --each"
         )
     earlier, later = split(groups)
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-        for name, questions in ((EARLIER, earlier), (LATER, later)):
-            (args.out / name).write_text(_lines(questions), encoding="utf-8")
-    except OSError as error:
-        raise MoaError(f"the questions cannot be written into {args.out}: {error.strerror}") from error
+    _write(args.out, {EARLIER: _lines(earlier), LATER: _lines(later)})
     made = {"folder": str(args.out), "texts": len(groups), "earlier": len(earlier), "later": len(later)}
     if args.json:
         print(json.dumps(made))
     else:
         print(f"{args.out}: {len(earlier)} earlier and {len(later)} later questions about {len(groups)} texts")
     return 0
+
+
+def _write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write files that are not there yet, or hold the same.
+
+    Raises:
+        MoaError: one holds something else, or cannot be written; nothing was written then.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            path = folder / name
+            if path.exists() and path.read_bytes() != text.encode():
+                raise MoaError(f"{path} is there already and holds something else: choose another --out")
+        for name, text in texts.items():
+            (folder / name).write_bytes(text.encode())
+    except OSError as error:
+        raise MoaError(f"the questions cannot be written into {folder}: {reason_of(error)}") from error
 
 
 def _lines(questions: Sequence[Question]) -> str:

@@ -73,7 +73,7 @@ def _read(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise NoResultError(f"it cannot be read: {error.strerror}") from error
-    except ValueError as error:  # also text that is no UTF-8
+    except (ValueError, RecursionError) as error:  # also text that is no UTF-8
         raise NoResultError("it is no JSON") from error
     if not isinstance(found, dict) or not {"benchmark", "version"} <= found.keys():
         raise NoResultError("it is no result of moa-bench")

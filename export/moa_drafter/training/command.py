@@ -50,6 +50,8 @@ class Command:
     _until: float = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.out.exists() and not self.out.is_dir():
+            raise MoaError(f"--out {self.out} is a file, and a run needs a folder: name another")
         self._until = math.inf if self.pause_after is None else time.monotonic() + 60 * self.pause_after
         self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         if self.device.startswith("cuda"):

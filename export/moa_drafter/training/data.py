@@ -89,15 +89,16 @@ def _conversation(line: str, where: str, vocab_size: int) -> Conversation | None
         raw = json.loads(line)
         asked = tuple((int(start), int(stop)) for start, stop in raw.get("u", ()))
         conversation = Conversation(tuple(raw["p"]), tuple(raw["r"]), asked)
-        in_range = all(0 <= token < vocab_size for token in conversation.tokens)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise MoaError(f"{where}: expected {{'p': [ids], 'r': [ids]}} ({error})") from error
-    if not in_range:
+        if not all(type(token) is int for token in conversation.tokens):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise MoaError(f"{where}: expected {{'p': [ids], 'r': [ids]}} of whole numbers, and spans in 'u'") from error
+    if not all(0 <= token < vocab_size for token in conversation.tokens):
         raise MoaError(f"{where}: a token id outside 0..{vocab_size - 1}; another tokenizer's?")
     edges = [0, *(edge for span in asked for edge in span), len(conversation.answer)]
     if any(after <= before for before, after in itertools.pairwise(edges)) and asked:
         raise MoaError(f"{where}: the spans in 'u' must lie in order inside 'r', with an answer after each")
-    return conversation if conversation.prompt and conversation.learnt else None
+    return conversation if conversation.prompt and conversation.learnt > 0 else None
 
 
 def frequent_tokens(conversations: Sequence[Conversation], size: int, always: Sequence[int]) -> list[int]:

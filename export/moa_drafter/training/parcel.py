@@ -61,7 +61,7 @@ def join(listed: Path, out: Path) -> Path:
         content = json.loads(listed.read_text())
         names = [(Path(piece["name"]).name, piece["sha256"]) for piece in content["pieces"]]
         target, expected = out / Path(content["name"]).name, content["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise MoaError(f"cannot read {listed}: expected the *{SUFFIX} file that split wrote ({error})") from error
     out.mkdir(parents=True, exist_ok=True)
     whole = hashlib.sha256()

@@ -111,8 +111,8 @@ def _turns(line: str, where: str) -> list[str]:
         if not turns:
             raise ValueError("no message of the user")
         return turns
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise MoaError(f"{where}: expected {{'prompt': text}} or {{'messages': [...]}} ({error!r})") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise MoaError(f"{where}: expected {{'prompt': text}} or {{'messages': [...]}}, one of the user") from error
 
 
 def draw_openings(mix: dict[str, float], count: int, rng: random.Random) -> Sequence[str]:

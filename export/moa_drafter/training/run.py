@@ -182,8 +182,20 @@ def _check_kept(drafter: Drafter, settings: RunSettings) -> None:
             )
 
 
+def _check_sizes(target: Target, settings: RunSettings) -> None:
+    """Raise a MoaError where a new drafter is to have more than the target, or layers that its kind has not."""
+    if settings.lsa_layers is not None and settings.arch != "moa":
+        raise MoaError(f"lsa_layers is of arch moa: leave it out for {settings.arch}")
+    config = target.model.config
+    for key, most in (("draft_vocab", config.vocab_size), ("lsa_layers", config.num_hidden_layers)):
+        wanted = getattr(settings, key)
+        if wanted is not None and wanted > most:
+            raise MoaError(f"{key} ({wanted}) must be at most {most}, which is all that the target has")
+
+
 def _new_drafter(target: Target, conversations: Sequence[Conversation], settings: RunSettings) -> Drafter:
     torch.manual_seed(settings.seed)
+    _check_sizes(target, settings)
     size = min(settings.draft_vocab or DEFAULT_DRAFT_VOCAB, target.model.config.vocab_size)
     try:
         drafter = new_drafter(

@@ -237,9 +237,16 @@ class Trainer:
         """Continue from :meth:`save`.
 
         Raises:
-            MoaError: the run was started with other settings.
+            MoaError: the run was started with other settings, or its file is damaged.
         """
-        state = torch.load(self.folder / STATE_FILE, map_location="cpu", weights_only=True)
+        path = self.folder / STATE_FILE
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # of a damaged file torch says this in a dozen ways
+            raise MoaError(
+                f"{path} is damaged, so this run cannot go on: train its checkpoint on, with --init "
+                f"{self.folder / CHECKPOINT_FOLDER} and another --out"
+            ) from error
         wanted = _settings(self.settings)
         if state["settings"] != wanted:
             changed = [k for k, v in wanted.items() if state["settings"].get(k) != v]

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from moa_runtime.datastore.suffixes import Int32
-from moa_runtime.errors import MoaError
+from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.private_file import replace_private
 
 BOUNDARY = -1
@@ -61,15 +61,15 @@ def write_file(path: Path, header: Header, parts: Iterable[bytes | memoryview]) 
     Raises:
         DatastoreError: it cannot be written; what was there stays.
     """
-    if path.exists() and not path.is_file():  # a folder, or a device whose name would be taken
-        raise DatastoreError(f"the datastore cannot be written to {path}: it is no file; give the name of one")
     text = json.dumps(asdict(header)).encode()
     text += b" " * (-(len(_MAGIC) + _LENGTH.size + len(text)) % _ALIGNED)
     try:
+        if path.exists() and not path.is_file():  # a folder, or a device whose name would be taken
+            raise DatastoreError(f"the datastore cannot be written to {path}: it is no file; give the name of one")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_private(path, [_MAGIC, _LENGTH.pack(len(text)), text, *parts])
     except OSError as error:
-        raise DatastoreError(f"the datastore cannot be written to {path}: {error.strerror}") from error
+        raise DatastoreError(f"the datastore cannot be written to {path}: {reason_of(error)}") from error
 
 
 def read_header(path: Path) -> tuple[Header, int]:

@@ -1,0 +1,35 @@
+"""Files that a benchmark writes: refused before the measurement where they could not be written after it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from moa_runtime.errors import MoaError, reason_of
+
+#: Options that name files which a benchmark reads or writes.
+_FILES = ("questions", "answers", "datastore", "timeline", "plot")
+
+
+def check_output_file(option: str, args: argparse.Namespace) -> None:
+    """Refuse the file of ``--option``, if it is given, where it cannot be written or another option names it.
+
+    Raises:
+        MoaError: the option, its file and the reason.
+    """
+    path: Path | None = getattr(args, option)
+    if path is None:
+        return
+    try:
+        fresh = not path.exists()
+        path.open("ab").close()
+        try:
+            for other in _FILES:
+                named = getattr(args, other, None)
+                if other != option and isinstance(named, Path) and named.exists() and named.samefile(path):
+                    raise MoaError(f"--{option} {path} is the file of --{other}, which would be lost: name another")
+        finally:
+            if fresh:
+                path.unlink()
+    except OSError as error:
+        raise MoaError(f"--{option} {path} cannot be written: {reason_of(error)}") from error

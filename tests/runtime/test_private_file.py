@@ -1,0 +1,113 @@
+"""Files that are whole or not there: several programs at once, killed ones, full disks, names of the user's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from moa_runtime.private_file import remove_private, replace_private
+
+SIZE = 1 << 20
+_WRITER = """
+import sys
+from pathlib import Path
+from moa_runtime.private_file import replace_private
+for _ in range(40):
+    replace_private(Path(sys.argv[1]), [sys.argv[2].encode() * 1024 for _ in range(1024)])
+"""
+_KILLED = """
+import os, sys
+from pathlib import Path
+from moa_runtime.private_file import replace_private
+def parts():
+    yield b"secret" * 100000
+    os.kill(os.getpid(), 9)
+replace_private(Path(sys.argv[1]), parts())
+"""
+posix = pytest.mark.skipif(sys.platform == "win32", reason="kills, and files that are replaced while they are read")
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@posix
+def test_programs_that_write_at_once_never_mix(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    replace_private(path, [b"a" * SIZE])
+    writers = [subprocess.Popen([sys.executable, "-c", _WRITER, str(path), letter]) for letter in "bcd"]
+    reads = 0
+    while any(writer.poll() is None for writer in writers):
+        held = path.read_bytes()
+        assert len(held) == SIZE and held == held[:1] * SIZE
+        reads += 1
+    assert [writer.returncode for writer in writers] == [0, 0, 0] and reads
+    assert names(tmp_path) == {"file"}
+
+
+@posix
+def test_threads_wait_for_each_other_too(tmp_path: Path) -> None:
+    path, begun, go = tmp_path / "file", threading.Event(), threading.Event()
+
+    def slow():
+        yield b"slow"
+        begun.set()
+        go.wait(10)
+
+    first = threading.Thread(target=replace_private, args=(path, slow()))
+    second = threading.Thread(target=replace_private, args=(path, [b"fast"]))
+    first.start()
+    assert begun.wait(10)
+    second.start()
+    second.join(0.2)
+    assert second.is_alive() and not path.exists()
+    go.set()
+    first.join(10)
+    second.join(10)
+    assert path.read_bytes() == b"fast" and names(tmp_path) == {"file"}
+
+
+@posix
+def test_what_a_killed_program_left_goes_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    replace_private(path, [b"before"])
+    for finish in (remove_private, lambda path: replace_private(path, [b"after"])):
+        killed = subprocess.run([sys.executable, "-c", _KILLED, str(path)], check=False)
+        assert killed.returncode == -9 and len(names(tmp_path)) >= 1
+        assert any(b"secret" in each.read_bytes() for each in tmp_path.iterdir())
+        finish(path)
+        assert not any(b"secret" in each.read_bytes() for each in tmp_path.iterdir())
+    assert names(tmp_path) == {"file"} and path.read_bytes() == b"after"
+
+
+def test_what_fails_in_the_middle_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    replace_private(path, [b"before"])
+
+    def parts():
+        yield b"half"
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        replace_private(path, parts())
+    assert path.read_bytes() == b"before" and names(tmp_path) == {"file"}
+
+
+def test_no_file_of_the_users_is_in_the_way(tmp_path: Path) -> None:
+    for name in ("file.new", "file.tmp", "file.lock"):
+        (tmp_path / name).write_text("mine")
+    replace_private(tmp_path / "file", [b"text"])
+    remove_private(tmp_path / "file")
+    remove_private(tmp_path / "file")
+    assert names(tmp_path) == {"file.new", "file.tmp", "file.lock"}
+    assert all(each.read_text() == "mine" for each in tmp_path.iterdir())
+
+
+def test_only_the_user_can_read_it(tmp_path: Path) -> None:
+    replace_private(tmp_path / "file", [b"text"])
+    if sys.platform != "win32":
+        assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
