@@ -18,7 +18,7 @@ from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.tokenizer import ChatTokenizer
 
 if TYPE_CHECKING:
-    from moa_bench.progress import Progress
+    from moa_drafter.progress import Progress
     from moa_server.transformers_engine import TransformersEngine
 
 
@@ -76,6 +76,6 @@ def engine_of(args: argparse.Namespace) -> TransformersEngine:
 
 def with_progress(questions: list[Question], benchmark: str) -> Progress:
     """The questions, with their progress on stderr from this moment on."""
-    from moa_bench.progress import Progress
+    from moa_drafter.progress import Progress
 
     return Progress(questions, desc=benchmark, unit="question")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
@@ -27,6 +28,7 @@ from moa_runtime.transport import Endpoint
 SERVE_HERE = ("--json", "--port", "0", "--until-stdin-ends")
 
 _START_SECONDS = 600.0  # the first start fetches the target
+_EVERY_S = 60.0
 _STOP_SECONDS = 5.0
 
 
@@ -102,12 +104,19 @@ def _ready_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
     """Wait for the line that says where the verifier listens."""
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_lines, args=(process.stdout, lines), daemon=True).start()
-    try:
-        while line := lines.get(timeout=_START_SECONDS):
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                return str(json.loads(line)["url"])
-    except queue.Empty:
-        raise MoaError(f"the verifier was not ready within {_START_SECONDS:g} s") from None
+    began = time.monotonic()
+    while (waited := time.monotonic() - began) < _START_SECONDS:
+        try:
+            line = lines.get(timeout=min(_EVERY_S, _START_SECONDS - waited))
+        except queue.Empty:
+            _note(f"the verifier is not ready after {time.monotonic() - began:.0f} s; waiting on")
+            continue
+        if not line:
+            break
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return str(json.loads(line)["url"])
+    else:
+        raise MoaError(f"the verifier was not ready within {_START_SECONDS:g} s")
     process.wait(_STOP_SECONDS)
     raise MoaError(f"the verifier did not start: {_last_words(process, log)}")
 

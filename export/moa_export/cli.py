@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -26,6 +27,8 @@ _COMMANDS = {**bundle_commands.COMMANDS, "datastore": datastore}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, 2 for bad input, 1 for a check that failed (or bundles that differ)."""
+    if argv is None:  # a program of its own: one that is told to end removes what it began
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     words = list(sys.argv[1:] if argv is None else argv)
     command = _COMMANDS.get(words[0]) if words else None
     try:

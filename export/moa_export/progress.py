@@ -1,34 +1,53 @@
-"""One progress bar per stage, on a terminal only."""
+"""How far an export is: a bar for each stage on a terminal, elsewhere at most a line a minute."""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from tqdm import tqdm
 
 Advance = Callable[[], None]
+_EVERY_S = 60.0
+_LAYOUT = "{desc:<44} {bar:24} {n_fmt:>3}/{total_fmt} [{elapsed}]"
 
 
 class Progress:
     """Shows how far an export is.
 
     Args:
-        stream: where to draw; nothing is drawn where that is no terminal.
-        quiet: draw nothing at all.
+        stream: where to draw, or to write lines where that is no terminal.
+        quiet: say nothing at all.
     """
 
     def __init__(self, stream: TextIO, *, quiet: bool) -> None:
-        self._stream = stream
-        # None lets tqdm look whether the stream is a terminal.
-        self._disable = True if quiet else None
+        self._stream, self._quiet = stream, quiet
+        self._draws = stream.isatty() and not quiet
+        self._began, self._said = time.monotonic(), -math.inf
 
     @contextlib.contextmanager
     def stage(self, title: str, steps: int = 1) -> Iterator[Advance]:
-        """One bar for the block; call what it yields after each of its ``steps``. A block of one step needs none."""
-        layout = "{desc:<44} {bar:24} {n_fmt:>3}/{total_fmt} [{elapsed}]"
-        with tqdm(total=steps, desc=title, file=self._stream, disable=self._disable, bar_format=layout) as bar:
-            yield lambda: None if steps == 1 else bar.update() and None
+        """Show the block; call what it yields after each of its ``steps``. A block of one step needs none."""
+        self._line(title)
+        with tqdm(
+            total=steps, desc=title, file=self._stream, disable=not self._draws, bar_format=_LAYOUT, leave=True
+        ) as bar:
+
+            def advance() -> None:
+                if steps > 1:
+                    bar.update()
+                    self._line(title)
+
+            yield advance
             if steps == 1:
                 bar.update()
+
+    def _line(self, title: str) -> None:
+        now = time.monotonic()
+        if self._quiet or self._draws or now < self._said + _EVERY_S:
+            return
+        self._said = now
+        print(f"moa-export: {title} ({now - self._began:.0f} s gone)", file=self._stream, flush=True)

@@ -26,7 +26,14 @@ def make_bundle(folder: Path, target: str, program: str, takes: str, drafter: Dr
     print(f"there is no bundle at {folder} yet: exporting one ({takes})", file=sys.stderr, flush=True)
     options = ("--target", target, "--out", str(folder), *drafter_option(drafter), "--json", "--no-checks")
     command = own_program("moa_export.cli", *options)
-    if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        status = process.wait()
+    except BaseException:
+        process.terminate()  # not killed: it removes what it began
+        process.wait()
+        raise
+    if status:
         raise MoaError("the bundle could not be exported: moa-export's message above says why")
 
 

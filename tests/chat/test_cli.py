@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -150,6 +154,34 @@ def test_a_local_verifier_that_fails_says_why(monkeypatch):
     _program(monkeypatch, "import sys; sys.exit('moa-serve: error: no memory')")
     with pytest.raises(MoaError, match="did not start: moa-serve: error: no memory"), local.local_verifier():
         pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_an_export_is_told_to_end_and_waited_for(monkeypatch, tmp_path):
+    began, ended = tmp_path / "began", tmp_path / "ended"
+    _program(
+        monkeypatch,
+        "import signal, sys, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (open({str(ended)!r}, 'w').close(), sys.exit(1)))\n"
+        f"open({str(began)!r}, 'w').close()\n"
+        "time.sleep(60)",
+    )
+    before = signal.signal(signal.SIGUSR1, lambda *_: sys.exit(3))
+
+    def stop() -> None:
+        while not began.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    try:
+        with pytest.raises(SystemExit, match="3"):
+            first_bundle.make_bundle(tmp_path / "bundle", "onnx", "a test", "no time")
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert ended.exists()
 
 
 def test_an_export_that_fails(monkeypatch, tmp_path):

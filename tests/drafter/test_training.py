@@ -283,7 +283,6 @@ def test_moa_train_end_to_end(target: Target, tokens: Path, tmp_path: Path, caps
         (["--seed", str(2**70)], "seed must be at most"),
         (["--conversations", "9", "--draft-vocab", "513"], "draft_vocab (513) must be at most 512"),
         (["--conversations", "9", "--lsa-layers", "40"], "lsa_layers (40) must be at most"),
-        (["--conversations", "9", "--arch", "eagle", "--lsa-layers", "2"], "lsa_layers is of arch moa"),
         (["--prompts", __file__], "line 1: expected {'prompt': text} or"),
         (["--conversations", "9", "--first-layers", "40"], "first_layers must lie in 0.."),
     ],

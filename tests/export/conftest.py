@@ -15,5 +15,5 @@ def onnx_export(tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.
     inputs = ["--model", str(tiny_target), "--drafter", str(tiny_drafter), "--offline-model", "none"]
     ran = subprocess.run([*command, *inputs], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stderr == ""  # no toolchain noise where no terminal is
+    assert all(line.endswith(" s gone)") for line in ran.stderr.splitlines())  # how far it is, no noise of toolchains
     return out, ran.stdout

@@ -205,7 +205,7 @@ def settings_of(args: argparse.Namespace) -> AcceptSettings:
 
 def _answers(contender: Contender, questions: list[Question], settings: AcceptSettings, path: Path | None) -> Answers:
     """What the target, the same for every contender, answers to ``questions``; kept in ``path``, if there is one."""
-    from moa_bench.progress import Progress
+    from moa_drafter.progress import Progress
 
     engine, turns = contender.engine, sum(len(question.turns) for question in questions)
     kept = None

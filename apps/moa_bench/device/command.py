@@ -32,7 +32,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
 
 if TYPE_CHECKING:
-    from moa_bench.progress import Progress
+    from moa_drafter.progress import Progress
 
 _DESCRIPTION = """\
 Measure what drafting costs the device, for every target in the bundle that this machine can run.
@@ -162,7 +162,7 @@ def _answer_settings(args: argparse.Namespace, answers: AnswerSettings) -> dict[
 
 def _progress(bundle: Bundle, steps: StepSettings, answers: AnswerSettings | None) -> Progress:
     """On stderr, over all steps and answers."""
-    from moa_bench.progress import Progress
+    from moa_drafter.progress import Progress
 
     each = len(steps.contexts) * len(steps.tokens) + (len(answers.questions) if answers else 0)
     return Progress(total=each * len(bundle.manifest.targets), desc="device", unit="measurement")

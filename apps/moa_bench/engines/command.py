@@ -72,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
     prepare(args.threads)
     # Imported late: all of this brings torch, which must find what was prepared.
     from moa_bench.engines.measure import Results, compare
-    from moa_bench.progress import Progress
     from moa_bench.prompts import prompts_of
+    from moa_drafter.progress import Progress
     from moa_drafter.target_source import DEFAULT_TARGET
     from moa_runtime.bundle import TOKENIZER_FILE
     from moa_runtime.tokenizer import ChatTokenizer

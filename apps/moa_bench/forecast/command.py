@@ -113,7 +113,7 @@ def _forecast(args: argparse.Namespace) -> dict[str, Any]:
     from moa_bench.forecast.capacity import Promise
     from moa_bench.forecast.data import assumptions, demand, gpu, hardware
     from moa_bench.forecast.projection import SPARES, Case, Plan, cases_of, evenings, projection, simulated
-    from moa_bench.progress import Progress
+    from moa_drafter.progress import Progress
 
     drafts, hardware_of = _drafts(args), gpu(args.hardware)
     asked = demand(drafts.tau(drafts.shapes[-1]))
@@ -146,7 +146,7 @@ def _forecast(args: argparse.Namespace) -> dict[str, Any]:
 def _validate(args: argparse.Namespace) -> dict[str, Any]:
     from moa_bench.forecast.measure import Measured
     from moa_bench.forecast.validate import Observed, Validation
-    from moa_bench.progress import Progress
+    from moa_drafter.progress import Progress
 
     if args.times is None:
         raise MoaError("--validate needs --times FILE, which moa-bench forecast --measure FILE writes on that machine")
@@ -162,7 +162,7 @@ def _check(args: argparse.Namespace) -> dict[str, Any]:
     from moa_bench.forecast.answers import Question
     from moa_bench.forecast.data import FIT_TO, demand, gpu
     from moa_bench.forecast.validate import Factors, Validation
-    from moa_bench.progress import Progress
+    from moa_drafter.progress import Progress
 
     hardware_of, drafts = gpu(args.hardware), _drafts(args)
     times = hardware_of.times(demand(drafts.tau(drafts.shapes[-1])).device_ms.base)
@@ -200,9 +200,9 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
     from moa_bench.forecast.answers import Question
     from moa_bench.forecast.measure import TIMED, Measured, measured_times
     from moa_bench.inprocess import engine_of
-    from moa_bench.progress import Progress
     from moa_bench.questions import Question as Asked
     from moa_drafter.precision import fastest_dtype
+    from moa_drafter.progress import Progress
     from moa_runtime.backends.load import load_backend
     from moa_runtime.tokenizer import ChatTokenizer
     from moa_server.torch_backend import TOP_K, PackedDeviceHalf
@@ -233,8 +233,8 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def _record(args: argparse.Namespace) -> dict[str, Any]:
     from moa_bench.forecast.recorded import drafts_of
-    from moa_bench.progress import Progress
     from moa_bench.shapes.recording import Recording
+    from moa_drafter.progress import Progress
     from moa_runtime.tokenizer import ChatTokenizer
 
     if args.recording is None:

@@ -122,8 +122,8 @@ def run(args: argparse.Namespace) -> int:
     # Imported late: --help should answer at once.
     from moa_bench.network.measure import Results, measure, warm_up
     from moa_bench.network.modes import make_modes
-    from moa_bench.progress import Progress
     from moa_bench.prompts import prompts_of
+    from moa_drafter.progress import Progress
 
     tokenizer = ChatTokenizer.from_bundle(bundle)
     prompts, skipped = prompts_of(questions, tokenizer, bundle.manifest.max_context)

@@ -89,9 +89,9 @@ def run(args: argparse.Namespace) -> int:
     require_extra("bench", "moa-bench outage")
     # Imported late: --help should answer at once.
     from moa_bench.outage.measure import OutageSettings, Results, measure
-    from moa_bench.progress import Progress
     from moa_bench.prompts import prompts_of
     from moa_bench.verifier import open_verifier
+    from moa_drafter.progress import Progress
 
     settings = OutageSettings(args.after, args.outage, args.max_new_tokens)
     tokenizer = ChatTokenizer.from_bundle(bundle)

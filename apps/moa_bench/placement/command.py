@@ -47,9 +47,9 @@ def run(args: argparse.Namespace) -> int:
     require_extra("server", "moa-bench placement")
     from moa_bench.placement.measure import compared
     from moa_bench.placement.scenarios import TOKENS, scenarios
-    from moa_bench.progress import Progress
     from moa_bench.shapes.recording import Recording
     from moa_bench.shapes.replay import Replay
+    from moa_drafter.progress import Progress
 
     if not args.recording.exists():
         raise MoaError(f"there is no {args.recording}: make it with moa-bench shapes --recording {args.recording}")

@@ -89,12 +89,12 @@ def run(args: argparse.Namespace) -> int:
         raise MoaError(f"--max-new-tokens must be at most {context}, the target's context, not {args.max_new_tokens}")
     require_extra("bench", "moa-bench replicas")
     # Imported late: the extra may be missing, and --help should answer at once.
-    from moa_bench.progress import Progress
     from moa_bench.prompts import prompts_of
     from moa_bench.replicas.figures import figures_of
     from moa_bench.replicas.measure import Phases, Results, compare, measure
     from moa_bench.replicas.session import Session
     from moa_bench.verifier import Verifier
+    from moa_drafter.progress import Progress
     from moa_runtime.chat import Chat
     from moa_runtime.loop_settings import LoopSettings
     from moa_runtime.transport import Timing

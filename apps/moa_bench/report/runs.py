@@ -37,7 +37,7 @@ def measure_missing(folder: Path, questions: Path, limit: int) -> list[str]:
         MoaError: no such folder, or ``folder/<benchmark>.json`` is there and holds something else.
         KeyboardInterrupt: after the benchmark that ran has stopped; it leaves no result.
     """
-    from moa_bench.progress import Progress
+    from moa_drafter.progress import Progress
 
     present = {stored.benchmark for stored in read_results(folder)[0]}
     places = {name: folder / f"{name}.json" for name in BENCHMARKS if name not in present}

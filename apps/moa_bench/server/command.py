@@ -107,12 +107,12 @@ def run(args: argparse.Namespace) -> int:
     bundle = bundle_of(args)
     require_extra("bench", "moa-bench server")
     # Imported late: the extra may be missing, and --help should answer at once.
-    from moa_bench.progress import Progress
     from moa_bench.prompts import prompts_of
     from moa_bench.server.figures import figures_of
     from moa_bench.server.fleet import open_fleet
     from moa_bench.server.measure import Results, measure, schedule, warm_up
     from moa_bench.server.modes import Workload
+    from moa_drafter.progress import Progress
 
     prompts, skipped = prompts_of(questions, ChatTokenizer.from_bundle(bundle), bundle.manifest.max_context)
     # Conversations are forgotten as soon as they are left, but perhaps not before a client begins its next.

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         MoaError: bad input.
     """
-    from moa_bench.progress import Progress
+    from moa_drafter.progress import Progress
 
     check_at_least(args, scenarios=1, seed=0, max_new_tokens=2)
     check_output_options(args)
@@ -136,7 +136,7 @@ def _recording(args: argparse.Namespace) -> Recording:
 
 def _recorded(args: argparse.Namespace) -> Recording:
     """What the bundle's drafter expects in the target's answers to the questions. Raises MoaError."""
-    from moa_bench.progress import Progress
+    from moa_drafter.progress import Progress
 
     questions, bundle = questions_of(args), bundle_of(args)
     backend, manifest, engine = load_backend(bundle, args.backend), bundle.manifest, engine_of(args)

@@ -47,10 +47,10 @@ def run(args: argparse.Namespace) -> int:
     check_at_least(args, repeats=1)
     check_output_options(args)
     require_extra("bench", "moa-bench web")
-    from moa_bench.progress import Progress
     from moa_bench.web import present
     from moa_bench.web.browser import BrowserPage
     from moa_bench.web.measure import Results, WebSettings, graphs_of, measure
+    from moa_drafter.progress import Progress
     from moa_export.targets.base import NotRun
     from moa_export.targets.web_engine import find_engine
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER
 from moa_drafter.precision import fastest_dtype
+from moa_drafter.progress import Progress
 from moa_drafter.target import DEFAULT_TARGET, Target, load_target
 from moa_drafter.training import config_file, processes, selfcheck, writers
 from moa_drafter.training.config_file import RECORD_FILE
@@ -68,7 +68,7 @@ class Command:
                 held = lines_held(self.out / WRITTEN_FILE)
                 if held < (settings.conversations or DEFAULT_CONVERSATIONS):
                     return {"finished": False, "conversations": held, "out": str(self.out)}
-            with tqdm(desc="training", unit="step", disable=True if processes.rank() else None) as bar:
+            with Progress(desc="training", unit="step", disable=bool(processes.rank())) as bar:
 
                 def report(figures: dict[str, float], steps: int) -> None:
                     bar.total = steps
@@ -186,7 +186,7 @@ class Command:
             return True
         with (
             closing(writers.open_decoder(target, settings)) as decoder,
-            tqdm(total=wanted, desc=f"writing with {decoder.name}", unit="conv", disable=None) as bar,
+            Progress(total=wanted, desc=f"writing with {decoder.name}", unit="conversation") as bar,
         ):
             return generate_conversations(
                 decoder,

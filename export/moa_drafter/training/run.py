@@ -183,9 +183,7 @@ def _check_kept(drafter: Drafter, settings: RunSettings) -> None:
 
 
 def _check_sizes(target: Target, settings: RunSettings) -> None:
-    """Raise a MoaError where a new drafter is to have more than the target, or layers that its kind has not."""
-    if settings.lsa_layers is not None and settings.arch != "moa":
-        raise MoaError(f"lsa_layers is of arch moa: leave it out for {settings.arch}")
+    """Raise a MoaError where a new drafter is to have more than the target."""
     config = target.model.config
     for key, most in (("draft_vocab", config.vocab_size), ("lsa_layers", config.num_hidden_layers)):
         wanted = getattr(settings, key)

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from moa_drafter.progress import Progress
 from moa_drafter.target import Target
 from moa_drafter.training.decoding import TransformersDecoder
 from moa_drafter.training.generate import generate_conversations
@@ -61,7 +60,7 @@ def check(
         before = trainer.loss(seen[0])
         stopwatch = _watched(trainer, target)
         tokens, seconds = 0, 0.0
-        for number, micro_batches in enumerate(tqdm(seen, desc="checking", unit="step", disable=None)):
+        for number, micro_batches in enumerate(Progress(seen, desc="checking", unit="step")):
             started = time.monotonic()
             trainer.train_step(micro_batches)
             if number == 0:

@@ -1,11 +1,11 @@
-"""How far a benchmark is."""
+"""How far long work is."""
 
 from __future__ import annotations
 
 import pytest
 
-from moa_bench import progress
-from moa_bench.progress import Progress
+from moa_drafter import progress
+from moa_drafter.progress import Progress
 
 
 def test_lines_where_no_terminal_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

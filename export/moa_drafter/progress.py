@@ -1,4 +1,4 @@
-"""How far a benchmark is: a bar on a terminal, elsewhere a line at the beginning and then one a minute."""
+"""How far long work is: a bar on a terminal, elsewhere a line at the beginning and then one a minute."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from tqdm import tqdm
 
 _EVERY_S = 60.0
-_LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {elapsed} gone, {remaining} to go"
+_LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {elapsed} gone, {remaining} to go{postfix}"
 
 
 class Progress(tqdm):  # type: ignore[type-arg]  # of whatever it counts
