@@ -79,7 +79,7 @@ def local_verifier(
         MoaError: the server's packages are not installed, or it does not start.
     """
     require_extra("server", "--local (moa-serve)")
-    _note("starting a verifier on this machine (the first start also fetches the target)")
+    _note("starting a verifier on this machine (it fetches the target where that is not here yet)")
     token = token or secrets.token_urlsafe(24)  # other users of this machine reach its port too
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(

@@ -137,7 +137,8 @@ def open_bundle(folder: Path | None, drafter: DrafterName | None = None) -> Bund
     path = expanded(folder or bundle_of_drafter(drafter))
     if not path.exists():
         command = " ".join(("moa-export", "--target", "onnx", *drafter_option(drafter), "--out", str(path)))
-        raise MoaError(f"there is no bundle at {path}: `{command}` writes it")
+        itself = "" if folder else ", and so does moa-chat --local"
+        raise MoaError(f"there is no bundle at {path}: `{command}` writes it{itself}")
     bundle = Bundle.open(path)
     check_drafter(bundle, drafter)
     return bundle

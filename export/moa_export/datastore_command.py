@@ -68,7 +68,7 @@ def datastore(words: Sequence[str]) -> int:
             advance()
     documents = [document for document in documents if document]
     if not documents:
-        raise MoaError("there is nothing to make a datastore of: the files hold no text of an answer")
+        raise MoaError("there is nothing to make a datastore of: the files hold neither a text nor an answer")
     with progress.stage("sorting"):
         tokenizer = bundle.manifest.fingerprints.tokenizer
         header = write_datastore(args.out, documents, tokenizer, most_tokens=args.most_tokens)
@@ -82,7 +82,7 @@ def datastore(words: Sequence[str]) -> int:
     if args.json:
         print(json.dumps(made))
         return 0
-    print(f"{args.out}: {header.documents} documents, {header.tokens} tokens, {made['bytes'] / 1e6:.1f} MB")
+    print(f"{args.out}: {header.documents} documents, {header.tokens} tokens, {made['bytes'] / 1e6:.3g} MB")
     if left_out:
         print(f"the first {left_out} documents were left out: --most-tokens makes room for more")
     return 0

@@ -54,6 +54,8 @@ class DocumentReader:
         Raises:
             DocumentsError: it cannot be read, or a part of it is no document.
         """
+        if path.is_dir():
+            raise DocumentsError(f"{path} is a folder: name the files in it")
         if not path.name.endswith(FORMATS):
             raise DocumentsError(f"{path} has no known ending: expected {', '.join(FORMATS)}")
         try:

@@ -133,10 +133,11 @@ def _conditions(result: dict[str, Any]) -> str:
         if settings.get("width"):  # results of earlier versions do not say it
             drafts += f", {settings['width']} continued on each"
     replayed = ", written before and replayed" if settings.get("replay") else ""
-    mixed = "mixed with an n-gram index of the conversation, " if settings.get("ngrams") else ""
+    texts = " and a datastore" if settings.get("datastore") else ""
+    mixed = f"mixed with an n-gram index of the conversation{texts}, " if settings.get("ngrams") else ""
     return (
         f"{drafts}, {how if sampling['temperature'] else 'greedy'}, {mixed}"
-        f"answers of at most {settings['max_new_tokens']} tokens{replayed}, {result['seconds']:.0f} s"
+        f"answers of at most {settings['max_new_tokens']} tokens{replayed}, {result['seconds']:.0f} s without loading"
     )
 
 

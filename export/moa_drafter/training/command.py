@@ -18,6 +18,7 @@ from moa_drafter.progress import Progress
 from moa_drafter.target import DEFAULT_TARGET, Target, load_target
 from moa_drafter.training import config_file, processes, selfcheck, writers
 from moa_drafter.training.config_file import RECORD_FILE
+from moa_drafter.training.data import check_token_file
 from moa_drafter.training.generate import generate_conversations, lines_held
 from moa_drafter.training.keeping import keep
 from moa_drafter.training.run import check_names, parameters_of, read_material, start_drafter, train_run
@@ -137,6 +138,8 @@ class Command:
                 dtype = "bfloat16" if fastest_dtype(device) == torch.bfloat16 else "float32"
                 settings = replace(settings, dtype=dtype)
             check_names(settings)
+            for file in settings.data:
+                check_token_file(file)
             if settings.data:
                 return settings
             if settings.writer == "auto" and record.is_file() and lines_held(self.out / WRITTEN_FILE):
@@ -257,6 +260,9 @@ def _lines(mapping: Mapping[str, Any], indent: str = "") -> list[str]:
     for key, value in mapping.items():
         if isinstance(value, dict):
             found += [f"{indent}{key}", *_lines(value, indent + "  ")]
+        elif isinstance(value, list):
+            for item in value:
+                found += _lines(item if isinstance(item, dict) else {key: item}, indent)
         else:
             found.append(f"{indent}{key:<22}{f'{value:.4g}' if isinstance(value, float) else value}")
     return found

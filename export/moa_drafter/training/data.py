@@ -59,6 +59,12 @@ def open_lines(path: Path) -> IO[str]:
     return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
 
 
+def check_token_file(path: Path) -> None:
+    """Raise a MoaError where there is no such file."""
+    if not path.is_file():
+        raise MoaError(f"no token file {path}: expected JSON lines as `moa-train --write-only` writes them")
+
+
 def read_conversations(path: Path, *, vocab_size: int) -> list[Conversation]:
     """Read a token store: a line a conversation, ``{"p": [ids], "r": [ids]}``, gzip if named ``.gz``.
 
@@ -68,8 +74,7 @@ def read_conversations(path: Path, *, vocab_size: int) -> list[Conversation]:
     Raises:
         MoaError: the file is missing, or a line is broken (named by number).
     """
-    if not path.is_file():
-        raise MoaError(f"no token file {path}: expected JSON lines as `moa-train --write-only` writes them")
+    check_token_file(path)
     found: list[Conversation] = []
     try:
         with open_lines(path) as lines:

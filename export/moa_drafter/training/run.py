@@ -21,6 +21,7 @@ from moa_drafter.config_fields import ConfigError
 from moa_drafter.drafter import Drafter
 from moa_drafter.fit import check_fit
 from moa_drafter.model import MoADrafter
+from moa_drafter.progress import Progress
 from moa_drafter.target import Target
 from moa_drafter.training import processes
 from moa_drafter.training.config_file import RECORD_FILE, plain, write_record
@@ -268,15 +269,18 @@ def parameters_of(drafter: Drafter) -> int:
 
 
 def _steps_in(drafter: Drafter, features: Features, settings: RunSettings, material: Material, folder: Path) -> int:
-    """How many steps fit into ``settings.minutes``, from the speed of a few; their effect is thrown away."""
+    """How many steps fit into ``settings.minutes``, from the speed of a few, which take a fifth of them at most; their
+    effect is thrown away."""
+    minutes = settings.minutes or 0
     brief = replace(settings, steps=_PROBE_STEPS)
     probe = Trainer(drafter, material.conversations, features, brief, folder, material.validation)
     before = {name: tensor.clone() for name, tensor in drafter.state_dict().items()}
     began = time.monotonic()
-    probe.advance(_PROBE_STEPS, lambda figures: None)
-    seconds = (time.monotonic() - began) / _PROBE_STEPS
+    with Progress(total=_PROBE_STEPS, desc="timing steps", unit="step", disable=bool(processes.rank())) as bar:
+        probe.advance(_PROBE_STEPS, lambda figures: bar.update() and None, until=began + 60 * minutes / 5)
+    seconds = (time.monotonic() - began) / probe.step
     drafter.load_state_dict(before)
-    steps = torch.tensor([max(_PROBE_STEPS, int(60 * (settings.minutes or 0) / seconds) - _PROBE_STEPS)])
+    steps = torch.tensor([max(_PROBE_STEPS, int(60 * minutes / seconds) - probe.step)])
     steps = steps.to(drafter.head.device)
     processes.copy_from_first([steps])
     return int(steps)
