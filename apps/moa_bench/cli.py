@@ -18,7 +18,9 @@ from moa_bench.report import command as report_command
 from moa_bench.shapes import command as shapes_command
 from moa_bench.web import command as web_command
 from moa_runtime.cpus import too_many_threads
-from moa_runtime.errors import MoaError, refused_paths
+from moa_runtime.program import run_program
+
+_STOPPED = "stopped before anything was measured"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -44,17 +46,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    """Exit status of the benchmark, or as :func:`~moa_runtime.program.run_program` says."""
+    return run_program("moa-bench", lambda: _run(build_parser().parse_args(argv)), stopped=_STOPPED)
+
+
+def _run(args: argparse.Namespace) -> int:
     if warning := too_many_threads(getattr(args, "threads", None)):
         print(f"moa-bench: {warning}", file=sys.stderr)
-    try:
-        with refused_paths():
-            return int(args.run(args))
-    except MoaError as error:
-        print(f"moa-bench: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("moa-bench: stopped before anything was measured", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # whoever read stdout has left
-        return 141
+    return int(args.run(args))

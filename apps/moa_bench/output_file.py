@@ -21,8 +21,9 @@ def check_output_file(option: str, args: argparse.Namespace) -> None:
     if path is None:
         return
     try:
-        fresh = not path.exists()
-        path.open("ab").close()
+        place = path.resolve()  # a link whose file is not there yet stays one
+        fresh = not place.exists()
+        place.open("ab").close()
         try:
             for other in _FILES:
                 named = getattr(args, other, None)
@@ -30,6 +31,6 @@ def check_output_file(option: str, args: argparse.Namespace) -> None:
                     raise MoaError(f"--{option} {path} is the file of --{other}, which would be lost: name another")
         finally:
             if fresh:
-                path.unlink()
+                place.unlink()
     except OSError as error:
         raise MoaError(f"--{option} {path} cannot be written: {reason_of(error)}") from error

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
-from moa_runtime.errors import MoaError
+from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.paths import data_dir, expanded
 from moa_runtime.private_file import remove_private
 
@@ -74,7 +74,8 @@ def forget(folder: Path) -> None:
     try:
         remove_private(path)
     except OSError as error:
-        raise MoaError(f"the datastore of your chats, {path}, cannot be deleted: {error.strerror}") from error
+        named = error.filename or path
+        raise MoaError(f"of the datastore of your chats {named} cannot be deleted: {reason_of(error)}") from error
 
 
 def renew(folder: Path, answers: Sequence[str], host: str, tokenizer: ChatTokenizer, fingerprint: str) -> None:

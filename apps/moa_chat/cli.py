@@ -12,33 +12,21 @@ from pathlib import Path
 
 from moa_chat.options import DEFAULT_SERVER, build_parser, check_options
 from moa_runtime.drafter_names import drafter_option
-from moa_runtime.errors import MoaError, refused_paths
+from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
+from moa_runtime.program import run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0, 2 after an error the user can mend, 130 after Ctrl-C."""
+    """Exit status 0, or as :func:`~moa_runtime.program.run_program` says."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # an answer may hold what the terminal's encoding lacks
-    try:
-        options = build_parser().parse_args(argv)
-        with refused_paths():
-            check_options(options)
-            return _run(options)
-    except MoaError as error:
-        print(f"moa-chat: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("moa-chat: stopped", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # Whoever read stdout has left. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    return run_program("moa-chat", lambda: _run(build_parser().parse_args(argv)))
 
 
 def _run(options: argparse.Namespace) -> int:
+    check_options(options)
     if options.once is None and options.serve is None and not options.terminal:
         return _open_window(options)
     # Imported late, so that --help and refused options answer at once.

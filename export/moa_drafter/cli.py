@@ -11,8 +11,9 @@ from typing import Any
 
 from moa_drafter.training.config_file import FIELDS, TYPES, checked
 from moa_drafter.vllm_environment import set_variables
-from moa_runtime.errors import MoaError, refused_paths
+from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
+from moa_runtime.program import run_program
 
 # By what the type of a setting is called, the first that fits: how a flag is read, and what help calls its value.
 _KINDS = (
@@ -66,15 +67,8 @@ def _help(field: Any) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    try:
-        with refused_paths():
-            return _run(args)
-    except MoaError as error:
-        print(f"moa-train: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"moa-train: stopped; go on with --resume --out {args.out}", file=sys.stderr)
-        return 130
+    stopped = f"stopped; go on with --resume --out {args.out}"
+    return run_program("moa-train", lambda: _run(args), stopped=stopped)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from moa_export import bundle_commands, export_command
 from moa_export.datastore_command import datastore
-from moa_export.errors import ParityError
-from moa_runtime.errors import MoaError, refused_paths
+from moa_runtime.program import run_program
 
 _EPILOG = """\
 commands:
@@ -26,31 +25,26 @@ _COMMANDS = {**bundle_commands.COMMANDS, "datastore": datastore}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, 2 for bad input, 1 for a check that failed (or bundles that differ)."""
+    """Exit status 0, 1 for a check that failed (or bundles that differ), else as
+    :func:`~moa_runtime.program.run_program` says."""
     if argv is None:  # a program of its own: one that is told to end removes what it began
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     words = list(sys.argv[1:] if argv is None else argv)
+    return run_program("moa-export", lambda: _run(words), stopped="interrupted, nothing was written")
+
+
+def _run(words: list[str]) -> int:
     command = _COMMANDS.get(words[0]) if words else None
-    try:
-        if command is not None:
-            with refused_paths():
-                return command(words[1:])
-        parser = argparse.ArgumentParser(
-            prog="moa-export",
-            description="Turn a drafter and its target into a bundle for devices, and prove that nothing was lost.",
-            epilog=_EPILOG,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        export_command.add_options(parser)
-        options = parser.parse_args(words)
-        with refused_paths():
-            return export_command.run(options)
-    except MoaError as error:
-        print(f"moa-export: error: {error}", file=sys.stderr)
-        return 1 if isinstance(error, ParityError) else 2
-    except KeyboardInterrupt:
-        print("moa-export: interrupted, nothing was written", file=sys.stderr)
-        return 130
+    if command is not None:
+        return command(words[1:])
+    parser = argparse.ArgumentParser(
+        prog="moa-export",
+        description="Turn a drafter and its target into a bundle for devices, and prove that nothing was lost.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    export_command.add_options(parser)
+    return export_command.run(parser.parse_args(words))
 
 
 if __name__ == "__main__":

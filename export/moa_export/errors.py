@@ -11,3 +11,5 @@ class ExportError(MoaError):
 
 class ParityError(MoaError):
     """A finished export that is too far from PyTorch to be used."""
+
+    exit_status = 1

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moa_runtime.errors import MoaError
+from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.paths import expanded, free_name
 from moa_runtime.private_file import lock, open_private, replace_private
 
@@ -29,16 +29,18 @@ class ChatStore:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = expanded(path)
-        if self.path.is_dir():
-            raise StoreError(f"a chat is kept in a file, and {self.path} is a folder: name a file in it")
         try:
+            self.path = expanded(path).resolve()  # through links, so that a chat has one lock
+            if self.path.is_dir():
+                raise StoreError(f"a chat is kept in a file, and {self.path} is a folder: name a file in it")
+            if self.path.exists() and not self.path.is_file():  # a pipe would be waited for
+                raise StoreError(f"a chat is kept in a file, and {self.path} is none: name another")
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = open_private(self.path.with_name(f"{self.path.name}.lock"))
         except OSError as error:
-            raise StoreError(f"the chat cannot be kept in {self.path}: {error.strerror}") from error
+            raise StoreError(f"the chat cannot be kept in {path}: {reason_of(error)}") from error
         try:
-            lock(self._lock, wait=False)
+            lock(self._lock)
         except OSError as error:
             self._lock.close()
             raise StoreError(
@@ -67,7 +69,8 @@ class ChatStore:
             StoreError: it cannot be written; what was there stays.
         """
         try:
-            replace_private(self.path, [json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()])
+            text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+            replace_private(self.path, [text.encode(errors="backslashreplace")])  # half a character as JSON escapes it
         except OSError as error:
             raise StoreError(f"the chat cannot be written to {self.path}: {error.strerror}") from error
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 
 class MoaError(Exception):
     """Something a user can cause and mend: what was wrong, what was expected, what to do."""
+
+    #: Of a command line that ends with it.
+    exit_status = 2
 
 
 class ChatError(MoaError):
@@ -29,20 +29,3 @@ def reason_of(error: OSError) -> str:
     if isinstance(error, PermissionError):
         return "permission denied"
     return (error.strerror or "the system refuses it").lower()
-
-
-@contextlib.contextmanager
-def refused_paths() -> Iterator[None]:
-    """For the whole of a command line: what the system refuses about any file or folder is a sentence too.
-
-    Raises:
-        MoaError: the path and the reason.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:  # of no path: a fault of ours, or a pipe whose reader left
-            raise
-        raise MoaError(
-            f"{error.filename} cannot be used: {reason_of(error)}; give another path, or make this one usable"
-        ) from error

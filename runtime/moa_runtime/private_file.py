@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -13,6 +15,9 @@ if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
+
+#: Seconds that a writer waits for another one, and between two looks.
+_WAIT_S, _RETRY_S = 10.0, 0.02
 
 
 def open_private(path: Path) -> IO[bytes]:
@@ -33,28 +38,27 @@ def open_private(path: Path) -> IO[bytes]:
         raise
 
 
-def lock(file: IO[bytes], *, wait: bool) -> None:
+def lock(file: IO[bytes]) -> None:
     """Keep other programs from locking ``file`` until it is closed, or this program ends, however it ends.
-
-    Args:
-        wait: for whoever has it now; Windows waits for ten seconds.
 
     Raises:
         OSError: somebody else has it.
     """
     if sys.platform == "win32":
-        msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
     else:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def replace_private(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Put ``parts``, one behind the other, in the place of what was in the file; it has reached the disk when this
-    returns. Of several programs that do so at once, each waits for the one before it.
+    returns. Of several programs that do so at once, each waits for the one before it, up to ten seconds. A link is
+    followed.
 
     Raises:
         OSError: it cannot be written; what was there stays, and nothing else.
     """
+    path = path.resolve()
     unfinished = _unfinished(path)
     with _alone(unfinished) as file:
         try:
@@ -79,8 +83,11 @@ def remove_private(path: Path) -> None:
     Raises:
         OSError: it cannot be deleted.
     """
-    for each in (_unfinished(path), path):
-        each.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+    unfinished = _unfinished(path)
+    if os.path.lexists(unfinished):
+        with _alone(unfinished):  # a program that is still writing keeps its file
+            unfinished.unlink()
 
 
 def _unfinished(path: Path) -> Path:
@@ -91,11 +98,22 @@ def _unfinished(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[IO[bytes]]:
-    """A file that no other program has, made where there is none."""
+    """A file that no other program has, made where there is none.
+
+    Raises:
+        OSError: it cannot be made, or another program has it for too long.
+    """
+    until = time.monotonic() + _WAIT_S
     while True:
         with open_private(path) as file:
-            lock(file, wait=True)
-            # Whoever had it may have renamed or deleted it while this waited.
+            try:
+                lock(file)
+            except (BlockingIOError, PermissionError) as error:  # what POSIX and Windows say of a lock that is taken
+                if time.monotonic() >= until:
+                    raise TimeoutError(errno.ETIMEDOUT, "another program is writing it", str(path)) from error
+                time.sleep(_RETRY_S)
+                continue
+            # Whoever had it may have renamed or deleted it in between.
             if _is_named(file, path):
                 yield file
                 return

@@ -11,8 +11,9 @@ import socket
 import ssl
 from pathlib import Path
 
-from moa_runtime.errors import MoaError, refused_paths
+from moa_runtime.errors import MoaError
 from moa_runtime.listening import is_loopback, listen, url_of
+from moa_runtime.program import run_program
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.bearers import Bearers, new_token
 from moa_server.engine import Engine
@@ -27,25 +28,18 @@ from moa_server.web_setup import WebSetup, check_web_options
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until SIGINT or SIGTERM. Exit status 0 after either, 2 after a refusal."""
+    """Serve until SIGINT or SIGTERM. Exit status 0 after either, else as :func:`~moa_runtime.program.run_program` says:
+    130 after SIGINT while the model loads."""
     options = parser().parse_args(argv)
     configure(options.log_format, options.log_level)
-    try:
-        with refused_paths():
-            _serve(options)
-    except MoaError as error:
-        complain(str(error))
-        return 2
-    except KeyboardInterrupt:  # while the model loads
-        return 130
-    return 0
+    return run_program("moa-serve", lambda: _serve(options), complain=complain)
 
 
-def _serve(options: argparse.Namespace) -> None:
+def _serve(options: argparse.Namespace) -> int:
     if options.new_token is not None:
         token, entry = new_token(options.new_token)
         print(f"token: {token}\nentry: {entry}")
-        return
+        return 0
     if options.until_stdin_ends:
         end_with_stdin()
     settings = settings_of(options)
@@ -55,7 +49,7 @@ def _serve(options: argparse.Namespace) -> None:
     bearers = Bearers(settings.token, settings.token_file)
     if options.doctor:
         _diagnose(settings, options)
-        return
+        return 0
     _check_exposure(options, bearers)
     tls = (web.tls if web else None) or _check_tls(options)
     end = ProcessEnd()
@@ -69,6 +63,7 @@ def _serve(options: argparse.Namespace) -> None:
         with contextlib.closing(load_engine(options)) as engine:
             _run(engine, settings, options, listening, tls, timeline, web)
     end.served = True
+    return 0
 
 
 def _check_exposure(options: argparse.Namespace, bearers: Bearers) -> None:

@@ -59,3 +59,7 @@ def test_a_check_changes_nothing(tmp_path: Path) -> None:
     for name in ("held", "fresh"):
         check_output_file("timeline", parsed("--timeline", str(tmp_path / name)))
     assert [path.name for path in tmp_path.iterdir()] == ["held"] and (tmp_path / "held").read_text() == "held"
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to(tmp_path / "later")
+    check_output_file("timeline", parsed("--timeline", str(dangling)))
+    assert dangling.is_symlink() and not dangling.exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from moa_runtime import private_file
 from moa_runtime.private_file import remove_private, replace_private
 
 SIZE = 1 << 20
@@ -82,6 +83,67 @@ def test_what_a_killed_program_left_goes_with_the_file(tmp_path: Path) -> None:
         finish(path)
         assert not any(b"secret" in each.read_bytes() for each in tmp_path.iterdir())
     assert names(tmp_path) == {"file"} and path.read_bytes() == b"after"
+
+
+@posix
+def test_deleting_waits_for_a_writer(tmp_path: Path) -> None:
+    """Else the file that the next writer begins would get the name when the first one is done."""
+    path, begun, go = tmp_path / "file", threading.Event(), threading.Event()
+
+    def slow():
+        yield b"slow"
+        begun.set()
+        go.wait(10)
+
+    writer = threading.Thread(target=replace_private, args=(path, slow()))
+    writer.start()
+    assert begun.wait(10)
+    deleter = threading.Thread(target=remove_private, args=(path,))
+    deleter.start()
+    deleter.join(0.2)
+    assert deleter.is_alive()
+    go.set()
+    writer.join(10)
+    deleter.join(10)
+    assert names(tmp_path) <= {"file"}
+    replace_private(path, [b"next"])
+    assert path.read_bytes() == b"next" and names(tmp_path) == {"file"}
+
+
+@posix
+def test_a_writer_that_stands_still_is_not_waited_for_in_vain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, begun, go = tmp_path / "file", threading.Event(), threading.Event()
+
+    def stopped():
+        begun.set()
+        go.wait(10)
+        yield b"late"
+
+    writer = threading.Thread(target=replace_private, args=(path, stopped()))
+    writer.start()
+    assert begun.wait(10)
+    monkeypatch.setattr(private_file, "_WAIT_S", 0.1)
+    for wait in (lambda: replace_private(path, [b"text"]), lambda: remove_private(path)):
+        with pytest.raises(TimeoutError, match="another program is writing it"):
+            wait()
+    go.set()
+    writer.join(10)
+    assert path.read_bytes() == b"late" and names(tmp_path) == {"file"}
+
+
+@posix
+def test_a_link_is_followed_and_a_folder_in_the_way_named(tmp_path: Path) -> None:
+    link, real = tmp_path / "link", tmp_path / "real"
+    link.symlink_to(real)
+    replace_private(link, [b"text"])
+    assert link.is_symlink() and real.read_bytes() == b"text"
+    (tmp_path / ".real.unfinished").mkdir()
+    with pytest.raises(IsADirectoryError, match="unfinished"):
+        replace_private(real, [b"next"])
+    assert real.read_bytes() == b"text"
+    with pytest.raises(IsADirectoryError, match="unfinished"):
+        remove_private(real)
+    assert not real.exists()
 
 
 def test_what_fails_in_the_middle_leaves_what_was_there(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""How every command line ends: with one sentence where a user can mend it, and an exit status."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+
+from moa_runtime.errors import MoaError, reason_of
+
+
+def run_program(
+    name: str, work: Callable[[], int], *, stopped: str = "stopped", complain: Callable[[str], None] | None = None
+) -> int:
+    """The exit status of ``work``, or of what ended it: that of the :class:`MoaError`, 2 where the system refused a
+    path or had no room for the output, 130 after Ctrl-C, 141 where whoever read stdout has left.
+
+    Args:
+        name: the program's, in front of every sentence on stderr.
+        stopped: what is said after Ctrl-C.
+        complain: takes errors instead of stderr.
+
+    Raises:
+        OSError: of no path, which is a fault of ours.
+    """
+
+    def say(text: str) -> None:
+        if complain is not None:
+            complain(text)
+        else:
+            print(f"{name}: error: {text}", file=sys.stderr)
+
+    try:
+        status = work()
+        sys.stdout.flush()  # what fails now would be a traceback when Python ends
+        return status
+    except MoaError as error:
+        say(str(error))
+        return error.exit_status
+    except KeyboardInterrupt:
+        print(f"{name}: {stopped}", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        _drop_output()
+        return 141
+    except OSError as error:
+        if error.filename is not None:
+            reason = f"{error.filename} cannot be used: {reason_of(error)}; give another path, or make this one usable"
+        elif error.errno == errno.ENOSPC:
+            _drop_output()
+            reason = "the output cannot be written whole: no space left on its device; make room, or send it elsewhere"
+        else:
+            raise
+        say(reason)
+        return 2
+
+
+def _drop_output() -> None:
+    """Python flushes stdout once more when it ends, and would complain again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
