@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
 from moa_runtime.errors import MoaError, reason_of
-
-#: Options that name files which a benchmark reads or writes.
-_FILES = ("questions", "answers", "datastore", "timeline", "plot")
 
 
 def check_output_file(option: str, args: argparse.Namespace) -> None:
@@ -25,12 +23,19 @@ def check_output_file(option: str, args: argparse.Namespace) -> None:
         fresh = not place.exists()
         place.open("ab").close()
         try:
-            for other in _FILES:
-                named = getattr(args, other, None)
-                if other != option and isinstance(named, Path) and named.exists() and named.samefile(path):
+            for other, named in _paths(args):
+                if other != option and named.exists() and named.samefile(place):
                     raise MoaError(f"--{option} {path} is the file of --{other}, which would be lost: name another")
         finally:
             if fresh:
                 place.unlink()
     except OSError as error:
         raise MoaError(f"--{option} {path} cannot be written: {reason_of(error)}") from error
+
+
+def _paths(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
+    """All paths that a command was given, by option."""
+    for name, value in vars(args).items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, Path):
+                yield name.replace("_", "-"), each

@@ -22,6 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # an answer may hold what the terminal's encoding lacks
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="surrogateescape")  # refused in a sentence later, whatever the locale
     return run_program("moa-chat", lambda: _run(build_parser().parse_args(argv)))
 
 

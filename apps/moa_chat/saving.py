@@ -29,6 +29,8 @@ def save_conversation(
     """
     if not name:
         raise MoaError("a file name is missing: /save FILE")
+    if "\0" in name:
+        raise MoaError("a file name has no null character: /save FILE")
     path = expanded(name)
     if path.suffix not in FORMATS:
         raise MoaError(f"{name!r} has no known ending: expected a file name with {' or '.join(FORMATS)}")

@@ -1,10 +1,20 @@
-"""Which floating-point type a machine multiplies fastest."""
+"""What a machine computes with: its devices, and the floating-point type that it multiplies fastest."""
 
 from __future__ import annotations
 
 import time
 
 import torch
+
+from moa_runtime.errors import MoaError
+
+
+def check_device(device: str) -> None:
+    """Raise a MoaError where torch has no such device."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise MoaError(f"no torch device {device!r}: {str(error).splitlines()[0]}") from error
 
 
 def fastest_dtype(device: str) -> torch.dtype:

@@ -38,10 +38,9 @@ def load_engine(options: argparse.Namespace) -> TransformersEngine | VllmEngine 
     # Late, so that --help and refused options need no torch.
     import torch
 
-    try:
-        torch.empty(0, device=options.device)
-    except (RuntimeError, AssertionError) as error:
-        raise ServeError(f"no torch device {options.device!r}: {str(error).splitlines()[0]}") from error
+    from moa_drafter.precision import check_device
+
+    check_device(options.device)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     return {"transformers": _transformers, "vllm": _vllm, "vllm-stateless": _stateless}[options.engine](options)

@@ -287,8 +287,10 @@ def test_the_validation_is_told_and_drawn(
         (["--drafts", "nowhere.json"], "cannot read nowhere.json"),
         (["--check", "--drafts", __file__], "holds no drafts"),
         (["--check", "--fit-to", "1,8"], "--fit-to is for --validate"),
-        (["--measure", "nowhere/times.json"], "there is no folder nowhere"),
-        (["--measure", "."], "that is a folder, and a file is to be written"),
+        (["--measure", "nowhere/times.json"], "--measure nowhere/times.json cannot be written: there is no such"),
+        (["--measure", "."], "--measure . cannot be written: it is a folder, not a file"),
+        (["--record", __file__, "--recording", __file__], "is the file of --recording, which would be lost"),
+        (["--users", "9", "--plot", "a.svg", "--drafts", "a.svg"], "is the file of --drafts, which would be lost"),
     ],
 )
 def test_what_cannot_be_done(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -303,7 +303,8 @@ def test_no_results_and_no_folder(folder, report):
         (["--run"], "--run needs --questions"),
         (["--run", "--questions", "no-such-file", "--limit", "1"], "no-such-file: No such file"),
         (["--limit", "1"], "give --run too"),
-        (["--out", "no-such-folder/page.html"], "there is no folder no-such-folder"),
+        (["--out", "no-such-folder/page.html"], "cannot be written: there is no such file or folder"),
+        (["--out", "accept.json"], "--out accept.json: results end with .json, and a page is none"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(report, argv, said):
@@ -315,7 +316,7 @@ def test_the_page_is_written_where_it_is_wanted_as_a_whole_or_not_at_all(folder,
     assert report("--out", str(out))[:2] == (0, f"{out}: accept.json\n")
     assert out.read_text().endswith("</html>") and not (folder / "report.html").exists()
     (tmp_path / "taken").mkdir()
-    assert "cannot write" in refusal(report, "--out", str(tmp_path / "taken"))
+    assert "cannot be written: it is a folder" in refusal(report, "--out", str(tmp_path / "taken"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "results", "taken"]
 
 

@@ -32,6 +32,22 @@ def path(tmp_path):
     return tmp_path / "folder" / "history.sqlite"
 
 
+def test_odd_values_hide_no_chat(path):
+    history = History.open(path)
+    odd, good = history.create("odd"), history.create("good")
+    history.save(good, 0, Message("user", "A colour?"))
+    history.close()
+    database = sqlite3.connect(path)
+    database.execute("UPDATE chat SET title = ?, updated = 'yesterday' WHERE id = ?", (b"\xff\xfe", odd))
+    database.execute("INSERT INTO message SELECT ?, 0, role, ?, spans, finished, figures FROM message", (odd, b"\xff"))
+    database.commit()
+    database.close()
+    history = History.open(path)
+    assert {chat.id for chat in history.chats()} == {odd, good}
+    assert [chat.id for chat in history.chats("colour")] == [good]
+    history.close()
+
+
 @pytest.fixture
 def history(path):
     opened = History.open(path)

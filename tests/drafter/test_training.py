@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -205,7 +207,11 @@ def test_a_run_is_not_overwritten(target: Target, tokens: Path, tmp_path: Path) 
 def test_what_is_no_run_or_a_damaged_one_is_said(target: Target, tokens: Path, tmp_path: Path) -> None:
     run(target, tokens, tmp_path / "run", 2)
     state = tmp_path / "run" / "training.pt"
-    for content in (state.read_bytes()[:-5000], b"", b"a text"):
+    torch.save([1], tmp_path / "list.pt")
+    held = torch.load(state, weights_only=True)
+    torch.save({**held, "drafter": {}}, tmp_path / "other.pt")
+    others = [(tmp_path / name).read_bytes() for name in ("list.pt", "other.pt")]
+    for content in (state.read_bytes()[:-5000], b"", b"a text", *others):
         state.write_bytes(content)
         with pytest.raises(
             MoaError, match=r"training\.pt is damaged, so this run cannot go on: train its checkpoint on"
@@ -216,6 +222,25 @@ def test_what_is_no_run_or_a_damaged_one_is_said(target: Target, tokens: Path, t
     for out in (tmp_path / "file", tmp_path / "file" / "run"):
         assert main(["--out", str(out), "--model", str(target.folder), "--data", str(tokens), "--steps", "1"]) == 2
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")
+def test_a_disk_without_room_is_said_and_keeps_what_was_saved(target: Target, tokens: Path, tmp_path: Path) -> None:
+    run(target, tokens, tmp_path / "run", 2)
+    state = tmp_path / "run" / "training.pt"
+    before = state.read_bytes()
+    code = (
+        "import resource, signal, sys; from moa_drafter.cli import main\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (200_000,) * 2)\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    options = ["--model", target.folder, "--data", tokens, "--out", tmp_path / "full", "--draft-vocab", 384]
+    options += ["--steps", 2, "--step-tokens", 160, "--features", "live", "--dtype", "float32"]
+    ran = subprocess.run([sys.executable, "-c", code, *map(str, options)], capture_output=True, text=True)
+    said = ran.stderr.splitlines()[-1]
+    assert ran.returncode == 2 and "Traceback" not in ran.stderr
+    assert "the run cannot be saved in" in said and "make room for it, and go on with --resume" in said
+    assert not list((tmp_path / "full").glob(".*")) and state.read_bytes() == before
 
 
 def test_generation_resumes_behind_the_last_whole_line(target: Target, tmp_path: Path) -> None:
@@ -279,6 +304,8 @@ def test_moa_train_end_to_end(target: Target, tokens: Path, tmp_path: Path, caps
         (["--model", "no-such-model"], "unknown target"),
         (["--steps", "-1"], "must be positive"),
         (["--data", "nowhere.jsonl"], "no token file"),
+        (["--device", "abacus"], "no torch device 'abacus'"),
+        (["--minutes", "1e300"], "minutes must be at most 1000000"),
         (["--learning-rate", "inf"], "learning_rate must be finite, not inf"),
         (["--seed", str(2**70)], "seed must be at most"),
         (["--conversations", "9", "--draft-vocab", "513"], "draft_vocab (513) must be at most 512"),

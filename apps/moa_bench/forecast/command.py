@@ -20,6 +20,7 @@ from moa_bench.options import (
     questions_of,
 )
 from moa_bench.output import INTERRUPTED, add_output_options, check_output_options, finish
+from moa_bench.output_file import check_output_file
 from moa_bench.result import RESULT_VERSION, machine
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
@@ -209,7 +210,7 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
 
     check_at_least(args, max_new_tokens=1)
     asked = [Asked(each.id, each.task, each.turns[:1]) for each in questions_of(args)]
-    _check_file("--measure", args.measure)
+    check_output_file("measure", args)
     bundle = bundle_of(args)
     cpus = split_cpus()
     torch.set_num_threads(len(cpus[1]) if cpus else 1)  # as a verifier that a benchmark starts
@@ -239,7 +240,7 @@ def _record(args: argparse.Namespace) -> dict[str, Any]:
 
     if args.recording is None:
         raise MoaError("--record needs --recording FILE, which moa-bench shapes --recording FILE makes")
-    _check_file("--record", args.record)
+    check_output_file("record", args)
     recording = Recording.read(args.recording)
     asked: dict[tuple[int, ...], str] = {}
     if args.questions is not None:
@@ -272,10 +273,3 @@ def _counts(text: str) -> list[int]:
         raise MoaError(
             f"--fit-to must be session counts with commas between them, such as 1,8, not {text!r}"
         ) from error
-
-
-def _check_file(option: str, path: Path) -> None:
-    if not path.absolute().parent.is_dir():
-        raise MoaError(f"{option} {path}: there is no folder {path.parent}")
-    if path.is_dir():
-        raise MoaError(f"{option} {path}: that is a folder, and a file is to be written: name one in it")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from moa_bench.options import add_command, questions_of
+from moa_bench.output_file import check_output_file
 from moa_bench.report.contents import read_contents
 from moa_bench.report.files import write_atomically
 from moa_bench.report.page import render
@@ -55,8 +56,9 @@ def run(args: argparse.Namespace) -> int:
     """
     require_extra("bench", "moa-bench report")
     out = args.out or args.folder / "report.html"
-    if args.out is not None and not out.absolute().parent.is_dir():
-        raise MoaError(f"--out {out}: there is no folder {out.parent}")
+    if out.suffix == ".json":
+        raise MoaError(f"--out {out}: results end with .json, and a page is none; let it end with .html")
+    check_output_file("out", args)
     failed: list[str] = []
     if args.measuring:
         _prepare_measuring(args)

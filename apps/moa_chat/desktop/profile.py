@@ -12,7 +12,7 @@ from pathlib import Path
 
 from moa_chat.history.chat_settings import ChatSettings, well_typed
 from moa_runtime.errors import MoaError
-from moa_runtime.paths import data_dir
+from moa_runtime.paths import data_dir, free_name
 
 _SETTINGS_FILE = "settings.json"
 _HISTORY_FILE = "history.sqlite"
@@ -86,11 +86,16 @@ class Profile:
         return self.folder / _ANSWER_FILE
 
     def load(self) -> Settings:
-        """The stored settings; the defaults where one is missing or is of another type."""
+        """The stored settings; the defaults where one is missing or is of another type. A file that is damaged is kept
+        under another name."""
+        path, stored = self.folder / _SETTINGS_FILE, {}
         try:
-            stored = json.loads((self.folder / _SETTINGS_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            stored = {}
+            stored = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError):
+            with contextlib.suppress(OSError):
+                path.rename(free_name(path, "damaged"))
+        except OSError:
+            pass
         found = well_typed(stored, Settings())
         # Before there were recommendations, 0 was what nobody had chosen.
         found.setdefault("recommended", not found.get("temperature"))

@@ -31,7 +31,8 @@ class History:
     def __init__(self, database: sqlite3.Connection, set_aside: Path | None = None) -> None:
         self._database = database
         self.set_aside = set_aside
-        database.create_function("fold", 1, str.casefold, deterministic=True)
+        # Of bytes, so that text which is no UTF-8 hides no chat.
+        database.create_function("fold", 1, lambda text: text.decode(errors="replace").casefold(), deterministic=True)
         # Chats deleted in an earlier run: nobody can take that back any more.
         self._change("DELETE FROM chat WHERE deleted")
 
@@ -61,11 +62,14 @@ class History:
 
     def chats(self, search: str = "") -> list[ChatSummary]:
         """Latest first; with a search only those that have all its words in the title or in messages."""
-        text = "fold(title || ' ' || coalesce((SELECT group_concat(content, ' ') FROM message WHERE chat = id), ''))"
+        said = "coalesce((SELECT group_concat(content, ' ') FROM message WHERE chat = id), '')"
+        text = f"fold(CAST(title || ' ' || {said} AS BLOB))"
         words = search.casefold().split()
         found = "".join(f" AND instr({text}, ?)" for _ in words)
         rows = self._rows(
-            f"SELECT id, title, updated FROM chat WHERE NOT deleted{found} ORDER BY updated DESC, id DESC", words
+            "SELECT id, title, CAST(updated AS REAL) FROM chat "
+            f"WHERE NOT deleted{found} ORDER BY updated DESC, id DESC",
+            words,
         )
         return [ChatSummary(int(chat), str(title), float(updated)) for chat, title, updated in rows]
 

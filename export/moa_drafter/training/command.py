@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER
-from moa_drafter.precision import fastest_dtype
+from moa_drafter.precision import check_device, fastest_dtype
 from moa_drafter.progress import Progress
 from moa_drafter.target import DEFAULT_TARGET, Target, load_target
 from moa_drafter.training import config_file, processes, selfcheck, writers
@@ -55,6 +55,7 @@ class Command:
             raise MoaError(f"--out {self.out} is a file, and a run needs a folder: name another")
         self._until = math.inf if self.pause_after is None else time.monotonic() + 60 * self.pause_after
         self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        check_device(self.device)
         if self.device.startswith("cuda"):
             torch.set_float32_matmul_precision("high")
 

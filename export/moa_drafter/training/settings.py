@@ -152,7 +152,10 @@ class RunSettings(TrainSettings, GenerateSettings):
     prompts: Path | None = knob(None, "JSON lines of prompts for the target to answer, .gz too")
     init: Path | None = knob(None, "a checkpoint to train on, with longer futures: a folder, or a shipped one's name")
     minutes: float | None = knob(
-        None, "train for about this long instead of steps; without data or conversations, half of it to write", above=0
+        None,
+        "train for about this long instead of steps; without data or conversations, half of it to write",
+        above=0,
+        most=1_000_000,
     )
     draft_vocab: int | None = knob(
         None, f"tokens that can be drafted (default {DEFAULT_DRAFT_VOCAB}; with init, that checkpoint's)", above=0

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from moa_drafter.checkpoint import save_checkpoint
@@ -203,28 +205,33 @@ class Trainer:
         """Write the drafter's checkpoint and, atomically, what :meth:`resume` needs. All processes call it.
 
         Raises:
-            MoaError: the weights are no numbers.
+            MoaError: the weights are no numbers, or cannot be written.
         """
         if not all(parameter.isfinite().all() for parameter in self._parameters):
             raise self._diverged()
         optimizers = self.optimizers.state_dict()
         if processes.rank():
             return
-        with self.average.applied() if self.average else nullcontext():
-            save_checkpoint(self.drafter, self.folder / CHECKPOINT_FOLDER)
+        state = {
+            "settings": _settings(self.settings),
+            "step": self.step,
+            "tokens_seen": self.tokens_seen,
+            "drafter": self.drafter.state_dict(),
+            "optimizers": optimizers,
+            "average": self.average.weights if self.average else None,
+        }
         scratch = self.folder / f".{STATE_FILE}.tmp"
-        torch.save(
-            {
-                "settings": _settings(self.settings),
-                "step": self.step,
-                "tokens_seen": self.tokens_seen,
-                "drafter": self.drafter.state_dict(),
-                "optimizers": optimizers,
-                "average": self.average.weights if self.average else None,
-            },
-            scratch,
-        )
-        scratch.replace(self.folder / STATE_FILE)
+        try:
+            with self.average.applied() if self.average else nullcontext():
+                save_checkpoint(self.drafter, self.folder / CHECKPOINT_FOLDER)
+            torch.save(state, scratch)
+            scratch.replace(self.folder / STATE_FILE)
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have words of their own
+            scratch.unlink(missing_ok=True)
+            raise MoaError(
+                f"the run cannot be saved in {self.folder} ({str(error).splitlines()[0]}): make room for it, and go on "
+                "with --resume"
+            ) from error
 
     def _diverged(self) -> MoaError:
         kept = "what was saved before stays" if (self.folder / STATE_FILE).is_file() else "nothing was saved"
@@ -241,12 +248,17 @@ class Trainer:
         """
         path = self.folder / STATE_FILE
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            self._take(torch.load(path, map_location="cpu", weights_only=True))
+        except MoaError:
+            raise
         except Exception as error:  # of a damaged file torch says this in a dozen ways
             raise MoaError(
                 f"{path} is damaged, so this run cannot go on: train its checkpoint on, with --init "
                 f"{self.folder / CHECKPOINT_FOLDER} and another --out"
             ) from error
+
+    def _take(self, state: dict[str, Any]) -> None:
+        """What :meth:`save` wrote."""
         wanted = _settings(self.settings)
         if state["settings"] != wanted:
             changed = [k for k, v in wanted.items() if state["settings"].get(k) != v]
