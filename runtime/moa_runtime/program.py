@@ -33,7 +33,8 @@ def run_program(
 
     try:
         status = work()
-        sys.stdout.flush()  # what fails now would be a traceback when Python ends
+        if sys.stdout is not None:  # as in a program with a window alone
+            sys.stdout.flush()  # what fails now would be a traceback when Python ends
         return status
     except MoaError as error:
         say(str(error))

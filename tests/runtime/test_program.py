@@ -70,7 +70,7 @@ def test_other_ends(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="shells and devices of POSIX")
 @pytest.mark.parametrize(
     ("into", "status", "said"),
-    [("| true", 141, ""), ("> /dev/full", 2, "prog: error: the output cannot be written whole")],
+    [(">&-", 0, ""), ("| true", 141, ""), ("> /dev/full", 2, "prog: error: the output cannot be written whole")],
 )
 @pytest.mark.parametrize("lines", [1, 100_000])
 def test_output_that_nobody_takes(tmp_path: Path, into: str, status: int, said: str, lines: int) -> None:
