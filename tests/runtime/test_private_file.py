@@ -36,6 +36,22 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+def half_written(path: Path) -> tuple[threading.Thread, threading.Event]:
+    """A thread that writes ``slow`` and is in the middle of it until the event is set."""
+    begun, go = threading.Event(), threading.Event()
+
+    def parts():
+        yield b"sl"
+        begun.set()
+        go.wait(10)
+        yield b"ow"
+
+    thread = threading.Thread(target=replace_private, args=(path, parts()))
+    thread.start()
+    assert begun.wait(10)
+    return thread, go
+
+
 @posix
 def test_programs_that_write_at_once_never_mix(tmp_path: Path) -> None:
     path = tmp_path / "file"
@@ -52,17 +68,9 @@ def test_programs_that_write_at_once_never_mix(tmp_path: Path) -> None:
 
 @posix
 def test_threads_wait_for_each_other_too(tmp_path: Path) -> None:
-    path, begun, go = tmp_path / "file", threading.Event(), threading.Event()
-
-    def slow():
-        yield b"slow"
-        begun.set()
-        go.wait(10)
-
-    first = threading.Thread(target=replace_private, args=(path, slow()))
+    path = tmp_path / "file"
+    first, go = half_written(path)
     second = threading.Thread(target=replace_private, args=(path, [b"fast"]))
-    first.start()
-    assert begun.wait(10)
     second.start()
     second.join(0.2)
     assert second.is_alive() and not path.exists()
@@ -88,16 +96,8 @@ def test_what_a_killed_program_left_goes_with_the_file(tmp_path: Path) -> None:
 @posix
 def test_deleting_waits_for_a_writer(tmp_path: Path) -> None:
     """Else the file that the next writer begins would get the name when the first one is done."""
-    path, begun, go = tmp_path / "file", threading.Event(), threading.Event()
-
-    def slow():
-        yield b"slow"
-        begun.set()
-        go.wait(10)
-
-    writer = threading.Thread(target=replace_private, args=(path, slow()))
-    writer.start()
-    assert begun.wait(10)
+    path = tmp_path / "file"
+    writer, go = half_written(path)
     deleter = threading.Thread(target=remove_private, args=(path,))
     deleter.start()
     deleter.join(0.2)
@@ -112,23 +112,15 @@ def test_deleting_waits_for_a_writer(tmp_path: Path) -> None:
 
 @posix
 def test_a_writer_that_stands_still_is_not_waited_for_in_vain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, begun, go = tmp_path / "file", threading.Event(), threading.Event()
-
-    def stopped():
-        begun.set()
-        go.wait(10)
-        yield b"late"
-
-    writer = threading.Thread(target=replace_private, args=(path, stopped()))
-    writer.start()
-    assert begun.wait(10)
+    path = tmp_path / "file"
+    writer, go = half_written(path)
     monkeypatch.setattr(private_file, "_WAIT_S", 0.1)
     for wait in (lambda: replace_private(path, [b"text"]), lambda: remove_private(path)):
         with pytest.raises(TimeoutError, match="another program is writing it"):
             wait()
     go.set()
     writer.join(10)
-    assert path.read_bytes() == b"late" and names(tmp_path) == {"file"}
+    assert path.read_bytes() == b"slow" and names(tmp_path) == {"file"}
 
 
 @posix
