@@ -11,7 +11,7 @@ TORCH := torch==2.13.0
 VLLM := .venv-vllm
 WEB := runtime/web
 PAGE := apps/web
-LIBRARIES := chromium libegl1 libgl1 libxkbcommon0 libdbus-1-3 libfontconfig1 fonts-dejavu-core
+LIBRARIES := chromium haproxy libegl1 libgl1 libxkbcommon0 libdbus-1-3 libfontconfig1 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
 .PHONY: help demo chat serve vllm web test test-web node engine screenshots soak test-slow libraries lint format vectors proto clean
@@ -84,7 +84,7 @@ $(RAY): $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,ray]'
 	touch $@
 
-test-slow: LIBRARIES += prometheus haproxy
+test-slow: LIBRARIES += prometheus
 test-slow: $(RAY) libraries vllm ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow --timeout 0 --ignore tests/vllm_engine
 	$(VLLM)/bin/python -m pytest -m slow --timeout 0 tests/vllm_engine
