@@ -32,9 +32,7 @@ class Progress:
     def stage(self, title: str, steps: int = 1) -> Iterator[Advance]:
         """Show the block; call what it yields after each of its ``steps``. A block of one step needs none."""
         self._line(title)
-        with tqdm(
-            total=steps, desc=title, file=self._stream, disable=not self._draws, bar_format=_LAYOUT, leave=True
-        ) as bar:
+        with tqdm(total=steps, desc=title, file=self._stream, disable=not self._draws, bar_format=_LAYOUT) as bar:
 
             def advance() -> None:
                 if steps > 1:

@@ -18,6 +18,7 @@ import torch
 from moa_drafter.checkpoint import load_checkpoint, save_checkpoint
 from moa_drafter.drafter import Drafter
 from moa_runtime.errors import MoaError
+from moa_runtime.program import run_program
 
 
 @torch.no_grad()
@@ -48,13 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="checkpoints, at least two")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the mean is written")
     args = parser.parse_args(argv)
-    try:
-        if len(args.folders) < 2:
-            raise MoaError("one checkpoint is its own mean: name at least two")
-        save_checkpoint(blend(args.folders), args.out)
-    except (MoaError, OSError) as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 2
+    return run_program(parser.prog, lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    if len(args.folders) < 2:
+        raise MoaError("one checkpoint is its own mean: name at least two")
+    save_checkpoint(blend(args.folders), args.out)
     print(args.out)
     return 0
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moa_runtime.errors import MoaError
+from moa_runtime.program import run_program
 
 SUFFIX = ".parcel.json"
 _MIB = 2**20
@@ -95,16 +96,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in (cutting, joining):
         command.add_argument("--out", type=Path, required=True, help="folder")
     args = parser.parse_args(argv)
-    try:
-        if args.command == "split":
-            if not args.size > 0:
-                raise MoaError(f"--size must be positive, not {args.size}")
-            print(split(args.file, args.out, max(1, int(args.size * _MIB))))
-        else:
-            print(join(args.file, args.out))
-    except MoaError as error:
-        print(f"parcel: error: {error}", file=sys.stderr)
-        return 2
+    return run_program("parcel", lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.command == "split":
+        if not args.size > 0:
+            raise MoaError(f"--size must be positive, not {args.size}")
+        print(split(args.file, args.out, max(1, int(args.size * _MIB))))
+    else:
+        print(join(args.file, args.out))
     return 0
 
 
