@@ -80,13 +80,20 @@ def bundle_of(args: argparse.Namespace) -> Bundle:
     return open_bundle(None, next((name for name in shipped_names() if name == getattr(args, "drafter", None)), None))
 
 
-def add_target_options(parser: argparse.ArgumentParser) -> None:
+def add_target_options(
+    parser: argparse.ArgumentParser, *, without_bundle: str = "a name also chooses the bundle, as in moa-chat"
+) -> None:
+    """The target, and the drafter's checkpoint.
+
+    Args:
+        without_bundle: what ``--drafter`` means where there is no ``--bundle``.
+    """
     parser.add_argument("--model", help="target: the built-in default, a folder, or a Hub id")
     parser.add_argument(
         "--drafter",
         metavar="NAME|FOLDER",
-        help=f"checkpoint of the server half: {', '.join(shipped_names())}, or a folder; without --bundle a name also "
-        f"chooses the bundle, as in moa-chat (default: {DEFAULT_DRAFTER})",
+        help=f"checkpoint of the server half: {', '.join(shipped_names())}, or a folder; without --bundle "
+        f"{without_bundle} (default: {DEFAULT_DRAFTER})",
     )
 
 

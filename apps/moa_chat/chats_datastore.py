@@ -8,6 +8,7 @@ that chats which were deleted are not in it.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -64,15 +65,17 @@ def datastore_for(choice: DatastoreChoice, bundle: Bundle, address: str) -> Data
     return datastore if datastore.header.source.startswith(_digest([host_of(address)])) else None
 
 
-def forget(folder: Path) -> None:
-    """Delete what was made of the chats in a profile's folder.
+def forget(folder: Path) -> bool:
+    """Delete what was made of the chats in a profile's folder; whether there was anything.
 
     Raises:
         MoaError: it cannot be deleted.
     """
     path = folder / _FILE
     try:
+        there = os.path.lexists(path)
         remove_private(path)
+        return there
     except OSError as error:
         named = error.filename or path
         raise MoaError(f"of the datastore of your chats {named} cannot be deleted: {reason_of(error)}") from error

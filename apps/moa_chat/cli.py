@@ -10,10 +10,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from moa_chat.chats_datastore import datastore_for, forget
 from moa_chat.options import DEFAULT_SERVER, build_parser, check_options
 from moa_runtime.drafter_names import drafter_option
 from moa_runtime.errors import MoaError
 from moa_runtime.extras import require_extra
+from moa_runtime.paths import data_dir
 from moa_runtime.program import run_program
 
 
@@ -29,10 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     check_options(options)
+    if options.datastore == "off" and forget(data_dir()):  # first, as nothing else has to go well for it
+        print("moa-chat: the datastore of your chats is deleted", file=sys.stderr)
     if options.once is None and options.serve is None and not options.terminal:
         return _open_window(options)
     # Imported late, so that --help and refused options answer at once.
-    from moa_chat.chats_datastore import datastore_for
     from moa_chat.local import ensure_bundle, local_verifier
     from moa_chat.once import run_once
     from moa_chat.setup import endpoint_for, open_bundle, setup_for

@@ -61,7 +61,7 @@ def ensure_bundle(drafter: DrafterName | None = None) -> None:
     """
     folder = bundle_of_drafter(drafter)
     if not (folder / MANIFEST_FILE).exists():
-        make_bundle(folder, "onnx", "--local", "about a minute", drafter)
+        make_bundle(folder, "onnx", "--local", "a minute or more", drafter)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
 import shutil
@@ -102,6 +104,7 @@ def _made_once(name: str, make: Callable[[Path], None]) -> Path:
     place.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{place}.lock"):
         if not (place / "config.json").is_file():
+            print(f"the target {name} is made ready, once, in {place}", file=sys.stderr, flush=True)
             make(place)
     return place
 
@@ -194,7 +197,9 @@ def _dequantise(gguf: Path, place: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+        # Its bar of tensors heeds no setting, and is hundreds of lines in a log.
+        with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
+            model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
     except (ImportError, ValueError, struct.error) as error:  # a package is missing or too old, or the file is damaged
         reason = str(error).strip().splitlines()[0]
         raise TargetError(f'cannot read {gguf.name}: {reason} (pip install -U "moa-edge[train]")') from error

@@ -82,7 +82,7 @@ def datastore(words: Sequence[str]) -> int:
     if args.json:
         print(json.dumps(made))
         return 0
-    print(f"{args.out}: {header.documents} documents, {header.tokens} tokens, {made['bytes'] / 1e6:.3g} MB")
+    print(f"{args.out}: {header.documents} documents, {header.tokens} tokens, {made['bytes'] / 1e3:,.1f} kB")
     if left_out:
         print(f"the first {left_out} documents were left out: --most-tokens makes room for more")
     return 0

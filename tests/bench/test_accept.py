@@ -7,7 +7,6 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
-from said import is_progress
 from toy import ToyDrafter
 
 from moa_bench import inprocess
@@ -35,6 +34,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.session.sampling import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_server.engine import Outcome, StepRequest, new_sequence
+from said import is_progress
 from tiny import make_tiny_drafter, make_tiny_rival
 from toy_engine import PRINTS, STOP, ToyEngine, plain
 
@@ -687,6 +687,9 @@ def test_an_interrupted_comparison_keeps_what_it_has(bare, rivals, tiny, monkeyp
     calls.clear()
     status, table, err = bare("--drafter", str(tiny[1]), "--against", str(rivals["eagle"]), str(tiny[1]))
     assert status == 130 and "(2)" in table and "partial result: interrupted" in err
+    assert "Partial, so not of the same questions" in table and "Same questions" not in table
+    rows = {line.split("  ")[0].strip(): line.split()[-3:] for line in table.splitlines()}
+    assert rows["questions"] == ["2", "0", "0"] and rows["rounds"][1] == "1" and rows["rounds"][2] == "0"
 
 
 @pytest.mark.parametrize(

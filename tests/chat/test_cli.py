@@ -95,6 +95,17 @@ def test_no_bundle(capsys, monkeypatch, tmp_path):
     assert said in refusal(capsys, "--once", "x")
 
 
+def test_the_datastore_of_the_chats_is_deleted_whatever_follows(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("MOA_EDGE_BUNDLE", str(tmp_path / "none"))
+    monkeypatch.setattr("moa_chat.cli.data_dir", lambda: tmp_path)
+    made = tmp_path / "chats.moadata"
+    made.write_bytes(b"answers")
+    assert main(["--once", "x", "--datastore", "off"]) == 2
+    said = capsys.readouterr().err
+    assert not made.exists() and "the datastore of your chats is deleted" in said and "there is no bundle" in said
+    assert "deleted" not in refusal(capsys, "--once", "x", "--datastore", "off")
+
+
 def test_a_folder_that_is_no_bundle(capsys, tmp_path):
     assert "is no bundle" in refusal(capsys, "--once", "x", "--bundle", str(tmp_path))
 

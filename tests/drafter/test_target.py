@@ -107,7 +107,7 @@ def test_a_wheel_with_another_model_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_concurrent_starts_make_the_model_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_cache: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ready = make_tiny_target(tmp_path / "ready")
     made: list[float] = []
@@ -125,6 +125,7 @@ def test_concurrent_starts_make_the_model_once(
     for start in starts:
         start.join()
     assert len(made) == 1 and found == [empty_cache / "targets" / DEFAULT_TARGET] * 4
+    assert capsys.readouterr().err.count(f"the target {DEFAULT_TARGET} is made ready, once, in {empty_cache}") == 1
     assert not list((empty_cache / "targets").glob(".*")), "scratch folders are removed"
 
 

@@ -28,7 +28,21 @@ def test_inspect_prints_the_manifest_or_a_summary(bundle: Path, capsys: pytest.C
     assert cli.main(["inspect", str(bundle)]) == 0
     out = capsys.readouterr().out
     assert "device_half.onnx" in out and Bundle.open(bundle).manifest.fingerprints.drafter in out
-    assert "the drafter writes while it is sure, up to" in out
+
+
+@pytest.mark.parametrize(
+    ("architecture", "manners", "said"),
+    [
+        ("moa", {"least_probability": 0.5, "repeated": 12, "longest": 5}, "while it is sure, up to 5 tokens"),
+        ("moa", None, "while it is sure, up to 8 tokens"),
+        ("early-exit", None, "nothing writes: the drafter alone is wrong more often than right"),
+    ],
+)
+def test_inspect_says_what_writes_offline(copy, capsys, architecture, manners, said) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "manners": manners, "architecture": architecture}))
+    assert cli.main(["inspect", str(copy)]) == 0
+    assert said in capsys.readouterr().out
 
 
 def test_verify_proves_the_graphs_again(

@@ -69,7 +69,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_question_options(parser)
     add_bundle_option(parser)
     add_backend_option(parser)
-    add_target_options(parser)
+    add_target_options(parser, without_bundle="it drafts itself, and may be sssd")
     parser.add_argument(
         "--against",
         nargs="+",

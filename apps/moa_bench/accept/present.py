@@ -42,7 +42,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
             note="\n".join([_conditions(result), *_skipped(result)]),
         ),
         *([_shape(result)] if settings.get("draft") in _CHOSEN else []),
-        *([_comparison([result, *result["rivals"]])] if result.get("rivals") else []),
+        *([_comparison(result)] if result.get("rivals") else []),
     ]
 
 
@@ -98,8 +98,9 @@ def _shape(result: dict[str, Any]) -> Table:
     )
 
 
-def _comparison(drafters: list[dict[str, Any]]) -> Table:
+def _comparison(result: dict[str, Any]) -> Table:
     """A column a drafter."""
+    drafters = [result, *result["rivals"]]
     tasks = list(dict.fromkeys(task for drafter in drafters for task in drafter["tasks"]))
     depths = range(min(len(drafter["accuracy_by_depth"]) for drafter in drafters))
     return Table(
@@ -110,6 +111,8 @@ def _comparison(drafters: list[dict[str, Any]]) -> Table:
             ["parameters, millions", *(d["parameters"] / 1e6 for d in drafters)],
             ["and of the target's layers", *(d["frozen_parameters"] / 1e6 for d in drafters)],
             ["bytes a row", *(d["row_bytes"] for d in drafters)],
+            ["questions", *(d["questions"] for d in drafters)],
+            ["rounds", *(d["rounds"] for d in drafters)],
             *([f"tau, {task}", *(d["tasks"].get(task, {}).get("tau") for d in drafters)] for task in tasks),
             ["tau, mean over tasks", *(d["tau"] for d in drafters)],
             *([f"accuracy at depth {n + 1}", *(d["accuracy_by_depth"][n] for d in drafters)] for n in depths),
@@ -117,7 +120,9 @@ def _comparison(drafters: list[dict[str, Any]]) -> Table:
             *([["ms a token", *(d["ms_per_token"] for d in drafters)]] if drafters[0].get("ms_per_token") else []),
             ["passes of the target", *(d["target_passes"] for d in drafters)],
         ],
-        title="Same questions, same settings, one after the other:",
+        title="Partial, so not of the same questions; same settings, one after the other:"
+        if result["partial"]
+        else "Same questions, same settings, one after the other:",
     )
 
 
