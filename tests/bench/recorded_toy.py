@@ -12,7 +12,7 @@ from moa_bench.shapes.recording import RecordedAnswer, Recording
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from toy_engine import PRINTS, STOP, VOCAB, ToyEngine, plain
 
-MANIFEST = SimpleNamespace(fingerprints=PRINTS, stop_tokens=(STOP,), max_context=1000, manners=None)
+MANIFEST = SimpleNamespace(fingerprints=PRINTS, stop_tokens=(STOP,), max_context=1000, manners=None, architecture="moa")
 SHARES = (0.62, 0.2, 0.1, 0.04)
 
 
