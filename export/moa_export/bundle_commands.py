@@ -17,7 +17,6 @@ from moa_runtime.backends.load import BACKENDS, load_backend
 from moa_runtime.bundle import Bundle, Manifest, TargetEntry, read_manifest
 from moa_runtime.drafter_names import DEFAULT_DRAFTER
 from moa_runtime.extras import require_extra
-from moa_runtime.manners import unfitted_manners
 
 NPM_HELP = (
     "let npm install onnxruntime-web into the cache (150 MB), by which graphs for browsers are compared in Node; "
@@ -167,10 +166,10 @@ def _graphs(manifest: Manifest) -> dict[str, TargetEntry]:
 def _offline(manifest: Manifest) -> str:
     if manifest.writer:
         return f"{manifest.writer.details['model']} writes"
-    manners = manifest.manners or unfitted_manners(manifest.architecture)
-    if not manners.longest:
+    longest = manifest.drafter_manners.longest
+    if not longest:
         return "nothing writes: the drafter alone is wrong more often than right"
-    return f"the drafter writes while it is sure, up to {manners.longest} tokens"
+    return f"the drafter writes while it is sure, up to {longest} tokens"
 
 
 def _sampling(manifest: Manifest) -> str:

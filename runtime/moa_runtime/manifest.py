@@ -126,6 +126,14 @@ class Manifest:
         """Whether the drafter looks at memory rows; the others look at the tokens alone."""
         return self.architecture == "moa"
 
+    @property
+    def drafter_manners(self) -> Manners:
+        """``manners``, also where nobody fitted them: those of the built-in drafter. Without rows of the target one is
+        wrong more often than right, so it writes nothing; that is what the fits of the shipped ones say."""
+        if self.manners is not None:
+            return self.manners
+        return Manners() if self.has_rows else Manners(longest=0)
+
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
 

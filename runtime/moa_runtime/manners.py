@@ -45,16 +45,6 @@ class Manners:
         return sure and unconfirmed < self.longest and not repeats(text, self.repeated, unconfirmed)
 
 
-def unfitted_manners(architecture: str) -> Manners:
-    """Of a drafter that no export fitted any to. Without rows of the target one is wrong more often than right, so it
-    writes nothing: that is what the fits of the shipped ones say.
-
-    Args:
-        architecture: as a bundle's manifest says it.
-    """
-    return Manners() if architecture == "moa" else Manners(longest=0)
-
-
 def repeats(text: Sequence[int], length: int, new: int) -> bool:
     """Whether the last ``length`` tokens stood among the newest ones before, and some of them are ``new``."""
     recent = list(text[-_RECENT:])

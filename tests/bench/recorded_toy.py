@@ -10,9 +10,10 @@ import numpy as np
 from moa_bench.shapes.record import record
 from moa_bench.shapes.recording import RecordedAnswer, Recording
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
+from moa_runtime.manners import Manners
 from toy_engine import PRINTS, STOP, VOCAB, ToyEngine, plain
 
-MANIFEST = SimpleNamespace(fingerprints=PRINTS, stop_tokens=(STOP,), max_context=1000, manners=None, architecture="moa")
+MANIFEST = SimpleNamespace(fingerprints=PRINTS, stop_tokens=(STOP,), max_context=1000, drafter_manners=Manners())
 SHARES = (0.62, 0.2, 0.1, 0.04)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -233,3 +234,12 @@ def test_a_check_that_was_not_run_says_why(folder: Path) -> None:
     del manifest["targets"]["coreml"]["checks"]["parity"]["reason"]
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert schema_errors(folder) == ["$.targets.coreml.checks.parity"]
+
+
+def test_what_nobody_fitted_writes_as_the_built_in_drafter_or_nothing() -> None:
+    assert MANIFEST.drafter_manners == MANIFEST.manners
+    unfitted = dataclasses.replace(MANIFEST, manners=None)
+    assert unfitted.drafter_manners == Manners()
+    for architecture in ("early-exit", "independent"):
+        one = dataclasses.replace(unfitted, architecture=architecture)
+        assert not one.drafter_manners.go_on([1, 2, 3], 0, 0.0)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from moa_runtime.manners import Manners, repeats, unfitted_manners
+from moa_runtime.manners import Manners, repeats
 
 NEVER = 1000
 
@@ -59,9 +59,3 @@ def test_only_recent_text_counts() -> None:
 def test_numbers_out_of_range_are_refused(numbers: tuple[float, int, int]) -> None:
     with pytest.raises(ValueError, match="manners are"):
         Manners(*numbers)
-
-
-def test_what_nobody_fitted_writes_as_the_built_in_drafter_or_nothing() -> None:
-    assert unfitted_manners("moa") == Manners()
-    for architecture in ("early-exit", "independent"):
-        assert not unfitted_manners(architecture).go_on([1, 2, 3], 0, 0.0)

@@ -11,7 +11,6 @@ from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.sssd import SssdDrafter
-from moa_runtime.manners import unfitted_manners
 
 
 def backend_for(
@@ -60,7 +59,7 @@ def drafter_for(
         max_context=manifest.max_context,
         stop_tokens=manifest.stop_tokens,
         mixture=mixture,
-        manners=manifest.manners or unfitted_manners(manifest.architecture),
+        manners=manifest.drafter_manners,
     )
 
 
