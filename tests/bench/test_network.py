@@ -11,7 +11,6 @@ import sys
 
 import pytest
 from matplotlib.figure import Figure
-from said import is_progress
 
 from drafted import draft_of
 from moa_bench.cli import main
@@ -36,6 +35,7 @@ from moa_runtime.session.events import Origin, Sampling
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.transport import Endpoint
 from moa_server.settings import Settings
+from said import is_progress
 from server.running import serving
 
 DRAFT, TOKENS = 4, 14

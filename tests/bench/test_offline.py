@@ -8,7 +8,6 @@ import random
 
 import numpy as np
 import pytest
-from said import is_progress
 from toy import ToyDrafter
 
 from moa_bench import inprocess
@@ -31,6 +30,7 @@ from moa_runtime.manners import Manners
 from moa_runtime.session.sampling import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_server.scoring import log_probabilities
+from said import is_progress
 from toy_engine import PRINTS, STOP, ToyEngine, plain
 
 PROMPT = [3, 1, 4, 1, 5]

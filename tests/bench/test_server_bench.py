@@ -16,7 +16,6 @@ from itertools import pairwise
 import httpx
 import pytest
 from matplotlib.figure import Figure
-from said import is_progress
 
 from moa_bench.cli import main
 from moa_bench.latency import Burst, mean_ms, percentile_ms, token_latencies
@@ -40,6 +39,7 @@ from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.transport import Endpoint
 from moa_server import app
 from moa_server.settings import Settings
+from said import is_progress
 from server.running import serving
 
 # -- arithmetic ------------------------------------------------------------------------------------
