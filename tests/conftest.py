@@ -107,7 +107,6 @@ def tiny_shipped(once: Once, tiny_target: Path, tiny_drafter: Path, monkeypatch:
 
     def make(folder: Path) -> None:
         shutil.copytree(tiny_drafter, folder / "moa")
-        make_tiny_drafter(tiny_target, folder / "lean", seed=3)
         for name in ("early-exit", "independent"):
             make_tiny_rival(name, tiny_target, folder / name)
 

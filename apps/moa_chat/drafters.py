@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from moa_drafter.shipped import drafter_in, offered_names
+from moa_drafter.shipped import offered_names
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafter_names import DEFAULT_DRAFTER, DRAFTERS, DrafterName, OtherDrafterError
 
@@ -38,6 +38,6 @@ def check_drafter(bundle: Bundle, name: DrafterName | None) -> None:
     """
     if name is None or not DRAFTERS[name].has_graph:
         return
-    found = drafter_in(bundle.manifest)
+    found = bundle.manifest.architecture
     if found != name:
         raise OtherDrafterError(bundle.folder, found, name)

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from moa_drafter.checkpoint_files import CONFIG_FILE, CheckpointError, drafter_fingerprint
+from moa_drafter.checkpoint_files import CONFIG_FILE, CheckpointError
 from moa_runtime.drafter_names import DEFAULT_DRAFTER, DRAFTERS, DrafterName
-
-if TYPE_CHECKING:
-    from moa_runtime.manifest import Manifest
 
 WEIGHTS = Path(__file__).parent / "weights"
 
@@ -64,15 +60,6 @@ def checkpoint_of(given: str | Path | None) -> Path:
     if not Path(given).exists():
         raise CheckpointError(f"there is no checkpoint folder {given}, nor a drafter of that name: {_choice()}")
     return Path(given)
-
-
-def drafter_in(manifest: Manifest) -> str:
-    """What a bundle drafts with: its architecture, or one of several shipped drafters that share it, by its weights."""
-    for name in shipped_names():
-        kin = name != manifest.architecture == DRAFTERS[name].architecture
-        if kin and manifest.fingerprints.drafter == drafter_fingerprint(WEIGHTS / name):
-            return name
-    return manifest.architecture
 
 
 def _choice() -> str:

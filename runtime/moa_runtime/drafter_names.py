@@ -9,7 +9,7 @@ from typing import Literal
 
 from moa_runtime.errors import MoaError
 
-DrafterName = Literal["moa", "lean", "sssd", "early-exit", "independent"]
+DrafterName = Literal["moa", "sssd", "early-exit", "independent"]
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,6 @@ class DrafterKind:
 DRAFTERS: Mapping[DrafterName, DrafterKind] = {
     "moa": DrafterKind(
         "Mixture of Attentions, which reads the verifier's memory rows: right for most",
-        architecture="moa",
-    ),
-    "lean": DrafterKind(
-        "the same with less to compute: right on a device that is too slow for moa; needs moa-serve --drafter lean",
         architecture="moa",
     ),
     "sssd": DrafterKind(

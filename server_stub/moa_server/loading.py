@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING
 from moa_runtime.cpus import too_many_threads
 from moa_runtime.extras import require_extra
 from moa_server.engine import Engine
-from moa_server.options import ServeError
 from moa_server.settings import Settings
 
 if TYPE_CHECKING:
     from moa_server.server_drafts import ServerDrafts
     from moa_server.transformers_engine import TransformersEngine
     from moa_server.vllm_engine.engine import VllmEngine
-    from moa_server.vllm_engine.stateless import StatelessVllmEngine
 
 _log = logging.getLogger(__name__)
 
 
-def load_engine(options: argparse.Namespace) -> TransformersEngine | VllmEngine | StatelessVllmEngine:
+def load_engine(options: argparse.Namespace) -> TransformersEngine | VllmEngine:
     """Load it, with target and drafter. More threads than processors are warned of in the log.
 
     Raises:
@@ -31,10 +29,10 @@ def load_engine(options: argparse.Namespace) -> TransformersEngine | VllmEngine 
     require_extra("server", "moa-serve")
     if warning := too_many_threads(options.threads):
         _log.warning("%s", warning)
-    if options.engine != "transformers":  # before torch is imported
+    if options.engine == "vllm":  # before torch is imported
         from moa_server.vllm_engine.environment import prepare
 
-        prepare(options.threads, any_release=options.engine == "vllm-stateless")
+        prepare(options.threads)
     # Late, so that --help and refused options need no torch.
     import torch
 
@@ -43,7 +41,7 @@ def load_engine(options: argparse.Namespace) -> TransformersEngine | VllmEngine 
     check_device(options.device)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    return {"transformers": _transformers, "vllm": _vllm, "vllm-stateless": _stateless}[options.engine](options)
+    return _vllm(options) if options.engine == "vllm" else _transformers(options)
 
 
 def server_drafts(engine: Engine, settings: Settings, options: argparse.Namespace) -> ServerDrafts | None:
@@ -80,21 +78,6 @@ def _vllm(options: argparse.Namespace) -> VllmEngine:
         dtype=options.dtype,
         cache_tokens=options.cache_tokens,
         threads=options.threads,
-    )
-
-
-def _stateless(options: argparse.Namespace) -> StatelessVllmEngine:
-    if options.drafter is not None:
-        raise ServeError("--engine vllm-stateless gives no memory rows: leave out --drafter")
-    from moa_server.vllm_engine.stateless import StatelessVllmEngine
-
-    model, _ = _names(options)
-    return StatelessVllmEngine.load(
-        model,
-        max_context=options.max_context,
-        dtype=options.dtype,
-        device=options.device,
-        cache_tokens=options.cache_tokens,
     )
 
 

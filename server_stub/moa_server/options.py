@@ -18,7 +18,7 @@ from moa_server.settings import Settings
 DEFAULT_PORT = 8765
 DEFAULT_CACHE_TOKENS = 32768
 DTYPES = ("auto", "float32", "bfloat16")
-ENGINES = ("transformers", "vllm", "vllm-stateless")
+ENGINES = ("transformers", "vllm")
 
 _OWN = Settings()
 #: Options with numbers: name, default, unit, help. None may be below 1, but for --keep-seconds and
@@ -121,8 +121,8 @@ def parser() -> argparse.ArgumentParser:
         "--engine",
         choices=ENGINES,
         default=ENGINES[0],
-        help="what runs the target; vllm is for many conversations, verifies chains only and has its own install; "
-        "vllm-stateless, for other releases of it, gives no memory rows; see docs/vllm.md (default: %(default)s)",
+        help="what runs the target; vllm is for many conversations, verifies chains only and has its own install, "
+        "see docs/vllm.md (default: %(default)s)",
     )
     engine.add_argument("--max-context", type=int, metavar="TOKENS", help="default: what the target can hold")
     engine.add_argument(

@@ -10,7 +10,7 @@ from moa_bench.cli import main
 from moa_runtime.paths import bundle_of_drafter
 from tiny import make_tiny_bundle
 
-NAMES = ["moa", "lean", "sssd", "early-exit", "independent"]
+NAMES = ["moa", "sssd", "early-exit", "independent"]
 
 
 @pytest.fixture
@@ -29,10 +29,10 @@ def test_one_command_compares_all_that_have_a_name(accept):
     found = json.loads(out)
     measured = [found, *found["rivals"]]
     assert status == 0 and [one["name"] for one in measured] == NAMES, "the default one is there once"
-    architectures = ["moa", "moa", "sssd", "early-exit", "independent"]
+    architectures = ["moa", "sssd", "early-exit", "independent"]
     assert [one["architecture"] for one in measured] == architectures
     assert [name for name, one in zip(NAMES, measured, strict=True) if one["weights"] == "none"] == ["sssd"]
-    assert [one["row_bytes"] > 0 for one in measured] == [True, True, False, False, False]
+    assert [one["row_bytes"] > 0 for one in measured] == [True, False, False, False]
     for one in measured:
         assert one["tokens"] == found["tokens"] and one["questions"] == 1
 
@@ -46,9 +46,9 @@ def test_a_name_that_is_not_shipped_ends_the_command(accept, monkeypatch, tmp_pa
     monkeypatch.setattr("moa_drafter.shipped.WEIGHTS", tmp_path)
     (tmp_path / "moa").mkdir()
     (tmp_path / "moa" / "config.json").touch()
-    status, out, err = accept("--against", "sssd", "lean")
+    status, out, err = accept("--against", "sssd", "independent")
     assert (status, out) == (2, "") and err.count("\n") == 1
-    assert "there are no weights of a drafter lean: shipped are moa" in err
+    assert "there are no weights of a drafter independent: shipped are moa" in err
     assert "nor a drafter of that name: shipped are moa" in accept("--against", "larn")[2]
 
 

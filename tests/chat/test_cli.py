@@ -202,7 +202,9 @@ def test_an_export_that_fails(monkeypatch, tmp_path):
         local.ensure_bundle()
 
 
-@pytest.mark.parametrize(("drafter", "named"), [(None, []), ("moa", []), ("sssd", []), ("lean", ["lean"])])
+@pytest.mark.parametrize(
+    ("drafter", "named"), [(None, []), ("moa", []), ("sssd", []), ("independent", ["independent"])]
+)
 def test_the_export_is_told_which_drafter(monkeypatch, tmp_path, drafter, named):
     monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path))
     monkeypatch.delenv("MOA_EDGE_BUNDLE", raising=False)

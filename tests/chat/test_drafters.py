@@ -49,11 +49,11 @@ def test_only_what_there_is_is_offered(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").touch()
     said = build_parser().format_help()
-    assert "{moa,sssd,early-exit}" in said and "lean" not in said and "independent:" not in said
+    assert "{moa,sssd,early-exit}" in said and "independent:" not in said
     for name in ("moa", "sssd", "early-exit"):
         assert f"{name}: {DRAFTERS[name].help}" in drafters_help() and "right " in DRAFTERS[name].help
-    with pytest.raises(MoaError, match=r"--drafter: invalid choice: 'lean' \(choose from"):
-        build_parser().parse_args(["--drafter", "lean"])
+    with pytest.raises(MoaError, match=r"--drafter: invalid choice: 'independent' \(choose from"):
+        build_parser().parse_args(["--drafter", "independent"])
     with pytest.raises(MoaError, match=r"a folder, and a name was expected: moa, sssd, early-exit; .* with --bundle"):
         build_parser().parse_args(["--drafter", str(tmp_path)])
 
@@ -89,7 +89,7 @@ def test_without_a_bundle_the_command_that_makes_it_is_named(capsys, monkeypatch
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["moa", "lean", "sssd", "early-exit", "independent"])
+@pytest.mark.parametrize("name", ["moa", "sssd", "early-exit", "independent"])
 def test_each_can_be_chosen_by_name(name, bundles, tiny_shipped, tiny_target, signals, tmp_path, monkeypatch, capsys):
     """Its bundle is made where there is none, the verifier here fits it, and the text is the target's."""
     monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path))

