@@ -11,9 +11,10 @@ import sys
 import pytest
 from window_driving import TOKEN, WAIT
 
-from moa_chat.desktop import programs, typist
+import typist
+from measure_window import measure_answer
+from moa_chat.desktop import programs
 from moa_chat.desktop.export_program import JsonProgress
-from moa_chat.desktop.measure import measure_answer
 from moa_chat.desktop.programs import BundleExport, LocalVerifier, Program
 
 

@@ -1,4 +1,4 @@
-"""A window that a program drives: for pictures and measurements."""
+"""Open a window that a program drives, for pictures and measurements."""
 
 from __future__ import annotations
 

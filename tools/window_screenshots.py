@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/desktop.md: ``python -m moa_chat.desktop.screenshots docs/screenshots``.
+"""Draw the pictures of docs/desktop.md: ``python tools/window_screenshots.py docs/screenshots``.
 
 The window answers real questions, with a verifier that it starts on this machine, a bundle (the default one, or
 ``--bundle``) and a profile of its own that is gone afterwards.
@@ -15,10 +15,10 @@ from pathlib import Path
 from PySide6.QtWidgets import QWidget
 
 from moa_chat.desktop.profile import Settings
-from moa_chat.desktop.staging import rest, staged_window, until
 from moa_chat.desktop.window import Window
 from moa_chat.local import ensure_bundle
 from moa_runtime.errors import MoaError
+from staged_window import rest, staged_window, until
 
 _ARGUMENTS = ("--seed", "1", "--drafting", "device")  # the same each time, and this device's drafts to be seen
 _WIDTH, _HEIGHT = 1240, 820

@@ -1,4 +1,4 @@
-"""Measures the window: ``python -m moa_chat.desktop.measure``.
+"""Measure the window: ``python tools/measure_window.py``.
 
 While an answer streams over an emulated link, keys are pressed in the composer, and the time until each one is on
 the screen is taken. The verifier is a process of its own on this machine; drafter and window share the program that
@@ -21,11 +21,11 @@ from moa_bench.latency import percentile_ms
 from moa_bench.link import get_profile
 from moa_bench.link.background import background_link
 from moa_chat.desktop.profile import Settings
-from moa_chat.desktop.staging import staged_window, until
-from moa_chat.desktop.typist import Painted, Typist
 from moa_chat.desktop.window import Window
 from moa_chat.local import local_verifier
 from moa_runtime.errors import MoaError
+from staged_window import staged_window, until
+from typist import Painted, Typist
 
 _QUESTION = "Write a Python function that returns the factorial of n, and explain it."
 
@@ -59,7 +59,7 @@ def _as_text(result: dict[str, Any]) -> str:
 
 
 def _opening_in_a_fresh_program(bundle: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "moa_chat.desktop.measure", "--bundle", bundle, "--opening", repr(time.time())]
+    command = [sys.executable, __file__, "--bundle", bundle, "--opening", repr(time.time())]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise MoaError(f"the window could not be opened: {done.stderr.strip().splitlines()[-1]}")

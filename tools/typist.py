@@ -1,4 +1,4 @@
-"""Somebody who types, and a stopwatch for when it is on the screen."""
+"""Press keys in a window, and measure when each letter is on the screen."""
 
 from __future__ import annotations
 
