@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml
 	touch $@
 
 demo: $(STAMP) ## answer over a slow link, lose the network, go on, reconnect
-	$(BIN)/python -m moa_bench.demo
+	$(BIN)/python examples/demo.py
 
 chat: $(STAMP) ## chat in the terminal with a verifier started on this machine
 	$(BIN)/moa-chat --terminal --local

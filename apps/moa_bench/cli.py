@@ -7,12 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from moa_bench.benchmarks import BENCHMARKS, command_of
-from moa_bench.curve import command as curve_command
 from moa_bench.engines import command as engines_command
 from moa_bench.forecast import command as forecast_command
 from moa_bench.outage import command as outage_command
 from moa_bench.placement import command as placement_command
-from moa_bench.related import command as related_command
 from moa_bench.replicas import command as replicas_command
 from moa_bench.report import command as report_command
 from moa_bench.shapes import command as shapes_command
@@ -37,8 +35,6 @@ def build_parser() -> argparse.ArgumentParser:
     forecast_command.add_parser(commands)
     web_command.add_parser(commands)
     engines_command.add_parser(commands)
-    curve_command.add_parser(commands)
-    related_command.add_parser(commands)
     outage_command.add_parser(commands)
     replicas_command.add_parser(commands)
     report_command.add_parser(commands)

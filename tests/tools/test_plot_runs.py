@@ -1,4 +1,4 @@
-"""``moa-bench curve``: what it reads of training runs, and what it refuses."""
+"""``tools/plot_runs.py``: what it reads of training runs, and what it refuses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moa_bench.cli import main
+from plot_runs import main
 
 
 def write_log(folder: Path, taus: list[float]) -> Path:
@@ -23,7 +23,7 @@ def write_log(folder: Path, taus: list[float]) -> Path:
 def test_runs_are_named_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     moa, eagle = write_log(tmp_path / "moa", [1.25, 1.5]), write_log(tmp_path / "other", [1.125])
     plot = tmp_path / "curve.svg"
-    arguments = ["curve", str(moa), f"eagle={eagle / 'log.jsonl'}", "--plot", str(plot)]
+    arguments = [str(moa), f"eagle={eagle / 'log.jsonl'}", "--plot", str(plot)]
     assert main([*arguments, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert list(result["runs"]) == ["moa", "eagle"]
@@ -39,12 +39,12 @@ def test_runs_without_loss_have_no_panel_for_it(tmp_path: Path, capsys: pytest.C
     folder, plot = tmp_path / "run", tmp_path / "curve.svg"
     folder.mkdir()
     _broken(folder, '{"tokens": 1000, "tau": 2.5, "accuracy_by_depth": [0.5]}\n')
-    assert main(["curve", str(folder), "--json", "--plot", str(plot)]) == 0
+    assert main([str(folder), "--json", "--plot", str(plot)]) == 0
     assert json.loads(capsys.readouterr().out)["runs"]["run"][0]["loss"] is None
     assert "<!-- tau -->" in plot.read_text() and "<!-- loss (nats) -->" not in plot.read_text()
 
     both = write_log(tmp_path / "both", [1.5])
-    assert main(["curve", str(folder), str(both), "--plot", str(plot)]) == 0
+    assert main([str(folder), str(both), "--plot", str(plot)]) == 0
     assert "<!-- loss (nats) -->" in plot.read_text()
 
 
@@ -58,14 +58,14 @@ def test_runs_without_loss_have_no_panel_for_it(tmp_path: Path, capsys: pytest.C
     ],
 )
 def test_what_cannot_be_read(make, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["curve", str(make(tmp_path))]) == 2
+    assert main([str(make(tmp_path))]) == 2
     message = capsys.readouterr().err
     assert expected in message and "Traceback" not in message and message.count("\n") == 1
 
 
 def test_two_runs_of_one_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(write_log(tmp_path / "run", [1.5]))
-    assert main(["curve", run, run]) == 2
+    assert main([run, run]) == 2
     assert "two runs are called 'run'" in capsys.readouterr().err
 
 

@@ -1,1 +1,0 @@
-"""How a drafter got better with the tokens it was trained on."""
