@@ -7,11 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from moa_bench.benchmarks import BENCHMARKS, command_of
-from moa_bench.engines import command as engines_command
 from moa_bench.forecast import command as forecast_command
 from moa_bench.outage import command as outage_command
 from moa_bench.placement import command as placement_command
-from moa_bench.replicas import command as replicas_command
 from moa_bench.report import command as report_command
 from moa_bench.shapes import command as shapes_command
 from moa_bench.web import command as web_command
@@ -34,9 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     placement_command.add_parser(commands)
     forecast_command.add_parser(commands)
     web_command.add_parser(commands)
-    engines_command.add_parser(commands)
     outage_command.add_parser(commands)
-    replicas_command.add_parser(commands)
     report_command.add_parser(commands)
     return parser
 
@@ -50,3 +46,7 @@ def _run(args: argparse.Namespace) -> int:
     if warning := too_many_threads(getattr(args, "threads", None)):
         print(f"moa-bench: {warning}", file=sys.stderr)
     return int(args.run(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from moa_bench.replicas.behind_haproxy import CONFIGURATION, find_haproxy
 from server.edge_running import eventually
+from system.haproxy_fleet import CONFIGURATION, find_haproxy
 
 NOBODY = "127.0.0.1:1"
 

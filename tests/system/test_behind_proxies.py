@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
-import json
 import os
 import threading
 from collections.abc import Iterator
@@ -20,22 +20,27 @@ import yaml
 from websockets.exceptions import ConnectionClosed
 
 from moa_bench import verifier as bench
-from moa_bench.cli import main
-from moa_bench.replicas import PROXIES
-from moa_bench.replicas.behind_haproxy import CONFIGURATION, behind_haproxy, find_haproxy
-from moa_bench.replicas.fleet import Fleet, wait_for
+from moa_bench.builtin_questions import BUILTIN_QUESTIONS
 from moa_runtime.bundle import Bundle
+from moa_runtime.chat import Chat
+from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.session.events import Welcomed
 from moa_runtime.session_id import SESSION_ID_HEADER, new_session_id
+from moa_runtime.transport import Timing
 from moa_server.options import ServeError
 from moa_server.refusals import GOING_AWAY
 from moa_server.replicas.autoscaling import QueuePolicy
 from moa_server.replicas.replica_options import options_of
 from server.running import Client, Verifier
+from system.haproxy_fleet import CONFIGURATION, behind_haproxy, find_haproxy
+from system.replica_fleet import PROXIES, Fleet, wait_for
+from system.replica_sessions import Phases, Session, different, talk_through
 
 pytestmark = pytest.mark.slow
 
 _SESSIONS = 12
+_ANSWER_TOKENS = 48
+_PATIENCE_S = 60.0  # all share this machine's processors: a late answer to a ping is no outage
 _CONVERSATIONS = 16
 _NO_RAY = 'no Ray here: pip install "moa-edge[ray]"'
 
@@ -61,7 +66,7 @@ def fleet_behind(proxy: str, options: dict[str, object], **more: Any) -> Iterato
         with behind_haproxy(options) as fleet:
             yield fleet
         return
-    from moa_bench.replicas.behind_ray import behind_ray
+    from system.ray_fleet import behind_ray
 
     with behind_ray(options, **more) as fleet:
         yield fleet
@@ -72,16 +77,29 @@ def options(tiny_target: Path, tiny_drafter: Path) -> dict[str, object]:
     return {"model": tiny_target, "drafter": tiny_drafter, "threads": 1}
 
 
-def test_nothing_is_lost_when_one_drains_and_one_dies(proxy, tiny_target, tiny_drafter, onnx_bundle, capsys):
-    """What ``moa-bench replicas`` shows with more sessions."""
-    words = ["--bundle", str(onnx_bundle), "--model", str(tiny_target), "--drafter", str(tiny_drafter)]
-    status = main(["replicas", "--behind", proxy, "--sessions", str(_SESSIONS), "--json", *words])
-    said = capsys.readouterr()
-    assert status == 0, said.err
-    result = json.loads(said.out)
-    assert result["compared"] == result["answers"] >= 6 * _SESSIONS and result["different"] == 0
-    assert [event["event"] for event in result["events"]] == ["drained", "killed"]
-    assert all(event["resumes"] > 0 for event in result["events"])
+def test_nothing_is_lost_when_one_drains_and_one_dies(proxy, options, onnx_bundle):
+    """The verifier drafts, half of the chats sample, and every text equals the target's plain decoding."""
+    questions = [question.turns[0] for question in BUILTIN_QUESTIONS]
+    settings = LoopSettings(drafting="server", offline="off")
+    timing = Timing(open_timeout=_PATIENCE_S, ping_timeout=_PATIENCE_S)
+    bundle = Bundle.open(onnx_bundle)
+    with fleet_behind(proxy, {**options, "max-sessions": 2 * _SESSIONS}) as fleet:
+
+        async def talk() -> tuple[list[Session], dict[str, int]]:
+            phases = Phases(_SESSIONS)
+            chats = [
+                Chat(bundle, fleet.endpoint, drafter=None, settings=settings, timing=timing) for _ in range(_SESSIONS)
+            ]
+            sessions = [
+                Session(number, chat, questions, _ANSWER_TOKENS, phases.answered) for number, chat in enumerate(chats)
+            ]
+            return sessions, await talk_through(sessions, phases, fleet)
+
+        sessions, resumed = asyncio.run(talk())
+        answers = [answer for session in sessions for answer in session.answers]
+        assert len(answers) >= 6 * _SESSIONS
+        assert different(bench.Verifier(fleet.endpoint), answers, _ANSWER_TOKENS) == []
+    assert resumed["drained"] > 0 and resumed["killed"] > 0
 
 
 @dataclass
@@ -144,7 +162,7 @@ def closed_with(client: Client) -> int | None:
 
 def test_ray_runs_more_replicas_while_work_waits(options):
     need(importlib.util.find_spec("ray"), _NO_RAY)
-    from moa_bench.replicas.behind_ray import behind_ray
+    from system.ray_fleet import behind_ray
 
     waits = {"longest_s": 1e-6, "shortest_s": 0.0}  # whatever work there is has waited for too long
     policy = {"policy_function": "moa_server.replicas.autoscaling:QueuePolicy", "policy_kwargs": waits}

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moa_bench.engines.nearness import ROUNDING, nearness
 from moa_runtime.session.sampling import Sampling
 from moa_runtime.session.tree import chain
 from moa_server.engine import Outcome, StepRequest, new_sequence
 from moa_server.scoring import next_logits
 from server.stepping import plain
+from vllm_engine.text_comparison import ROUNDING, nearness
 
 #: Tokens of conversations; the pool has twice as many.
 CONTEXT = 128

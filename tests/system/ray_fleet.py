@@ -1,4 +1,4 @@
-"""Two replicas of the application for Ray Serve, in a cluster of this machine."""
+"""Two replicas of the Ray Serve application, in a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from moa_bench.replicas import REPLICAS
-from moa_bench.replicas.fleet import wait_for
-from moa_runtime.errors import MoaError
 from moa_runtime.transport import Endpoint
 from moa_server.replicas.ray_version import require_ray
+from system.replica_fleet import REPLICAS, wait_for
 
 APPLICATION = "moa"
 DEPLOYMENT = "Verifier"
@@ -22,11 +20,11 @@ _IMPORT_PATH = "moa_server.replicas.ray_app:build"
 _HOST = "127.0.0.1"
 _NAMESPACE = "serve"  # of Ray Serve's own actors
 _OBJECT_STORE_BYTES = 100 << 20
-_CPUS_OF_A_REPLICA = 0.1  # they share those of this machine with the chats
+_CPUS_OF_A_REPLICA = 0.1  # replicas share this machine's processors with the chats
 
 
 class RayFleet:
-    """See :class:`~moa_bench.replicas.fleet.Fleet`.
+    """Implement :class:`~system.replica_fleet.Fleet`.
 
     Args:
         args: of the application.
@@ -36,7 +34,7 @@ class RayFleet:
     def __init__(self, endpoint: Endpoint, args: Mapping[str, object], deployment: Mapping[str, Any]) -> None:
         self.endpoint = endpoint
         self._args, self._deployment = dict(args), dict(deployment)
-        self._actors: list[str] = []  # names of the replicas that were left after the drain
+        self._actors: list[str] = []  # names of the replicas left after the drain
 
     def drain(self) -> None:
         self.deploy(REPLICAS - 1)
@@ -48,15 +46,18 @@ class RayFleet:
 
         for name in self._actors:
             ray.kill(ray.get_actor(name, namespace=_NAMESPACE))
-        wait_for("Ray still took a dead replica for a living one", lambda: self.states() != {"RUNNING": REPLICAS})
+        wait_for("Ray still considered a dead replica alive", lambda: self.states() != {"RUNNING": REPLICAS})
 
     def replace(self) -> None:
         self.deploy(REPLICAS)
         self._wait_for(REPLICAS)
 
     def deploy(self, replicas: int | None) -> None:
-        """As ``serve deploy`` with a configuration file that says so many replicas; None for as many as an autoscaler
-        wants."""
+        """Do as ``serve deploy`` does for a configuration file with this number of replicas.
+
+        Args:
+            replicas: None for as many as an autoscaler wants.
+        """
         from ray.serve._private.api import _get_global_client
         from ray.serve.schema import ServeDeploySchema
 
@@ -74,22 +75,17 @@ class RayFleet:
             "runtime_env": {"env_vars": {"MOA_TOKEN": self.endpoint.token}},
             "deployments": [deployment],
         }
-        # What the command does behind Ray's dashboard, which needs more memory than all of this.
+        # The command does the same in Ray's dashboard, which needs more memory than everything else here.
         _get_global_client().deploy_apps(ServeDeploySchema(applications=[application]), _blocking=False)
 
     def states(self) -> dict[str, int]:
-        """How many replicas are in which state.
-
-        Raises:
-            MoaError: Ray has given up.
-        """
+        """Return the number of replicas in each state."""
         from ray import serve
 
         application = serve.status().applications.get(APPLICATION)
         if application is None or DEPLOYMENT not in application.deployments:
             return {}
-        if application.status == "DEPLOY_FAILED":
-            raise MoaError(f"Ray could not start the replicas: {application.message.strip().splitlines()[-1]}")
+        assert application.status != "DEPLOY_FAILED", application.message
         return dict(application.deployments[DEPLOYMENT].replica_states)
 
     def _wait_for(self, replicas: int) -> None:
@@ -100,16 +96,17 @@ class RayFleet:
 def behind_ray(
     options: Mapping[str, object], *, replicas: int | None = REPLICAS, deployment: Mapping[str, Any] | None = None
 ) -> Iterator[RayFleet]:
-    """Replicas of this machine behind Ray Serve, while the context is open.
+    """Run replicas on this machine behind Ray Serve while the context is open.
 
     Args:
         options: of each replica, such as the target: those of ``moa-serve`` without dashes.
-        replicas, deployment: see :class:`RayFleet`.
+        replicas: their number, see :meth:`RayFleet.deploy`.
+        deployment: see :class:`RayFleet`.
 
     Raises:
-        MoaError: Ray is not installed, or another release of it; or the replicas do not start.
+        MoaError: Ray is not installed, or in a release that is not tested.
     """
-    require_ray("moa-bench replicas --behind ray")
+    require_ray("a fleet behind Ray Serve")
     import ray
     from ray import serve
 
@@ -137,7 +134,7 @@ def behind_ray(
 
 
 def _actors() -> list[str]:
-    """Names of the replicas' actors."""
+    """Return the names of the replicas' actors."""
     import ray
 
     prefix = f"SERVE_REPLICA::{APPLICATION}#{DEPLOYMENT}#"

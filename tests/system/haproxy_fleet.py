@@ -1,4 +1,4 @@
-"""Two ``moa-serve`` behind HAProxy, with the configuration that is shipped."""
+"""Two ``moa-serve`` processes behind HAProxy with the shipped configuration."""
 
 from __future__ import annotations
 
@@ -14,25 +14,23 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from moa_bench.replicas import REPLICAS
-from moa_bench.replicas.fleet import wait_for
 from moa_chat.local import LocalVerifier, local_verifier
-from moa_runtime.errors import MoaError
 from moa_runtime.transport import Endpoint
 from moa_server import replicas
+from system.replica_fleet import REPLICAS, wait_for
 
 CONFIGURATION = Path(replicas.__file__).with_name("haproxy.cfg")
 _HOST = "127.0.0.1"
 _STOP_SECONDS = 5.0
-_DRAINED, _KILLED = 0, 1  # which of them
+_DRAINED, _KILLED = 0, 1  # numbers of the verifiers
 
 
 class HaproxyFleet:
-    """See :class:`~moa_bench.replicas.fleet.Fleet`. A verifier that has ended is started again on its own port.
+    """Implement :class:`~system.replica_fleet.Fleet`. A verifier that has ended is started again on its own port.
 
     Args:
         ports: of the verifiers.
-        stats: HAProxy's socket for questions.
+        stats: HAProxy's statistics socket.
         options: of ``moa-serve``.
     """
 
@@ -52,46 +50,42 @@ class HaproxyFleet:
 
     def replace(self) -> None:
         self._verifiers[self._gone] = self._start(self._ports[self._gone])
-        wait_for("HAProxy had not found the verifier that was started again", self.whole)
+        wait_for("HAProxy had not found the restarted verifier", self.whole)
 
     def whole(self) -> bool:
-        """Whether HAProxy has found all verifiers."""
+        """Whether HAProxy considers all verifiers healthy."""
         return self._up() == REPLICAS
 
     def _end(self, number: int, how: signal.Signals) -> None:
         verifier, self._gone = self._verifiers[number], number
         os.kill(verifier.pid, how)
         wait_for("a verifier had not ended", lambda: verifier.problem is not None)
-        wait_for("HAProxy still took an ended verifier for a living one", lambda: self._up() == REPLICAS - 1)
+        wait_for("HAProxy still considered an ended verifier healthy", lambda: self._up() == REPLICAS - 1)
 
     def _start(self, port: int) -> LocalVerifier:
         verifier = local_verifier([*self._options, "--port", str(port)], token=self.endpoint.token)
         return self._stack.enter_context(verifier)
 
     def _up(self) -> int:
-        """Verifiers that HAProxy holds for healthy."""
+        """Number of verifiers that HAProxy considers healthy."""
         lines = _asked(self._stats, "show stat").removeprefix("# ").splitlines()
         return sum(row["pxname"] == "verifiers" and row["status"] == "UP" for row in _servers(lines))
 
 
 def find_haproxy() -> str | None:
-    """The program, which may not be on an ordinary user's path; None where it is not installed."""
+    """Return the program's path, also if it is outside an ordinary user's PATH; None if it is not installed."""
     return shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 
 @contextlib.contextmanager
 def behind_haproxy(options: Mapping[str, object]) -> Iterator[HaproxyFleet]:
-    """Two verifiers of this machine behind HAProxy, while the context is open.
+    """Run two verifiers on this machine behind HAProxy while the context is open.
 
     Args:
         options: of each ``moa-serve``, such as the target, without dashes.
-
-    Raises:
-        MoaError: HAProxy is not installed, or something does not start.
     """
     program = find_haproxy()
-    if program is None:
-        raise MoaError("haproxy is not installed: apt-get install haproxy, or the like")
+    assert program is not None, "haproxy is not installed"
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moa-")))
         listening, *ports = _free_ports(1 + REPLICAS)
@@ -106,7 +100,7 @@ def behind_haproxy(options: Mapping[str, object]) -> Iterator[HaproxyFleet]:
 
 @contextlib.contextmanager
 def _haproxy(program: str, folder: Path, addresses: dict[str, str]) -> Iterator[None]:
-    """HAProxy, with a socket ``stats`` in the folder."""
+    """Run HAProxy with a statistics socket ``stats`` in the folder."""
     questions, log = folder / "questions.cfg", folder / "log"
     questions.write_text(f"global\n    stats socket {folder / 'stats'} mode 600 level admin\n")
     command = [program, "-db", "-f", str(CONFIGURATION), "-f", str(questions)]
@@ -114,8 +108,7 @@ def _haproxy(program: str, folder: Path, addresses: dict[str, str]) -> Iterator[
         process = subprocess.Popen(command, env={**os.environ, **addresses}, stdout=said, stderr=said)
     try:
         wait_for("HAProxy had not started", lambda: (folder / "stats").exists() or process.poll() is not None)
-        if process.poll() is not None:
-            raise MoaError(f"HAProxy did not start: {log.read_text().strip()}")
+        assert process.poll() is None, f"HAProxy did not start: {log.read_text().strip()}"
         yield
     finally:
         process.terminate()
@@ -138,7 +131,7 @@ def _servers(lines: Sequence[str]) -> Iterator[dict[str, str]]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Of this machine; free for as long as nobody else takes them."""
+    """Return ports of this machine that were free a moment ago."""
     with contextlib.ExitStack() as stack:
         listening = [stack.enter_context(socket.create_server((_HOST, 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in listening]

@@ -1,1 +1,0 @@
-"""Whether another engine writes the text that the transformers engine writes."""
