@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from moa_bench.device.floor import Product
-from moa_runtime.backends.onnx import session_options
+from moa_runtime.backends.onnx import ort, session_options
 from moa_runtime.errors import MoaError
 
 _KNOWN = ("MatMulNBits", "MatMul", "Gemm")

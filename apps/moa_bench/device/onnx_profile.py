@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import onnxruntime as ort
-
 from moa_bench.device.profile import NodeTime, Profile
 from moa_runtime.backends.base import StepInputs
-from moa_runtime.backends.onnx import session_options
+from moa_runtime.backends.onnx import ort, session_options
 
 _WARM_UP = 5
 _KERNEL = "_kernel_time"
