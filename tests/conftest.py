@@ -20,7 +20,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
-from moa_bench.web.browser import BROWSERS
+from chromium import BROWSERS
 from tiny import QUESTIONS, make_tiny_bundle, make_tiny_drafter, make_tiny_rival, make_tiny_target
 
 # What an example takes says something of the machine alone.

@@ -12,7 +12,6 @@ from moa_bench.outage import command as outage_command
 from moa_bench.placement import command as placement_command
 from moa_bench.report import command as report_command
 from moa_bench.shapes import command as shapes_command
-from moa_bench.web import command as web_command
 from moa_runtime.cpus import too_many_threads
 from moa_runtime.program import run_program
 
@@ -31,7 +30,6 @@ def build_parser() -> argparse.ArgumentParser:
     shapes_command.add_parser(commands)
     placement_command.add_parser(commands)
     forecast_command.add_parser(commands)
-    web_command.add_parser(commands)
     outage_command.add_parser(commands)
     report_command.add_parser(commands)
     return parser

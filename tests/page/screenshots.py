@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from moa_bench.web.browser import BROWSERS
+from chromium import BROWSERS
 from page.browsing import Chromium, Page
 from page.served import SERVE
 from page.using import open_with_model

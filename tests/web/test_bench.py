@@ -1,4 +1,4 @@
-"""``moa-bench web``: steps in a real browser beside Python's."""
+"""``runtime/web/bench.mjs``: steps in a real browser."""
 
 from __future__ import annotations
 
@@ -6,86 +6,68 @@ import json
 import shutil
 import socket
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from moa_bench.cli import main
-from moa_bench.web import present
-from moa_bench.web.browser import BrowserPage
+from chromium import BrowserPage
 from moa_export.targets.web_engine import VERSION, WebEngine
-from moa_runtime.bundle import read_manifest, write_manifest
+
+BENCH = Path(__file__).parents[2] / "runtime" / "web" / "bench.mjs"
 
 
-def test_steps_of_both_graphs_are_timed(
-    browser: str, web_bundle: Path, web_engine_here: WebEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plot = tmp_path / "steps.svg"
-    words = [
-        "web",
-        "--bundle",
-        web_bundle,
-        "--contexts",
-        "16,4",
-        "--repeats",
-        "2",
-        "--writer",
-        "--json",
-        "--plot",
-        plot,
-    ]
-    assert main(list(map(str, words))) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert not result["partial"] and result["settings"]["contexts"] == [4, 16]
-    assert "Chrome" in result["browser"]["agent"] and result["browser"]["onnxruntime-web"] == VERSION
+def bench(engine: WebEngine, bundle: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    where = ["--bundle", str(bundle), "--ort", str(engine.module.parent)]
+    return subprocess.run([engine.node, str(BENCH), *where, *words], capture_output=True, text=True)
+
+
+def test_steps_of_both_graphs_are_timed(browser: str, web_bundle: Path, web_engine_here: WebEngine) -> None:
+    words = ["--browser", browser, "--contexts", "4,16", "--repeats", "2", "--writer"]
+    done = bench(web_engine_here, web_bundle, *words, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert "Chrome" in result["agent"] and result["version"] == VERSION
     for graph, file in (("drafter", "device_half.web.onnx"), ("writer", "writer.web.onnx")):
         figures = result["graphs"][graph]
         assert figures["bytes"] == (web_bundle / file).stat().st_size and figures["load_ms"] > 0
         assert [(step["context"], step["tokens"]) for step in figures["steps"]] == [(4, 1), (4, 8), (16, 1), (16, 8)]
-        assert all(
-            step["ratio"] == pytest.approx(step["ms"] / step["python_ms"], rel=0.02) for step in figures["steps"]
-        )
-    (table,) = present.tables(result)
-    assert len(table.rows) == 8 and "one thread each" in table.note
-    assert plot.read_text().count("<svg") == 1
+        assert all(0 < step["least_ms"] <= step["ms"] <= step["p95_ms"] for step in figures["steps"])
+    table = bench(web_engine_here, web_bundle, *words).stdout.splitlines()
+    assert len(table) == 1 + 8 + 2 + 1 and table[1].split()[:3] == ["drafter", "4", "1"]
 
 
-def test_a_graph_that_the_browser_cannot_load_ends_it_with_a_sentence(
-    browser: str, web_bundle: Path, web_engine_here: WebEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_graph_that_the_browser_cannot_load_is_one_sentence(
+    browser: str, web_bundle: Path, web_engine_here: WebEngine, tmp_path: Path
 ) -> None:
     broken = tmp_path / "bundle"
     shutil.copytree(web_bundle, broken)
     (broken / "device_half.web.onnx").write_bytes(b"no graph")
-    write_manifest(broken, read_manifest(broken))
-    assert main(["web", "--bundle", str(broken)]) == 1
-    assert "partial result: the browser failed: " in capsys.readouterr().err
+    done = bench(web_engine_here, broken, "--browser", browser)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("bench: error: the browser failed: ") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--browser", "no-such-browser"], "no browser: no-such-browser is not installed"),
-        (["--contexts", "0,16"], "--contexts must be 1 to "),
+        (["--browser", "no-such-browser"], "no-such-browser is not installed"),
+        (["--contexts", "0,16"], "--contexts must be whole numbers from 1 to "),
         (["--contexts", "many"], "--contexts must be whole numbers"),
-        (["--repeats", "0"], "--repeats must be at least 1"),
+        (["--repeats", "0"], "--repeats must be whole numbers from 1"),
+        (["--ort", "no-such-folder"], "there is no ort.wasm.bundle.min.mjs in no-such-folder"),
+        (["--no-such-option"], "no-such-option"),
     ],
 )
-def test_what_cannot_be_measured_is_a_sentence(
-    web_bundle: Path,
-    web_engine_here: WebEngine,
-    words: list[str],
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["web", "--bundle", str(web_bundle), *words]) == 2
-    assert said in capsys.readouterr().err
+def test_bad_input_is_one_sentence(web_bundle: Path, web_engine_here: WebEngine, words: list[str], said: str) -> None:
+    done = bench(web_engine_here, web_bundle, *words)
+    assert done.returncode == 2 and done.stderr.startswith("bench: error: ")
+    assert said in done.stderr and "    at " not in done.stderr
 
 
-def test_a_bundle_without_a_graph_for_browsers_is_a_sentence(
-    onnx_bundle: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["web", "--bundle", str(onnx_bundle)]) == 2
-    assert "has no graph for 'web'; it has: onnx" in capsys.readouterr().err
+def test_a_bundle_without_a_graph_for_browsers_is_one_sentence(onnx_bundle: Path, web_engine_here: WebEngine) -> None:
+    done = bench(web_engine_here, onnx_bundle)
+    assert done.returncode == 2 and "has no graph for browsers: export it with --target web" in done.stderr
 
 
 def test_a_connection_that_the_browser_resets_prints_nothing(

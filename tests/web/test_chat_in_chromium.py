@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moa_bench.web.browser import BrowserPage
+from chromium import BrowserPage
 from moa_runtime.bundle import Bundle
 from moa_runtime.session.events import Sampling
 from moa_runtime.tokenizer import ChatTokenizer

@@ -1,4 +1,4 @@
-"""A headless Chromium with a page that does what it is asked to."""
+"""A headless Chromium with a page that does the jobs that a test gives it."""
 
 from __future__ import annotations
 
@@ -34,24 +34,26 @@ _OPTIONS = (
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that ends resets its connections; of anything else the browser says that it failed."""
+        """Stay silent: a browser that ends resets its connections, and reports any other failure itself."""
 
 
 class BrowserPage:
-    """Opens it with ``with``. The page asks for ``/next``, a JSON object each time, does it and posts what came of it
-    to ``/said``; it ends with ``{"stop": true}``.
+    """A page in the browser, open inside ``with``.
+
+    The page fetches ``/next``, a JSON object each time, does it and posts the outcome to ``/said``; it ends with
+    ``{"stop": true}``.
 
     Args:
         browser: the command of a Chromium; None for one that is installed.
         page: its path on the server.
-        folders: what lies behind which beginnings of paths.
-        options: more of the browser's.
+        folders: served folders by the beginning of their paths.
+        options: further options of the browser.
 
     Attributes:
-        asked: the paths that were asked for, ``/next`` and ``/said`` left out.
+        asked: paths that were requested, without ``/next`` and ``/said``.
 
     Raises:
-        MoaError: there is no Chromium.
+        MoaError: no Chromium is installed.
     """
 
     def __init__(
@@ -93,18 +95,18 @@ class BrowserPage:
 
     @property
     def port(self) -> int:
-        """Of its server, which listens on 127.0.0.1."""
+        """Port of the server, which listens on 127.0.0.1."""
         return self._server.server_port
 
     def tell(self, todo: Mapping[str, Any]) -> None:
-        """Have the page do something that it says nothing about."""
+        """Give the page a job that it does not answer."""
         self._next.put(dict(todo))
 
     def ask(self, todo: Mapping[str, Any]) -> dict[str, Any]:
-        """Have the page do something; what it says.
+        """Give the page a job and return its answer.
 
         Raises:
-            MoaError: it fails, or the browser ends.
+            MoaError: the job fails, or the browser ends.
         """
         self.tell(todo)
         for _ in range(_SILENT_S):
@@ -141,7 +143,7 @@ class BrowserPage:
                 self._reply(b"", "text/plain")
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nobody reads it."""
+                """Log nothing."""
 
             def _reply(self, body: bytes, kind: str) -> None:
                 self.send_response(200)
@@ -154,7 +156,7 @@ class BrowserPage:
         return Handler
 
     def _path_of(self, path: str) -> Path | None:
-        """Where a file lies that the page asks for; None for nothing that it may have."""
+        """Return the file at a requested path; None outside the served folders."""
         if ".." in path.split("/"):
             return None
         found = [(start, folder) for start, folder in self._folders.items() if path.startswith(start)]

@@ -1,1 +1,0 @@
-"""What a drafting step costs in a browser."""
