@@ -87,6 +87,7 @@ $(RAY): $(STAMP)
 test-slow: LIBRARIES += prometheus
 test-slow: $(RAY) libraries vllm ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow --timeout 0 --ignore tests/vllm_engine
+	$(BIN)/python -m pytest --timeout 0 tools/protocol_model
 	$(VLLM)/bin/python -m pytest -m slow --timeout 0 tests/vllm_engine
 
 lint: $(STAMP) ## style and types

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from session.model.frames import (
+from protocol_model.frames import (
     Cancel,
     Credit,
     Down,

@@ -1,18 +1,24 @@
-"""Protocol 2 before it is written: every state that can be reached is right, and can come to its end."""
+"""Every state of the model that can be reached is right and can come to its end; the model keeps to the client's table.
+
+Part of ``make test-slow``.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from session.model import client as device
-from session.model import server as verifier
-from session.model.client import Client, WrongError
-from session.model.explore import FoundError, explore
-from session.model.frames import Credit, Rows, Standing
-from session.model.server import Session
-from session.model.world import Bounds
+from moa_runtime.session.client_states import CALLS, FRAMES, Call, Heard, State
+from protocol_model import client as device
+from protocol_model import server as verifier
+from protocol_model.client import Client, WrongError
+from protocol_model.explore import FoundError, explore
+from protocol_model.frames import Credit, Rows, Standing, Verdict, Welcome
+from protocol_model.server import Session
+from protocol_model.world import Bounds
 
 SMALL = {
     "cuts": Bounds(drops=1, answer=3),
@@ -39,7 +45,6 @@ def test_every_state_is_right_and_comes_to_its_end(bounds: Bounds) -> None:
     assert explore(bounds).states > 50
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bounds", LARGE.values(), ids=LARGE)
 def test_every_state_of_a_larger_world_does(bounds: Bounds) -> None:
     assert explore(bounds).states > 10_000
@@ -109,3 +114,80 @@ def uncut(taken: Callable[[Client, Rows], Client], client: Client, frame: Rows) 
         return taken(client._replace(cuts=()), frame)._replace(cuts=client.cuts)
     except WrongError:
         return client
+
+
+def state_of(client: Client) -> State:
+    """Where a client of the model is."""
+    if client.link != "up":
+        down = client.link == "down"
+        if client.limit:
+            return State.WRITING if down else State.RETURNING
+        return State.DOWN if down else State.GREETING
+    if not client.limit:
+        return State.IDLE
+    awaited = {"standing": State.RECLAIMING, "prompt": State.PROMPTED, "draft": State.PROPOSED}.get(client.awaits)
+    return awaited or (State.LENT if client.credit > len(client.known) else State.DRAFTING)
+
+
+def heard_of(frame: Any, epoch: int) -> Heard:
+    if isinstance(frame, Welcome | Rows):
+        return Heard.WELCOME if isinstance(frame, Welcome) else Heard.ROWS
+    if isinstance(frame, Verdict | Standing):
+        known = Heard.VERDICT if isinstance(frame, Verdict) else Heard.STANDING
+        return known if frame.epoch == epoch else Heard.STALE
+    return Heard.FAULT
+
+
+_MODELLED = {
+    "connect": Call.CONNECT,
+    "disconnected": Call.DISCONNECTED,
+    "cancel": Call.CANCEL,
+    "ask": Call.PROMPT,
+    "propose": Call.PROPOSE,
+    "lend": Call.LEND,
+    "take_over": Call.TAKE_OVER,
+}
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        Bounds(drops=1, lends=1),
+        Bounds(drops=0, cancels=1, questions=2, lends=1),
+        Bounds(drops=0, failures=1, lends=1),
+        Bounds(drops=1, server_restarts=1),
+    ],
+    ids=["hand-over and a cut", "stopped, and asked again", "the engine fails", "the verifier restarts"],
+)
+def test_the_model_keeps_to_the_table(bounds: Bounds, monkeypatch: pytest.MonkeyPatch) -> None:
+    led: set[tuple[Call | Heard, State]] = set()
+
+    def check(event: Call | Heard, client: Client, said: Any, leads: Any) -> Any:
+        after = said if isinstance(said, Client) else said[0]
+        if after.link != "refused":
+            assert state_of(after) in leads, f"{event} led from {state_of(client)} to {state_of(after)}"
+            led.add((event, state_of(client)))
+        return said
+
+    def called(function: Any, call: Call) -> Any:
+        @functools.wraps(function)
+        def made(client: Client, *args: Any) -> Any:
+            before = state_of(client)
+            sent_again = call is Call.PROPOSE and before is State.PROPOSED  # the model has no other way to do so
+            leads = {State.PROPOSED} if sent_again else CALLS[call].leads[before]
+            return check(Call.RESEND if sent_again else call, client, function(client, *args), leads)
+
+        return made
+
+    receive = device.receive
+
+    def received(client: Client, frame: Any) -> Any:
+        heard, before = heard_of(frame, client.epoch), state_of(client)
+        row = FRAMES[heard].get(before)
+        return check(heard, client, receive(client, frame), {before, *(row.leads if row else ())})
+
+    for name, call in _MODELLED.items():
+        monkeypatch.setattr(device, name, called(getattr(device, name), call))
+    monkeypatch.setattr(device, "receive", received)
+    explore(bounds)
+    assert len(led) > 12

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from session.model import client as device
-from session.model import server as verifier
-from session.model.client import Client
-from session.model.frames import (
+from protocol_model import client as device
+from protocol_model import server as verifier
+from protocol_model.client import Client
+from protocol_model.frames import (
     Cancel,
     Credit,
     Down,
@@ -22,7 +22,7 @@ from session.model.frames import (
     plain,
     row,
 )
-from session.model.server import Session
+from protocol_model.server import Session
 
 
 class Connection(NamedTuple):

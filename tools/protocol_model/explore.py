@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from session.model.client import WrongError
-from session.model.world import Bounds, World, done, necessary, problem, start, steps
+from protocol_model.client import WrongError
+from protocol_model.world import Bounds, World, done, necessary, problem, start, steps
 
 #: A quiet run has no longer way to go.
 _LONGEST_RUN = 200
