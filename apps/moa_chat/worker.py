@@ -115,8 +115,8 @@ class RunningAnswer:
 
     def __init__(self, events: AsyncGenerator[ChatEvent, None], loop: asyncio.AbstractEventLoop) -> None:
         self.ended = False
-        self._problem: Exception | None = None
-        self._queue: queue.SimpleQueue[ChatEvent | Exception | None] = queue.SimpleQueue()
+        self._problem: MoaError | None = None
+        self._queue: queue.SimpleQueue[ChatEvent | MoaError | None] = queue.SimpleQueue()
         self._pump: Future[None] = asyncio.run_coroutine_threadsafe(self._take(events), loop)
 
     def events(self, wait: float = _POLL_SECONDS) -> list[ChatEvent]:
@@ -130,7 +130,7 @@ class RunningAnswer:
         taken: list[ChatEvent] = []
         with contextlib.suppress(queue.Empty):
             item = self._queue.get(timeout=wait)
-            while item is not None and not isinstance(item, Exception):
+            while item is not None and not isinstance(item, MoaError):
                 taken.append(item)
                 item = self._queue.get_nowait()
             self._problem, self.ended = item, item is None
@@ -146,8 +146,9 @@ class RunningAnswer:
         try:
             async for event in events:
                 self._queue.put(event)
-        except MoaError as error:
-            self._queue.put(error)
+        except Exception as error:  # a defect, too: else the answer would seem to have ended
+            failed = error if isinstance(error, MoaError) else MoaError(f"the answer failed: {error!r}")
+            self._queue.put(failed)
         finally:
             # Closing the generator is what tells the verifier that the answer was stopped.
             await events.aclose()

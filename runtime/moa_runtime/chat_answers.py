@@ -161,6 +161,7 @@ class ChatAnswers(ChatLink):
     async def _reopen(self, disputed: RolledBack) -> AsyncGenerator[ChatEvent, None]:
         """Go on with an answer that has ended."""
         self._check_idle()
+        self._check_accepted()
         self._conversation.restore(self._record.question.messages)
         self._record.resume_clock()
         self._take_back(disputed)

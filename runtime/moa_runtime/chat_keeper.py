@@ -111,8 +111,9 @@ class ChatKeeper:
             try:
                 await loop.run_in_executor(self._thread, store.write, self._state())
                 self._not_written = ""
-            except StoreError as error:
-                self._not_written = str(error)
+            except Exception as error:  # a defect, too: all who want the next write would wait for ever
+                told = str(error) if isinstance(error, StoreError) else f"storing it failed unexpectedly: {error!r}"
+                self._not_written = told
             finally:
                 written.set_result(None)
 

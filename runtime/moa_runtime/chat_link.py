@@ -108,6 +108,12 @@ class ChatLink:
         return self._loop.link.status
 
     @property
+    def gave_up(self) -> bool:
+        """Whether each question is refused until :meth:`work_offline` connects again: by the verifier, or after a
+        defect."""
+        return self._refusal is not None and (self._driver.gave_up or self._running is None or self._running.done())
+
+    @property
     def store_problem(self) -> str:
         """Why the stored chat did not go on, or why this one is not stored now, in a sentence; empty where all is
         well."""
@@ -157,7 +163,7 @@ class ChatLink:
 
     def _check_accepted(self) -> None:
         """Raises ChatError: the verifier refused, or the loop has ended."""
-        if self._refusal is not None and (self._driver.gave_up or self._running is None or self._running.done()):
+        if self.gave_up and self._refusal is not None:
             raise self._refusal
 
     async def _done(self, something: asyncio.Future[Any]) -> bool:
@@ -175,8 +181,9 @@ class ChatLink:
     def _on_problem(self, problem: MoaError, final: bool) -> None:
         if opening := self._connecting():
             opening.set_exception(problem)
-        elif final:
+        if final:
             self._refusal = problem if isinstance(problem, ChatError) else ChatError(str(problem))
+            self._refusal.__cause__ = problem.__cause__
             self._events.put(self._refusal)
 
     def _opened(self) -> None:
@@ -188,10 +195,10 @@ class ChatLink:
         return None if self._opening is None or self._opening.done() else self._opening
 
     def _on_loop_end(self, task: asyncio.Task[None]) -> None:
-        """The loop only ends by cancellation, by a bundle that cannot draft, or by a defect; no application may be left
-        waiting."""
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
+        """The loop only ends by :meth:`close`, by a bundle that cannot draft, or by a defect; no application may be
+        left waiting."""
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None and not self._closed:
             told = f"{error}" if isinstance(error, MoaError) else f"{error!r}"
             failure = ChatError(f"the drafting loop failed: {told}")
             failure.__cause__ = error

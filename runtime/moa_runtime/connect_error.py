@@ -5,7 +5,14 @@ from __future__ import annotations
 import socket
 import ssl
 
-from websockets.exceptions import InvalidHandshake, InvalidStatus, InvalidURI, ProxyError
+from websockets.exceptions import (
+    InvalidHandshake,
+    InvalidProxy,
+    InvalidStatus,
+    InvalidURI,
+    ProxyError,
+    WebSocketException,
+)
 
 from moa_runtime.errors import MoaError
 
@@ -21,17 +28,28 @@ class ConnectError(MoaError):
         self.final = final  # trying again with the same settings cannot help
 
 
-def connect_error(address: str, error: Exception, within_s: float) -> ConnectError:
+def unexpected_error(address: str, error: BaseException) -> ConnectError:
+    """A defect that ended the link, as a user should hear it: with its name, as nothing else is known of it."""
+    failed = ConnectError(f"the connection to {address} failed unexpectedly: {error!r}", final=True)
+    failed.__cause__ = error
+    return failed
+
+
+def connect_error(address: str, error: Exception, within_s: float, *, proxied: bool) -> ConnectError:
     """What ``websockets`` raised for ``address``, as a user should hear it.
 
     Args:
         within_s: seconds in which a connection had to stand.
+        proxied: whether the environment names a proxy for it.
     """
+    if proxied and (problem := _bad_proxy(error)):
+        return ConnectError(f"the proxy that the environment names {problem}", final=True)
     if isinstance(error, InvalidStatus):
         return _refused(address, error.response.status_code)
     if isinstance(error, InvalidURI):
         return ConnectError(f"{address} is no verifier address: expected ws://HOST:PORT", final=True)
-    if isinstance(error, ProxyError):
+    unreachable = proxied and isinstance(error, OSError) and not isinstance(error, ssl.SSLError | TimeoutError)
+    if unreachable or isinstance(error, ProxyError):
         text = f"the proxy that the environment names does not lead to {address} ({error})"
         return ConnectError(f"{text}: set no_proxy, or mend https_proxy", final=False)
     if isinstance(error, InvalidHandshake):
@@ -48,7 +66,18 @@ def connect_error(address: str, error: Exception, within_s: float) -> ConnectErr
     if isinstance(error, TimeoutError):
         text = f"nothing answers at {address} within {within_s:g} s"
         return ConnectError(f"{text}: a verifier may still be starting", final=False)
-    return ConnectError(f"no verifier answers at {address}; start one with moa-serve", final=False)
+    if isinstance(error, OSError | EOFError | WebSocketException):
+        return ConnectError(f"no verifier answers at {address}; start one with moa-serve", final=False)
+    return unexpected_error(address, error)
+
+
+def _bad_proxy(error: Exception) -> str:
+    """What is wrong with the proxy itself; empty if nothing is. Its address may hold a password and is not repeated."""
+    if isinstance(error, ImportError):
+        return "is a SOCKS proxy, which needs python-socks: pip install 'python-socks[asyncio]', or set no_proxy"
+    if isinstance(error, InvalidProxy) or (isinstance(error, ValueError) and not isinstance(error, OSError)):
+        return "has no valid address: expected http://HOST:PORT or socks5h://HOST:PORT, or set no_proxy"
+    return ""
 
 
 def _refused(address: str, status: int) -> ConnectError:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from moa_runtime.answer import LinkChanged
-from moa_runtime.connect_error import ConnectError
+from moa_runtime.connect_error import ConnectError, unexpected_error
 from moa_runtime.errors import MoaError
 from moa_runtime.loop import DraftingLoop
 from moa_runtime.loop_events import Draft, LoopEvent, RoundEnded
@@ -47,7 +47,7 @@ class Driver:
         store: Callable[[], asyncio.Future[None] | None] = lambda: None,
         session_id: str | None = None,
     ) -> None:
-        self._loop = loop
+        self._loop, self._endpoint = loop, endpoint
         self._on_problem, self._on_rest, self._store = on_problem, on_rest, store
         loop.listen(self._hear)
         self._timeline = timeline or NO_TIMELINE
@@ -79,6 +79,7 @@ class Driver:
         self._online, self._refused = True, False
         if self._link_task is None or self._link_task.done():
             self._link_task = asyncio.create_task(self._link())
+            self._link_task.add_done_callback(self._on_task_end)
 
     async def go_offline(self) -> None:
         """Close the connection and make no other until :meth:`go_online`."""
@@ -184,6 +185,16 @@ class Driver:
                     f"connecting anew: the network is {'metered' if conditions.metered else 'no longer metered'}"
                 )
             )
+            self._reconnecting.add_done_callback(self._on_task_end)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        """Report a defect that ended a task, or a cancellation from elsewhere: the application would wait for ever."""
+        if task in self._ending:
+            return
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            problem = unexpected_error(self._endpoint.url, error)
+            self.post(lambda: self._closed(problem, None))
 
     # -- what transport and loop say ---------------------------------------------------------------
 

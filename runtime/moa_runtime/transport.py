@@ -7,10 +7,11 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as _connect
-from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.exceptions import ConnectionClosed
 
 from moa_runtime.connect_error import ConnectError, connect_error
 from moa_runtime.listening import is_loopback
@@ -62,9 +63,21 @@ class Endpoint:
         return f"{scheme}://{parts.netloc}{path}"
 
     @property
-    def on_this_machine(self) -> bool:
-        """Whether no network leads there, and so no proxy."""
-        return is_loopback(urlsplit(self.address).hostname or "")
+    def proxy(self) -> str | None:
+        """The proxy that the environment, or the system, names for the address; None on this machine, to which no
+        network leads."""
+        parts = urlsplit(self.address)
+        host, secure = parts.hostname or "", parts.scheme == "wss"
+        if is_loopback(host) or proxy_bypass(f"{host}:{parts.port or (443 if secure else 80)}"):
+            return None
+        # The order of websockets, which leaves out `all`.
+        names = ("wss", "socks", "https", "all") if secure else ("ws", "socks", "https", "http", "all")
+        proxies = getproxies()
+        name = next((name for name in names if proxies.get(name)), None)
+        if name is None:
+            return None
+        # Systems name a SOCKS proxy without its version.
+        return proxies[name].replace("http://", "socks5h://", 1) if name == "socks" else proxies[name]
 
     @property
     def context(self) -> ssl.SSLContext | None:
@@ -175,7 +188,7 @@ class Transport:
             backoff = min(2 * backoff, self._timing.longest_backoff)
 
     async def _connect(self) -> ClientConnection:
-        address, timing = self._endpoint.address, self._timing
+        address, proxy, timing = self._endpoint.address, self._endpoint.proxy, self._timing
         headers = {SESSION_ID_HEADER: self._session_id}
         if self._endpoint.token:
             headers["Authorization"] = f"Bearer {self._endpoint.token}"
@@ -186,14 +199,14 @@ class Transport:
                 ssl=self._endpoint.context,
                 compression=None,  # memory rows do not compress, and phones pay for trying
                 max_size=_MOST_FRAME_BYTES,
-                proxy=None if self._endpoint.on_this_machine else True,
+                proxy=proxy,
                 open_timeout=timing.open_timeout,
                 ping_interval=timing.ping_interval,
                 ping_timeout=timing.ping_timeout,
                 close_timeout=1.0,
             )
-        except (OSError, EOFError, WebSocketException) as error:
-            raise connect_error(address, error, timing.open_timeout) from error
+        except Exception as error:
+            raise connect_error(address, error, timing.open_timeout, proxied=proxy is not None) from error
 
     async def _pump(self, socket: ClientConnection) -> None:
         """Move frames until the connection closes.
@@ -214,7 +227,8 @@ class Transport:
             if not (await asyncio.wait({writer, reader, welcome}, timeout=within, return_when=first))[0]:
                 text = f"{self._endpoint.address} has not answered the Hello within {within:g} s"
                 raise ConnectError(f"{text}: is it a moa-edge verifier?", final=False)
-            await asyncio.wait({writer, reader}, return_when=first)
+            for ended in (await asyncio.wait({writer, reader}, return_when=first))[0]:
+                ended.result()  # raises a defect, which is no closed connection
         finally:
             self._socket = None
             for task in (writer, reader, welcome):

@@ -26,3 +26,4 @@ class PooledChat(FakeChat):
 
     prompt_tokens = 5
     offline = "writer"
+    gave_up = False

@@ -45,6 +45,17 @@ class Pool:
             return self.opened.index(chat)
 
 
+def test_a_chat_that_gave_up_is_closed_and_another_one_opened():
+    async def run():
+        pool = Pool(1)
+        assert await pool.ask("a") == 0
+        pool.opened[0].gave_up = True
+        assert await pool.ask("a", "yes", "and?") == 0 and pool.opened[0].closed
+        assert await pool.ask("a", "yes", "and?") == 1
+
+    asyncio.run(run())
+
+
 def test_a_request_gets_the_chat_that_knows_its_conversation():
     async def run():
         pool = Pool(3)

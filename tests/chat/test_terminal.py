@@ -63,6 +63,12 @@ def test_questions_and_answers():
     assert chat.stopped == 0
 
 
+def test_a_defect_is_told_and_is_no_end_of_the_answer():
+    chat = FakeChat([update("Once upon"), LookupError("a defect")], [finished("Yes.")])
+    out = talk(chat, Lines("story?", "still there?"))
+    assert "the answer failed: LookupError('a defect')" in out and "Yes.\n" in out
+
+
 def test_ctrl_c_stops_the_answer_and_the_next_question_works():
     def ctrl_c():
         signal.raise_signal(signal.SIGINT)

@@ -236,6 +236,23 @@ def test_a_full_disk_is_told_and_forgotten_when_there_is_room(path: Path, monkey
     run_virtually(run)
 
 
+def test_a_defect_in_a_write_is_told_and_the_next_write_comes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(loop) -> None:
+        kept = Kept(path, monkeypatch)
+        defects: list[object] = [object()]  # no JSON
+        kept.keeper._state = lambda: {"number": defects.pop() if defects else 7}
+        first = kept.keeper.save()
+        await asyncio.sleep(0)  # it is under way
+        second = kept.keeper.save()
+        await asyncio.wait_for(first, 10)
+        assert kept.keeper.problem.startswith("storing it failed unexpectedly: TypeError")
+        await asyncio.wait_for(second, 10)
+        assert kept.keeper.problem == "" and json.loads(path.read_text()) == {"number": 7}
+        await kept.keeper.close()
+
+    run_virtually(run)
+
+
 def test_without_a_store_nothing_is_done() -> None:
     async def run(loop) -> None:
         keeper = ChatKeeper(lambda: pytest.fail("nobody wants the state"))

@@ -87,18 +87,108 @@ def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not caught.value.final
 
 
-def test_a_proxy_is_used_but_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets variables of an environment that names no proxy otherwise."""
+    for name in ("ws", "wss", "socks", "http", "https", "all", "no"):
+        for each in (f"{name}_proxy", f"{name}_proxy".upper()):
+            monkeypatch.delenv(each, raising=False)
+
+    def set_variables(**variables: str) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return set_variables
+
+
+@pytest.mark.parametrize("names", [("http_proxy", "https_proxy"), ("all_proxy",), ("ALL_PROXY",)])
+def test_a_proxy_is_used_but_for_this_machine(names: tuple[str, ...], environment: Callable[..., None]) -> None:
     async def run() -> None:
         proxy = await asyncio.start_server(refusing("407 Proxy Authentication Required"), "127.0.0.1", 0)
         address = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
-        for name in ("http_proxy", "https_proxy", "all_proxy"):
-            monkeypatch.setenv(name, address)
-        monkeypatch.delenv("no_proxy", raising=False)
-        monkeypatch.delenv("NO_PROXY", raising=False)
+        environment(**dict.fromkeys(names, address))
         found = await asyncio.to_thread(told, "wss://verifier.example:8765")
         assert "the proxy that the environment names does not lead to wss://verifier.example" in str(found)
         for here in ("ws://127.0.0.1:9", "ws://localhost:9", "ws://[::1]:9"):
             assert "no verifier answers" in str(await asyncio.to_thread(told, here))
         proxy.close()
+        await proxy.wait_closed()
+        gone = str(await asyncio.to_thread(told, "ws://verifier.example:8765"))
+        assert "the proxy that the environment names does not lead to ws://verifier.example" in gone
+        environment(no_proxy="verifier.example")
+        assert Endpoint("ws://verifier.example:8765").proxy is None
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HTTPS_PROXY", "garbage"),
+        ("https_proxy", "proxy.example:3128"),
+        ("all_proxy", "quic://proxy.example:3128"),
+        ("http_proxy", "http://user:secret@proxy.example:99999"),
+        ("https_proxy", "http://user:se/cret@proxy.example:3128"),
+        ("https_proxy", "http://secret@proxy.example:3128"),
+        ("https_proxy", "http://user:%ffsecret@proxy.example:3128"),
+        ("https_proxy", "http://[::1"),
+        ("https_proxy", "http://proxy..example:é"),
+    ],
+)
+def test_a_malformed_proxy_is_told_without_its_password(
+    name: str, value: str, environment: Callable[..., None]
+) -> None:
+    environment(**{name: value})
+    with pytest.raises(ConnectError, match="the proxy that the environment names has no valid address") as caught:
+        raise told("ws://verifier.example:8765")
+    assert caught.value.final and "cret" not in str(caught.value)
+    assert "no verifier answers" in str(told("ws://127.0.0.1:9"))
+
+
+@pytest.mark.parametrize("name", ["HTTPS_PROXY", "ALL_PROXY", "SOCKS_PROXY"])
+def test_a_socks_proxy_names_the_package_that_it_needs(
+    name: str, environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def missing(*_: object, **__: object) -> None:
+        raise ImportError("connecting through a SOCKS proxy requires python-socks")
+
+    monkeypatch.setattr("websockets.asyncio.client.connect_socks_proxy", missing)  # what it is without the package
+    environment(**{name: "socks5://user:secret@proxy.example:1080"})
+    with pytest.raises(ConnectError, match=r"needs python-socks: pip install 'python-socks\[asyncio\]'") as caught:
+        raise told("wss://verifier.example:8765")
+    assert caught.value.final and "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["https_proxy", "all_proxy"])
+def test_a_socks_proxy_leads_to_the_verifier(name: str, environment: Callable[..., None]) -> None:
+    pytest.importorskip("python_socks")
+    asked: list[bytes] = []
+
+    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """SOCKS5 without authentication (RFC 1928), to a server that refuses the WebSocket."""
+        await reader.readexactly(3)
+        writer.write(b"\x05\x00")
+        asked.append(await reader.readexactly(5 + len("verifier.example") + 2))
+        writer.write(b"\x05\x00\x00\x01\x00\x00\x00\x00\x00\x00")
+        await HTTP(reader, writer)
+
+    async def run() -> ConnectError:
+        server = await asyncio.start_server(proxy, "127.0.0.1", 0)
+        environment(**{name: f"socks5h://127.0.0.1:{server.sockets[0].getsockname()[1]}"})
+        try:
+            return await asyncio.to_thread(told, "ws://verifier.example:8765")
+        finally:
+            server.close()
+
+    assert "ws://verifier.example:8765/v1/session answered HTTP 400" in str(asyncio.run(run()))
+    assert asked == [b"\x05\x01\x00\x03\x10verifier.example" + (8765).to_bytes(2, "big")]
+
+
+def test_what_nobody_expects_is_told_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: object, **__: object) -> None:
+        raise LookupError("a defect")
+
+    monkeypatch.setattr("moa_runtime.transport.connect", breaks)
+    with pytest.raises(ConnectError, match=r"failed unexpectedly: LookupError\('a defect'\)") as caught:
+        raise told("ws://127.0.0.1:9")
+    assert caught.value.final and isinstance(caught.value.__cause__, LookupError)

@@ -20,7 +20,7 @@ from moa_runtime.connect_error import ConnectError
 from moa_runtime.drafters.rows import GrowingRows
 from moa_runtime.errors import MoaError
 from moa_runtime.loop_settings import Conditions
-from moa_runtime.session.events import Sampling
+from moa_runtime.session.events import RolledBack, Sampling
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from system.asking import DEVICE_DRAFTS
 from system.fuzz_world import World, living
@@ -234,6 +234,77 @@ def test_a_drafter_that_raises_ends_the_chat_with_its_error(toys: Any) -> None:
             with pytest.raises(ChatError, match="the backend broke") as failure:
                 await asked(world.chat)
             assert isinstance(failure.value.__cause__, RuntimeError)
+
+    in_a_world(deed, toys)
+
+
+# -- defects ------------------------------------------------------------------------------------------
+
+
+async def breaks(*_: object, **__: object) -> None:
+    raise LookupError("a defect")
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_defect_while_connecting_reaches_whoever_waits(toys: Any, wait: bool) -> None:
+    async def deed(world: World) -> None:
+        with mock.patch("moa_runtime.transport.connect", breaks):
+            if wait:
+                with pytest.raises(ConnectError, match="failed unexpectedly: LookupError"):
+                    await world.chat.open()
+            else:
+                await world.chat.open(wait=False)
+            for _ in range(2):
+                with pytest.raises(ChatError, match="failed unexpectedly: LookupError") as failure:
+                    await asked(world.chat)
+                assert isinstance(failure.value.__cause__, LookupError) and world.chat.gave_up
+        assert (world.chat.status, world.chat.link.retry_in_s) == (LinkStatus.OFFLINE, None)
+        await world.chat.work_offline(False)
+        await asked(world.chat)
+        assert not world.chat.gave_up
+
+    unopened(deed, toys)
+
+
+@pytest.mark.parametrize("part", ["reading", "writing", "its task"])
+def test_a_defect_of_the_link_in_an_answer_reaches_its_reader(toys: Any, part: str) -> None:
+    async def deed(world: World) -> None:
+        end = world.link.current
+        assert end is not None
+        async with aclosing(world.chat.send("Why?", max_new_tokens=200)) as events:
+            await anext(events)
+            if part == "reading":
+                end.down.put("no bytes \ud800", 0.0)  # cannot be encoded
+            elif part == "writing":
+                end.send = breaks  # type: ignore[method-assign]
+                world.chat._driver._transport.send(b"")
+            else:
+                world.chat._driver._link_task.cancel()  # type: ignore[union-attr]
+            with pytest.raises(ChatError, match="failed unexpectedly"):
+                async for _ in events:
+                    pass
+        assert world.chat.gave_up
+        world.chat._record.disputed = RolledBack(len(world.chat.tokens), (), ())
+        kept = world.chat.keep_mine()
+        assert kept is not None
+        with pytest.raises(ChatError, match="failed unexpectedly"):
+            await anext(kept)
+        await world.chat.work_offline(False)
+        await asked(world.chat)
+
+    in_a_world(deed, toys)
+
+
+def test_a_loop_that_is_cancelled_from_elsewhere_reaches_its_reader(toys: Any) -> None:
+    async def deed(world: World) -> None:
+        async with aclosing(world.chat.send("Why?", max_new_tokens=200)) as events:
+            await anext(events)
+            world.chat._running.cancel()  # type: ignore[union-attr]
+            with pytest.raises(ChatError, match="the drafting loop failed: CancelledError"):
+                async for _ in events:
+                    pass
+        with pytest.raises(ChatError, match="the drafting loop failed"):
+            await asked(world.chat)
 
     in_a_world(deed, toys)
 

@@ -8,7 +8,7 @@ import dataclasses
 import ssl
 from pathlib import Path
 
-from websockets.exceptions import InvalidHandshake, InvalidStatus
+from websockets.exceptions import InvalidHandshake, InvalidStatus, ProxyError
 
 from moa_chat.desktop.certificates import Certificate, fetch_certificate
 from moa_chat.desktop.earlier_chats import choice_of
@@ -117,11 +117,11 @@ async def explain(error: MoaError, endpoint: Endpoint) -> ConnectionFailedError:
         return ConnectionFailedError(
             f"{address} does not speak TLS. Use ws:// for a verifier without encryption.", Trouble.ADDRESS
         )
-    if isinstance(cause, InvalidHandshake):
+    if isinstance(cause, InvalidHandshake) and not isinstance(cause, ProxyError):
         return ConnectionFailedError(f"There is no moa-edge verifier at {address}.", Trouble.ADDRESS)
-    if isinstance(error, ConnectError):
-        trouble = Trouble.ADDRESS if error.final else Trouble.AWAY
-        return ConnectionFailedError(f"No verifier answers at {address}. Check the address, or try later.", trouble)
+    if isinstance(error, ConnectError) and not error.final:
+        text = f"No verifier answers at {address}. Check the address, or try later."
+        return ConnectionFailedError(as_sentence(str(error)) if endpoint.proxy else text, Trouble.AWAY)
     if isinstance(error, BundleError):
         return ConnectionFailedError(as_sentence(str(error)), Trouble.BUNDLE)
     if str(error).startswith("the bundle was made for"):

@@ -54,8 +54,11 @@ class ChatPool:
                 chats[-1].restore(history)
             yield chats
         finally:
-            self._idle += chats
             self._lent -= count
+            self._idle += [chat for chat in chats if not chat.gave_up]
+            for chat in chats:
+                if chat.gave_up:  # another one may be let in, or come by
+                    await chat.close()
 
     async def warm(self) -> None:
         """Open a chat before the first request.

@@ -82,6 +82,46 @@ chat("a link that is lost in an answer is made again, and the text is the target
   assert.equal(finished(seen).statistics.reconnects, 1);
 });
 
+chat("a defect of the link reaches whoever waits: for the opening, for an answer, or next", async (world) => {
+  const { host } = world;
+  const serve = host.onsocket;
+  const defect = (): undefined => {
+    throw new RangeError("a defect");
+  };
+  host.answer = defect;
+  host.onsocket = (socket) => socket.dies();
+  const talk = await Chat.create(bundle, { url: "ws://toy" }, { drafter: new NgramDrafter([2]), host, settings: { drafting: "device" } });
+  world.chat = talk;
+  await assert.rejects(world.within(60, talk.open()), /^ConnectError: .* failed unexpectedly: RangeError: a defect$/);
+  for (const _ of [0, 1]) {
+    const refused = world.follow(talk.send(QUESTION));
+    await assert.rejects(refused, (error: unknown) => error instanceof ChatError && error.cause instanceof RangeError);
+  }
+  host.onsocket = serve;
+  await talk.workOffline(false);
+  const events = talk.send(QUESTION, { maxNewTokens: LENGTH });
+  const broken = world.follow(events, (event) => {
+    if (event.event === "AnswerUpdate" && event.tokens.length === 5) {
+      host.onsocket = (socket) => socket.dies();
+      host.socket.dies();
+    }
+    return false;
+  });
+  await assert.rejects(broken, /^ChatError: .* failed unexpectedly: RangeError: a defect$/);
+});
+
+chat("a defect in a write is told, and the next write comes", async (world) => {
+  const store = new MemoryChatStore("chat");
+  const talk = await world.begin({ store });
+  store.failure = new TypeError("a defect");
+  const saved = Promise.all([talk.save(), world.host.pass(0.1).then(() => talk.save())]);
+  await world.within(5, saved);
+  assert.equal(talk.storeProblem, "storing it failed unexpectedly: TypeError: a defect");
+  store.failure = "";
+  await world.within(5, talk.save());
+  assert.equal(talk.storeProblem, "");
+});
+
 chat("leaving the loop stops the answer where the target has confirmed it", async (world) => {
   const talk = await world.begin();
   const events = talk.send(QUESTION, { maxNewTokens: 200 });

@@ -30,7 +30,7 @@ export class MemoryChatStore implements ChatStore {
   /** The names of those that are open. */
   static readonly open = new Set<string>();
   /** What writing fails with. */
-  failure = "";
+  failure: string | TypeError = "";
   writes = 0;
 
   constructor(private readonly key: string) {}
@@ -44,7 +44,8 @@ export class MemoryChatStore implements ChatStore {
 
   write(content: SnapshotJson): Promise<void> {
     this.writes++;
-    if (this.failure) return Promise.reject(new StoreError(this.failure));
+    const { failure } = this;
+    if (failure) return Promise.reject(typeof failure === "string" ? new StoreError(failure) : failure);
     MemoryChatStore.kept.set(this.key, JSON.stringify(content));
     return Promise.resolve();
   }

@@ -93,6 +93,22 @@ link("attempts come less and less often, and each says why there is no connectio
   assert.equal(problems[0]!.final, false);
 });
 
+link("a defect is told with its name, and connecting works again when it is wanted", async ({ driver, host, problems, loop }) => {
+  host.answer = () => {
+    throw new RangeError("a defect");
+  };
+  host.onsocket = (socket) => socket.dies();
+  await host.pass(60);
+  assert.equal(problems.length, 1);
+  assert.match(problems[0]!.message, /^the connection to ws:.* failed unexpectedly: RangeError: a defect$/);
+  assert.ok(problems[0]!.final && problems[0]!.cause instanceof RangeError && driver.gaveUp);
+  assert.deepEqual([loop.link.status, loop.link.retryInS], ["offline", null]);
+  new ToyVerifier(host);
+  driver.goOnline();
+  await host.pass(1);
+  assert.equal(loop.link.status, "online");
+});
+
 link("what does not open in time is given up", async ({ changes, host, problems }) => {
   await host.pass(5.1);
   assert.match(problems[0]!.message, /^nothing answers at .* within 5 s: a verifier may still be starting$/);

@@ -86,6 +86,16 @@ def test_each_wrong_field_has_its_sentence(form, verifier, qtbot, tmp_path, onnx
     assert sentences.endswith(".") and "Traceback" not in sentences
 
 
+@pytest.mark.parametrize(
+    ("address", "said"), [("garbage", "no valid address"), ("http://127.0.0.1:9", "does not lead to")]
+)
+def test_a_proxy_that_cannot_be_used_is_told(address, said, form, qtbot, monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", address)
+    monkeypatch.setenv("NO_PROXY", "")
+    told = problem(form, qtbot, server="ws://verifier.example:8765")
+    assert told.startswith("The proxy that the environment names ") and said in told
+
+
 def other_targets_bundle(bundle: Path, folder: Path) -> Path:
     folder.mkdir()
     for file in bundle.iterdir():

@@ -158,6 +158,7 @@ export class ChatAnswers extends ChatLink {
   /** Go on with an answer that has ended. */
   private async *reopen(follower: Follower, disputed: RolledBack): Events {
     this.checkIdle();
+    this.checkAccepted();
     this.conversation.restore(this.record.question.messages);
     this.record.resumeClock();
     this.takeBack(disputed);

@@ -179,13 +179,10 @@ export class ChatLink {
   }
 
   private onProblem(problem: MoaError, final: boolean): void {
-    const opening = this.takeOpening();
-    if (opening) {
-      opening.failed(problem);
-    } else if (final) {
-      this.refusal = problem instanceof ChatError ? problem : new ChatError(problem.message);
-      this.events.put(this.refusal);
-    }
+    this.takeOpening()?.failed(problem);
+    if (!final) return;
+    this.refusal = problem instanceof ChatError ? problem : new ChatError(problem.message, { cause: problem.cause });
+    this.events.put(this.refusal);
   }
 
   private opened(): void {

@@ -12,9 +12,15 @@ export class ConnectError extends MoaError {
   constructor(
     text: string,
     readonly final: boolean,
+    options?: { readonly cause: unknown },
   ) {
-    super(text);
+    super(text, options);
   }
+}
+
+/** A defect that ended the link: with its name, as nothing else is known of it. */
+export function unexpectedError(address: string, error: unknown): ConnectError {
+  return new ConnectError(`the connection to ${address} failed unexpectedly: ${String(error)}`, true, { cause: error });
 }
 
 /** No connection stood within so many seconds. */

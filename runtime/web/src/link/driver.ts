@@ -3,7 +3,7 @@
 import type { Draft, LoopEvent } from "../loop/events.js";
 import type { DraftingLoop } from "../loop/loop.js";
 import type { Conditions } from "../loop/settings.js";
-import type { ConnectError } from "./connect_error.js";
+import { type ConnectError, unexpectedError } from "./connect_error.js";
 import { Ending } from "./ending.js";
 import type { Endpoint } from "./endpoint.js";
 import type { Host } from "./host.js";
@@ -27,7 +27,7 @@ export interface DriverHandlers {
 /** A time in which connections are made. */
 interface Links {
   readonly ending: Ending;
-  readonly done: Promise<void>;
+  done: Promise<void>;
   over: boolean;
 }
 
@@ -49,7 +49,7 @@ export class Driver {
   /** @param sessionId of the conversation, for proxies. */
   constructor(
     private readonly loop: DraftingLoop,
-    endpoint: Endpoint,
+    private readonly endpoint: Endpoint,
     sessionId: string,
     timing: Timing,
     private readonly host: Host,
@@ -167,12 +167,21 @@ export class Driver {
   }
 
   private newLinks(): Links {
-    const ending = new Ending();
+    const links: Links = { ending: new Ending(), done: Promise.resolve(), over: false };
     // Once the connection before is closed: one that the server heard of later would count as newer.
-    const done = this.closedLinks().then(() => this.transport.run(ending));
-    const links: Links = { ending, done, over: false };
-    void done.then(() => (links.over = true));
+    links.done = this.closedLinks().then(() => this.runLinks(links));
     return links;
+  }
+
+  /** Report a defect that ends the links: the application would wait for ever. */
+  private async runLinks(links: Links): Promise<void> {
+    try {
+      await this.transport.run(links.ending);
+    } catch (error) {
+      if (!links.ending.ended) this.post(() => this.closed(unexpectedError(this.endpoint.address, error), null));
+    } finally {
+      links.over = true;
+    }
   }
 
   /** Begin to close the connection; says whether one was wanted. */
