@@ -144,6 +144,7 @@ class AnswerUpdate:
         tokens: all of its tokens, the tentative ones last.
         spans: the text cut wherever the origin or the confirmation changes; joined it is committed + tentative.
         dropped: tentative text that was there at the update before and was rolled back; mostly empty.
+        pieces: the text cut by tokens, one piece each, perhaps an empty one; they depend on the tokens alone.
     """
 
     committed: str
@@ -152,6 +153,7 @@ class AnswerUpdate:
     statistics: Statistics
     spans: tuple[TextSpan, ...] = ()
     dropped: str = ""
+    pieces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -209,13 +211,14 @@ class Paused:
 
 @dataclass(frozen=True)
 class AnswerFinished:
-    """The last event of an answer. ``text`` is all of it; ``spans`` as in :class:`AnswerUpdate`."""
+    """The last event of an answer. ``text`` is all of it; ``spans`` and ``pieces`` as in :class:`AnswerUpdate`."""
 
     text: str
     tokens: tuple[TokenOrigin, ...]
     reason: FinishReason
     statistics: Statistics
     spans: tuple[TextSpan, ...] = ()
+    pieces: tuple[str, ...] = ()
 
 
 ChatEvent = AnswerUpdate | LinkChanged | Disagreement | Paused | AnswerFinished

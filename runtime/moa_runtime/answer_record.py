@@ -129,6 +129,7 @@ class AnswerRecord:
             statistics=self.figures(),
             spans=spans,
             dropped=dropped,
+            pieces=self._text.pieces(),
         )
 
     def disagreement(self, update: AnswerUpdate) -> Disagreement | None:
@@ -162,7 +163,8 @@ class AnswerRecord:
         """The whole answer."""
         self.ended = reason
         text = self.confirmed_text()
-        return AnswerFinished(text, tuple(self._tokens), reason, self.figures(), self._text.spans(complete=True))
+        spans, pieces = self._text.spans(complete=True), self._text.pieces(complete=True)
+        return AnswerFinished(text, tuple(self._tokens), reason, self.figures(), spans, pieces)
 
     def confirmed_text(self) -> str:
         """The text up to here, nothing tentative."""

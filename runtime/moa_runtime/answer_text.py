@@ -65,6 +65,13 @@ class AnswerText:
         self._settled = end
         return tuple(span for _, span in self._runs if span.text)
 
+    def pieces(self, *, complete: bool = False) -> tuple[str, ...]:
+        """The text, one piece for each token, perhaps an empty one. ``complete``: see :meth:`spans`."""
+        pieces = list(self._pieces)
+        if complete and pieces:
+            pieces[-1] += self._stream.finish()
+        return tuple(pieces)
+
     def before(self, count: int) -> str:
         """Text of the first ``count`` tokens."""
         return "".join(self._pieces[:count])

@@ -42,11 +42,12 @@ def update(committed: str, drafted: str = "", offline: str = "") -> AnswerUpdate
         TextSpan(offline, Origin.OFFLINE, False),
     )
     tokens, texts = origins(committed, drafted, offline), tuple(span for span in spans if span.text)
-    return AnswerUpdate(committed, drafted + offline, tokens, figures(len(committed)), texts)
+    whole = committed + drafted + offline
+    return AnswerUpdate(committed, drafted + offline, tokens, figures(len(committed)), texts, pieces=tuple(whole))
 
 
 def finished(text: str, reason: FinishReason = FinishReason.STOP) -> AnswerFinished:
-    return AnswerFinished(text, origins(text), reason, figures(len(text)))
+    return AnswerFinished(text, origins(text), reason, figures(len(text)), pieces=tuple(text))
 
 
 class FakeChat:

@@ -38,14 +38,13 @@ def test_a_stop_text_ends_the_text_wherever_it_is_cut(stops):
             pieces = StopFilter(stops)
             out = "".join(pieces.feed(part) for part in (text[: cuts[0]], text[cuts[0] : cuts[1]], text[cuts[1] :]))
             assert expected.startswith(out)
-            # A stop text that is complete only later may begin further to the left: what is out stays out.
-            assert pieces.stopped == bool(found) and out + pieces.finish() == expected
+            assert (pieces.end is not None) == bool(found) and out + pieces.finish() == expected
 
 
 def test_only_what_may_become_a_stop_text_is_held_back():
     pieces = StopFilter(["END"])
     assert [pieces.feed(text) for text in ("the E", "N", "T", "EN")] == ["the ", "", "ENT", ""]
-    assert pieces.finish() == "EN" and not pieces.stopped
+    assert pieces.finish() == "EN" and pieces.end is None
     assert StopFilter([]).feed("text") == "text"
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import accumulate
 
 from moa_chat.gateway.errors import verifier_away
 from moa_chat.gateway.request import AnswerRequest
@@ -46,9 +48,10 @@ class Ending:
 
     Attributes:
         reason: ``finish_reason``, "stop" or "length".
-        completion_tokens: of the answer, those that the target has not seen included.
+        completion_tokens: of the answer, up to the one that completes a stop text, those that the target has not seen
+            included.
         offline: whether the verifier was away at the end.
-        own_tokens: how many tokens the device wrote without the target.
+        own_tokens: how many of them the device wrote without the target.
     """
 
     reason: str
@@ -93,8 +96,10 @@ async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGen
             if piece := stops.feed(text[taken:]):
                 yield piece
             taken = max(taken, len(text))
-            if stops.stopped:
+            if stops.end is not None:
+                # A verdict may bring more: what is counted depends on the tokens alone, as the text does.
                 reason = "stop"
+                tokens = tokens[: bisect_left(list(accumulate(map(len, latest.pieces))), stops.end) + 1]
             if reason:
                 if piece := stops.finish():
                     yield piece
