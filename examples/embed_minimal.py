@@ -7,10 +7,10 @@ import asyncio
 import os
 import sys
 
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, LinkChanged
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.errors import MoaError
+from moa_runtime.events import AnswerFinished, AnswerUpdate, LinkChanged
 from moa_runtime.transport import Endpoint
 
 

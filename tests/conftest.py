@@ -52,7 +52,7 @@ def browser() -> str:
 @pytest.fixture(scope="session")
 def outer_address() -> str:
     """One of this machine's addresses that other machines reach: to browsers no secure context over plain http."""
-    from moa_server.invitation import hosts_of
+    from moa_server.web.pairing import hosts_of
 
     found = [host for host in hosts_of("0.0.0.0") if host[0].isdigit()]
     if not found:
@@ -111,7 +111,7 @@ def tiny_shipped(once: Once, tiny_target: Path, tiny_drafter: Path, monkeypatch:
             make_tiny_rival(name, tiny_target, folder / name)
 
     folder = once("shipped", make)
-    monkeypatch.setattr("moa_drafter.shipped.WEIGHTS", folder)
+    monkeypatch.setattr("moa_drafter.pretrained.WEIGHTS", folder)
     return folder
 
 
@@ -137,7 +137,7 @@ def onnx_bundle(once: Once, tiny_target: Path, tiny_drafter: Path) -> Path:
 
     def make(folder: Path) -> None:
         from moa_runtime.bundle import read_manifest, write_manifest
-        from moa_runtime.manners import Manners
+        from moa_runtime.offline_stopping import Manners
 
         make_tiny_bundle(folder, tiny_target, tiny_drafter, "none")
         write_manifest(folder, replace(read_manifest(folder), manners=Manners(0.0, repeated=1000, longest=1000)))

@@ -117,7 +117,7 @@ def tiny_with_layers(
     import torch
 
     from moa_drafter.checkpoint import load_checkpoint
-    from moa_drafter.training.deepen import with_target_layers
+    from moa_drafter.training.target_layers import with_target_layers
 
     drafter = with_target_layers(load_checkpoint(drafter_folder), last, first, trained=trained)
     drafter.bind_target(target.embedding, target.head, target.layers)
@@ -139,7 +139,7 @@ def make_tiny_rival(architecture: str, target_folder: Path, folder: Path, *, see
     """Write a random drafter of any architecture, see :func:`make_tiny_drafter`, into ``folder``."""
     import torch
 
-    from moa_drafter.architectures import new_drafter
+    from moa_drafter.architectures.registry import new_drafter
     from moa_drafter.checkpoint import save_checkpoint
     from moa_drafter.target import load_target
 
@@ -169,10 +169,10 @@ def make_tiny_bundle(
         questions: on whose answers its graphs are compared; without any nothing is.
         context: see :class:`moa_export.targets.base.TargetOptions`.
     """
+    from moa_export.offline_model import WriterSettings
     from moa_export.pipeline import ExportSettings, export_bundle
     from moa_export.progress import Progress
     from moa_export.targets.base import TargetOptions
-    from moa_export.writer import WriterSettings
 
     settings = ExportSettings(
         targets,

@@ -22,7 +22,7 @@ from moa_bench.link import get_profile
 from moa_bench.link.background import background_link
 from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.window import Window
-from moa_chat.local import local_verifier
+from moa_chat.local_verifier import local_verifier
 from moa_runtime.errors import MoaError
 from staged_window import staged_window, until
 from typist import Painted, Typist

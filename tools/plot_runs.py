@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from moa_bench.table import Table
+from moa_runtime.cli_main import run_program
 from moa_runtime.errors import MoaError
-from moa_runtime.program import run_program
 
 LOG_FILE = "log.jsonl"
 _NUMBERS = ("tokens", "tau")
@@ -30,7 +30,7 @@ Runs = dict[str, list[dict[str, Any]]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit status, see :func:`moa_runtime.program.run_program`."""
+    """Return the exit status, see :func:`moa_runtime.cli_main.run_program`."""
     parser = argparse.ArgumentParser(
         prog="plot_runs", description="Show tau and held-out loss of training runs against their answer tokens."
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from PySide6.QtCore import QEventLoop, QTimer
 from PySide6.QtWidgets import QApplication
 
-from moa_chat.desktop.look import Look
+from moa_chat.desktop.appearance import Look
 from moa_chat.desktop.profile import Profile, Settings
 from moa_chat.desktop.window import Window
 from moa_chat.history.store import History

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QWidget
 
 from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.window import Window
-from moa_chat.local import ensure_bundle
+from moa_chat.local_verifier import ensure_bundle
 from moa_runtime.errors import MoaError
 from staged_window import rest, staged_window, until
 

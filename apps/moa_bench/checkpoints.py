@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from moa_bench.inprocess import Device
 from moa_drafter.checkpoint_files import drafter_fingerprint
-from moa_drafter.shipped import checkpoint_of
+from moa_drafter.pretrained import checkpoint_of
 from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
 from moa_runtime.datastore.reader import Datastore
 from moa_runtime.drafter_names import DRAFTERS, DrafterName
@@ -21,7 +21,7 @@ from moa_runtime.tokenizer import ChatTokenizer
 if TYPE_CHECKING:
     from moa_drafter.drafter import Drafter
     from moa_drafter.target import Target
-    from moa_server.transformers_engine import TransformersEngine
+    from moa_server.engine.transformers import TransformersEngine
 
 
 def without_model(given: str | Path) -> DrafterName | None:
@@ -35,14 +35,14 @@ def checkpoint_pair(
     """Both ends for a drafter of any architecture, or one :func:`without_model`.
 
     Args:
-        given: see :func:`moa_drafter.shipped.checkpoint_of`.
+        given: see :func:`moa_drafter.pretrained.checkpoint_of`.
         ngrams: see :func:`drafting`.
         datastore: a file of earlier texts.
 
     Raises:
         MoaError: what cannot be read, or does not fit the target.
     """
-    from moa_server.transformers_engine import TransformersEngine
+    from moa_server.engine.transformers import TransformersEngine
 
     # As a bundle for the target would have it.
     tokenizer = ChatTokenizer(
@@ -62,7 +62,7 @@ def checkpoint_pair(
             reads_rows=DRAFTERS["sssd"].reads_rows,
         ), engine
     from moa_drafter.checkpoint import load_bound
-    from moa_drafter.layout import input_major, lay_out_for_few_rows
+    from moa_drafter.weight_layout import input_major, lay_out_for_few_rows
 
     folder = checkpoint_of(given)
     drafter = load_bound(folder, target)

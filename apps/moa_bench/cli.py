@@ -12,8 +12,8 @@ from moa_bench.outage import command as outage_command
 from moa_bench.placement import command as placement_command
 from moa_bench.report import command as report_command
 from moa_bench.shapes import command as shapes_command
+from moa_runtime.cli_main import run_program
 from moa_runtime.cpus import too_many_threads
-from moa_runtime.program import run_program
 
 _STOPPED = "stopped before anything was measured"
 
@@ -36,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status of the benchmark, or as :func:`~moa_runtime.program.run_program` says."""
+    """Exit status of the benchmark, or as :func:`~moa_runtime.cli_main.run_program` says."""
     return run_program("moa-bench", lambda: _run(build_parser().parse_args(argv)), stopped=_STOPPED)
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from moa_bench.loopback import LoopbackVerifier
 from moa_bench.pace import Clock
-from moa_runtime.control import Controller
 from moa_runtime.drafters.base import Drafter
+from moa_runtime.drafting.draft_controllers import Controller
+from moa_runtime.drafting.events import Draft, LoopEvent, RoundEnded
+from moa_runtime.drafting.loop import DraftingLoop
+from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.errors import MoaError
-from moa_runtime.loop import DraftingLoop
-from moa_runtime.loop_events import Draft, LoopEvent, RoundEnded
-from moa_runtime.loop_settings import LoopSettings
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Faulted, Origin, Sampling
 from moa_runtime.session.handshake import Fingerprints

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moa_bench.questions import Question
-from moa_drafter.shipped import checkpoint_of
+from moa_drafter.pretrained import checkpoint_of
 from moa_runtime.backends.load import load_backend, load_writer
 from moa_runtime.bundle import Bundle, Fingerprints
 from moa_runtime.datastore.reader import Datastore
 from moa_runtime.drafters.base import Drafter
-from moa_runtime.drafters.for_bundle import drafter_for, writer_for
+from moa_runtime.drafters.factory import drafter_for, writer_for
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.tokenizer import ChatTokenizer
 
 if TYPE_CHECKING:
     from moa_drafter.progress import Progress
-    from moa_server.transformers_engine import TransformersEngine
+    from moa_server.engine.transformers import TransformersEngine
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def device_of(
     """What drafts with ``bundle`` on the backend of that name, or on the first it has a graph for.
 
     Args:
-        ngrams, datastore: see :func:`moa_runtime.drafters.for_bundle.drafter_for`.
+        ngrams, datastore: see :func:`moa_runtime.drafters.factory.drafter_for`.
 
     Raises:
         MoaError: the bundle's graph or tokenizer cannot be loaded.
@@ -69,7 +69,7 @@ def engine_of(args: argparse.Namespace) -> TransformersEngine:
     """
     # Imported late: this brings torch, and --help should answer at once.
     from moa_drafter.target_source import DEFAULT_TARGET
-    from moa_server.transformers_engine import TransformersEngine
+    from moa_server.engine.transformers import TransformersEngine
 
     return TransformersEngine.load(args.model or DEFAULT_TARGET, checkpoint_of(args.drafter))
 

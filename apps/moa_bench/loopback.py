@@ -10,9 +10,9 @@ from moa_runtime.session.server import ServerSession
 from moa_runtime.session.work import RowsWork, Verify, parse_client_message
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.blocking import BlockingEngine
-from moa_server.engine import Engine, new_sequence
-from moa_server.rounds import job_of, take_rows, verdict_of
+from moa_server.engine.base import Engine, new_sequence
+from moa_server.engine.blocking import BlockingEngine
+from moa_server.scheduling.rounds import job_of, take_rows, verdict_of
 
 
 class LoopbackVerifier:

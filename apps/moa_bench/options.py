@@ -9,8 +9,8 @@ from pathlib import Path
 
 from moa_bench.builtin_questions import BUILTIN_QUESTIONS
 from moa_bench.questions import Question, read_questions
-from moa_chat.setup import open_bundle
-from moa_drafter.shipped import shipped_names
+from moa_chat.chat_config import open_bundle
+from moa_drafter.pretrained import shipped_names
 from moa_runtime.bundle import Bundle
 from moa_runtime.draft_length import draft_length_of
 from moa_runtime.drafter_names import DEFAULT_DRAFTER

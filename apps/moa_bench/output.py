@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from moa_bench.output_file import check_output_file
 from moa_bench.table import Table
 from moa_runtime.errors import MoaError
-from moa_runtime.extras import require_extra
+from moa_runtime.optional_deps import require_extra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from moa_bench.cpus import pin, split_cpus
-from moa_chat.local import local_verifier
+from moa_chat.local_verifier import local_verifier
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
+from moa_runtime.atomic_file import remove_private
 from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.paths import data_dir, expanded
-from moa_runtime.private_file import remove_private
 
 if TYPE_CHECKING:
     from moa_runtime.bundle import Bundle

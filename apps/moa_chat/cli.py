@@ -12,15 +12,15 @@ from pathlib import Path
 
 from moa_chat.chats_datastore import datastore_for, forget
 from moa_chat.options import DEFAULT_SERVER, build_parser, check_options
+from moa_runtime.cli_main import run_program
 from moa_runtime.drafter_names import drafter_option
 from moa_runtime.errors import MoaError
-from moa_runtime.extras import require_extra
+from moa_runtime.optional_deps import require_extra
 from moa_runtime.paths import data_dir
-from moa_runtime.program import run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0, or as :func:`~moa_runtime.program.run_program` says."""
+    """Exit status 0, or as :func:`~moa_runtime.cli_main.run_program` says."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # an answer may hold what the terminal's encoding lacks
@@ -36,10 +36,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.once is None and options.serve is None and not options.terminal:
         return _open_window(options)
     # Imported late, so that --help and refused options answer at once.
-    from moa_chat.local import ensure_bundle, local_verifier
-    from moa_chat.once import run_once
-    from moa_chat.setup import endpoint_for, open_bundle, setup_for
-    from moa_chat.terminal import run_terminal
+    from moa_chat.chat_config import endpoint_for, open_bundle, setup_for
+    from moa_chat.local_verifier import ensure_bundle, local_verifier
+    from moa_chat.oneshot import run_once
+    from moa_chat.terminal.app import run_terminal
 
     if options.serve is not None:
         require_extra("gateway", "--serve")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from moa_drafter.shipped import offered_names
+from moa_drafter.pretrained import offered_names
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafter_names import DEFAULT_DRAFTER, DRAFTERS, DrafterName, OtherDrafterError
 

@@ -8,12 +8,12 @@ from typing import NoReturn
 
 from moa_chat.chats_datastore import datastore_choice_of
 from moa_chat.drafters import drafter_name_of, drafters_help
-from moa_drafter.shipped import offered_names
+from moa_drafter.pretrained import offered_names
 from moa_runtime.draft_length import draft_length_of
 from moa_runtime.drafter_names import DRAFTERS
-from moa_runtime.drafting import DRAFTINGS
+from moa_runtime.drafting.offline import OFFLINES
 from moa_runtime.errors import MoaError
-from moa_runtime.offline import OFFLINES
+from moa_runtime.options import DRAFTINGS
 
 DEFAULT_SERVER = "ws://127.0.0.1:8765"
 DEFAULT_GATEWAY = "127.0.0.1:11435"

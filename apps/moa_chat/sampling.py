@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from moa_chat.history.chat_settings import ChatSettings
-from moa_runtime.recommended import RecommendedSampling
+from moa_runtime.generation_config import RecommendedSampling
 from moa_runtime.session.events import Sampling
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from moa_chat.export import as_json, as_markdown
+from moa_chat.transcript import as_json, as_markdown
 from moa_runtime.errors import MoaError
 from moa_runtime.paths import expanded
 

@@ -11,15 +11,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from moa_drafter.architectures import drafter_of
+from moa_drafter.architectures.registry import drafter_of
+from moa_drafter.architectures.tokens import TokenDrafter
 from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER, CONFIG_FILE, WEIGHTS_FILE, CheckpointError
+from moa_drafter.compatibility import check_fit
 from moa_drafter.config import DrafterConfig
 from moa_drafter.config_fields import ConfigError
 from moa_drafter.drafter import Drafter
-from moa_drafter.fit import check_fit
+from moa_drafter.huawei_checkpoint import is_published, keys_before_values, published_config
 from moa_drafter.model import MoADrafter
-from moa_drafter.published import is_published, keys_before_values, published_config
-from moa_drafter.rivals.tokens import TokenDrafter
 from moa_drafter.target import Target
 
 #: What can be exported.
@@ -42,7 +42,7 @@ def save_checkpoint(drafter: Drafter, folder: Path, *, dtype: torch.dtype = torc
 def load_checkpoint(folder: Path) -> Drafter:
     """Load a drafter of any architecture in float32; :meth:`Drafter.bind_target` must follow before it can draft.
 
-    A folder in the layout of the paper's authors is taken too (:mod:`moa_drafter.published`).
+    A folder in the layout of the paper's authors is taken too (:mod:`moa_drafter.huawei_checkpoint`).
 
     Raises:
         CheckpointError: a missing file or tensor, a wrong shape, a truncated file, or weights that nothing can be

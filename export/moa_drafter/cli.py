@@ -11,9 +11,9 @@ from typing import Any
 
 from moa_drafter.training.config_file import FIELDS, TYPES, checked
 from moa_drafter.vllm_environment import set_variables
+from moa_runtime.cli_main import run_program
 from moa_runtime.errors import MoaError
-from moa_runtime.extras import require_extra
-from moa_runtime.program import run_program
+from moa_runtime.optional_deps import require_extra
 
 # By what the type of a setting is called, the first that fits: how a flag is read, and what help calls its value.
 _KINDS = (
@@ -75,7 +75,7 @@ def _run(args: argparse.Namespace) -> int:
     require_extra("train", "moa-train")
     set_variables()
     # Imported late, so that --help answers at once, and torch finds what was set.
-    from moa_drafter.training.command import Command
+    from moa_drafter.training.cli import Command
 
     given = {key: getattr(args, key) for key in FIELDS if getattr(args, key) is not None}
     if "mix" in given:

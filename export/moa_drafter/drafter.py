@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from moa_drafter.llama import rotary_angles
-from moa_drafter.states import Reads, TargetStates
+from moa_drafter.target_features import Reads, TargetStates
 
 if TYPE_CHECKING:
+    from moa_drafter.architectures.config import RivalConfig
     from moa_drafter.config import DrafterConfig
-    from moa_drafter.rivals.config import RivalConfig
     from moa_drafter.target import Target
     from moa_drafter.training.batch import Batch
     from moa_runtime.backends.base import Backend
@@ -87,7 +87,7 @@ class Drafter(nn.Module):
     def sharpen(self) -> None:
         """Multiply the draft logits by ``config.sharpness`` from here on: for drafting; training has them as they are.
 
-        The factor was fitted to what the target chose (:mod:`moa_drafter.training.calibration`). It changes how likely
+        The factor was fitted to what the target chose (:mod:`temperature_scaling`). It changes how likely
         candidates are, not their order.
         """
         if self.config.sharpness != 1:

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from moa_drafter.compatibility import FitError
 from moa_drafter.config import DrafterConfig
 from moa_drafter.drafter import Drafter
-from moa_drafter.fit import FitError
 from moa_drafter.llama import DecoderLayer, KeysValues, RMSNorm, joined, rotary_angles, run_layers
-from moa_drafter.states import Reads, TargetStates
+from moa_drafter.target_features import Reads, TargetStates
 from moa_drafter.target_layers import copy_exactly, frozen_layers
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from moa_drafter.target_source import DEFAULT_TARGET, TargetError, builtin_of, quiet_transformers, resolve_target
-from moa_runtime.recommended import RecommendedSampling
+from moa_runtime.generation_config import RecommendedSampling
 
 
 def target_fingerprint(folder: Path) -> str:

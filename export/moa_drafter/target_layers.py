@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from moa_drafter.compatibility import FitError
 from moa_drafter.config import LayerDims
-from moa_drafter.fit import FitError
 from moa_drafter.llama import DecoderLayer, frozen
 
 

@@ -23,8 +23,8 @@ from filelock import FileLock
 
 from moa_runtime.bundle import sha256_of
 from moa_runtime.errors import MoaError
+from moa_runtime.generation_config import RecommendedSampling
 from moa_runtime.paths import cache_dir, expanded
-from moa_runtime.recommended import RecommendedSampling
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
 HUB_TIMEOUT_S = 5.0

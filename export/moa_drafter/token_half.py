@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from moa_drafter.architectures.tokens import TokenDrafter
 from moa_drafter.llama import run_layers
-from moa_drafter.rivals.tokens import TokenDrafter
 
 
 class TokenHalf(nn.Module):

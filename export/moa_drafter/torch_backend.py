@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from moa_drafter.device_half import DeviceHalf
+from moa_drafter.device_module import DeviceHalf
 from moa_drafter.model import MoADrafter
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from moa_drafter.architectures.independent import IndependentConfig, IndependentDrafter
+from moa_drafter.compatibility import FitError
 from moa_drafter.config import check_copied_exactly, config_for_target
-from moa_drafter.fit import FitError
-from moa_drafter.rivals.independent import IndependentConfig, IndependentDrafter
 from moa_drafter.target import Target
 
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moa_drafter.shipped import shipped_names
-from moa_export.example import worked_example
+from moa_drafter.pretrained import shipped_names
+from moa_export.golden_step import worked_example
 from moa_export.table import Row, format_rows, left_out
 from moa_runtime.backends.load import BACKENDS, load_backend
 from moa_runtime.bundle import Bundle, Manifest, TargetEntry, read_manifest
 from moa_runtime.drafter_names import DEFAULT_DRAFTER
-from moa_runtime.extras import require_extra
+from moa_runtime.optional_deps import require_extra
 
 NPM_HELP = (
     "let npm install onnxruntime-web into the cache (150 MB), by which graphs for browsers are compared in Node; "
@@ -80,7 +80,7 @@ def verify(words: Sequence[str]) -> int:
     failures: list[str] = []
     if not args.files_only:
         require_extra("export", "moa-export verify")
-        from moa_export.quiet import quiet_toolchain, toolchain_log
+        from moa_export.toolchain_log import quiet_toolchain, toolchain_log
 
         with quiet_toolchain(toolchain_log()) as terminal:
             from moa_export.progress import Progress

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from moa_export import bundle_commands, export_command
 from moa_export.datastore_command import datastore
-from moa_runtime.program import run_program
+from moa_runtime.cli_main import run_program
 
 _EPILOG = """\
 commands:
@@ -26,7 +26,7 @@ _COMMANDS = {**bundle_commands.COMMANDS, "datastore": datastore}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, 1 for a check that failed (or bundles that differ), else as
-    :func:`~moa_runtime.program.run_program` says."""
+    :func:`~moa_runtime.cli_main.run_program` says."""
     if argv is None:  # a program of its own: one that is told to end removes what it began
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     words = list(sys.argv[1:] if argv is None else argv)

@@ -13,7 +13,7 @@ from moa_export.datastore_documents import FORMATS, DocumentReader
 from moa_runtime.bundle import Bundle
 from moa_runtime.datastore.writer import MOST_TOKENS, write_datastore
 from moa_runtime.errors import MoaError
-from moa_runtime.extras import require_extra
+from moa_runtime.optional_deps import require_extra
 from moa_runtime.paths import default_bundle
 from moa_runtime.tokenizer import ChatTokenizer
 

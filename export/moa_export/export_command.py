@@ -11,19 +11,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moa_drafter.shipped import checkpoint_of, shipped_names
+from moa_drafter.pretrained import checkpoint_of, shipped_names
 from moa_export.bundle_commands import NPM_HELP
 from moa_export.errors import ExportError
 from moa_export.presets import DEFAULT_PRESET, PRESETS, read_config, resolve
 from moa_export.recipe import Recipe
 from moa_export.table import Row, format_rows, left_out
 from moa_runtime.drafter_names import DEFAULT_DRAFTER
-from moa_runtime.extras import require_extra
+from moa_runtime.optional_deps import require_extra
 from moa_runtime.paths import default_bundle
 
 if TYPE_CHECKING:
+    from moa_export.offline_model import MadeWriter
     from moa_export.pipeline import ExportSettings, Made, Report
-    from moa_export.writer import MadeWriter
 
 #: Extras by target; ``--target all`` needs them all. Known here so that a missing one is said at once.
 EXTRAS = {"onnx": "export", "web": "export", "executorch": "executorch", "coreml": "coreml"}
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         require_extra(extra, "moa-export")
 
     # Seconds of imports, and not there on a device: only now. They are loud, too.
-    from moa_export.quiet import quiet_toolchain, toolchain_log
+    from moa_export.toolchain_log import quiet_toolchain, toolchain_log
 
     with contextlib.ExitStack() as stack:
         terminal = stack.enter_context(quiet_toolchain(toolchain_log()))
@@ -145,9 +145,9 @@ def _settings(
     args: argparse.Namespace, config: Mapping[str, Any], targets: tuple[str, ...], recipe: Recipe
 ) -> ExportSettings:
     from moa_drafter.target_source import DEFAULT_TARGET
+    from moa_export.offline_model import WriterSettings
     from moa_export.pipeline import ExportSettings
     from moa_export.targets.base import TargetOptions
-    from moa_export.writer import WriterSettings
 
     delegates = str(args.backend or config.get("backend") or ",".join(TargetOptions().delegates)).split(",")
     context = args.context if args.context is not None else config.get("context", TargetOptions().context)

@@ -14,22 +14,22 @@ import torch
 
 from moa_drafter.checkpoint import DeviceDrafter, load_for_device
 from moa_drafter.checkpoint_files import drafter_fingerprint
-from moa_drafter.fit import check_fit
+from moa_drafter.compatibility import check_fit
 from moa_drafter.target import Target, load_target
 from moa_drafter.target_source import DEFAULT_TARGET, resolve_target
 from moa_export.bundle_writer import rejected_path, staged_bundle
-from moa_export.calibration import calibrate, needs_calibration
 from moa_export.errors import ExportError, ParityError
-from moa_export.manners import fit_manners
+from moa_export.fit_stopping import fit_manners
+from moa_export.gptq import calibrate, needs_calibration
+from moa_export.offline_model import Writers, WriterSettings, make_writer
 from moa_export.progress import Progress
 from moa_export.prompts import CALIBRATION_PROMPTS, PROMPTS
-from moa_export.proof import NOT_ASKED, Proof, Reference, prove, reference_of, unproved
+from moa_export.quarot import rotate_residual_stream
 from moa_export.recipe import Recipe
 from moa_export.recordings import record
-from moa_export.rotation import rotate_residual_stream
 from moa_export.targets import target_of
 from moa_export.targets.base import Artifact, ExportTarget, TargetOptions
-from moa_export.writer import Writers, WriterSettings, make_writer
+from moa_export.validation import NOT_ASKED, Proof, Reference, prove, reference_of, unproved
 from moa_runtime.bundle import (
     CHAT_TEMPLATE_FILE,
     TOKENIZER_FILE,

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from moa_drafter.architectures.tokens import TokenDrafter
 from moa_drafter.checkpoint import DeviceDrafter
-from moa_drafter.rivals.tokens import TokenDrafter
-from moa_drafter.states import target_states
 from moa_drafter.target import Target
+from moa_drafter.target_features import target_states
 from moa_drafter.training.decoding import answer_greedily
 from moa_runtime.drafters.base import Float32
 from moa_runtime.paths import cache_dir

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from moa_drafter.checkpoint_files import drafter_fingerprint
-from moa_drafter.shipped import checkpoint_of
+from moa_drafter.pretrained import checkpoint_of
 from moa_drafter.target_source import DEFAULT_TARGET
 from moa_export.errors import ExportError
+from moa_export.offline_model import TARGET, prove_writers
 from moa_export.pipeline import ExportSettings, load
 from moa_export.progress import Progress
-from moa_export.proof import Proof, prove, reference_of
 from moa_export.recipe import Recipe
 from moa_export.recordings import record
 from moa_export.targets import target_of
 from moa_export.targets.base import Artifact, TargetOptions
-from moa_export.writer import TARGET, prove_writers
+from moa_export.validation import Proof, prove, reference_of
 from moa_runtime.bundle import Bundle, TargetEntry
 
 

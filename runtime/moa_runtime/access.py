@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection
 
 from moa_runtime.errors import MoaError
-from moa_runtime.listening import is_loopback
+from moa_runtime.sockets import is_loopback
 
 _HOST = re.compile(r"(?:\[(?P<literal>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s:@/\\?#\[\]]+))(?::[0-9]*)?")
 # As browsers write it: in lower case, without a path, and a port only where it is not the scheme's own.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from moa_runtime.answer import AnswerUpdate, ChatEvent, LinkChanged, TokenOrigin
 from moa_runtime.errors import ChatError
+from moa_runtime.events import AnswerUpdate, ChatEvent, LinkChanged, TokenOrigin
 
 
 class AnswerEvents:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from moa_runtime.answer import Origin, TextSpan, TokenOrigin
-from moa_runtime.sequences import common_length
+from moa_runtime.events import Origin, TextSpan, TokenOrigin
 from moa_runtime.text_stream import TextStream
 from moa_runtime.tokenizer import ChatTokenizer
+from moa_runtime.tokens import common_length
 
 
 class AnswerText:

@@ -13,29 +13,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from moa_runtime.answer import ChatEvent, Origin
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_writer
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat_checks import ChatChecks
 from moa_runtime.chat_keeper import ChatKeeper
 from moa_runtime.chat_state import ChatState
-from moa_runtime.control import Controller
 from moa_runtime.conversation import Conversation
 from moa_runtime.datastore.reader import Datastore
 from moa_runtime.drafter_names import DRAFTERS, DrafterName
 from moa_runtime.drafters.base import Drafter
-from moa_runtime.drafters.for_bundle import backend_for, drafter_for, writer_for
+from moa_runtime.drafters.factory import backend_for, drafter_for, writer_for
+from moa_runtime.drafting.cost_model import Throughput
+from moa_runtime.drafting.draft_controllers import Controller
+from moa_runtime.drafting.loop import DraftingLoop
+from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.errors import ChatError, ContextFullError
-from moa_runtime.loop import DraftingLoop
-from moa_runtime.loop_settings import LoopSettings
-from moa_runtime.sequences import common_length
+from moa_runtime.events import ChatEvent, Origin
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.session_id import new_session_id
-from moa_runtime.throughput import Throughput
 from moa_runtime.timeline import Timeline
 from moa_runtime.tokenizer import ChatTokenizer
+from moa_runtime.tokens import common_length
 from moa_runtime.transport import Endpoint, Timing
 from moa_runtime.unconfirmed import Unconfirmed
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
@@ -128,7 +128,7 @@ class Chat(ChatChecks):
                 :class:`~moa_runtime.backends.shared.SharedBackend`. Without use where the drafter has no graph.
             writer: the bundle's, for several chats a shared one; otherwise it is loaded when it is first needed.
             threads: of a backend that is to be loaded.
-            ngrams: also copy from the conversation, see :func:`moa_runtime.drafters.for_bundle.drafter_for`.
+            ngrams: also copy from the conversation, see :func:`moa_runtime.drafters.factory.drafter_for`.
             datastore: and from earlier texts. The verifier is sent parts of them as drafts.
             system: a message at the beginning of a new conversation.
             timeline: gets what the device does and when, see :class:`moa_runtime.driver.Driver`.

@@ -8,20 +8,20 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, Paused, Statistics
-from moa_runtime.answer_record import AnswerRecord
+from moa_runtime.answer_view import AnswerRecord
 from moa_runtime.chat_keeper import ChatKeeper
 from moa_runtime.chat_link import ChatLink
 from moa_runtime.chat_state import AnswerState, ChatState
 from moa_runtime.conversation import Conversation, Question
+from moa_runtime.drafting.events import Drafted, LoopEvent, PauseBegan
+from moa_runtime.drafting.loop import DraftingLoop
 from moa_runtime.errors import ChatError
-from moa_runtime.loop import DraftingLoop
-from moa_runtime.loop_events import Drafted, LoopEvent, PauseBegan
-from moa_runtime.sequences import common_length
+from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, Paused, Statistics
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Finished, Origin, Policy, RolledBack, Welcomed
 from moa_runtime.timeline import Timeline
 from moa_runtime.tokenizer import ChatTokenizer
+from moa_runtime.tokens import common_length
 from moa_runtime.transport import Endpoint, Timing
 from moa_runtime.unconfirmed import Unconfirmed
 

@@ -8,10 +8,10 @@ from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
 
-from moa_runtime.answer import AnswerFinished, ChatEvent, LinkStatus
 from moa_runtime.chat_answers import ChatAnswers
 from moa_runtime.conversation import Question
 from moa_runtime.errors import MoaError
+from moa_runtime.events import AnswerFinished, ChatEvent, LinkStatus
 from moa_runtime.unconfirmed import Unconfirmed
 
 T = TypeVar("T")

@@ -6,16 +6,16 @@ import asyncio
 from types import TracebackType
 from typing import Any, TypeVar
 
-from moa_runtime.answer import LinkChanged, LinkStatus
 from moa_runtime.answer_events import AnswerEvents
 from moa_runtime.chat_keeper import ChatKeeper
 from moa_runtime.connect_error import ConnectError
+from moa_runtime.drafting.events import LoopEvent, Problem
+from moa_runtime.drafting.loop import DraftingLoop
+from moa_runtime.drafting.offline import Offline
+from moa_runtime.drafting.settings import Conditions
 from moa_runtime.driver import Driver
 from moa_runtime.errors import ChatError, MoaError
-from moa_runtime.loop import DraftingLoop
-from moa_runtime.loop_events import LoopEvent, Problem
-from moa_runtime.loop_settings import Conditions
-from moa_runtime.offline import Offline
+from moa_runtime.events import LinkChanged, LinkStatus
 from moa_runtime.session.events import Policy
 from moa_runtime.timeline import Timeline
 from moa_runtime.transport import Endpoint, Timing
@@ -151,7 +151,7 @@ class ChatLink:
 
     def tell_conditions(self, conditions: Conditions) -> None:
         """The app went to the background or came back, power is low, the network is metered: see
-        :class:`~moa_runtime.loop_settings.Conditions`."""
+        :class:`~moa_runtime.drafting.settings.Conditions`."""
         self._driver.tell_conditions(conditions)
 
     async def network_changed(self) -> None:

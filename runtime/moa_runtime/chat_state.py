@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field, fields
 from itertools import groupby
 from typing import Any
 
-from moa_runtime.answer import FinishReason, Origin, Statistics
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.chat_store import StoreError
 from moa_runtime.conversation import checked_turn
 from moa_runtime.errors import MoaError
+from moa_runtime.events import FinishReason, Origin, Statistics
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session_id import checked_session_id, new_session_id
 from moa_runtime.unconfirmed import Unconfirmed, checked_marks, mark_from_json

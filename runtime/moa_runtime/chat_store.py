@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from moa_runtime.atomic_file import lock, open_private, replace_private
 from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.paths import expanded, free_name
-from moa_runtime.private_file import lock, open_private, replace_private
 
 
 class StoreError(MoaError):

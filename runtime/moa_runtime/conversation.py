@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moa_runtime.errors import ChatError, MoaError
-from moa_runtime.sequences import common_length
 from moa_runtime.session.events import Sampling
 from moa_runtime.tokenizer import ChatTokenizer, HistoryRewrittenError
+from moa_runtime.tokens import common_length
 from moa_runtime.unconfirmed import Unconfirmed, checked_marks
 
 #: Tokens before a raw answer that its first ones are decoded with: more than the bytes of a character.

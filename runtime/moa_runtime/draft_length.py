@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from typing import Literal, get_args
 
-#: ``auto`` is the shape that pays, the others Thompson sampling as in EESD, see :mod:`moa_runtime.thompson`.
+#: ``auto`` is the shape that pays, the others Thompson sampling as in EESD, see :mod:`moa_runtime.drafting.thompson`.
 Adaptive = Literal["auto", "thompson", "thompson-calibrated"]
 ADAPTIVE: tuple[Adaptive, ...] = get_args(Adaptive)
 #: Tokens of each draft, a chain; or how their shape is chosen.

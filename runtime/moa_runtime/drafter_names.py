@@ -35,8 +35,8 @@ class DrafterKind:
         return self.architecture == "moa"
 
 
-#: By name, the default first. :func:`moa_runtime.drafters.for_bundle.drafter_for` makes them. Which of them there are
-#: weights of, so that a bundle can be made, is known where checkpoints are: :mod:`moa_drafter.shipped`.
+#: By name, the default first. :func:`moa_runtime.drafters.factory.drafter_for` makes them. Which of them there are
+#: weights of, so that a bundle can be made, is known where checkpoints are: :mod:`moa_drafter.pretrained`.
 DRAFTERS: Mapping[DrafterName, DrafterKind] = {
     "moa": DrafterKind(
         "Mixture of Attentions, which reads the verifier's memory rows: right for most",

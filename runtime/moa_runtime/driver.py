@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from moa_runtime.answer import LinkChanged
 from moa_runtime.connect_error import ConnectError, unexpected_error
+from moa_runtime.drafting.events import Draft, LoopEvent, RoundEnded
+from moa_runtime.drafting.loop import DraftingLoop
+from moa_runtime.drafting.settings import Conditions
 from moa_runtime.errors import MoaError
-from moa_runtime.loop import DraftingLoop
-from moa_runtime.loop_events import Draft, LoopEvent, RoundEnded
-from moa_runtime.loop_settings import Conditions
+from moa_runtime.events import LinkChanged
 from moa_runtime.session.events import Faulted, Welcomed
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.transport import Endpoint, Timing, Transport, TransportHandlers

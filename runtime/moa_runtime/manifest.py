@@ -13,8 +13,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from moa_runtime.errors import MoaError
-from moa_runtime.manners import Manners
-from moa_runtime.recommended import RecommendedSampling
+from moa_runtime.generation_config import RecommendedSampling
+from moa_runtime.offline_stopping import Manners
 
 SCHEMA_VERSION = 2
 MANIFEST_FILE = "manifest.json"

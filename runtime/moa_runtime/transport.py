@@ -14,8 +14,8 @@ from websockets.asyncio.client import connect as _connect
 from websockets.exceptions import ConnectionClosed
 
 from moa_runtime.connect_error import ConnectError, connect_error
-from moa_runtime.listening import is_loopback
 from moa_runtime.session_id import SESSION_ID_HEADER, new_session_id
+from moa_runtime.sockets import is_loopback
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 
 SESSION_PATH = "/v1/session"

@@ -22,22 +22,22 @@ from starlette.websockets import WebSocket
 
 from moa_runtime.access import host_allowed, names_address, origin_allowed, own_origin
 from moa_runtime.timeline import NO_TIMELINE, Timeline
-from moa_server.away import Away
-from moa_server.bearers import Bearer, Bearers
+from moa_server.auth import Bearer, Bearers
+from moa_server.background_answers import Away
 from moa_server.connection import Connection
 from moa_server.decoding import PlainDecodingEndpoint
-from moa_server.engine import Engine
-from moa_server.guard import Guard
-from moa_server.logs import add_log_fields
+from moa_server.drafting.server_drafting import ServerDrafts
+from moa_server.engine.base import Engine
+from moa_server.error_middleware import Guard
+from moa_server.logging import add_log_fields
 from moa_server.metrics import Metrics
 from moa_server.parts import Parts
-from moa_server.server_drafts import ServerDrafts
+from moa_server.scheduling.worker import Worker
 from moa_server.sessions import SessionStore
 from moa_server.settings import Settings
 from moa_server.subprotocols import SESSION_SUBPROTOCOL, SubprotocolError, authorization_of
-from moa_server.web_files import WebFile
-from moa_server.website import Website
-from moa_server.worker import Worker
+from moa_server.web.files import WebFile
+from moa_server.web.site import Website
 
 SESSION_PATH, DECODE_PATH, STATUS_PATH = "/v1/session", "/v1/decode", "/v1/status"
 HEALTH_PATH, READY_PATH, METRICS_PATH = "/healthz", "/readyz", "/metrics"

@@ -11,24 +11,24 @@ import socket
 import ssl
 from pathlib import Path
 
+from moa_runtime.cli_main import run_program
 from moa_runtime.errors import MoaError
-from moa_runtime.listening import is_loopback, listen, url_of
-from moa_runtime.program import run_program
+from moa_runtime.sockets import is_loopback, listen, url_of
 from moa_runtime.timeline import NO_TIMELINE, Timeline
-from moa_server.bearers import Bearers, new_token
-from moa_server.engine import Engine
-from moa_server.loading import load_engine, server_drafts
-from moa_server.logs import complain, configure
+from moa_server.auth import Bearers, new_token
+from moa_server.edge.connection_limits import EdgeLimits
+from moa_server.engine.base import Engine
+from moa_server.engine.load import load_engine, server_drafts
+from moa_server.logging import complain, configure
 from moa_server.options import ServeError, parser, settings_of
-from moa_server.places import EdgeLimits
 from moa_server.process_end import ProcessEnd
 from moa_server.settings import Settings
 from moa_server.stdin_watch import end_with_stdin
-from moa_server.web_setup import WebSetup, check_web_options
+from moa_server.web.setup import WebSetup, check_web_options
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until SIGINT or SIGTERM. Exit status 0 after either, else as :func:`~moa_runtime.program.run_program` says:
+    """Serve until SIGINT or SIGTERM. Exit status 0 after either, else as :func:`run_program` says:
     130 after SIGINT while the model loads."""
     options = parser().parse_args(argv)
     configure(options.log_format, options.log_level)
@@ -121,7 +121,7 @@ def _run(
     web: WebSetup | None,
 ) -> None:
     from moa_server.app import SESSION_PATH
-    from moa_server.serve import VerifierServer
+    from moa_server.process import VerifierServer
 
     files = web.files(engine.fingerprints) if web else None
     host, port = listening.getsockname()[:2]

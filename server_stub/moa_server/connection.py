@@ -12,15 +12,15 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from moa_runtime.session.handshake import check_hello, fault
 from moa_runtime.session.work import Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.bearers import Bearer
-from moa_server.budgets import Kind
-from moa_server.inbox import End, Inbox
-from moa_server.jobs import GivenUpError
-from moa_server.logs import add_log_fields, log_unexpected
+from moa_server.auth import Bearer
+from moa_server.edge.frame_reader import End, Inbox
+from moa_server.edge.rate_limits import Kind
+from moa_server.logging import add_log_fields, log_unexpected
 from moa_server.parts import Parts
 from moa_server.pongs import Pongs
 from moa_server.refusals import FAILED, GOING_AWAY, NORMAL, REFUSED, TRY_AGAIN_LATER, busy, refusal_of
-from moa_server.session_work import SessionWork
+from moa_server.scheduling.session_work import SessionWork
+from moa_server.scheduling.verify_job import GivenUpError
 from moa_server.sessions import Conversation, OlderConnectionError
 
 #: Seconds after which the answer of a client that says nothing goes on without it: most rounds take less.

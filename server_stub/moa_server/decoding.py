@@ -15,14 +15,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from moa_runtime.session.sampling import Sampling
-from moa_server.bearers import Bearer, Bearers
-from moa_server.budgets import Budgets, Kind
-from moa_server.engine import Engine
-from moa_server.jobs import EngineFailedError, ExpiredError, GivenUpError
+from moa_server.auth import Bearer, Bearers
+from moa_server.edge.rate_limits import Budgets, Kind
+from moa_server.engine.base import Engine
+from moa_server.engine.baseline import PlainDecoding, Token
 from moa_server.metrics import Metrics
-from moa_server.plain import PlainDecoding, Token
+from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, GivenUpError
+from moa_server.scheduling.worker import Worker
 from moa_server.settings import Settings
-from moa_server.worker import Worker
 
 T = TypeVar("T")
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from moa_server.engine import Engine, EngineFacts
-from moa_server.scheduler import MOST_SEQUENCES
-from moa_server.step_cost import StepCost
-from moa_server.warm_up import Trial, warm_up
+from moa_server.engine.base import Engine, EngineFacts
+from moa_server.engine.warm_up import Trial, warm_up
+from moa_server.scheduling.scheduler import MOST_SEQUENCES
+from moa_server.scheduling.step_cost import StepCost
 
 #: Tokens a second that every session is to get.
 LEAST_RATE = 10.0

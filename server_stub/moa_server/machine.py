@@ -11,9 +11,9 @@ import torch
 
 from moa_runtime.cpus import available_cpus
 from moa_server.doctor import Facts, Machine
-from moa_server.edge import ceiling, raise_descriptor_limit
-from moa_server.engine import EngineFacts
-from moa_server.packed_linear import product
+from moa_server.edge.server import ceiling, raise_descriptor_limit
+from moa_server.engine.base import EngineFacts
+from moa_server.engine.packed_linear import product
 
 #: CPU flags of Linux that stand for instructions with bfloat16.
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}

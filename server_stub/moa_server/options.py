@@ -6,13 +6,13 @@ import argparse
 import os
 from pathlib import Path
 
-from moa_drafter.shipped import shipped_names
+from moa_drafter.pretrained import shipped_names
 from moa_runtime.access import check_origins
 from moa_runtime.drafter_names import DEFAULT_DRAFTER
 from moa_runtime.errors import MoaError
-from moa_runtime.listening import is_loopback
-from moa_server.logs import FORMATS, LEVELS
-from moa_server.places import EdgeLimits
+from moa_runtime.sockets import is_loopback
+from moa_server.edge.connection_limits import EdgeLimits
+from moa_server.logging import FORMATS, LEVELS
 from moa_server.settings import Settings
 
 DEFAULT_PORT = 8765

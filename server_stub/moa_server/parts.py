@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moa_runtime.timeline import Timeline
-from moa_server.bearers import Bearers
-from moa_server.engine import Engine
+from moa_server.auth import Bearers
+from moa_server.drafting.server_drafting import ServerDrafts
+from moa_server.engine.base import Engine
 from moa_server.metrics import Metrics
-from moa_server.server_drafts import ServerDrafts
+from moa_server.scheduling.worker import Worker
 from moa_server.sessions import SessionStore
 from moa_server.settings import Settings
-from moa_server.worker import Worker
 
 
 @dataclass(frozen=True)

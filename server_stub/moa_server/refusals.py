@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moa_runtime.session.handshake import fault
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.inbox import End
+from moa_server.edge.frame_reader import End
 from moa_server.settings import Settings
 
 # WebSocket close codes (RFC 6455 and the IANA registry).

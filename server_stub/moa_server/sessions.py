@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 
 from moa_runtime.session.handshake import Limits
 from moa_runtime.session.server import ServerSession
-from moa_server.away import Away
-from moa_server.engine import Engine, new_sequence
-from moa_server.server_drafts import ServerDrafts
+from moa_server.background_answers import Away
+from moa_server.drafting.server_drafting import ServerDrafts
+from moa_server.engine.base import Engine, new_sequence
+from moa_server.scheduling.worker import Worker
 from moa_server.settings import Settings
-from moa_server.worker import Worker
 
 
 class OlderConnectionError(Exception):

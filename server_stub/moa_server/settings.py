@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moa_runtime.session.handshake import Limits
-from moa_server.engine import Capabilities
+from moa_server.engine.base import Capabilities
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Settings:
 
     Attributes:
         token: bearer token that requests must carry; empty for none.
-        token_file: more bearer tokens, with names and budgets, see :mod:`moa_server.bearers`; None for none.
+        token_file: more bearer tokens, with names and budgets, see :mod:`moa_server.auth`; None for none.
         loopback: whether only this machine is listened to: requests for other hosts are then refused.
         hosts: further names that requests may be for where only this machine is listened to.
         origins: of web pages that may send requests, such as ``http://localhost:3000``; ``*`` for all.

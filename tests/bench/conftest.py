@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture(scope="session")
 def tiny(tiny_target, tiny_drafter, drafter, onnx_bundle):
     """``(target folder, drafter folder, bundle folder, backend, engine)``; the backend runs in PyTorch."""
-    from moa_server.transformers_engine import TransformersEngine
+    from moa_server.engine.transformers import TransformersEngine
 
     engine = TransformersEngine.load(str(tiny_target), tiny_drafter)
     return tiny_target, tiny_drafter, onnx_bundle, drafter.backend(top_k=8), engine

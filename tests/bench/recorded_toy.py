@@ -10,7 +10,7 @@ import numpy as np
 from moa_bench.shapes.record import record
 from moa_bench.shapes.recording import RecordedAnswer, Recording
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
-from moa_runtime.manners import Manners
+from moa_runtime.offline_stopping import Manners
 from toy_engine import PRINTS, STOP, VOCAB, ToyEngine, plain
 
 MANIFEST = SimpleNamespace(fingerprints=PRINTS, stop_tokens=(STOP,), max_context=1000, drafter_manners=Manners())

@@ -24,16 +24,16 @@ from moa_bench.loopback import LoopbackVerifier
 from moa_bench.questions import Question
 from moa_bench.table import format_cell
 from moa_runtime.bundle import Bundle, Fingerprints
-from moa_runtime.control import FixedShape
 from moa_runtime.datastore.writer import write_datastore
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.ngram_drafter import NgramDrafter
+from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.errors import MoaError
 from moa_runtime.session.sampling import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
-from moa_server.engine import Outcome, StepRequest, new_sequence
+from moa_server.engine.base import Outcome, StepRequest, new_sequence
 from said import is_progress
 from tiny import make_tiny_drafter, make_tiny_rival
 from toy_engine import PRINTS, STOP, ToyEngine, plain
@@ -248,7 +248,7 @@ def command(tiny, questions, monkeypatch, capsys):
 @pytest.mark.parametrize("drafting", ["alone", "mixed", "copies", "of another seed"])
 def test_answers_of_a_real_drafter_equal_plain_decoding(tiny, sampling, budget, drafting):
     """The same text for the same seed, whoever drafts and in whatever shape, well or badly coupled."""
-    from moa_server.plain import decode
+    from moa_server.engine.baseline import decode
 
     *_, bundle, backend, engine = tiny
     tokenizer = ChatTokenizer.from_bundle(Bundle.open(bundle))
@@ -425,7 +425,7 @@ def test_answers_of_something_else_are_refused(command, tmp_path):
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, 0.9, 3)])
 def test_answers_written_at_once_are_those_written_alone(tiny, sampling):
     """Two turns, and a conversation that its second turn is too long for."""
-    from moa_server.plain import decode
+    from moa_server.engine.baseline import decode
 
     *_, bundle, _, engine = tiny
     tokenizer = ChatTokenizer.from_bundle(Bundle.open(bundle))
@@ -599,7 +599,7 @@ def bare(tiny, questions, capsys):
 
 @pytest.mark.parametrize("architecture", ["eagle", "early-exit", "independent"])
 def test_answers_of_a_rival_equal_plain_decoding(rivals, tiny, architecture):
-    from moa_server.plain import decode
+    from moa_server.engine.baseline import decode
 
     target = tiny[-1].target
     device, engine = checkpoint_pair(rivals[architecture], target)
@@ -706,6 +706,6 @@ def test_bad_checkpoints_are_refused_in_one_sentence(bare, tiny, argv, said):
 
 
 def test_a_drafter_of_another_target_is_refused(bare):
-    from moa_drafter.shipped import shipped_checkpoint
+    from moa_drafter.pretrained import shipped_checkpoint
 
     assert "does not fit the target" in refusal(bare, "--against", str(shipped_checkpoint()))

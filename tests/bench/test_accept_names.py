@@ -43,7 +43,7 @@ def test_the_first_one_is_chosen_by_name_too(accept):
 
 
 def test_a_name_that_is_not_shipped_ends_the_command(accept, monkeypatch, tmp_path):
-    monkeypatch.setattr("moa_drafter.shipped.WEIGHTS", tmp_path)
+    monkeypatch.setattr("moa_drafter.pretrained.WEIGHTS", tmp_path)
     (tmp_path / "moa").mkdir()
     (tmp_path / "moa" / "config.json").touch()
     status, out, err = accept("--against", "sssd", "independent")

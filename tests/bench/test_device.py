@@ -28,10 +28,10 @@ from moa_bench.device.measure import energy_of, run_probe
 from moa_bench.device.onnx_floor import floor_model
 from moa_bench.device.onnx_profile import parse_profile
 from moa_bench.device.steps import RandomInputs, interleaved
-from moa_export.rotation import rotate_residual_stream
-from moa_runtime.answer import LinkChanged, LinkStatus
+from moa_export.quarot import rotate_residual_stream
 from moa_runtime.bundle import Bundle, read_manifest, write_manifest
 from moa_runtime.errors import MoaError
+from moa_runtime.events import LinkChanged, LinkStatus
 from server.running import serving
 
 # -- the floor -----------------------------------------------------------------------------------

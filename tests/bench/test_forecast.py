@@ -25,10 +25,10 @@ from moa_bench.server import MODES
 from moa_bench.server.figures import figures_of
 from moa_bench.server.measure import Load as Measured
 from moa_runtime.drafters.base import Prices
+from moa_runtime.drafting.cost_model import Throughput
+from moa_runtime.drafting.events import Pushed, RoundEnded
 from moa_runtime.errors import MoaError
-from moa_runtime.loop_events import Pushed, RoundEnded
 from moa_runtime.session.tree import walk
-from moa_runtime.throughput import Throughput
 
 # -- what steps take -------------------------------------------------------------------------------
 

@@ -355,7 +355,7 @@ def test_a_broken_line_of_the_questions_is_named(command, questions):
 
 
 def test_another_drafter_than_the_bundles_is_refused_before_measuring(command, tiny, tmp_path):
-    from moa_server.transformers_engine import TransformersEngine
+    from moa_server.engine.transformers import TransformersEngine
     from tiny import make_tiny_drafter
 
     other = TransformersEngine.load(str(tiny[0]), make_tiny_drafter(tiny[0], tmp_path / "other", seed=9))

@@ -20,16 +20,16 @@ from moa_bench.offline.measure import OfflineSettings, Results, measure
 from moa_bench.offline.outage import Outage
 from moa_bench.offline.tally import Tally, Text, TextTally
 from moa_bench.questions import Question
-from moa_runtime import extras
+from moa_runtime import optional_deps as extras
 from moa_runtime.bundle import Bundle
-from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.errors import MoaError
-from moa_runtime.manners import Manners
+from moa_runtime.offline_stopping import Manners
 from moa_runtime.session.sampling import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
-from moa_server.scoring import log_probabilities
+from moa_server.engine.scoring import log_probabilities
 from said import is_progress
 from toy_engine import PRINTS, STOP, ToyEngine, plain
 
@@ -201,7 +201,7 @@ def test_questions_that_cannot_be_cut_are_listed(tiny):
 
 def test_a_trial_of_a_real_model_against_plain_decoding(tiny):
     """The text up to the cut, the target's own and what is kept do not depend on how they came about."""
-    from moa_server.plain import decode
+    from moa_server.engine.baseline import decode
 
     *_, bundle, backend, engine = tiny
     tokenizer = ChatTokenizer.from_bundle(Bundle.open(bundle))

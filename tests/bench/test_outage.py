@@ -16,8 +16,8 @@ from moa_bench.outage.measure import Outage, OutageSettings, Results, _Onlooker,
 from moa_bench.prompts import prompts_of
 from moa_bench.questions import read_questions
 from moa_bench.verifier import Verifier
-from moa_runtime.answer import TokenOrigin
 from moa_runtime.bundle import Bundle
+from moa_runtime.events import TokenOrigin
 from moa_runtime.session.events import Origin
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.transport import Endpoint, Timing

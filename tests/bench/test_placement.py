@@ -18,7 +18,7 @@ from moa_bench.placement.scenarios import CHANGES, TOKENS, Scenario, Times, scen
 from moa_bench.placement.simulate import hold
 from moa_bench.shapes.recording import Recording
 from moa_bench.shapes.replay import Replay
-from moa_runtime.drafting import DRAFTINGS
+from moa_runtime.options import DRAFTINGS
 
 TIMES = Times(
     step_s=0.001,

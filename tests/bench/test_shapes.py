@@ -22,12 +22,12 @@ from moa_bench.shapes.fixed import SHAPES, Counting, Work, kind_of, name_of, wor
 from moa_bench.shapes.measure import TOKENS, Field, Scenario, scenarios
 from moa_bench.shapes.recording import RecordedAnswer, Recording
 from moa_bench.shapes.replay import Replay, hold
-from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import Budget
-from moa_runtime.drafters.for_bundle import drafter_for
+from moa_runtime.drafters.factory import drafter_for
+from moa_runtime.drafting.cost_model import Throughput
+from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
-from moa_runtime.throughput import Throughput
 from toy_engine import PRINTS, STOP, VOCAB, ToyEngine
 
 PACE = Pace(step_s=0.002, query_s=0.0004, pass_s=0.03, token_s=0.001, round_trip_s=0.02)

@@ -13,13 +13,13 @@ import pytest
 
 from moa_bench.timeline_option import add_timeline_option, recording
 from moa_bench.verifier import open_verifier
-from moa_runtime.answer import AnswerFinished
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
-from moa_runtime.loop_settings import LoopSettings
+from moa_runtime.drafting.draft_controllers import FixedShape
+from moa_runtime.drafting.settings import LoopSettings
+from moa_runtime.events import AnswerFinished
 
 Event = dict
 DRAFT_LENGTH = 3

@@ -1,10 +1,10 @@
-"""A terminal small enough to read: what moa_chat.screen writes, as rows of characters and styles."""
+"""A terminal small enough to read: what moa_chat.terminal.renderer writes, as rows of characters and styles."""
 
 from __future__ import annotations
 
 import re
 
-from moa_chat.text import char_width
+from moa_chat.terminal.text import char_width
 
 _TOKEN = re.compile(r"\x1b\[(\?)?([0-9;]*)([A-Za-z])|.", re.DOTALL)
 

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from types import SimpleNamespace
 
-from moa_chat.setup import Setup
-from moa_runtime.answer import (
+from moa_chat.chat_config import Setup
+from moa_runtime.events import (
     AnswerFinished,
     AnswerUpdate,
     FinishReason,

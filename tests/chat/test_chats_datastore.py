@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from moa_chat.chat_config import setup_for
 from moa_chat.chats_datastore import datastore_choice_of, datastore_for, forget, renew
 from moa_chat.history.message import Message
 from moa_chat.history.store import History
 from moa_chat.options import build_parser, check_options
-from moa_chat.setup import setup_for
 from moa_runtime.bundle import Bundle
 from moa_runtime.datastore.reader import Datastore
 from moa_runtime.datastore.writer import write_datastore

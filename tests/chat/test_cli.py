@@ -13,11 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from moa_chat import local
+from moa_chat import local_verifier as local
+from moa_chat.chat_config import endpoint_for, setup_for
 from moa_chat.cli import main
 from moa_chat.options import build_parser
-from moa_chat.setup import endpoint_for, setup_for
-from moa_runtime import extras, first_bundle
+from moa_runtime import auto_export as first_bundle
+from moa_runtime import optional_deps as extras
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.errors import MoaError
 

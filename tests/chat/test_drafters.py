@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from moa_chat import local
+from moa_chat import local_verifier as local
+from moa_chat.chat_config import open_bundle
 from moa_chat.cli import main
 from moa_chat.drafters import drafters_help
 from moa_chat.options import build_parser
-from moa_chat.setup import open_bundle
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafter_names import DRAFTERS, OtherDrafterError
-from moa_runtime.drafters.for_bundle import backend_for
+from moa_runtime.drafters.factory import backend_for
 from moa_runtime.errors import MoaError
 from tiny import make_tiny_bundle
 
@@ -44,7 +44,7 @@ def signals() -> Iterator[None]:
 
 
 def test_only_what_there_is_is_offered(tmp_path, monkeypatch):
-    monkeypatch.setattr("moa_drafter.shipped.WEIGHTS", tmp_path)
+    monkeypatch.setattr("moa_drafter.pretrained.WEIGHTS", tmp_path)
     for name in ("early-exit", "moa"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").touch()
@@ -124,7 +124,7 @@ def _plain(target: Path) -> str:
     from moa_bench.checkpoints import checkpoint_pair
     from moa_drafter.target import load_target
     from moa_runtime.session.sampling import Sampling
-    from moa_server.plain import decode
+    from moa_server.engine.baseline import decode
 
     device, engine = checkpoint_pair("sssd", load_target(str(target)))
     question = device.tokenizer.encode_chat([{"role": "user", "content": "Name three colours."}])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from moa_chat.export import as_json, as_markdown
+from moa_chat.transcript import as_json, as_markdown
 
 MESSAGES = [
     {"role": "user", "content": "Name a colour.\n"},

@@ -12,11 +12,11 @@ pytest.importorskip("starlette")
 from fake_chat import HANG, finished, origins, update
 from pooled_chat import PooledChat, parse
 
-from moa_chat.gateway.answer import Ending, answer
+from moa_chat.gateway.answers import Ending, answer
 from moa_chat.gateway.errors import ApiError
 from moa_chat.gateway.reply import usage_of
 from moa_chat.gateway.stops import StopFilter
-from moa_runtime.answer import (
+from moa_runtime.events import (
     AnswerUpdate,
     FinishReason,
     LinkChanged,
@@ -122,7 +122,7 @@ def test_a_first_question_that_nobody_may_answer_offline(offline, why, said):
 
 
 def test_without_text_of_the_device_a_loss_is_waited_out(monkeypatch):
-    monkeypatch.setattr("moa_chat.gateway.answer._PATIENCE_S", 0.3)
+    monkeypatch.setattr("moa_chat.gateway.answers._PATIENCE_S", 0.3)
     lost, back = LinkChanged(LinkStatus.OFFLINE, "gone"), LinkChanged(LinkStatus.ONLINE)
     pieces, ending, chat = write(
         update("a", "b"), lost, Paused(PauseReason.OFF), back, 0.6, update("ax"), finished("axy")
@@ -134,7 +134,7 @@ def test_without_text_of_the_device_a_loss_is_waited_out(monkeypatch):
 
 
 def test_a_drafter_that_is_not_sure_has_the_verifier_waited_for(monkeypatch):
-    monkeypatch.setattr("moa_chat.gateway.answer._PATIENCE_S", 0.3)
+    monkeypatch.setattr("moa_chat.gateway.answers._PATIENCE_S", 0.3)
     lost, unsure = LinkChanged(LinkStatus.OFFLINE, "gone"), Paused(PauseReason.UNSURE)
     back = LinkChanged(LinkStatus.ONLINE)
     pieces, ending, chat = write(

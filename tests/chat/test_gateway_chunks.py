@@ -18,9 +18,9 @@ from starlette.testclient import TestClient
 
 from moa_chat.gateway.app import Access, create_app
 from moa_chat.gateway.pool import ChatPool
-from moa_runtime.answer import ChatEvent, FinishReason, Origin
-from moa_runtime.answer_record import AnswerRecord
+from moa_runtime.answer_view import AnswerRecord
 from moa_runtime.conversation import Question
+from moa_runtime.events import ChatEvent, FinishReason, Origin
 from moa_runtime.session.events import Committed
 
 #: Of the tokens 0, 1, ...; some are parts of a character, or of none.

@@ -11,7 +11,7 @@ from terminal_program import CTRL_C, listen_to_ctrl_c
 
 _WRITER = """
 import os, sys, time
-from moa_chat.keys import watch_keyboard
+from moa_chat.terminal.input import watch_keyboard
 
 with watch_keyboard() as keyboard:
     os.set_blocking(1, False)  # how much a terminal holds that nobody reads differs

@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("uvicorn")
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals")
 
-from moa_chat import local  # noqa: E402
+from moa_chat import local_verifier as local  # noqa: E402  after the check for uvicorn
 
 TIMEOUT_S = 120
 #: What takes the place of moa-serve: it is ready at once, and gives up when it finds the file.
@@ -48,7 +48,7 @@ def answers(port: int) -> bool:
 def test_a_killed_program_leaves_no_verifier(tiny_target: Path, tiny_drafter: Path) -> None:
     options = ["--model", str(tiny_target), "--drafter", str(tiny_drafter), "--threads", "1"]
     code = (
-        "import time; from moa_chat.local import local_verifier\n"
+        "import time; from moa_chat.local_verifier import local_verifier\n"
         f"with local_verifier({options}) as verifier: print(verifier.endpoint.url, flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:

@@ -8,9 +8,9 @@ import json
 import pytest
 from fake_chat import FakeChat, FakeSetup, finished, update
 
-from moa_chat.once import run_once
-from moa_runtime.answer import FinishReason, LinkChanged, LinkStatus
+from moa_chat.oneshot import run_once
 from moa_runtime.chat import ChatError
+from moa_runtime.events import FinishReason, LinkChanged, LinkStatus
 
 
 def run(chat, *, as_json=False, **options):

@@ -12,10 +12,10 @@ pytest.importorskip("onnxscript")
 from pooled_chat import DEFAULTS, USER
 from starlette.testclient import TestClient
 
+from moa_chat.chat_config import Setup
 from moa_chat.cli import main
 from moa_chat.gateway.app import Access, create_app
 from moa_chat.gateway.serve import _pools
-from moa_chat.setup import Setup
 from moa_runtime.bundle import Bundle
 from moa_runtime.connect_error import ConnectError
 from moa_runtime.errors import ChatError

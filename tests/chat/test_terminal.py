@@ -14,16 +14,16 @@ import pytest
 from ansi_screen import AnsiScreen
 from fake_chat import HANG, FakeChat, FakeSetup, finished, update
 
-from moa_chat.screen import LiveView, PlainView
-from moa_chat.shown import Shown
-from moa_chat.status import Palette, status_line, summary, tentative_spans
-from moa_chat.terminal import Terminal, run_terminal
-from moa_chat.text import Span
-from moa_chat.worker import RunningAnswer, Worker
-from moa_runtime.answer import Disagreement, FinishReason, LinkChanged, LinkStatus, Paused, PauseReason
+from moa_chat.answer_state import Shown
+from moa_chat.loop_thread import RunningAnswer, Worker
+from moa_chat.terminal.app import Terminal, run_terminal
+from moa_chat.terminal.renderer import LiveView, PlainView
+from moa_chat.terminal.status import Palette, status_line, summary, tentative_spans
+from moa_chat.terminal.text import Span
 from moa_runtime.chat import ChatError
 from moa_runtime.chat_store import StoreError
 from moa_runtime.connect_error import ConnectError
+from moa_runtime.events import Disagreement, FinishReason, LinkChanged, LinkStatus, Paused, PauseReason
 from moa_runtime.session.events import Sampling
 from moa_runtime.unconfirmed import Unconfirmed
 
@@ -360,7 +360,7 @@ def test_a_kept_chat_opens_without_its_verifier_and_a_new_one_does_not(tmp_path,
         return chat
 
     monkeypatch.setattr(FakeSetup, "connect", connect)
-    monkeypatch.setattr("moa_chat.terminal.input", lambda _: "/quit", raising=False)
+    monkeypatch.setattr("moa_chat.terminal.app.input", lambda _: "/quit", raising=False)
     with pytest.raises(ConnectError):
         run_terminal(FakeSetup(chat))
     assert opened == [(True, None)]
@@ -385,8 +385,8 @@ def test_a_chat_begins_without_its_verifier_where_the_writer_can_be_seen(
 
     view = LiveView(io.StringIO(), lambda: (80, 24)) if on_a_terminal else PlainView(io.StringIO())
     monkeypatch.setattr(FakeSetup, "connect", connect)
-    monkeypatch.setattr("moa_chat.terminal.view_for", lambda _: view)
-    monkeypatch.setattr("moa_chat.terminal.input", lambda _: "/quit", raising=False)
+    monkeypatch.setattr("moa_chat.terminal.app.view_for", lambda _: view)
+    monkeypatch.setattr("moa_chat.terminal.app.input", lambda _: "/quit", raising=False)
     manifest = SimpleNamespace(target="tiny-target", writer=writer)
     setup = FakeSetup(FakeChat(), bundle=SimpleNamespace(manifest=manifest), offline=offline)
     if writer and offline == "writer" and on_a_terminal:
@@ -406,7 +406,7 @@ def test_a_chat_that_another_program_has_is_left_to_it(tmp_path, monkeypatch, ca
         return chat
 
     monkeypatch.setattr(FakeSetup, "connect", connect)
-    monkeypatch.setattr("moa_chat.terminal.input", lambda _: "/quit", raising=False)
+    monkeypatch.setattr("moa_chat.terminal.app.input", lambda _: "/quit", raising=False)
     with pytest.raises(StoreError):
         run_terminal(FakeSetup(chat, store=tmp_path, must_store=True))
     assert run_terminal(FakeSetup(chat, store=tmp_path)) == 0

@@ -14,18 +14,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from moa_drafter.architectures import new_drafter
+from moa_drafter.architectures.registry import new_drafter
 from moa_drafter.checkpoint import load_bound, load_checkpoint, save_checkpoint
 from moa_drafter.cli import main
 from moa_drafter.config_fields import ConfigError
 from moa_drafter.model import MoADrafter
-from moa_drafter.states import Reads, TargetStates, target_states
 from moa_drafter.target import Target
+from moa_drafter.target_features import Reads, TargetStates, target_states
 from moa_drafter.training.batch import Batch, make_batch
 from moa_drafter.training.data import Conversation
-from moa_drafter.training.deepen import start_target_layers, with_target_layers
 from moa_drafter.training.losses import forward_kl
-from moa_drafter.training.visibility import FutureLengths
+from moa_drafter.training.masks import FutureLengths
+from moa_drafter.training.target_layers import start_target_layers, with_target_layers
 from tiny import tiny_with_layers
 
 TOKENS = torch.randint(3, 512, (26,), generator=torch.Generator().manual_seed(3)).tolist()

@@ -14,10 +14,10 @@ from training_data import moa_train, small, write_store
 from moa_drafter.checkpoint import load_bound, load_checkpoint, save_checkpoint
 from moa_drafter.checkpoint_files import CheckpointError
 from moa_drafter.drafter import Drafter
-from moa_drafter.states import TargetStates
 from moa_drafter.target import Target
-from moa_drafter.training.calibration import fitted_sharpness
+from moa_drafter.target_features import TargetStates
 from moa_drafter.training.data import Conversation
+from moa_drafter.training.temperature_scaling import fitted_sharpness
 from tiny import make_tiny_rival
 
 CONVERSATIONS = 10

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from moa_bench.checkpoints import checkpoint_pair
-from moa_drafter.layout import input_major, lay_out_for_few_rows
 from moa_drafter.target import load_target
-from moa_server.general_pass import GeneralPass
+from moa_drafter.weight_layout import input_major, lay_out_for_few_rows
+from moa_server.engine.general_pass import GeneralPass
 
 
 def linear_layers(module: nn.Module) -> list[nn.Linear]:

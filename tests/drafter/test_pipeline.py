@@ -17,18 +17,18 @@ from training_data import moa_train, small, write_store
 
 from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.model import MoADrafter
-from moa_drafter.states import Reads
 from moa_drafter.target import Target
-from moa_drafter.training import processes
+from moa_drafter.target_features import Reads
+from moa_drafter.training import distributed as processes
 from moa_drafter.training.averaging import WeightAverage
 from moa_drafter.training.batch import make_batch
 from moa_drafter.training.data import Conversation, read_conversations
 from moa_drafter.training.features import FeatureStore, LiveFeatures, packed_states
+from moa_drafter.training.masks import FutureLengths
 from moa_drafter.training.run import start_drafter
 from moa_drafter.training.settings import RunSettings, TrainSettings
 from moa_drafter.training.shared_muon import share_out
 from moa_drafter.training.trainer import Trainer
-from moa_drafter.training.visibility import FutureLengths
 from moa_runtime.errors import MoaError
 from said import is_progress
 

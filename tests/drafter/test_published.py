@@ -15,9 +15,9 @@ from torch import Tensor
 
 from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.checkpoint_files import CheckpointError
+from moa_drafter.huawei_checkpoint import published_config
 from moa_drafter.llama import DecoderLayer, rotary_angles
 from moa_drafter.model import MoADrafter
-from moa_drafter.published import published_config
 
 HIDDEN, HEADS, HEAD_DIM, KV_HEADS, LAYERS, VOCAB = 64, 4, 16, 2, 3, 512
 KV_SIZE = 2 * KV_HEADS * HEAD_DIM

@@ -17,23 +17,23 @@ from drafted import draft_of
 from moa_bench.accept.measure import AcceptSettings, Results, measure
 from moa_bench.checkpoints import checkpoint_pair, drafting
 from moa_bench.questions import Question
-from moa_drafter.architectures import ARCHITECTURES, new_drafter
+from moa_drafter.architectures.early_exit import EarlyExitConfig
+from moa_drafter.architectures.registry import ARCHITECTURES, new_drafter
 from moa_drafter.checkpoint import load_bound, load_checkpoint, load_for_device, save_checkpoint
 from moa_drafter.checkpoint_files import CheckpointError
+from moa_drafter.compatibility import FitError
 from moa_drafter.config_fields import ConfigError
 from moa_drafter.drafter import Drafter
-from moa_drafter.fit import FitError
-from moa_drafter.rivals.early_exit import EarlyExitConfig
-from moa_drafter.states import TargetStates, target_states
 from moa_drafter.target import Target
+from moa_drafter.target_features import TargetStates, target_states
 from moa_drafter.training.batch import Batch, make_batch
 from moa_drafter.training.data import Conversation
 from moa_drafter.training.losses import forward_kl
-from moa_drafter.training.visibility import FutureLengths
+from moa_drafter.training.masks import FutureLengths
 from moa_runtime.drafters.base import Budget, DraftToken
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.session.events import Sampling
-from moa_server.plain import decode
+from moa_server.engine.baseline import decode
 from tiny import make_tiny_rival
 
 RIVALS = ARCHITECTURES[1:]

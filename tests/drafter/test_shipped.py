@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from moa_drafter.architectures import drafter_of
+from moa_drafter.architectures.registry import drafter_of
 from moa_drafter.checkpoint_files import CONFIG_FILE, WEIGHTS_FILE, CheckpointError
-from moa_drafter.shipped import checkpoint_of, offered_names, shipped_checkpoint, shipped_names
+from moa_drafter.pretrained import checkpoint_of, offered_names, shipped_checkpoint, shipped_names
 from moa_drafter.training.config_file import checked
 from moa_runtime.drafter_names import DEFAULT_DRAFTER, DRAFTERS, drafter_option
 from moa_runtime.errors import MoaError
@@ -43,7 +43,7 @@ def test_a_word_is_a_shipped_name_first(tiny_shipped, tmp_path, monkeypatch):
 
 
 def test_what_is_not_shipped_is_a_sentence_with_what_is(tmp_path, monkeypatch):
-    monkeypatch.setattr("moa_drafter.shipped.WEIGHTS", tmp_path / "weights")
+    monkeypatch.setattr("moa_drafter.pretrained.WEIGHTS", tmp_path / "weights")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "weights" / "moa").mkdir(parents=True)
     (tmp_path / "weights" / "moa" / CONFIG_FILE).touch()
@@ -79,6 +79,6 @@ def test_each_other_graph_has_a_bundle_of_its_own(monkeypatch, tmp_path):
 
 
 def test_names_need_no_torch():
-    code = "import sys, moa_drafter.shipped; assert not {'numpy', 'torch', 'safetensors'} & set(sys.modules)"
+    code = "import sys, moa_drafter.pretrained; assert not {'numpy', 'torch', 'safetensors'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -14,18 +14,18 @@ import torch
 from safetensors.torch import load_file
 
 from drafted import draft_of
-from moa_drafter.architectures import new_drafter
+from moa_drafter.architectures.registry import new_drafter
 from moa_drafter.checkpoint import load_bound, load_checkpoint, save_checkpoint
 from moa_drafter.cli import main
+from moa_drafter.compatibility import FitError
 from moa_drafter.config import DrafterConfig, LayerDims, config_for_target
 from moa_drafter.config_fields import ConfigError
-from moa_drafter.fit import FitError
 from moa_drafter.model import MoADrafter
-from moa_drafter.states import Reads, target_states
 from moa_drafter.target import Target
-from moa_drafter.training.deepen import fit_to_target_layers, with_target_layers
+from moa_drafter.target_features import Reads, target_states
 from moa_drafter.training.losses import forward_kl
-from moa_drafter.training.visibility import FutureLengths, packed_masks, row_limits
+from moa_drafter.training.masks import FutureLengths, packed_masks, row_limits
+from moa_drafter.training.target_layers import fit_to_target_layers, with_target_layers
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
 from tiny import tiny_with_layers

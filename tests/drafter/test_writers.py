@@ -16,7 +16,7 @@ from moa_drafter.target import Target
 from moa_drafter.training import writers
 from moa_drafter.training.data import read_conversations
 from moa_drafter.training.decoding import Sampled, TransformersDecoder, answer_greedily
-from moa_drafter.training.generate import generate_conversations
+from moa_drafter.training.generation import generate_conversations
 from moa_drafter.training.settings import GenerateSettings, for_writer
 from moa_drafter.vllm_environment import Installed
 from moa_runtime.bundle import sha256_of

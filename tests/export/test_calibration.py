@@ -9,12 +9,12 @@ import torch
 
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
-from moa_export.calibration import calibrate, needs_calibration
+from moa_export.gptq import calibrate, needs_calibration
 from moa_export.parity import compare, rehearse
 from moa_export.presets import PRESETS
+from moa_export.quantize import round_symmetric
 from moa_export.recipe import Recipe, Weights
 from moa_export.recordings import Recording, record
-from moa_export.rounding import round_symmetric
 
 
 @pytest.fixture(scope="module")

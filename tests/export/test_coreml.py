@@ -21,17 +21,17 @@ from coremltools.converters.mil.mil import Function, types
 
 from moa_drafter.checkpoint import load_bound
 from moa_drafter.model import MoADrafter
-from moa_drafter.shipped import shipped_checkpoint
+from moa_drafter.pretrained import shipped_checkpoint
 from moa_drafter.target import load_target
 from moa_drafter.target_source import DEFAULT_TARGET
-from moa_export.embedding import QuantisedEmbedding
+from moa_export.coreml_interpreter.program import MilFunction, read_package
 from moa_export.errors import ExportError
-from moa_export.mil.program import MilFunction, read_package
 from moa_export.parity import compare, rehearse
 from moa_export.presets import PRESETS
+from moa_export.quantize import round_symmetric
+from moa_export.quantized_embedding import QuantisedEmbedding
 from moa_export.recipe import Recipe, Tolerance, Weights
 from moa_export.recordings import Recording
-from moa_export.rounding import round_symmetric
 from moa_export.targets.base import Artifact, TargetOptions
 from moa_export.targets.coreml import CoremlTarget
 from moa_export.targets.coreml_package import FEATURES

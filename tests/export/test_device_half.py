@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from drafted import draft_of
-from moa_drafter.device_half import DeviceHalf, signature
+from moa_drafter.device_module import DeviceHalf, signature
 from moa_drafter.model import MoADrafter
-from moa_drafter.states import target_states
 from moa_drafter.target import Target
-from moa_drafter.training.visibility import packed_masks
-from moa_export.embedding import QuantisedEmbedding
+from moa_drafter.target_features import target_states
+from moa_drafter.training.masks import packed_masks
+from moa_export.quantized_embedding import QuantisedEmbedding
 from moa_export.recipe import Weights
 from moa_runtime.drafters.moa import MoaDrafter
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from moa_drafter.model import MoADrafter
-from moa_export.embedding import QuantisedEmbedding
 from moa_export.errors import ExportError
 from moa_export.presets import PRESETS
+from moa_export.quantized_embedding import QuantisedEmbedding
+from moa_export.quarot import random_rotation, rotate_residual_stream
 from moa_export.recipe import Recipe, Weights
-from moa_export.rotation import random_rotation, rotate_residual_stream
 from moa_export.targets.base import Artifact, NotRun, TargetOptions
 from moa_export.targets.executorch import ExecutorchTarget
 from moa_export.targets.executorch_delegates import DELEGATES

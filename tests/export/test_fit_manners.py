@@ -10,7 +10,7 @@ import pytest
 
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
-from moa_export.manners import Stretch, choose_manners, fit_manners, outages
+from moa_export.fit_stopping import Stretch, choose_manners, fit_manners, outages
 from moa_export.recordings import Recording, record
 from moa_runtime.bundle import read_manifest
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moa_export import rounding
-from moa_export.rounding import round_calibrated, round_symmetric
+from moa_export import quantize as rounding
+from moa_export.quantize import round_calibrated, round_symmetric
 
 WEIGHT = torch.randn(40, 64, generator=torch.Generator().manual_seed(1)) * torch.logspace(-2, 1, 40)[:, None]
 

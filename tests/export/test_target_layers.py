@@ -16,20 +16,20 @@ from moa_bench.loopback import LoopbackVerifier
 from moa_drafter.checkpoint import load_bound, save_checkpoint
 from moa_drafter.target import Target
 from moa_export.errors import ExportError
+from moa_export.offline_model import NONE, WriterSettings
 from moa_export.pipeline import ExportSettings, export_bundle, plan
 from moa_export.presets import preset
 from moa_export.progress import Progress
-from moa_export.rotation import rotate_residual_stream
-from moa_export.writer import NONE, WriterSettings
+from moa_export.quarot import rotate_residual_stream
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
-from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.session.events import Sampling
-from moa_server.plain import decode
-from moa_server.transformers_engine import TransformersEngine
+from moa_server.engine.baseline import decode
+from moa_server.engine.transformers import TransformersEngine
 from tiny import tiny_with_layers
 
 

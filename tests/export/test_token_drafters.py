@@ -16,18 +16,18 @@ from moa_drafter.checkpoint_files import drafter_fingerprint
 from moa_drafter.target import Target
 from moa_export.bundle_commands import inspect, verify
 from moa_export.errors import ExportError
+from moa_export.offline_model import WriterSettings
 from moa_export.pipeline import ExportSettings, export_bundle, plan
 from moa_export.presets import PRESETS
 from moa_export.progress import Progress
-from moa_export.writer import WriterSettings
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle, read_manifest
-from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import Budget
-from moa_runtime.drafters.for_bundle import drafter_for
+from moa_runtime.drafters.factory import drafter_for
+from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.session.events import Sampling
-from moa_server.transformers_engine import TransformersEngine
+from moa_server.engine.transformers import TransformersEngine
 from tiny import QUESTIONS, make_tiny_bundle, make_tiny_rival
 
 LAYERS = {"early-exit": 2, "independent": 2}

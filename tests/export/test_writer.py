@@ -12,23 +12,23 @@ import pytest
 import torch
 from one_product import matrix_and_input, one_product, widened
 
-from moa_drafter.fit import FitError
+from moa_drafter.compatibility import FitError
 from moa_drafter.target import Target, load_target
 from moa_drafter.whole_model import whole_model
 from moa_export.cli import main
 from moa_export.errors import ExportError
+from moa_export.offline_model import NONE, TARGET, WriterSettings, make_writer, model_of
 from moa_export.progress import Progress
-from moa_export.proof import Proof
 from moa_export.targets.base import Artifact
 from moa_export.targets.onnx_offsets import put_with_offsets, round_with_offsets
 from moa_export.targets.onnx_writer import WRITER_FILE, export_writer
-from moa_export.writer import NONE, TARGET, WriterSettings, make_writer, model_of
+from moa_export.validation import Proof
 from moa_runtime.backends.base import StepInputs
 from moa_runtime.backends.load import load_writer
 from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.base import Budget
-from moa_runtime.drafters.for_bundle import writer_for
+from moa_runtime.drafters.factory import writer_for
 
 TEXT = [1, 40, 50, 60, 70, 80, 90, 100, 110]
 
@@ -152,15 +152,15 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         (folder / WRITER_FILE).write_bytes(b"")
         return Artifact("writer", WRITER_FILE, (), ())
 
-    monkeypatch.setattr("moa_export.writer.export_writer", write)
-    monkeypatch.setattr("moa_export.writer.loss_of", lambda *_: 1.0)
+    monkeypatch.setattr("moa_export.offline_model.export_writer", write)
+    monkeypatch.setattr("moa_export.offline_model.loss_of", lambda *_: 1.0)
     return bits_of
 
 
 @pytest.mark.parametrize("model, writes", [(None, False), ("target", True)])
 def test_four_bits_then_eight_then_none_if_nobody_asked_for_one(model, writes, written, target, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "moa_export.writer._prove",
+        "moa_export.offline_model._prove",
         lambda *_: Proof(
             {"perplexity": {"status": "failed", "reason": f"too much is lost in {written[-1]} bits"}}, 1.0
         ),
@@ -177,7 +177,7 @@ def test_four_bits_then_eight_then_none_if_nobody_asked_for_one(model, writes, w
 
 def test_a_writer_whose_bits_were_raised_is_a_note(written, target, tmp_path, monkeypatch):
     proofs = [Proof({"perplexity": {"status": "failed", "reason": "too much is lost"}}, 1.0), Proof({}, 1.0)]
-    monkeypatch.setattr("moa_export.writer._prove", lambda *_: proofs.pop(0))
+    monkeypatch.setattr("moa_export.offline_model._prove", lambda *_: proofs.pop(0))
     made, note = make_writer(WriterSettings(), target, [], tmp_path, Progress(io.StringIO(), quiet=True))
     assert made.plain is not None and made.plain.entry.details["bits"] == 8 and made.web is None
     assert note == "the offline writer has 8 bits, for with fewer too much is lost"

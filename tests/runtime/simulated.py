@@ -7,10 +7,10 @@ import math
 import random
 
 from moa_bench.pace import Pace
-from moa_runtime.control import Controller
 from moa_runtime.drafters.base import Budget, DraftToken
-from moa_runtime.drafters.tree import GrowingTree
-from moa_runtime.loop_events import RoundEnded
+from moa_runtime.drafters.tree_growth import GrowingTree
+from moa_runtime.drafting.draft_controllers import Controller
+from moa_runtime.drafting.events import RoundEnded
 from moa_runtime.session.tree import DraftTree, walk
 
 #: Probabilities of the candidates, best first, whatever they follow.

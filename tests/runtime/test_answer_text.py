@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import tiny
-from moa_runtime.answer import Origin, TextSpan, TokenOrigin
 from moa_runtime.answer_text import AnswerText, shared_word
 from moa_runtime.conversation import Conversation
+from moa_runtime.events import Origin, TextSpan, TokenOrigin
 from moa_runtime.tokenizer import ChatTokenizer
 
 SPECIAL = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}

@@ -21,8 +21,8 @@ from moa_runtime.bundle import (
     tokenizer_fingerprint,
     write_manifest,
 )
-from moa_runtime.manners import Manners
-from moa_runtime.recommended import RecommendedSampling
+from moa_runtime.generation_config import RecommendedSampling
+from moa_runtime.offline_stopping import Manners
 
 MANIFEST = Manifest(
     fingerprints=Fingerprints(target="aa", tokenizer="bb", drafter="cc"),

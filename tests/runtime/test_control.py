@@ -10,13 +10,13 @@ from functools import cache
 import pytest
 
 from moa_bench.pace import Pace
-from moa_runtime.control import Controller, FixedShape
-from moa_runtime.controllers import controller_for
 from moa_runtime.draft_length import draft_length_of
 from moa_runtime.drafters.base import FREE, Budget
-from moa_runtime.loop_events import Pushed, RoundEnded
+from moa_runtime.drafting.controllers import controller_for
+from moa_runtime.drafting.cost_model import Line, Throughput
+from moa_runtime.drafting.draft_controllers import Controller, FixedShape
+from moa_runtime.drafting.events import Pushed, RoundEnded
 from moa_runtime.session.tree import DraftTree
-from moa_runtime.throughput import Line, Throughput
 from runtime.simulated import Shares, draft_in, expected_rate, hold, prompt_of, rate_of, round_of
 
 PLAIN = Pace(step_s=0.005, query_s=0.0002, pass_s=0.03, token_s=0.0002, round_trip_s=0.03)

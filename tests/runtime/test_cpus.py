@@ -9,7 +9,7 @@ import pytest
 from moa_bench.cli import main as bench
 from moa_runtime import cpus
 from moa_runtime.errors import MoaError
-from moa_server.loading import load_engine
+from moa_server.engine.load import load_engine
 from moa_server.options import parser
 
 

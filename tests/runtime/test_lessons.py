@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from moa_runtime.drafters.base import Budget
-from moa_runtime.lessons import Lessons
-from moa_runtime.loop_events import Pushed, RoundEnded
-from moa_runtime.placement import Placement
-from moa_runtime.rounds import Rounds
+from moa_runtime.drafting.drafter_selection import Placement
+from moa_runtime.drafting.events import Pushed, RoundEnded
+from moa_runtime.drafting.in_flight import Rounds
+from moa_runtime.drafting.lessons import Lessons
+from moa_runtime.drafting.shadow_draft import Trial
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Cause, Decided
 from moa_runtime.session.tree import DraftTree
-from moa_runtime.trial import Trial
 from toy_engine import PRINTS
 
 
 class Hearing:
-    """Keeps what it is told. Implements :class:`moa_runtime.control.Controller`."""
+    """Keeps what it is told. Implements :class:`moa_runtime.drafting.draft_controllers.Controller`."""
 
     token_s = 0.0
 

@@ -9,11 +9,11 @@ import pytest
 
 from moa_runtime.backends.base import Backend
 from moa_runtime.drafters.base import Budget, DraftToken
-from moa_runtime.drafters.luck import NO_LUCK, OTHERS, TRUST, Luck
+from moa_runtime.drafters.gumbel_coupling import NO_LUCK, OTHERS, TRUST, Luck
 from moa_runtime.drafters.mixture import WEIGHTS, NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.ngram_drafter import NgramDrafter
-from moa_runtime.noise import gumbel
+from moa_runtime.gumbel import gumbel
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import depths
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from moa_runtime.manners import Manners, repeats
+from moa_runtime.offline_stopping import Manners, repeats
 
 NEVER = 1000
 

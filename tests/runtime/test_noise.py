@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moa_runtime.noise import LEAST, MOST, gumbel, gumbel_of, threefry
+from moa_runtime.gumbel import LEAST, MOST, gumbel, gumbel_of, threefry
 
 ALL = 0xFFFFFFFF
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from moa_export.example import worked_example
+from moa_export.golden_step import worked_example
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.shared import SharedBackend
 

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from moa_runtime import private_file
-from moa_runtime.private_file import remove_private, replace_private
+from moa_runtime import atomic_file as private_file
+from moa_runtime.atomic_file import remove_private, replace_private
 
 SIZE = 1 << 20
 _WRITER = """
 import sys
 from pathlib import Path
-from moa_runtime.private_file import replace_private
+from moa_runtime.atomic_file import replace_private
 for _ in range(40):
     replace_private(Path(sys.argv[1]), [sys.argv[2].encode() * 1024 for _ in range(1024)])
 """
 _KILLED = """
 import os, sys
 from pathlib import Path
-from moa_runtime.private_file import replace_private
+from moa_runtime.atomic_file import replace_private
 def parts():
     yield b"secret" * 100000
     os.kill(os.getpid(), 9)

@@ -16,8 +16,8 @@ from moa_chat.cli import main as moa_chat
 from moa_drafter.cli import main as moa_train
 from moa_export.cli import main as moa_export
 from moa_export.errors import ParityError
+from moa_runtime.cli_main import run_program
 from moa_runtime.errors import MoaError
-from moa_runtime.program import run_program
 from moa_server.cli import main as moa_serve
 
 LONG = "x" * 300
@@ -75,7 +75,7 @@ def test_other_ends(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("lines", [1, 100_000])
 def test_output_that_nobody_takes(tmp_path: Path, into: str, status: int, said: str, lines: int) -> None:
     (tmp_path / "prog.py").write_text(
-        "import sys, time\nfrom moa_runtime.program import run_program\n"
+        "import sys, time\nfrom moa_runtime.cli_main import run_program\n"
         f"sys.exit(run_program('prog', lambda: time.sleep(0.3) or print('line\\n' * {lines}) or 0))"
     )
     command = f'set -o pipefail; "{sys.executable}" prog.py {into}'

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from moa_runtime.sequences import common_length
+from moa_runtime.tokens import common_length
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from moa_bench.pace import Pace
 from moa_runtime.drafters.base import Prices
-from moa_runtime.loop_events import Pushed
-from moa_runtime.throughput import Throughput
+from moa_runtime.drafting.cost_model import Throughput
+from moa_runtime.drafting.events import Pushed
 from runtime.simulated import Shares, draft_in, hold, prompt_of, round_of
 
 PACE = Pace(step_s=0.005, query_s=0.0002, pass_s=0.03, token_s=0.005, round_trip_s=0.03)

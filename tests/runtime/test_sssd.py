@@ -13,11 +13,11 @@ from moa_runtime.datastore.reader import Datastore
 from moa_runtime.datastore.writer import write_datastore
 from moa_runtime.drafters.base import Budget, Prices
 from moa_runtime.drafters.sssd import SssdDrafter
-from moa_runtime.loop_events import RoundEnded
-from moa_runtime.noise import gumbel_of
+from moa_runtime.drafting.cost_model import Throughput
+from moa_runtime.drafting.events import RoundEnded
+from moa_runtime.gumbel import gumbel_of
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree, depths
-from moa_runtime.throughput import Throughput
 
 STOP = 0
 

@@ -10,12 +10,12 @@ from collections.abc import Callable
 import pytest
 
 from moa_bench.pace import Pace
-from moa_runtime.control import Controller, FixedShape
-from moa_runtime.controllers import controller_for
 from moa_runtime.drafters.base import Budget
-from moa_runtime.loop_events import RoundEnded
+from moa_runtime.drafting.controllers import controller_for
+from moa_runtime.drafting.draft_controllers import Controller, FixedShape
+from moa_runtime.drafting.events import RoundEnded
+from moa_runtime.drafting.thompson import BetaThompson, CalibratedThompson
 from moa_runtime.session.tree import DraftTree
-from moa_runtime.thompson import BetaThompson, CalibratedThompson
 from runtime.simulated import prompt_of, rate_of
 
 #: How likely the next drafted token is to be right, and what the drafter says of it.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import GREEDY, Budget
-from moa_runtime.loop import DraftingLoop
-from moa_runtime.loop_events import Draft
+from moa_runtime.drafting.draft_controllers import FixedShape
+from moa_runtime.drafting.events import Draft
+from moa_runtime.drafting.loop import DraftingLoop
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.handshake import Limits
 from moa_runtime.session.sampling import Sampling

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from moa_runtime.drafting import Drafting
-from moa_runtime.loop_events import RoundEnded
-from moa_runtime.placement import Placement
+from moa_runtime.drafting.drafter_selection import Placement
+from moa_runtime.drafting.events import RoundEnded
+from moa_runtime.options import Drafting
 
 
 def placement(

@@ -7,14 +7,14 @@ import logging
 
 import pytest
 
-from moa_server.logs import configure
+from moa_server.logging import configure
 
 
 @pytest.fixture(scope="session")
 def transformers_engine(tiny_target, tiny_drafter):
     import torch
 
-    from moa_server.transformers_engine import TransformersEngine
+    from moa_server.engine.transformers import TransformersEngine
 
     torch.set_num_threads(1)  # threads that wait for each other on busy cores cost more than they bring
     return TransformersEngine.load(str(tiny_target), tiny_drafter)

@@ -23,8 +23,8 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.sync.client import connect
 
-from moa_server.edge import EdgeServer
-from moa_server.places import FULL_KEY, EdgeLimits, Places
+from moa_server.edge.connection_limits import FULL_KEY, EdgeLimits, Places
+from moa_server.edge.server import EdgeServer
 
 TIMEOUT_S = 30
 MAX_MESSAGE = 64 << 10

@@ -13,17 +13,17 @@ from memory_link import ClientEnd, MemoryLink, ServerEnd
 from moa_runtime.session.handshake import digest
 from moa_runtime.timeline import NO_TIMELINE
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.away import Away
-from moa_server.bearers import Bearer, Bearers
-from moa_server.budgets import Budget
+from moa_server.auth import Bearer, Bearers
+from moa_server.background_answers import Away
 from moa_server.connection import Connection, Parts
 from moa_server.decoding import PlainDecodingEndpoint
-from moa_server.engine import Outcome, StepRequest
+from moa_server.drafting.server_drafting import ServerDrafts
+from moa_server.edge.rate_limits import Budget
+from moa_server.engine.base import Outcome, StepRequest
 from moa_server.metrics import Metrics
-from moa_server.server_drafts import ServerDrafts
+from moa_server.scheduling.worker import Worker
 from moa_server.sessions import SessionStore
 from moa_server.settings import Settings
-from moa_server.worker import Worker
 from soak.raw import Target
 from toy_engine import ToyEngine
 from virtual_loop import run_virtually

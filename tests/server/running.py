@@ -17,7 +17,7 @@ from moa_runtime.session.events import Event, Faulted, Finished, Origin, RowsRec
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.app import SESSION_PATH
 from moa_server.app import Verifier as Served
-from moa_server.serve import VerifierServer
+from moa_server.process import VerifierServer
 
 TIMEOUT_S = 30
 

@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 
 from moa_runtime.session.sampling import Sampling
-from moa_server.engine import Engine, Outcome, StepRequest
+from moa_server.engine.base import Engine, Outcome, StepRequest
 
 
 class Numbers:

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from moa_runtime.session.sampling import Sampling
-from moa_server.announced import Announced
-from moa_server.engine import new_sequence
-from moa_server.jobs import Job
+from moa_server.engine.base import new_sequence
 from moa_server.metrics import Metrics
-from moa_server.worker import Worker
+from moa_server.scheduling.batch_window import Announced
+from moa_server.scheduling.verify_job import Job
+from moa_server.scheduling.worker import Worker
 from toy_engine import ToyEngine
 from virtual_loop import run_virtually
 

@@ -12,10 +12,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from moa_runtime.session.events import Resumed, Sampling, Welcomed
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Fingerprints
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.blocking import BlockingEngine
-from moa_server.engine import Capabilities, new_sequence
-from moa_server.jobs import Job
-from moa_server.plain import decode
+from moa_server.engine.base import Capabilities, new_sequence
+from moa_server.engine.baseline import decode
+from moa_server.engine.blocking import BlockingEngine
+from moa_server.scheduling.verify_job import Job
 from moa_server.settings import Settings
 from server.running import TIMEOUT_S, Client, serving
 from toy_engine import ToyEngine
@@ -453,7 +453,7 @@ def test_what_goes_wrong_in_reading_ends_the_connection_at_once(verifier, engine
     with verifier.connect() as socket, monkeypatch.context() as broken:
         socket.send(hello(engine))
         receive(socket)
-        broken.setattr("moa_server.inbox.parse_client_message", lambda *_: 1 / 0)
+        broken.setattr("moa_server.edge.frame_reader.parse_client_message", lambda *_: 1 / 0)
         socket.send(b"anything")
         assert fault_code(receive(socket)) == "FAULT_CODE_INTERNAL"
         with pytest.raises(ConnectionClosed):

@@ -8,7 +8,7 @@ import pytest
 
 from moa_runtime.session.handshake import Limits
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.server_drafts import NOTHING, Proposal, ServerDrafts
+from moa_server.drafting.server_drafting import NOTHING, Proposal, ServerDrafts
 from moa_server.settings import Settings
 from server.in_memory import SETTINGS, Served, in_served, receive, resumed, send, verdict_of
 from soak.raw import draft, prompt

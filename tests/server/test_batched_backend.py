@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moa_runtime.backends.base import StepInputs, StepResult
-from moa_server.batched_backend import BatchedBackend
+from moa_server.drafting.batcher import BatchedBackend
 
 PATIENCE_S = 60  # what would wait for ever fails after it
 BROKEN = 13

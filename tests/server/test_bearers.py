@@ -8,8 +8,8 @@ import logging
 
 import pytest
 
-from moa_server.bearers import Bearers, TokenFileError, new_token, read_tokens
-from moa_server.budgets import Budget, Kind
+from moa_server.auth import Bearers, TokenFileError, new_token, read_tokens
+from moa_server.edge.rate_limits import Budget, Kind
 
 
 def entry(name: str, token: str, **budget) -> dict:

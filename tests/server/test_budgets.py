@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moa_server.budgets import BURST_SECONDS, Budget, Budgets, Kind, TokenBucket
+from moa_server.edge.rate_limits import BURST_SECONDS, Budget, Budgets, Kind, TokenBucket
 
 
 class Clock:

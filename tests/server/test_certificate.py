@@ -18,9 +18,9 @@ pytest.importorskip("cryptography")
 from cryptography import x509
 
 from moa_runtime.errors import MoaError
-from moa_server import certificate as module
-from moa_server.certificate import own_certificate
 from moa_server.settings import Settings
+from moa_server.web import certificate as module
+from moa_server.web.certificate import own_certificate
 from server.edge_running import eventually
 from server.running import TIMEOUT_S, serving
 from server.test_pages import TOKEN, bearer, hello
@@ -178,7 +178,7 @@ def test_the_page_over_tls_on_an_address_that_others_reach(tmp_path, outer_addre
 
 
 def test_a_renewed_certificate_is_served_without_a_new_start(tmp_path, monkeypatch):
-    monkeypatch.setattr("moa_server.serve._RENEW_SECONDS", 0.05)
+    monkeypatch.setattr("moa_server.process._RENEW_SECONDS", 0.05)
     long_ago = own_certificate(tmp_path, [], datetime.now(timezone.utc) - timedelta(days=390))
     renewed = threading.Event()
 

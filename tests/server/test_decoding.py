@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from moa_runtime.session.events import Sampling
-from moa_server.bearers import new_token
-from moa_server.plain import decode
+from moa_server.auth import new_token
+from moa_server.engine.baseline import decode
 from moa_server.settings import Settings
 from server.running import TIMEOUT_S, serving
 from toy_engine import ToyEngine

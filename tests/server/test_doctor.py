@@ -9,9 +9,9 @@ import pytest
 
 from moa_server.cli import main
 from moa_server.doctor import Facts, Machine, Sessions, Timed, advice, measure, report, sessions, table
-from moa_server.engine import Capabilities
-from moa_server.step_cost import StepCost
-from moa_server.warm_up import Trial, TrialError, warm_up
+from moa_server.engine.base import Capabilities
+from moa_server.engine.warm_up import Trial, TrialError, warm_up
+from moa_server.scheduling.step_cost import StepCost
 from toy_engine import ToyEngine
 
 FACTS = Facts("float32", "cpu", True, 1 << 30, 1024, 896, 64)
@@ -195,7 +195,7 @@ def test_a_target_that_fails_at_once_is_not_served(capsys, monkeypatch, tiny_tar
     async def fail(engine, requests):
         raise RuntimeError("no memory is left")
 
-    monkeypatch.setattr("moa_server.transformers_engine.TransformersEngine.step", fail)
+    monkeypatch.setattr("moa_server.engine.transformers.TransformersEngine.step", fail)
     assert main(["--model", str(tiny_target), "--port", "0"]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1

@@ -18,7 +18,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from moa_runtime.session.events import Origin, Sampling
-from moa_server.plain import decode
+from moa_server.engine.baseline import decode
 from moa_server.settings import Settings
 from server.running import TIMEOUT_S, Client, Verifier, serving
 from toy_engine import ToyEngine

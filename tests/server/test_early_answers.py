@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from moa_server.places import EdgeLimits
+from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.settings import Settings
 from server.edge_running import Edge, edge, error_of, eventually, read_all, status_of
 from server.running import serving

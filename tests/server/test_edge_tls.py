@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from moa_server.places import EdgeLimits
+from moa_server.edge.connection_limits import EdgeLimits
 from server.edge_running import edge, eventually, is_closed, read_all, status_of
 
 PATIENT = EdgeLimits(connections=20, per_address=1000, header_seconds=60)

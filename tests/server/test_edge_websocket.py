@@ -10,8 +10,8 @@ import struct
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from moa_server.edge_websocket import EdgeWebSocket
-from moa_server.places import EdgeLimits
+from moa_server.edge.connection_limits import EdgeLimits
+from moa_server.edge.websocket import EdgeWebSocket
 from server.edge_running import edge, eventually, read_all
 
 PATIENT = EdgeLimits()

@@ -10,15 +10,15 @@ import pytest
 import torch
 from stepping import Numbers, fresh_choices, plain, random_tree, step
 
-from moa_drafter.states import layer_keys_values, target_states
+from moa_drafter.target_features import layer_keys_values, target_states
 from moa_runtime.bundle import tokenizer_fingerprint
 from moa_runtime.errors import MoaError
 from moa_runtime.session.sampling import Sampling
 from moa_runtime.session.tree import chain
-from moa_server import transformers_engine
-from moa_server.engine import StepRequest
-from moa_server.transformers_engine import TransformersEngine
-from moa_server.tree_mask import tree_mask
+from moa_server.engine.base import StepRequest
+from moa_server.engine.base import transformers as transformers_engine
+from moa_server.engine.transformers import TransformersEngine
+from moa_server.engine.tree_mask import tree_mask
 from tiny import make_tiny_rival, make_tiny_target
 
 PROMPT = tuple(random.Random(5).sample(range(3, 512), 21))
@@ -43,7 +43,7 @@ def assert_rows(engine, rows, tokens, start) -> None:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_plain_decoding_is_what_the_whole_model_would_choose(engine, sampling):
-    from moa_server.sampling import choose
+    from moa_server.engine.sampling import choose
 
     tokens = list(PROMPT)
     for token in plain(engine, PROMPT, sampling, 12):
@@ -158,7 +158,9 @@ def test_rows_of_what_is_held_cost_no_forward(engine):
 
 
 def test_rows_of_several_sequences_are_made_together(engine, monkeypatch):
-    monkeypatch.setattr("moa_server.memory_rows._CHUNK", 8)  # so that chunks end within a sequence and at its end
+    monkeypatch.setattr(
+        "moa_server.engine.memory_rows._CHUNK", 8
+    )  # so that chunks end within a sequence and at its end
     asked = {12: 0, 9: 9, 21: 2, 17: 16, 16: None}
     requests = [StepRequest(NUMBERS.new(), PROMPT[:length], rows_from=start) for length, start in asked.items()]
     for request, outcome in zip(requests, engine.step_now(requests), strict=True):

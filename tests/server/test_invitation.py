@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from moa_runtime.errors import MoaError
-from moa_server.invitation import hosts_of, invitation, kept_token, link_with_token, page_urls, qr_code
+from moa_server.web.pairing import hosts_of, invitation, kept_token, link_with_token, page_urls, qr_code
 
 URLS = ["https://192.168.1.20:8765/", "https://laptop.local:8765/"]
 TOKEN = "abc-DEF_123"
@@ -103,7 +103,7 @@ def test_hosts_of_one_address_and_of_all(monkeypatch):
         (socket.AF_INET6, socket.SOCK_STREAM, 0, "", (address, 0, 0, 0)) for address in ("fd00::5", "fe80::1%eth0")
     ]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
-    monkeypatch.setattr("moa_server.invitation._ELSEWHERE", ())
+    monkeypatch.setattr("moa_server.web.pairing._ELSEWHERE", ())
     assert hosts_of("0.0.0.0") == ["10.0.0.5", "laptop.local"]
     assert hosts_of("::") == ["10.0.0.5", "fd00::5", "laptop.local"]
 
@@ -112,7 +112,7 @@ def test_hosts_of_one_address_and_of_all(monkeypatch):
 def test_names_that_say_nothing(monkeypatch, name):
     monkeypatch.setattr(socket, "gethostname", lambda: name)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [])
-    monkeypatch.setattr("moa_server.invitation._ELSEWHERE", ())
+    monkeypatch.setattr("moa_server.web.pairing._ELSEWHERE", ())
     assert hosts_of("0.0.0.0") == []
 
 

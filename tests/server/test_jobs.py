@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from moa_runtime.session.sampling import Sampling
 from moa_runtime.session.tree import accepted_path
-from moa_server.blocking import BlockingEngine
-from moa_server.engine import Capabilities, StepRequest, new_sequence
-from moa_server.jobs import FEW, MOST_ROWS, Job
+from moa_server.engine.base import Capabilities, StepRequest, new_sequence
+from moa_server.engine.blocking import BlockingEngine
+from moa_server.scheduling.verify_job import FEW, MOST_ROWS, Job
 from toy_engine import VOCAB, ToyEngine
 
 PREFIX = tuple(random.Random(4).choices(range(1, VOCAB), k=30))

@@ -15,8 +15,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from moa_runtime.session.events import Sampling
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.bearers import new_token
-from moa_server.logs import add_log_fields, handle_loop_error, log_fields, log_unexpected
+from moa_server.auth import new_token
+from moa_server.logging import add_log_fields, handle_loop_error, log_fields, log_unexpected
 from moa_server.settings import Settings
 from server.running import TIMEOUT_S, Client, serving
 from toy_engine import ToyEngine

@@ -15,10 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from moa_runtime.session.events import Sampling
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.jobs import EngineFailedError, ExpiredError, Job
 from moa_server.metrics import Metrics
+from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, Job
+from moa_server.scheduling.worker import Worker
 from moa_server.settings import Settings
-from moa_server.worker import Worker
 from server.running import TIMEOUT_S, Client, serving
 from toy_engine import ToyEngine, plain
 

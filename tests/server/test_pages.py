@@ -16,7 +16,7 @@ from websockets.exceptions import InvalidStatus
 
 from moa_runtime.session.handshake import PROTOCOL_VERSION
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.bearers import new_token
+from moa_server.auth import new_token
 from moa_server.settings import Settings
 from server.running import TIMEOUT_S, Verifier, serving
 from toy_engine import ToyEngine

@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from moa_runtime.errors import MoaError
-from moa_server.edge import ceiling
-from moa_server.places import EdgeLimits, Place, Places
+from moa_server.edge.connection_limits import EdgeLimits, Place, Places
+from moa_server.edge.server import ceiling
 
 KB = 1 << 10
 LIMITS = EdgeLimits(send_seconds=30, close_seconds=5, write_buffer_bytes=1000 * KB)

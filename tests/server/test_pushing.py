@@ -15,8 +15,8 @@ from moa_runtime.session.handshake import Limits
 from moa_runtime.session.server import ServerSession
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.budgets import Budget
-from moa_server.server_drafts import Proposal, ServerDrafts
+from moa_server.drafting.server_drafting import Proposal, ServerDrafts
+from moa_server.edge.rate_limits import Budget
 from server.in_memory import SETTINGS, Served, in_served, receive, resumed, send, silent
 from soak.raw import draft, prompt
 from toy_engine import STOP, ToyEngine, plain

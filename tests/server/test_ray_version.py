@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moa_runtime import extras
+from moa_runtime import optional_deps as extras
 from moa_runtime.errors import MoaError
 from moa_server.replicas.ray_version import require_ray
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moa_runtime.noise import gumbel
+from moa_runtime.gumbel import gumbel
 from moa_runtime.session.sampling import Sampling
-from moa_server.sampling import choose, largest, nucleus
+from moa_server.engine.sampling import choose, largest, nucleus
 
 P = np.array([0.05, 0.4, 0.1, 0.3, 0.15])
 LOGITS = np.log(P.astype(np.float32))
@@ -76,7 +76,7 @@ def test_the_choice_is_the_largest_of_logit_by_temperature_and_noise(temperature
 
 
 def test_of_equal_scores_the_lowest_id_wins(monkeypatch):
-    monkeypatch.setattr("moa_server.sampling.gumbel", lambda seed, position, tokens: np.zeros(len(tokens)))
+    monkeypatch.setattr("moa_server.engine.sampling.gumbel", lambda seed, position, tokens: np.zeros(len(tokens)))
     assert choose(np.array([1, 7, 3, 7], np.float32), Sampling(1.0), 5) == 1
     assert choose(np.array([1, 7, 3, 7, 7], np.float32), Sampling(1.0, 0.5, top_k=3), 5) == 1
 

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from moa_runtime.session.sampling import Sampling
-from moa_server.jobs import Job
-from moa_server.scheduler import ATTENTIVE_S, MOST_SEQUENCES, STRETCH, Scheduler, Waiting, _shares
-from moa_server.step_cost import StepCost
+from moa_server.scheduling.scheduler import ATTENTIVE_S, MOST_SEQUENCES, STRETCH, Scheduler, Waiting, _shares
+from moa_server.scheduling.step_cost import StepCost
+from moa_server.scheduling.verify_job import Job
 
 
 def seconds_of(tokens: int, products: int, contexts: int) -> float:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from moa_runtime.session.sampling import Sampling
-from moa_server import scoring
-from moa_server.plain import decode
-from moa_server.scoring import log_probabilities, next_logits
+from moa_server.engine.base import scoring
+from moa_server.engine.baseline import decode
+from moa_server.engine.scoring import log_probabilities, next_logits
 
 TOKENS = random.Random(6).sample(range(3, 512), 60)
 

@@ -14,13 +14,13 @@ from stepping import plain, step
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits
 from moa_runtime.session.tree import chain
-from moa_server.batched_backend import BatchedBackend
-from moa_server.engine import Rows, StepRequest, new_sequence
-from moa_server.jobs import Job
+from moa_server.drafting.batcher import BatchedBackend
+from moa_server.drafting.server_drafting import NOTHING, Proposal, ServerDrafts
+from moa_server.drafting.torch_backend import PackedDeviceHalf
+from moa_server.engine.base import Rows, StepRequest, new_sequence
 from moa_server.metrics import Metrics
-from moa_server.server_drafts import NOTHING, Proposal, ServerDrafts
-from moa_server.torch_backend import PackedDeviceHalf
-from moa_server.worker import Worker
+from moa_server.scheduling.verify_job import Job
+from moa_server.scheduling.worker import Worker
 
 PROMPT = [(37 * index + 11) % 509 + 3 for index in range(40)]
 GREEDY = Sampling()

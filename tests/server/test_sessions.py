@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from moa_runtime.session.sampling import Sampling
-from moa_server.away import Away
-from moa_server.engine import StepRequest
+from moa_server.background_answers import Away
+from moa_server.engine.base import StepRequest
 from moa_server.metrics import Metrics
+from moa_server.scheduling.worker import Worker
 from moa_server.sessions import Conversation, SessionStore
 from moa_server.settings import Settings
-from moa_server.worker import Worker
 from toy_engine import ToyEngine
 
 

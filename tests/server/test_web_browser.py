@@ -14,9 +14,9 @@ pytest.importorskip("cryptography")
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from moa_server.certificate import own_certificate
-from moa_server.invitation import link_with_token, page_urls
 from moa_server.settings import Settings
+from moa_server.web.certificate import own_certificate
+from moa_server.web.pairing import link_with_token, page_urls
 from server.edge_running import eventually
 from server.running import serving
 from server.test_pages import TOKEN, hello

@@ -17,10 +17,10 @@ import httpx
 import pytest
 
 from moa_page import page_folder
-from moa_runtime import extras
+from moa_runtime import optional_deps as extras
 from moa_runtime.bundle import read_manifest, write_manifest
-from moa_server import web_setup
-from moa_server.invitation import hosts_of, link_with_token, qr_code
+from moa_server.web import setup as web_setup
+from moa_server.web.pairing import hosts_of, link_with_token, qr_code
 from server.test_serve_cli import refusal
 from server.web_site import GRAPH, write_page
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from moa_server.web_files import ChangedError, InMemory, OnDisk, WebFile, zipped
+from moa_server.web.files import ChangedError, InMemory, OnDisk, WebFile, zipped
 
 DATA = bytes(range(100))
 TEXT = b"the same words again and again, " * 100

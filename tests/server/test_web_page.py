@@ -11,10 +11,10 @@ import pytest
 from moa_runtime.bundle import MANIFEST_FILE, sha256_of
 from moa_runtime.errors import MoaError
 from moa_runtime.manifest import Fingerprints
-from moa_server import web_bundle
 from moa_server.settings import Settings
-from moa_server.web_bundle import bundle_files, find_bundle
-from moa_server.web_page import POLICY, page_files
+from moa_server.web import bundle as web_bundle
+from moa_server.web.bundle import bundle_files, find_bundle
+from moa_server.web.page import POLICY, page_files
 from server.running import TIMEOUT_S, serving
 from server.test_pages import TOKEN, bearer, refusal
 from server.web_site import GRAPH, SCRIPT, WRITER, get, site, write_page, write_web_bundle

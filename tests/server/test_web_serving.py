@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from moa_runtime.session.events import Sampling
-from moa_server import downloads
-from moa_server.places import EdgeLimits
+from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.settings import Settings
+from moa_server.web import downloads
 from server.edge_running import eventually, is_closed
 from server.running import TIMEOUT_S, Client, Verifier, serving
 from server.web_site import GRAPH, site

@@ -9,10 +9,10 @@ import random
 import pytest
 
 from moa_runtime.session.sampling import Sampling
-from moa_server.engine import Capabilities, new_sequence
-from moa_server.jobs import EngineFailedError, ExpiredError, Job
+from moa_server.engine.base import Capabilities, new_sequence
 from moa_server.metrics import Metrics
-from moa_server.worker import Worker
+from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, Job
+from moa_server.scheduling.worker import Worker
 from toy_engine import STOP, VOCAB, ToyEngine, plain
 from virtual_loop import run_virtually
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from pathlib import Path
 
-from moa_runtime.session import client_states as client
-from moa_runtime.session import server_states as server
+from moa_runtime.session import client_table as client
+from moa_runtime.session import server_table as server
 
 PAGE = Path(__file__).parents[2] / "docs" / "porting.md"
 _PLACE = re.compile(r"(<!-- table: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)

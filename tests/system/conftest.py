@@ -22,7 +22,7 @@ def bundle(onnx_bundle: Path) -> Bundle:
 
 @pytest.fixture(scope="session")
 def engine(tiny_target: Path, tiny_drafter: Path):
-    from moa_server.transformers_engine import TransformersEngine
+    from moa_server.engine.transformers import TransformersEngine
 
     return TransformersEngine.load(str(tiny_target), tiny_drafter)
 

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from moa_runtime.loop_settings import Conditions
+from moa_runtime.drafting.settings import Conditions
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.engine import new_sequence
-from moa_server.jobs import EngineFailedError, ExpiredError, Job
+from moa_server.engine.base import new_sequence
+from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, Job
 from system.fuzz_world import World
 
 

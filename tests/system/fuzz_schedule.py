@@ -14,9 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Disagreement, FinishReason, Origin, TokenOrigin
 from moa_runtime.chat import Chat, ContextFullError
-from moa_runtime.drafting import DRAFTINGS
+from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, Disagreement, FinishReason, Origin, TokenOrigin
+from moa_runtime.options import DRAFTINGS
 from moa_runtime.session.events import Policy, Sampling
 from system.fuzz_happenings import HAPPENINGS
 from system.fuzz_world import MANNERS, Limits, World, living

@@ -14,23 +14,23 @@ from unittest import mock
 
 from memory_link import MemoryLink, ServerEnd
 from moa_runtime.chat import Chat
-from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import GREEDY, Budget, Drafter, Float32
-from moa_runtime.drafting import Drafting
-from moa_runtime.loop_settings import LoopSettings
+from moa_runtime.drafting.draft_controllers import FixedShape
+from moa_runtime.drafting.settings import LoopSettings
+from moa_runtime.options import Drafting
 from moa_runtime.session.events import Faulted, Policy, Sampling
 from moa_runtime.session.tree import DraftTree, chain
 from moa_runtime.timeline import NO_TIMELINE
 from moa_runtime.transport import Endpoint
-from moa_server.away import Away
-from moa_server.bearers import Bearer, Bearers
+from moa_server.auth import Bearer, Bearers
+from moa_server.background_answers import Away
 from moa_server.connection import Connection, Parts
-from moa_server.engine import Capabilities
+from moa_server.drafting.server_drafting import ServerDrafts
+from moa_server.engine.base import Capabilities
 from moa_server.metrics import Metrics
-from moa_server.server_drafts import ServerDrafts
+from moa_server.scheduling.worker import Worker
 from moa_server.sessions import SessionStore
 from moa_server.settings import Settings
-from moa_server.worker import Worker
 from tiny import CHAT_TEMPLATE, VOCAB_SIZE, _train_tokenizer
 from toy_engine import PRINTS, STOP, ToyEngine
 from virtual_loop import VirtualLoop
@@ -271,8 +271,8 @@ async def living(
     """A world whose chat has begun to connect."""
     world = World(loop, limits, bundle, rng, store)
     connecting = mock.patch("moa_runtime.transport.connect", world.link.connect)
-    renewed = mock.patch("moa_runtime.decisions._RENEWED_AFTER", min(32, limits.credit))
-    with connecting, renewed, mock.patch("moa_runtime.decisions._CREDIT", limits.credit):
+    renewed = mock.patch("moa_runtime.drafting.draft_policy._RENEWED_AFTER", min(32, limits.credit))
+    with connecting, renewed, mock.patch("moa_runtime.drafting.draft_policy._CREDIT", limits.credit):
         await world.chat.open(wait=False)
         yield world
         await world.end()

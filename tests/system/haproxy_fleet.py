@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from moa_chat.local import LocalVerifier, local_verifier
+from moa_chat.local_verifier import LocalVerifier, local_verifier
 from moa_runtime.transport import Endpoint
 from moa_server import replicas
 from system.replica_fleet import REPLICAS, wait_for

@@ -16,13 +16,13 @@ from typing import Any
 import psutil
 import pytest
 
-from moa_runtime.answer import AnswerFinished, LinkChanged, LinkStatus
 from moa_runtime.chat import Chat
-from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import GREEDY, Budget, Float32
-from moa_runtime.drafters.rows import GrowingRows
+from moa_runtime.drafters.kv_buffer import GrowingRows
+from moa_runtime.drafting.draft_controllers import FixedShape
+from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.errors import MoaError
-from moa_runtime.loop_settings import LoopSettings
+from moa_runtime.events import AnswerFinished, LinkChanged, LinkStatus
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree, chain
 from moa_runtime.transport import Endpoint, Timing

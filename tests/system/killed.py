@@ -16,10 +16,10 @@ from typing import Any
 
 import httpx
 
-from moa_runtime.answer import AnswerUpdate
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.conversation import Conversation
+from moa_runtime.events import AnswerUpdate
 from moa_runtime.session.events import Sampling
 from moa_runtime.text_stream import TextStream
 from moa_runtime.tokenizer import ChatTokenizer
@@ -68,7 +68,7 @@ class VerifierProgram:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["moa_server.cli", "moa_server.transformers_engine", "system.killed"])
+        self._context.set_forkserver_preload(["moa_server.cli", "moa_server.engine.transformers", "system.killed"])
         self.verifier = self._start(serve)
         self._decoded: dict[str, list[int]] = {}
 

@@ -10,8 +10,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from moa_bench.verifier import Verifier
-from moa_runtime.answer import AnswerFinished, LinkChanged, LinkStatus
 from moa_runtime.chat import Chat
+from moa_runtime.events import AnswerFinished, LinkChanged, LinkStatus
 from moa_runtime.session.events import Sampling
 from system.replica_fleet import Fleet
 

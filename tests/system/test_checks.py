@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, Disagreement, LinkStatus, Paused
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.errors import ChatError, MoaError
-from moa_runtime.sequences import common_length
+from moa_runtime.events import AnswerFinished, AnswerUpdate, Disagreement, LinkStatus, Paused
 from moa_runtime.session.events import Policy, Sampling
+from moa_runtime.tokens import common_length
 from moa_runtime.unconfirmed import Unconfirmed
 from server.running import Verifier
 from system.asking import QUESTION, TIMEOUT_S, ask, chatting, endpoint, ids

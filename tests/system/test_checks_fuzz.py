@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, LinkStatus
 from moa_runtime.errors import MoaError
+from moa_runtime.events import AnswerFinished, AnswerUpdate, LinkStatus
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.unconfirmed import Unconfirmed
 from system.fuzz_schedule import STUCK_S, Happening, Schedule, _check, _happen, schedule

@@ -14,12 +14,12 @@ from unittest import mock
 import pytest
 
 from memory_link import ClientEnd, ServerEnd
-from moa_runtime.answer import LinkStatus
 from moa_runtime.chat import Chat, ChatError
 from moa_runtime.connect_error import ConnectError
-from moa_runtime.drafters.rows import GrowingRows
+from moa_runtime.drafters.kv_buffer import GrowingRows
+from moa_runtime.drafting.settings import Conditions
 from moa_runtime.errors import MoaError
-from moa_runtime.loop_settings import Conditions
+from moa_runtime.events import LinkStatus
 from moa_runtime.session.events import RolledBack, Sampling
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from system.asking import DEVICE_DRAFTS

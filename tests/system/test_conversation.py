@@ -11,7 +11,12 @@ from typing import Any
 
 import pytest
 
-from moa_runtime.answer import (
+from moa_runtime.bundle import Bundle
+from moa_runtime.chat import Chat, ChatError, ContextFullError
+from moa_runtime.drafting.events import RoundEnded
+from moa_runtime.drafting.settings import Conditions
+from moa_runtime.errors import MoaError
+from moa_runtime.events import (
     AnswerFinished,
     AnswerUpdate,
     ChatEvent,
@@ -22,11 +27,6 @@ from moa_runtime.answer import (
     Paused,
     PauseReason,
 )
-from moa_runtime.bundle import Bundle
-from moa_runtime.chat import Chat, ChatError, ContextFullError
-from moa_runtime.errors import MoaError
-from moa_runtime.loop_events import RoundEnded
-from moa_runtime.loop_settings import Conditions
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.sync import SyncChat
 from moa_runtime.transport import Endpoint

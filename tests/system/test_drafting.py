@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from moa_bench.network.oracle import OracleDrafter
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Paused, PauseReason
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.control import Controller, FixedShape
 from moa_runtime.drafters.base import GREEDY, Budget
-from moa_runtime.loop_events import Pushed, RoundEnded
+from moa_runtime.drafting.cost_model import Throughput
+from moa_runtime.drafting.draft_controllers import Controller, FixedShape
+from moa_runtime.drafting.events import Pushed, RoundEnded
+from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, Paused, PauseReason
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
-from moa_runtime.throughput import Throughput
 from server.running import Verifier
 from system.asking import QUICK, ask, committed, endpoint, own_decoding
 

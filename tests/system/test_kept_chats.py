@@ -16,11 +16,11 @@ from unittest import mock
 import pytest
 
 from memory_link import ClientEnd
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, LinkStatus, Origin, Paused, PauseReason
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.chat import Chat, ChatError
 from moa_runtime.chat_state import ChatState
 from moa_runtime.chat_store import ChatStore, StoreError
+from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, LinkStatus, Origin, Paused, PauseReason
 from moa_runtime.session.events import FinishReason, Policy, Sampling
 from moa_runtime.session_id import SESSION_ID_HEADER, checked_session_id
 from moa_runtime.transport import Endpoint

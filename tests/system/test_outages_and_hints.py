@@ -14,7 +14,9 @@ from unittest import mock
 import pytest
 
 from memory_link import ClientEnd
-from moa_runtime.answer import (
+from moa_runtime.drafters.base import Budget
+from moa_runtime.drafting.settings import Conditions
+from moa_runtime.events import (
     AnswerFinished,
     AnswerUpdate,
     ChatEvent,
@@ -24,8 +26,6 @@ from moa_runtime.answer import (
     Paused,
     PauseReason,
 )
-from moa_runtime.drafters.base import Budget
-from moa_runtime.loop_settings import Conditions
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.session.tree import DraftTree
 from system.asking import DEVICE_DRAFTS, committed, written_offline

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from moa_runtime.answer import ChatEvent, Origin
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import Budget
-from moa_runtime.drafting import DRAFTINGS, Drafting
-from moa_runtime.loop_settings import LoopSettings
+from moa_runtime.drafting.draft_controllers import FixedShape
+from moa_runtime.drafting.settings import LoopSettings
+from moa_runtime.events import ChatEvent, Origin
+from moa_runtime.options import DRAFTINGS, Drafting
 from moa_runtime.session.events import Policy, Sampling, Welcomed
 from moa_runtime.transport import Endpoint, Timing
-from moa_server.server_drafts import ServerDrafts
+from moa_server.drafting.server_drafting import ServerDrafts
+from moa_server.drafting.torch_backend import backend_of
 from moa_server.settings import Settings
-from moa_server.torch_backend import backend_of
 from server.running import Verifier, serving
 from system.asking import ask, chatting, committed, endpoint, ids, own_decoding, written_offline
 from system.test_chat import ServeProcess

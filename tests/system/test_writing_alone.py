@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent, Paused, PauseReason
 from moa_runtime.bundle import Bundle, read_manifest, write_manifest
 from moa_runtime.chat import Chat
-from moa_runtime.manners import Manners
+from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, Paused, PauseReason
+from moa_runtime.offline_stopping import Manners
 from moa_runtime.session.events import Sampling
 from server.running import Verifier
 from system.asking import (

@@ -12,7 +12,7 @@ import numpy as np
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message import DecodeError, Message
 
-from moa_runtime.loop_events import RoundEnded
+from moa_runtime.drafting.events import RoundEnded
 from moa_runtime.session.events import RowsReceived
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire

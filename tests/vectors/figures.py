@@ -7,17 +7,17 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-from moa_runtime.drafters.luck import Luck
+from moa_runtime.drafters.gumbel_coupling import Luck
 from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.ngram import NgramIndex
 from moa_runtime.drafters.ngram_drafter import NgramDrafter
-from moa_runtime.drafters.tree import GrowingTree
-from moa_runtime.loop_events import Pushed, RoundEnded
-from moa_runtime.manners import Manners
-from moa_runtime.noise import gumbel
-from moa_runtime.placement import Placement
+from moa_runtime.drafters.tree_growth import GrowingTree
+from moa_runtime.drafting.cost_model import Throughput
+from moa_runtime.drafting.drafter_selection import Placement
+from moa_runtime.drafting.events import Pushed, RoundEnded
+from moa_runtime.gumbel import gumbel
+from moa_runtime.offline_stopping import Manners
 from moa_runtime.session.events import Sampling
-from moa_runtime.throughput import Throughput
 from vectors import as_json
 from vectors.drafts import moa_drafts
 from vectors.given import copying, said, sampling_of, some_budget, some_candidates, tree_of

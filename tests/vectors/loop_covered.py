@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from moa_runtime.answer import LinkStatus, PauseReason
+from moa_runtime.events import LinkStatus, PauseReason
 from vectors.covered import EVENTS
 from vectors.loop_playing import Said
 

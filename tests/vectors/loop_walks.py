@@ -7,8 +7,8 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from moa_runtime.loop_events import Draft
-from moa_runtime.loop_settings import LoopSettings
+from moa_runtime.drafting.events import Draft
+from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.session.handshake import fault
 from moa_runtime.session.tree import depths
 from moa_runtime.session.work import Verify

@@ -10,7 +10,7 @@ import numpy as np
 
 from moa_runtime.session.client import ClientSession, LocalProtocolError
 from moa_runtime.session.events import Origin, Policy, Sampling
-from moa_runtime.session.rows import encode_rows
+from moa_runtime.session.memory_rows import encode_rows
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from session.wired import PRINTS, STOP, VOCAB

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from moa_runtime.session.client import ClientSession
-from moa_runtime.session.client_states import State
+from moa_runtime.session.client_table import State
 from moa_runtime.session.events import Origin, Policy, Sampling
-from moa_runtime.session.rows import encode_rows
+from moa_runtime.session.memory_rows import encode_rows
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from vectors.scripts import answered, asked, drafted, refused, tell, verdict, welcome
 

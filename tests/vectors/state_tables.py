@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from moa_runtime.session.client_states import CALLS, Heard, State, row_of
+from moa_runtime.session.client_table import CALLS, Heard, State, row_of
 from vectors.walks import Draws
 
 

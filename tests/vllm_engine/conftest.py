@@ -14,8 +14,8 @@ from tiny import make_tiny_bundle, make_tiny_drafter, make_tiny_target
 from vllm_engine.paged import CONTEXT
 
 if TYPE_CHECKING:
-    from moa_server.transformers_engine import TransformersEngine
-    from moa_server.vllm_engine.engine import VllmEngine
+    from moa_server.engine.transformers import TransformersEngine
+    from moa_server.engine.vllm.engine import VllmEngine
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,7 @@ def vllm_here() -> None:
         if os.environ.get("CI"):
             pytest.fail(missing)
         pytest.skip(missing)
-    from moa_server.vllm_engine.environment import prepare
+    from moa_server.engine.vllm.environment import prepare
 
     prepare(1)
 
@@ -49,7 +49,7 @@ def paged_bundle(paged_target: Path, paged_drafter: Path) -> Path:
 @pytest.fixture(scope="session")
 def reference(paged_target: Path, paged_drafter: Path) -> TransformersEngine:
     """What vLLM is compared with."""
-    from moa_server.transformers_engine import TransformersEngine
+    from moa_server.engine.transformers import TransformersEngine
 
     return TransformersEngine.load(str(paged_target), paged_drafter, max_context=CONTEXT)
 
@@ -57,7 +57,7 @@ def reference(paged_target: Path, paged_drafter: Path) -> TransformersEngine:
 @pytest.fixture(scope="session")
 def vllm(paged_target: Path, paged_drafter: Path) -> Iterator[VllmEngine]:
     """Eight blocks of 32 tokens."""
-    from moa_server.vllm_engine.engine import VllmEngine
+    from moa_server.engine.vllm.engine import VllmEngine
 
     engine = VllmEngine.load(str(paged_target), paged_drafter, max_context=CONTEXT, cache_tokens=CONTEXT)
     assert engine.cache_use == (0, 2 * CONTEXT)

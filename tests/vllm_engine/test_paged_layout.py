@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from moa_server.target_settings import EngineError
-from moa_server.vllm_engine.layout import PagedCaches, PagedLayer
+from moa_server.engine.target_settings import EngineError
+from moa_server.engine.vllm.layout import PagedCaches, PagedLayer
 
 BLOCK, HEADS, SIZE, BLOCKS = 32, 3, 16, 9
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moa_runtime.session.sampling import Sampling
-from moa_server.sampling import choose
+from moa_server.engine.sampling import choose
 from toy_engine import ToyEngine
 from vllm_engine.text_comparison import Comparison, compare, nearness
 

@@ -11,10 +11,10 @@ import pytest
 
 from moa_drafter import vllm_environment
 from moa_drafter.vllm_environment import Installed, VllmError
-from moa_runtime import extras
+from moa_runtime import optional_deps as extras
 from moa_runtime.errors import MoaError
 from moa_server.cli import main
-from moa_server.vllm_engine.environment import TESTED, prepare
+from moa_server.engine.vllm.environment import TESTED, prepare
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_an_engine_that_there_is_not(capsys):
 
 
 def test_torch_is_not_imported_before_it_is_prepared():
-    code = "import sys, moa_server.cli, moa_server.vllm_engine.environment; sys.exit('torch' in sys.modules)"
+    code = "import sys, moa_server.cli, moa_server.engine.vllm.environment; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

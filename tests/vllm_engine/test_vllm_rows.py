@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from moa_server.engine import StepRequest, new_sequence
+from moa_server.engine.base import StepRequest, new_sequence
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +18,7 @@ TEXT = [random.Random(5).randrange(3, 512) for _ in range(100)]
 def test_keys_and_values_are_those_of_transformers(vllm, reference):
     import torch
 
-    from moa_drafter.states import layer_keys_values
+    from moa_drafter.target_features import layer_keys_values
     from server.stepping import step
 
     number = new_sequence()
@@ -39,7 +39,7 @@ def test_each_layout_of_the_cpu_kernels_is_learnt(vllm_here, isa, dtype):
     import torch
     from vllm import _custom_ops as ops
 
-    from moa_server.vllm_engine.layout import PagedCaches, PagedLayer
+    from moa_server.engine.vllm.layout import PagedCaches, PagedLayer
 
     if isa == "amx" and not (torch.cpu._is_amx_tile_supported() and dtype == "bfloat16"):
         pytest.skip("this processor has no AMX, or not for this type")

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from moa_runtime.session.sampling import Sampling
-from moa_server.engine import StepRequest, new_sequence
+from moa_server.engine.base import StepRequest, new_sequence
 from server.stepping import plain, step
 from vllm_engine.paged import Schedule, assert_blocks
 
@@ -67,7 +67,7 @@ def test_a_step_that_fails_leaves_usable_sequences(vllm, reference, monkeypatch)
     expected = plain(reference, text, Sampling(), 2)
     step(vllm, StepRequest(number, text, sampling=Sampling()))
     with monkeypatch.context() as broken:
-        broken.setattr("moa_server.vllm_engine.choices.choose", lambda *_: 1 // 0)
+        broken.setattr("moa_server.engine.vllm.sampler.choose", lambda *_: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             step(vllm, StepRequest(number, [*text, expected[0]], sampling=Sampling()))
     assert vllm.held(number, text) == 0

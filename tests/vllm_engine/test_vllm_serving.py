@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from moa_chat.local import local_verifier
-from moa_runtime.answer import AnswerFinished
+from moa_chat.local_verifier import local_verifier
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import Budget
-from moa_runtime.drafting import DRAFTINGS, Drafting
-from moa_runtime.loop_settings import LoopSettings
+from moa_runtime.drafting.draft_controllers import FixedShape
+from moa_runtime.drafting.settings import LoopSettings
+from moa_runtime.events import AnswerFinished
+from moa_runtime.options import DRAFTINGS, Drafting
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint, Timing
-from moa_server.plain import decode
+from moa_server.engine.baseline import decode
 from server.running import Verifier, serving
 from system.asking import ask, chatting, endpoint, ids, own_decoding
 
@@ -36,9 +36,9 @@ def bundle(paged_bundle: Path) -> Bundle:
 
 @pytest.fixture(scope="module")
 def verifier(vllm) -> Iterator[Verifier]:
-    from moa_server.server_drafts import ServerDrafts
+    from moa_server.drafting.server_drafting import ServerDrafts
+    from moa_server.drafting.torch_backend import backend_of
     from moa_server.settings import Settings
-    from moa_server.torch_backend import backend_of
 
     served = Settings(token="secret")
     backend = backend_of(vllm)

@@ -20,11 +20,11 @@ import numpy as np
 
 from moa_runtime.session.sampling import Sampling
 from moa_runtime.session.tree import chain
-from moa_server.blocking import BlockingEngine
-from moa_server.engine import Engine, Float32, new_sequence
-from moa_server.jobs import Job
-from moa_server.plain import decode
-from moa_server.sampling import choose
+from moa_server.engine.base import Engine, Float32, new_sequence
+from moa_server.engine.baseline import decode
+from moa_server.engine.blocking import BlockingEngine
+from moa_server.engine.sampling import choose
+from moa_server.scheduling.verify_job import Job
 
 #: Changes of all logits that are tried, the smallest first.
 CHANGES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -144,7 +144,7 @@ def _perhaps_wrong(token: int, rng: random.Random) -> int:
 
 def main() -> int:
     """Compare vLLM with transformers in float32 and print one JSON object."""
-    from moa_server.vllm_engine.environment import prepare
+    from moa_server.engine.vllm.environment import prepare
 
     parser = argparse.ArgumentParser(description="Compare vLLM's texts with those of the transformers engine.")
     parser.add_argument("--model", help="target: the built-in default, a folder, or a Hub id")
@@ -160,9 +160,9 @@ def main() -> int:
     from moa_drafter.target_source import DEFAULT_TARGET
     from moa_runtime.bundle import TOKENIZER_FILE
     from moa_runtime.tokenizer import ChatTokenizer
-    from moa_server.scoring import next_logits
-    from moa_server.transformers_engine import TransformersEngine
-    from moa_server.vllm_engine.engine import VllmEngine
+    from moa_server.engine.scoring import next_logits
+    from moa_server.engine.transformers import TransformersEngine
+    from moa_server.engine.vllm.engine import VllmEngine
 
     questions = questions_of(args)
     reference = TransformersEngine.load(args.model or DEFAULT_TARGET, None, dtype="float32")

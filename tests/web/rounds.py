@@ -23,7 +23,7 @@ from moa_bench.questions import Question
 from moa_export.targets.web_engine import WebEngine
 from moa_runtime.bundle import Bundle
 from moa_runtime.session.events import Sampling
-from moa_server.engine import Engine
+from moa_server.engine.base import Engine
 from web.typescript import TypeScriptDevice
 
 _SAMPLING = Sampling()

@@ -10,9 +10,9 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, ChatEvent
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
+from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent
 from moa_runtime.session.events import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
 from server.running import Verifier

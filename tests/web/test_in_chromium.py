@@ -14,7 +14,7 @@ from moa_runtime.backends.load import load_backend
 from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.base import Budget
-from moa_runtime.drafters.for_bundle import drafter_for, writer_for
+from moa_runtime.drafters.factory import drafter_for, writer_for
 from moa_runtime.session.tree import DraftTree
 
 TEXT = [1, 40, 50, 60, 40, 50, 70, 80]

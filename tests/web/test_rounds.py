@@ -8,7 +8,7 @@ from moa_bench.accept.measure import AcceptSettings
 from moa_bench.questions import Question
 from moa_export.targets.web_engine import WebEngine
 from moa_runtime.bundle import Bundle
-from moa_server.transformers_engine import TransformersEngine
+from moa_server.engine.transformers import TransformersEngine
 from web.rounds import WIDTH, count
 
 TURNS = ("Name three colours.", "Why is the sky blue?", "Say it again: the sky is blue, the sky is blue, the sky is")

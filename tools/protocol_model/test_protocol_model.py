@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from moa_runtime.session.client_states import CALLS, FRAMES, Call, Heard, State
+from moa_runtime.session.client_table import CALLS, FRAMES, Call, Heard, State
 from protocol_model import client as device
 from protocol_model import server as verifier
 from protocol_model.client import Client, WrongError

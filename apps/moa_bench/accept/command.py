@@ -32,11 +32,11 @@ from moa_bench.questions import Question
 from moa_bench.result import result_of
 from moa_bench.timeline_option import Recording, add_timeline_option, recording
 from moa_bench.transcript import show_answer
-from moa_drafter.shipped import offered_names
+from moa_drafter.pretrained import offered_names
 from moa_runtime.draft_length import ADAPTIVE
 from moa_runtime.drafters.base import Budget
 from moa_runtime.errors import MoaError
-from moa_runtime.extras import require_extra
+from moa_runtime.optional_deps import require_extra
 
 _DESCRIPTION = """\
 Measure tau, the mean number of tokens that one round (a draft sent, a verdict received) commits.

@@ -15,18 +15,18 @@ from moa_bench.inprocess import Device, device_of, engine_of
 from moa_bench.options import bundle_of
 from moa_bench.result import rounded
 from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER
-from moa_drafter.shipped import checkpoint_of
+from moa_drafter.pretrained import checkpoint_of
 from moa_runtime.datastore.reader import Datastore
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
-from moa_runtime.session.rows import encode_rows
+from moa_runtime.session.memory_rows import encode_rows
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.blocking import BlockingEngine
-from moa_server.engine import new_sequence
-from moa_server.jobs import Job
+from moa_server.engine.base import new_sequence
+from moa_server.engine.blocking import BlockingEngine
+from moa_server.scheduling.verify_job import Job
 
 if TYPE_CHECKING:
-    from moa_server.transformers_engine import TransformersEngine
+    from moa_server.engine.transformers import TransformersEngine
 
 CHECKPOINT = "float32 checkpoint"
 NO_MODEL = "none"

@@ -12,15 +12,15 @@ from moa_bench.inprocess import Device
 from moa_bench.loopback import LoopbackVerifier
 from moa_bench.pace import Clock, Pace
 from moa_bench.questions import Question
-from moa_runtime.control import Controller, FixedShape
-from moa_runtime.controllers import controller_for
 from moa_runtime.draft_length import Adaptive
 from moa_runtime.drafters.base import Budget
+from moa_runtime.drafting.controllers import controller_for
+from moa_runtime.drafting.draft_controllers import Controller, FixedShape
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits
 from moa_runtime.timeline import NO_TIMELINE, Timeline
-from moa_server.engine import Engine
+from moa_server.engine.base import Engine
 
 
 @dataclass(frozen=True)

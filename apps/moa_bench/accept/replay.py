@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from moa_bench.accept.written import Answers
 from moa_runtime.session.tree import accepted_path
-from moa_server.blocking import CHUNK
-from moa_server.engine import Engine, Outcome, Rows, StepRequest, joined
+from moa_server.engine.base import Engine, Outcome, Rows, StepRequest, joined
+from moa_server.engine.blocking import CHUNK
 
 
 @dataclass
@@ -25,7 +25,7 @@ class _Text:
 
 
 class ReplayEngine:
-    """Takes the place of ``engine``, which it asks for memory rows. Implements :class:`moa_server.engine.Engine`.
+    """Takes the place of ``engine``, which it asks for memory rows. Implements :class:`moa_server.engine.base.Engine`.
 
     Args:
         answers: to every text that will be asked.

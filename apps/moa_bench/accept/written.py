@@ -10,10 +10,10 @@ from types import MappingProxyType
 from moa_bench.questions import Question
 from moa_runtime.session.events import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
-from moa_server.blocking import CHUNK
-from moa_server.engine import Engine
-from moa_server.jobs import Job
-from moa_server.plain import PlainDecoding
+from moa_server.engine.base import Engine
+from moa_server.engine.baseline import PlainDecoding
+from moa_server.engine.blocking import CHUNK
+from moa_server.scheduling.verify_job import Job
 
 #: The answer to each text that was asked, as tokens: everything before an answer -> the answer.
 Answers = dict[tuple[int, ...], list[int]]

@@ -10,15 +10,15 @@ from typing import Any
 from moa_bench.device.engines import backend_of
 from moa_bench.device.steps import Emit
 from moa_bench.result import rounded
-from moa_runtime.answer import AnswerFinished, ChatEvent, LinkChanged, LinkStatus
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.controllers import controller_for
 from moa_runtime.draft_length import DraftLength
-from moa_runtime.drafters.for_bundle import drafter_for
+from moa_runtime.drafters.factory import drafter_for
+from moa_runtime.drafting.controllers import controller_for
+from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.errors import MoaError
-from moa_runtime.loop_settings import LoopSettings
+from moa_runtime.events import AnswerFinished, ChatEvent, LinkChanged, LinkStatus
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint
 

@@ -29,7 +29,7 @@ from moa_bench.result import result_of
 from moa_bench.verifier import Verifier, open_verifier
 from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
-from moa_runtime.extras import require_extra
+from moa_runtime.optional_deps import require_extra
 
 if TYPE_CHECKING:
     from moa_drafter.progress import Progress

@@ -14,12 +14,12 @@ from moa_bench.forecast.replica import Replica
 from moa_bench.forecast.times import Times
 from moa_bench.latency import Burst
 from moa_bench.server.record import AnswerRecord
-from moa_runtime.drafting import Drafting
-from moa_runtime.loop_events import Pushed, RoundEnded
-from moa_runtime.placement import Placement
+from moa_runtime.drafting.cost_model import Throughput
+from moa_runtime.drafting.drafter_selection import Placement
+from moa_runtime.drafting.events import Pushed, RoundEnded
+from moa_runtime.options import Drafting
 from moa_runtime.session.sampling import Sampling
-from moa_runtime.throughput import Throughput
-from moa_server.jobs import Job
+from moa_server.scheduling.verify_job import Job
 from moa_server.sessions import asked_to_draft
 from moa_server.settings import Settings
 
@@ -180,7 +180,7 @@ class _Writing:
         self._arrived(accepted + 1)
 
     def _try(self, placement: Placement, controller: Throughput) -> None:
-        """A draft of the device that is not sent, compared with what the server writes (moa_runtime.trial)."""
+        """A draft of the device that is not sent, compared with what the server writes (shadow_draft)."""
         shape = self._shape(controller)
         draft_s = self._device.seconds(len(shape.steps), sum(shape.steps))
         waited_s = placement.round_s + controller.token_s * shape.nodes

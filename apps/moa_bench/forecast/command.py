@@ -23,7 +23,7 @@ from moa_bench.output import INTERRUPTED, add_output_options, check_output_optio
 from moa_bench.output_file import check_output_file
 from moa_bench.result import RESULT_VERSION, machine
 from moa_runtime.errors import MoaError
-from moa_runtime.extras import require_extra
+from moa_runtime.optional_deps import require_extra
 
 #: Session counts that a validation fits to.
 _FIT_TO = "1,8"
@@ -202,11 +202,11 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
     from moa_bench.forecast.measure import TIMED, Measured, measured_times
     from moa_bench.inprocess import engine_of
     from moa_bench.questions import Question as Asked
-    from moa_drafter.precision import fastest_dtype
+    from moa_drafter.devices import fastest_dtype
     from moa_drafter.progress import Progress
     from moa_runtime.backends.load import load_backend
     from moa_runtime.tokenizer import ChatTokenizer
-    from moa_server.torch_backend import TOP_K, PackedDeviceHalf
+    from moa_server.drafting.torch_backend import TOP_K, PackedDeviceHalf
 
     check_at_least(args, max_new_tokens=1)
     asked = [Asked(each.id, each.task, each.turns[:1]) for each in questions_of(args)]

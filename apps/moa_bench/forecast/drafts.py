@@ -103,7 +103,7 @@ class Drafts:
         return total / sum(share / shape.tau(task) for task, share in self.tasks.items())
 
     def chosen(self, prices: Prices, levels: int, task: str) -> Shape:
-        """The shape that pays best at the controller's prices (:class:`moa_runtime.throughput.Throughput`): the real
+        """The shape that pays best at the controller's prices (:class:`cost_model.Throughput`): the real
         drafter weighs node by node with what it expects of each, here a shape is weighed as a whole with what it
         brought.
 

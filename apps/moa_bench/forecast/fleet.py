@@ -20,7 +20,7 @@ import simpy
 
 from moa_bench.forecast.data import Demand
 from moa_bench.forecast.window import Load
-from moa_server.scheduler import STRETCH
+from moa_server.scheduling.scheduler import STRETCH
 
 #: From a lost replica to the client's Hello elsewhere, seconds: two failed attempts.
 _RECONNECT_S = 1.0

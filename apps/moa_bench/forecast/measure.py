@@ -20,10 +20,10 @@ from moa_bench.forecast.times import DrafterTimes, StepTimes, TimedStep, Times
 from moa_runtime.backends.base import Backend, StepInputs
 from moa_runtime.bundle import Manifest
 from moa_runtime.errors import MoaError
-from moa_server.engine import Engine
-from moa_server.scheduler import MOST_SEQUENCES
-from moa_server.step_cost import StepCost
-from moa_server.warm_up import Trial
+from moa_server.engine.base import Engine
+from moa_server.engine.warm_up import Trial
+from moa_server.scheduling.scheduler import MOST_SEQUENCES
+from moa_server.scheduling.step_cost import StepCost
 
 _SEQUENCES, _CONTEXTS, _DRAFTED = (1, 4, 16), (64, 320), (0, 3, 7)
 _DRAFTING, _NODES, _BEHIND = (1, 4, 8), (1, 4, 10), 300
@@ -89,7 +89,7 @@ def measured_times(
     the default target.
 
     Args:
-        server_steps: runs the drafter beside the target, see :class:`moa_server.torch_backend.PackedDeviceHalf`.
+        server_steps: runs the drafter beside the target, see :class:`torch_backend.PackedDeviceHalf`.
         on_timed: called for each step that is timed.
     """
     (rounds, prompts), (_, with_rows) = (asyncio.run(_target_steps(engine, rows, on_timed)) for rows in (False, True))

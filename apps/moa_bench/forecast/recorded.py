@@ -11,10 +11,10 @@ from moa_bench.pace import Pace
 from moa_bench.shapes.fixed import name_of
 from moa_bench.shapes.recording import Recording
 from moa_bench.shapes.replay import Replay, hold
-from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import Budget
+from moa_runtime.drafting.draft_controllers import FixedShape
+from moa_runtime.drafting.events import Pushed, RoundEnded
 from moa_runtime.errors import MoaError
-from moa_runtime.loop_events import Pushed, RoundEnded
 
 #: From no draft at all to the largest; between them as many as make a step from one to the next small.
 SHAPES = (
@@ -63,7 +63,7 @@ def drafts_of(
 
 
 class _Watching:
-    """A controller that keeps its rounds. Implements :class:`moa_runtime.control.Controller`."""
+    """A controller that keeps its rounds. Implements :class:`moa_runtime.drafting.draft_controllers.Controller`."""
 
     token_s = 0.0
 

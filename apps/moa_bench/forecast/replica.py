@@ -10,10 +10,10 @@ import simpy
 from moa_bench.forecast.drafts import Shape
 from moa_bench.forecast.times import KnownCost, Times
 from moa_runtime.session.tree import walk
-from moa_server.engine import Outcome, StepRequest, new_sequence
-from moa_server.jobs import Job
-from moa_server.scheduler import Scheduler, Step, Waiting
-from moa_server.step_cost import StepCost
+from moa_server.engine.base import Outcome, StepRequest, new_sequence
+from moa_server.scheduling.scheduler import Scheduler, Step, Waiting
+from moa_server.scheduling.step_cost import StepCost
+from moa_server.scheduling.verify_job import Job
 
 _RIGHT = 0  # what the target chooses everywhere; see Shape.tree
 
@@ -21,7 +21,7 @@ _RIGHT = 0  # what the target chooses everywhere; see Shape.tree
 class Replica:
     """One process: it does one thing after the other, a step or the drafts that are asked for at the same time.
 
-    What goes into a step, and how drafts and prompts are cut, is decided by :class:`moa_server.scheduler.Scheduler`.
+    What goes into a step, and how drafts and prompts are cut, is decided by :class:`scheduler.Scheduler`.
 
     Attributes:
         steps: that were run.

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from moa_runtime.errors import MoaError
-from moa_server.step_cost import StepCost
+from moa_server.scheduling.step_cost import StepCost
 
 
 @dataclass(frozen=True)
 class TimedStep:
-    """A step of the target that was measured; its sizes as :class:`moa_server.step_cost.StepCost` counts them.
+    """A step of the target that was measured; its sizes as :class:`step_cost.StepCost` counts them.
 
     Attributes:
         tokens: that it was over.
@@ -32,7 +32,7 @@ class TimedStep:
 @dataclass(frozen=True)
 class StepTimes:
     """Seconds of a step of the target, in the closed form that the verifier's scheduler learns
-    (:class:`moa_server.step_cost.StepCost`): here it is what happens, there what is expected.
+    (:class:`moa_server.scheduling.step_cost.StepCost`): here it is what happens, there what is expected.
 
     Attributes:
         pass_s: of any step.

@@ -10,13 +10,13 @@ from typing import ClassVar
 
 from moa_bench.network.answer import Answer, Ask, Turn
 from moa_bench.network.settings import NetworkSettings
-from moa_runtime.answer import AnswerFinished, AnswerUpdate
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.controllers import controller_for
 from moa_runtime.drafters.base import Drafter
-from moa_runtime.drafting import Drafting
-from moa_runtime.loop_settings import LoopSettings
+from moa_runtime.drafting.controllers import controller_for
+from moa_runtime.drafting.settings import LoopSettings
+from moa_runtime.events import AnswerFinished, AnswerUpdate
+from moa_runtime.options import Drafting
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.transport import Endpoint
 
@@ -28,7 +28,7 @@ class ChatMode:
     Args:
         new_drafter: what drafts the answer to a turn. With None the device proposes nothing and each round
             asks the target for one token.
-        drafting: see :class:`moa_runtime.loop_settings.LoopSettings`.
+        drafting: see :class:`moa_runtime.drafting.settings.LoopSettings`.
         timeline: see :meth:`moa_runtime.chat.Chat.connect`.
     """
 

@@ -32,7 +32,7 @@ from moa_bench.timeline_option import add_timeline_option, recording
 from moa_bench.transcript import show_answer
 from moa_bench.verifier import open_verifier
 from moa_runtime.errors import MoaError
-from moa_runtime.extras import require_extra
+from moa_runtime.optional_deps import require_extra
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.transport import Endpoint
 

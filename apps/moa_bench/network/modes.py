@@ -12,8 +12,8 @@ from moa_bench.network.streamed import StreamMode
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.base import Drafter
-from moa_runtime.drafters.for_bundle import drafter_for
-from moa_runtime.drafting import Drafting
+from moa_runtime.drafters.factory import drafter_for
+from moa_runtime.options import Drafting
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 
 

@@ -24,7 +24,7 @@ from moa_bench.options import (
 from moa_bench.output import INTERRUPTED, add_output_options, check_output_options, finish
 from moa_bench.result import result_of
 from moa_runtime.errors import MoaError
-from moa_runtime.extras import require_extra
+from moa_runtime.optional_deps import require_extra
 
 _DESCRIPTION = """\
 Measure what a device writes while the link is away, and what is left of it when the link is back.
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     with with_progress(questions, "offline") as asked:  # to be seen while all is loaded, too
         device = device_of(bundle, args.backend, ngrams=args.ngrams)
         engine = engine_of(args)
-        from moa_server.scoring import log_probabilities  # imported late: it brings torch
+        from moa_server.engine.scoring import log_probabilities  # imported late: it brings torch
 
         results = Results(settings.lengths, WRITERS if device.new_writer else WRITERS[1:])
 

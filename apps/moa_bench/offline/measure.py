@@ -17,12 +17,12 @@ from moa_bench.offline.tally import Tally, Text
 from moa_bench.questions import Question
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.ngram_drafter import NgramDrafter
+from moa_runtime.drafting.events import Pushed, RoundEnded
 from moa_runtime.errors import MoaError
-from moa_runtime.loop_events import Pushed, RoundEnded
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits
-from moa_server.engine import Engine
-from moa_server.plain import decode
+from moa_server.engine.base import Engine
+from moa_server.engine.baseline import decode
 
 WRITERS = ("writer", "moa", "moa-unbounded", "ngram", "nothing")
 
@@ -196,7 +196,7 @@ def _answer(conversation: Conversation, question: Sequence[int], length: int) ->
 
 class _UpTo:
     """Chains that let no more than ``length`` tokens be committed, one of the target's own in each round. Implements
-    :class:`moa_runtime.control.Controller`."""
+    :class:`moa_runtime.drafting.draft_controllers.Controller`."""
 
     def __init__(self, length: int) -> None:
         self._left = length

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from moa_bench.conversation import draft_once, exchange
 from moa_bench.loopback import LoopbackVerifier
 from moa_bench.pace import Clock
-from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import Drafter
-from moa_runtime.loop import DraftingLoop
-from moa_runtime.loop_settings import LoopSettings
+from moa_runtime.drafting.draft_controllers import FixedShape
+from moa_runtime.drafting.loop import DraftingLoop
+from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Event, Origin
 

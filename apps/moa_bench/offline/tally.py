@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa_bench.result import rounded
-from moa_runtime.sequences import common_length
+from moa_runtime.tokens import common_length
 
 #: Length of the n-grams that tell how much a text repeats itself.
 NGRAM = 4

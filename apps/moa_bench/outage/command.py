@@ -24,7 +24,7 @@ from moa_bench.outage import present
 from moa_bench.output import INTERRUPTED, add_output_options, check_output_options, finish
 from moa_bench.result import result_of
 from moa_runtime.errors import MoaError
-from moa_runtime.extras import require_extra
+from moa_runtime.optional_deps import require_extra
 from moa_runtime.tokenizer import ChatTokenizer
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from moa_bench.link.background import BackgroundLink, background_link
 from moa_bench.network.ask import through, watched
 from moa_bench.prompts import Prompt
 from moa_bench.verifier import Verifier
-from moa_runtime.answer import AnswerFinished, AnswerUpdate, LinkStatus, TokenOrigin
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.sequences import common_length
+from moa_runtime.events import AnswerFinished, AnswerUpdate, LinkStatus, TokenOrigin
 from moa_runtime.session.events import Sampling
 from moa_runtime.timeline import Timeline
+from moa_runtime.tokens import common_length
 from moa_runtime.transport import Timing
 
 #: Beside the outage.

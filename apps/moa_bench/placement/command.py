@@ -11,7 +11,7 @@ from moa_bench.output import INTERRUPTED, add_output_options, check_output_optio
 from moa_bench.placement import present
 from moa_bench.result import result_of
 from moa_runtime.errors import MoaError
-from moa_runtime.extras import require_extra
+from moa_runtime.optional_deps import require_extra
 
 _DESCRIPTION = """\
 Compare who the runtime lets draft (auto) with the device alone and the server alone, in scenarios: a device, a link

@@ -10,7 +10,7 @@ from moa_bench.placement.scenarios import Scenario
 from moa_bench.placement.simulate import Held, hold
 from moa_bench.result import rounded
 from moa_bench.shapes.replay import Replay
-from moa_runtime.drafting import DRAFTINGS, Drafting
+from moa_runtime.options import DRAFTINGS, Drafting
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from moa_bench.placement.scenarios import Scenario, Times
 from moa_bench.placement.simulated_server import SimulatedServer
 from moa_bench.shapes.replay import RecordedBackend, Replay
 from moa_runtime.drafters.moa import MoaDrafter
-from moa_runtime.drafting import Drafting
-from moa_runtime.loop import DraftingLoop
-from moa_runtime.loop_events import Draft, LoopEvent, Pushed
-from moa_runtime.loop_settings import LoopSettings
+from moa_runtime.drafting.cost_model import Throughput
+from moa_runtime.drafting.events import Draft, LoopEvent, Pushed
+from moa_runtime.drafting.loop import DraftingLoop
+from moa_runtime.drafting.settings import LoopSettings
+from moa_runtime.options import Drafting
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Sampling
-from moa_runtime.throughput import Throughput
 
 _PATIENCE_S = 1e6  # nothing is late here: a device that writes on alone is another benchmark's
 

@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from moa_bench.placement.scenarios import Times
-from moa_runtime.budgets import within
 from moa_runtime.drafters.base import Drafter
-from moa_runtime.loop_events import RoundEnded
-from moa_runtime.loop_settings import Conditions
+from moa_runtime.drafting.budgets import within
+from moa_runtime.drafting.cost_model import Throughput
+from moa_runtime.drafting.events import RoundEnded
+from moa_runtime.drafting.settings import Conditions
 from moa_runtime.session.handshake import Limits
 from moa_runtime.session.server import ServerSession
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.session.work import RowsWork, Verify, parse_client_message
-from moa_runtime.throughput import Throughput
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.blocking import BlockingEngine
-from moa_server.engine import Engine, new_sequence
-from moa_server.rounds import job_of, take_rows, verdict_of
+from moa_server.engine.base import Engine, new_sequence
+from moa_server.engine.blocking import BlockingEngine
+from moa_server.scheduling.rounds import job_of, take_rows, verdict_of
 
 
 class SimulatedServer:

@@ -14,7 +14,7 @@ from moa_bench.report.files import write_atomically
 from moa_bench.report.page import render
 from moa_bench.report.runs import measure_missing
 from moa_runtime.errors import MoaError
-from moa_runtime.extras import require_extra
+from moa_runtime.optional_deps import require_extra
 
 _DESCRIPTION = """\
 Show results as one HTML page: tables, plots, the machine, versions and fingerprints.

@@ -27,7 +27,7 @@ from moa_bench.server import MODES, present
 from moa_bench.verifier import open_verifier, open_verifiers
 from moa_runtime.cpus import available_cpus
 from moa_runtime.errors import MoaError
-from moa_runtime.extras import require_extra
+from moa_runtime.optional_deps import require_extra
 from moa_runtime.session.handshake import Limits
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_server.options import ENGINES

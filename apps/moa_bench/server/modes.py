@@ -12,15 +12,15 @@ import httpx
 from moa_bench.prompts import Prompt
 from moa_bench.server.record import Recorder
 from moa_bench.streaming import stream_decode
-from moa_runtime.answer import AnswerFinished, AnswerUpdate
 from moa_runtime.backends.base import Backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.controllers import controller_for
 from moa_runtime.draft_length import DraftLength
-from moa_runtime.drafters.for_bundle import drafter_for
-from moa_runtime.drafting import Drafting
-from moa_runtime.loop_settings import LoopSettings
+from moa_runtime.drafters.factory import drafter_for
+from moa_runtime.drafting.controllers import controller_for
+from moa_runtime.drafting.settings import LoopSettings
+from moa_runtime.events import AnswerFinished, AnswerUpdate
+from moa_runtime.options import Drafting
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint
 

@@ -28,9 +28,9 @@ from moa_bench.shapes.record import record
 from moa_bench.shapes.recording import Recording
 from moa_bench.shapes.replay import Replay
 from moa_runtime.backends.load import load_backend
+from moa_runtime.drafting.cost_model import Throughput
 from moa_runtime.errors import MoaError
-from moa_runtime.extras import require_extra
-from moa_runtime.throughput import Throughput
+from moa_runtime.optional_deps import require_extra
 from moa_runtime.tokenizer import ChatTokenizer
 
 _DESCRIPTION = f"""\

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from moa_bench.pace import Pace
 from moa_bench.shapes.replay import Replay, hold
-from moa_runtime.control import Controller, FixedShape
 from moa_runtime.drafters.base import Budget
-from moa_runtime.loop_events import Pushed, RoundEnded
+from moa_runtime.drafting.draft_controllers import Controller, FixedShape
+from moa_runtime.drafting.events import Pushed, RoundEnded
 
 _ANY = Pace(0.0, 0.0, 0.0, 0.0, 0.0)
 _NOTHING = Budget.chain(0, nodes=0)
@@ -73,7 +73,7 @@ class Work:
 
 
 class Counting:
-    """A controller that counts what its rounds take. Implements :class:`moa_runtime.control.Controller`.
+    """A controller that counts what its rounds take. Implements :class:`draft_controllers.Controller`.
 
     Attributes:
         work: so far, without the prompts.

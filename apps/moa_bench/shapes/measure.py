@@ -12,8 +12,8 @@ from moa_bench.result import rounded
 from moa_bench.shapes.draw import log_uniform, some_answers
 from moa_bench.shapes.fixed import SHAPES, Counting, Work, kind_of, name_of, work_of
 from moa_bench.shapes.replay import Replay, hold
-from moa_runtime.control import Controller
 from moa_runtime.drafters.base import Budget
+from moa_runtime.drafting.draft_controllers import Controller
 
 #: Of a scenario's own.
 TOKENS = 400

@@ -13,12 +13,12 @@ from moa_bench.shapes.recording import Paths, RecordedAnswer
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.shared import SharedBackend
 from moa_runtime.bundle import Manifest
-from moa_runtime.control import FixedShape
 from moa_runtime.drafters.base import GREEDY, Budget, Drafter, Float32
-from moa_runtime.drafters.for_bundle import drafter_for
+from moa_runtime.drafters.factory import drafter_for
+from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
-from moa_server.engine import Engine
+from moa_server.engine.base import Engine
 
 #: Between them they ask nearly everything that drafts of any price ask.
 _SHAPES = (Budget.tree(62, 16, 10), Budget.chain(16))

@@ -12,12 +12,12 @@ from moa_bench.loopback import LoopbackVerifier
 from moa_bench.pace import Clock, Pace
 from moa_bench.shapes.recording import Paths, RecordedAnswer, Recording
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
-from moa_runtime.control import Controller
 from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
-from moa_runtime.sequences import common_length
+from moa_runtime.drafting.draft_controllers import Controller
 from moa_runtime.session.events import Sampling
-from moa_server.engine import Capabilities, Outcome, Rows, StepRequest
+from moa_runtime.tokens import common_length
+from moa_server.engine.base import Capabilities, Outcome, Rows, StepRequest
 
 _MAX_CONTEXT = 1 << 20
 #: Of what was never asked.

@@ -5,16 +5,16 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
-from moa_chat.desktop.blocks import BlockWidget, CodeBlock, TextBlock
+from moa_chat.desktop.appearance import Look
 from moa_chat.desktop.buttons import CopyButton, IconButton
-from moa_chat.desktop.look import Look
 from moa_chat.desktop.markdown.blocks import GrowingMarkdown
 from moa_chat.desktop.markdown.origins import SpanIndex
 from moa_chat.desktop.markdown.whole_words import whole_dropped, whole_words
+from moa_chat.desktop.message_widgets import BlockWidget, CodeBlock, TextBlock
 from moa_chat.desktop.origin_text import OriginText
 from moa_chat.desktop.style import lines
 from moa_chat.history.message import Dropped, Message
-from moa_runtime.sequences import common_length
+from moa_runtime.tokens import common_length
 
 
 class Answer(QWidget):

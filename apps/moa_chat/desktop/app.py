@@ -12,9 +12,9 @@ from typing import Any
 from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QApplication, QMessageBox
 
-from moa_chat.desktop.look import Look
+from moa_chat.desktop.appearance import Look
+from moa_chat.desktop.instance_lock import ProfileLock
 from moa_chat.desktop.profile import Profile, Settings
-from moa_chat.desktop.single import ProfileLock
 from moa_chat.desktop.window import Window
 from moa_chat.history.store import History
 from moa_chat.options import build_parser

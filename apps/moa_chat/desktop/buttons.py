@@ -8,8 +8,8 @@ from PySide6.QtCore import QSize, Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QKeySequence
 from PySide6.QtWidgets import QToolButton, QWidget
 
+from moa_chat.desktop.appearance import Look
 from moa_chat.desktop.icons import icon
-from moa_chat.desktop.look import Look
 from moa_chat.desktop.style import lines
 
 _DONE_MS = 1500

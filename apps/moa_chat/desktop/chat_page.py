@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
+from moa_chat.desktop.appearance import Look
 from moa_chat.desktop.buttons import IconButton
 from moa_chat.desktop.composer import Composer
 from moa_chat.desktop.context_meter import ContextMeter
 from moa_chat.desktop.conversation_view import ConversationView
 from moa_chat.desktop.find_bar import FindBar
 from moa_chat.desktop.header import Header, Title
-from moa_chat.desktop.look import Look
-from moa_chat.desktop.pill import ConnectionPill
+from moa_chat.desktop.notices import DisagreementBanner, Legend, Notice
 from moa_chat.desktop.plot import RoundPlot
 from moa_chat.desktop.progress import ProgressStrip
-from moa_chat.desktop.strips import DisagreementBanner, Legend, Notice
+from moa_chat.desktop.status_badge import ConnectionPill
 from moa_chat.desktop.style import COLUMN_LETTERS, letters, lines
 
 

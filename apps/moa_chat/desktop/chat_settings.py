@@ -15,10 +15,10 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from moa_chat.desktop.choice import Choice
+from moa_chat.desktop.combo_box import Choice
 from moa_chat.desktop.style import letters, lines
 from moa_chat.history.chat_settings import ChatSettings
-from moa_runtime.recommended import RecommendedSampling
+from moa_runtime.generation_config import RecommendedSampling
 
 _SYSTEM_LINES = 6
 _HIGHEST_TEMPERATURE = 2.0

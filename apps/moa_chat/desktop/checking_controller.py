@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from PySide6.QtCore import QObject
 
-from moa_chat.desktop.checks import Checking, Checks, Corrected
-from moa_chat.desktop.controller import ChatController
-from moa_chat.desktop.engine import Engine
+from moa_chat.desktop.chat_controller import ChatController
+from moa_chat.desktop.offline_checks import Checking, Checks, Corrected
 from moa_chat.desktop.profile import Settings
+from moa_chat.desktop.runtime_thread import Engine
 from moa_chat.history.store import History
-from moa_chat.words import as_sentence
-from moa_runtime.answer import Disagreement, LinkStatus
+from moa_chat.strings import as_sentence
 from moa_runtime.errors import MoaError
+from moa_runtime.events import Disagreement, LinkStatus
 
 
 class CheckingController(ChatController):

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject
 
+from moa_chat.desktop.connection_errors import ConnectionFailedError
 from moa_chat.desktop.profile import Settings
-from moa_chat.desktop.trouble import ConnectionFailedError
-from moa_chat.words import as_sentence
-from moa_runtime.answer import LinkChanged, LinkStatus
+from moa_chat.strings import as_sentence
 from moa_runtime.errors import MoaError
+from moa_runtime.events import LinkChanged, LinkStatus
 
 if TYPE_CHECKING:
     from moa_chat.desktop.window import Window

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from websockets.exceptions import InvalidHandshake, InvalidStatus, ProxyError
 
+from moa_chat.chat_config import endpoint_for, open_bundle, setup_for
 from moa_chat.desktop.certificates import Certificate, fetch_certificate
+from moa_chat.desktop.connection_errors import ConnectionFailedError, Trouble
 from moa_chat.desktop.earlier_chats import choice_of
 from moa_chat.desktop.profile import Settings
-from moa_chat.desktop.trouble import ConnectionFailedError, Trouble
-from moa_chat.setup import endpoint_for, open_bundle, setup_for
-from moa_chat.words import as_sentence
+from moa_chat.strings import as_sentence
 from moa_runtime.bundle import Bundle, BundleError
 from moa_runtime.chat import Chat
 from moa_runtime.connect_error import ConnectError

@@ -20,10 +20,10 @@ from PySide6.QtWidgets import (
 )
 
 from moa_chat.desktop.bundle_field import BundleField
+from moa_chat.desktop.connection_errors import ConnectionFailedError, Trouble
 from moa_chat.desktop.connector import Connector
 from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.style import lines
-from moa_chat.desktop.trouble import ConnectionFailedError, Trouble
 from moa_chat.desktop.trust import TrustQuestion
 from moa_runtime.errors import MoaError
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QObject, Signal
 
-from moa_chat.desktop.engine import Engine
 from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.programs import BundleExport, LocalVerifier
+from moa_chat.desktop.runtime_thread import Engine
 from moa_runtime.errors import MoaError
 from moa_runtime.transport import Endpoint
 
@@ -24,7 +24,7 @@ class Connector(QObject):
         connecting: to whom, in words.
         starting: whether the verifier of this machine is being started; :meth:`cancel` gives that up.
         connected: the same, once there is a chat; the verifier itself may still be away.
-        failed: a MoaError; mostly a :class:`moa_chat.desktop.trouble.ConnectionFailedError`.
+        failed: a MoaError; mostly a :class:`moa_chat.desktop.connection_errors.ConnectionFailedError`.
     """
 
     connecting = Signal(str)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QWidget
 
-from moa_chat.desktop.look import Look
+from moa_chat.desktop.appearance import Look
 
 _QUIET_BELOW, _FULL_FROM = 0.5, 0.85
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from moa_chat.chats_datastore import DatastoreChoice, forget, renew
-from moa_chat.desktop.engine import Engine
 from moa_chat.desktop.profile import Settings
+from moa_chat.desktop.runtime_thread import Engine
 from moa_chat.history.store import History
 from moa_runtime.errors import MoaError
 

@@ -37,10 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _export(options: argparse.Namespace, out: TextIO) -> None:
     # Seconds of imports, and loud ones.
-    from moa_export.quiet import quiet_toolchain, toolchain_log
+    from moa_export.toolchain_log import quiet_toolchain, toolchain_log
 
     with quiet_toolchain(toolchain_log()):
-        from moa_drafter.shipped import checkpoint_of
+        from moa_drafter.pretrained import checkpoint_of
         from moa_drafter.target_source import DEFAULT_TARGET
         from moa_export.pipeline import ExportSettings, export_bundle
 

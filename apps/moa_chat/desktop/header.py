@@ -9,8 +9,8 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QWidget
 
+from moa_chat.desktop.appearance import Look
 from moa_chat.desktop.buttons import IconButton
-from moa_chat.desktop.look import Look
 from moa_chat.desktop.style import letters, lines
 
 _TITLE_LETTERS = 14  # that are to be seen before words beside icons are

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moa_runtime.answer import ChatEvent
+from moa_runtime.events import ChatEvent
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint
 from moa_runtime.unconfirmed import Unconfirmed

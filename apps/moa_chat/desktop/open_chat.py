@@ -7,19 +7,19 @@ from typing import TypeVar
 
 from PySide6.QtCore import QObject, Signal
 
-from moa_chat.desktop.answering import Answering
 from moa_chat.desktop.profile import Settings
+from moa_chat.desktop.streaming_answer import Answering
 from moa_chat.history.chat_settings import ChatSettings
 from moa_chat.history.message import Message
 from moa_chat.history.store import History
-from moa_chat.words import as_sentence
+from moa_chat.strings import as_sentence
 from moa_runtime.errors import MoaError
 
 T = TypeVar("T")
 
 
 class OpenChat(QObject):
-    """The base of :class:`~moa_chat.desktop.controller.ChatController`, which is the class to use.
+    """The base of :class:`~moa_chat.desktop.chat_controller.ChatController`, which is the class to use.
 
     Args:
         general: the program's settings as they are now.

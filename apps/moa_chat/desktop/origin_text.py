@@ -14,10 +14,10 @@ from PySide6.QtCore import QEvent, QSizeF, Qt, QUrl
 from PySide6.QtGui import QColor, QDesktopServices, QHelpEvent, QResizeEvent, QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QTextEdit, QToolTip, QWidget
 
-from moa_chat.desktop.look import Look
+from moa_chat.desktop.appearance import Look
 from moa_chat.desktop.markdown.origins import Run
-from moa_chat.words import dropped_sentence, origin_sentence
-from moa_runtime.answer import Origin
+from moa_chat.strings import dropped_sentence, origin_sentence
+from moa_runtime.events import Origin
 
 _STRUCK_LENGTH = 14
 _STRUCK_SIZE = 0.82  # of the letters, or a hesitant answer could hardly be read

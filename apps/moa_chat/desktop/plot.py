@@ -9,8 +9,8 @@ from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen, QPolygonF
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
-from moa_chat.desktop.figures import Figure, Round
-from moa_chat.desktop.look import Look
+from moa_chat.desktop.appearance import Look
+from moa_chat.desktop.stats_panel import Figure, Round
 from moa_chat.desktop.style import lines
 
 _ROUNDS = 80

@@ -17,8 +17,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from moa_chat.desktop.appearance import Look
 from moa_chat.desktop.buttons import CopyButton, IconButton
-from moa_chat.desktop.look import Look
 from moa_chat.desktop.origin_text import OriginText
 from moa_chat.desktop.style import COLUMN_LETTERS, letters, lines
 from moa_chat.history.message import Message

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QFileDialog, QWidget
 
-from moa_chat.export import as_json, as_markdown
+from moa_chat.transcript import as_json, as_markdown
 from moa_runtime.errors import MoaError
 
 _KINDS = "Markdown (*.md);;JSON (*.json)"

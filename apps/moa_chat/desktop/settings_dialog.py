@@ -16,14 +16,14 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from moa_chat.desktop.appearance import ZOOMS
 from moa_chat.desktop.chat_settings import ChatSettingsForm
-from moa_chat.desktop.choice import Choice
+from moa_chat.desktop.combo_box import Choice
 from moa_chat.desktop.connection_form import ConnectionForm
 from moa_chat.desktop.connector import Connector
-from moa_chat.desktop.look import ZOOMS
 from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.style import letters, lines
-from moa_runtime.recommended import RecommendedSampling
+from moa_runtime.generation_config import RecommendedSampling
 
 _THEMES = {"system": "As the system", "light": "Light", "dark": "Dark"}
 _EARLIER_CHATS = {True: "Yes", False: "No"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QGuiApplication, QPalette
 
-from moa_runtime.answer import LinkStatus, Origin
+from moa_runtime.events import LinkStatus, Origin
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from PySide6.QtCore import QByteArray
 from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QWidget
 
+from moa_chat.desktop.appearance import Look
 from moa_chat.desktop.chat_list import ChatList
 from moa_chat.desktop.chat_page import ChatPage
 from moa_chat.desktop.chat_settings import ChatSettingsDialog
@@ -19,17 +20,16 @@ from moa_chat.desktop.commands import add_commands, commands_of
 from moa_chat.desktop.connecting import Connecting
 from moa_chat.desktop.connector import Connector
 from moa_chat.desktop.earlier_chats import choice_of, renew_at_end
-from moa_chat.desktop.engine import Engine
 from moa_chat.desktop.first_run import FirstRun
-from moa_chat.desktop.hints import HostHints
-from moa_chat.desktop.look import Look
+from moa_chat.desktop.host_conditions import HostHints
 from moa_chat.desktop.profile import Profile, Settings
+from moa_chat.desktop.runtime_thread import Engine
 from moa_chat.desktop.saving import ask_and_save
 from moa_chat.desktop.settings_dialog import SettingsDialog
 from moa_chat.desktop.style import letters, lines
 from moa_chat.history.chat_settings import ChatSettings
 from moa_chat.history.store import History
-from moa_chat.words import as_sentence
+from moa_chat.strings import as_sentence
 from moa_runtime.errors import MoaError
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from moa_chat.options import DEFAULT_GATEWAY
 from moa_runtime.access import check_origins
 from moa_runtime.errors import MoaError
-from moa_runtime.listening import is_loopback
+from moa_runtime.sockets import is_loopback
 
 _HIGHEST_PORT = 65535
 

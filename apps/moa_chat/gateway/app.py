@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from moa_chat.gateway.answer import Ending
+from moa_chat.gateway.answers import Ending
 from moa_chat.gateway.errors import ApiError, as_api_error
 from moa_chat.gateway.guard import Guard
 from moa_chat.gateway.log import RequestLog, note
@@ -26,7 +26,7 @@ from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.reply import Reply, TextReply, event
 from moa_chat.gateway.request import AnswerRequest, Defaults, parse_chat, parse_completion
 from moa_chat.gateway.writing import Writing
-from moa_chat.status import figures
+from moa_chat.terminal.status import figures
 from moa_runtime.errors import MoaError
 
 #: What a body may have at least and at most, and for each token of the context: JSON is read in one piece, during which

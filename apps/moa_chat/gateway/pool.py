@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from moa_chat.gateway.errors import RETRY_SECONDS, ApiError
 from moa_runtime.chat import Chat
 from moa_runtime.connect_error import ConnectError
-from moa_runtime.sequences import common_length
 from moa_runtime.tokenizer import Message
+from moa_runtime.tokens import common_length
 
 #: A text that goes on with another of so many characters is the same one, as of an editor that completes what is typed.
 _LONG = 100

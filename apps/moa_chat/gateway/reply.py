@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from moa_chat.gateway.answer import Ending
+from moa_chat.gateway.answers import Ending
 
 DONE = "data: [DONE]\n\n"
 

@@ -12,21 +12,21 @@ from functools import partial
 import uvicorn
 from starlette.applications import Starlette
 
+from moa_chat.chat_config import Setup
 from moa_chat.gateway.address import Address
 from moa_chat.gateway.app import Access, create_app
 from moa_chat.gateway.guard import LOOPBACK_NAMES
 from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.request import Defaults
-from moa_chat.local import LocalVerifier
-from moa_chat.setup import Setup
+from moa_chat.local_verifier import LocalVerifier
 from moa_runtime.backends.load import load_writer
 from moa_runtime.backends.shared import SharedBackend
 from moa_runtime.chat import Chat
-from moa_runtime.controllers import controller_for
-from moa_runtime.drafters.for_bundle import backend_for
-from moa_runtime.listening import is_loopback, listen, url_of
-from moa_runtime.loop_settings import LoopSettings
+from moa_runtime.drafters.factory import backend_for
+from moa_runtime.drafting.controllers import controller_for
+from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.session.events import Policy
+from moa_runtime.sockets import is_loopback, listen, url_of
 
 # What was sent cannot be taken back, so only a lost connection makes the device write on alone: a verdict may be late.
 _PATIENCE_S = 3600.0

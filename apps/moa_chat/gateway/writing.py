@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from moa_chat.gateway.answer import Ending, answer
+from moa_chat.gateway.answers import Ending, answer
 from moa_chat.gateway.errors import ApiError, as_api_error
 from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.request import AnswerRequest
@@ -27,7 +27,7 @@ class Writing:
         self._task = asyncio.create_task(self._write(pool))
 
     async def pieces(self) -> AsyncGenerator[tuple[int, str | Ending], None]:
-        """What comes of which answer; see :func:`moa_chat.gateway.answer.answer`, also for what is raised."""
+        """What comes of which answer; see :func:`moa_chat.gateway.answers.answer`, also for what is raised."""
         left = self._request.count
         while left:
             piece = await self._pieces.get()

@@ -1,4 +1,4 @@
-/** What the page says about origins, the link and answers. The window says the same: `apps/moa_chat/words.py`. */
+/** What the page says about origins, the link and answers. The window says the same: `apps/moa_chat/strings.py`. */
 
 import type { LinkChanged, Origin, PauseReason } from "@moa-edge/runtime";
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moa_drafter.states import TargetStates
+from moa_drafter.target_features import TargetStates
 from moa_drafter.training.data import Conversation
 from moa_drafter.training.features import Features, packed_states
-from moa_drafter.training.visibility import FutureLengths, drop_rows, packed_masks, row_limits
+from moa_drafter.training.masks import FutureLengths, drop_rows, packed_masks, row_limits
 
 
 @dataclass(frozen=True)

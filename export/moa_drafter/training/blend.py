@@ -17,8 +17,8 @@ import torch
 
 from moa_drafter.checkpoint import load_checkpoint, save_checkpoint
 from moa_drafter.drafter import Drafter
+from moa_runtime.cli_main import run_program
 from moa_runtime.errors import MoaError
-from moa_runtime.program import run_program
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moa_drafter.shipped import checkpoint_of
+from moa_drafter.pretrained import checkpoint_of
 from moa_drafter.training.settings import DEFAULT_STEPS, RunSettings
 from moa_drafter.yaml_file import read_mapping
 from moa_runtime.errors import MoaError

@@ -13,7 +13,7 @@ from moa_drafter.training.batch import Batch, make_batch
 from moa_drafter.training.data import Conversation
 from moa_drafter.training.features import Features
 from moa_drafter.training.losses import forward_kl
-from moa_drafter.training.visibility import FutureLengths
+from moa_drafter.training.masks import FutureLengths
 
 
 @torch.no_grad()

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from moa_drafter.config import key_value_size
-from moa_drafter.states import Reads, TargetStates, packed_target_states, target_states
 from moa_drafter.target import Target
+from moa_drafter.target_features import Reads, TargetStates, packed_target_states, target_states
 from moa_drafter.training.data import Conversation
 
 

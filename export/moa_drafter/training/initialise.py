@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from moa_drafter.model import MoADrafter
-from moa_drafter.states import TargetStates
+from moa_drafter.target_features import TargetStates
 from moa_drafter.target_layers import copy_layer
 
 _EARLIER_LAYERS = 0.15  # weight of every seen layer but the last, which tells most about the next token

@@ -13,25 +13,25 @@ from typing import Any
 
 import torch
 
-from moa_drafter.architectures import ARCHITECTURES, new_drafter
+from moa_drafter.architectures.registry import ARCHITECTURES, new_drafter
 from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER, drafter_fingerprint
+from moa_drafter.compatibility import check_fit
 from moa_drafter.config import DrafterConfig
 from moa_drafter.config_fields import ConfigError
 from moa_drafter.drafter import Drafter
-from moa_drafter.fit import check_fit
 from moa_drafter.model import MoADrafter
 from moa_drafter.progress import Progress
 from moa_drafter.target import Target
-from moa_drafter.training import processes
+from moa_drafter.training import distributed as processes
 from moa_drafter.training.config_file import RECORD_FILE, plain, write_record
 from moa_drafter.training.data import Conversation, frequent_tokens, read_conversations
-from moa_drafter.training.deepen import start_target_layers, with_target_layers
+from moa_drafter.training.dataset_card import check_card
 from moa_drafter.training.features import Features, FeatureStore, LiveFeatures
-from moa_drafter.training.keeping import check_card
 from moa_drafter.training.losses import LOSSES
 from moa_drafter.training.optimizers import OPTIMIZERS
 from moa_drafter.training.settings import DEFAULT_DRAFT_VOCAB, DEFAULT_LSA_LAYERS, RunSettings
+from moa_drafter.training.target_layers import start_target_layers, with_target_layers
 from moa_drafter.training.trainer import STATE_FILE, Trainer
 from moa_runtime.bundle import sha256_of
 from moa_runtime.errors import MoaError

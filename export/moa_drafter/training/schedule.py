@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from moa_drafter.training.masks import FutureLengths, future_lengths_at
 from moa_drafter.training.settings import TrainSettings
-from moa_drafter.training.visibility import FutureLengths, future_lengths_at
 
 
 def learning_rate(settings: TrainSettings, step: int) -> float:

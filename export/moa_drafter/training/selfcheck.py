@@ -13,10 +13,10 @@ from typing import Any
 from moa_drafter.progress import Progress
 from moa_drafter.target import Target
 from moa_drafter.training.decoding import TransformersDecoder
-from moa_drafter.training.generate import generate_conversations
+from moa_drafter.training.generation import generate_conversations
+from moa_drafter.training.profile import Stopwatch
 from moa_drafter.training.run import initialise_drafter, make_features, read_material, start_drafter
 from moa_drafter.training.settings import RunSettings
-from moa_drafter.training.stopwatch import Stopwatch
 from moa_drafter.training.trainer import Trainer
 
 STEPS = 10

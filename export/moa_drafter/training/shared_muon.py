@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moa_drafter.training import processes
+from moa_drafter.training import distributed as processes
 
 
 class SharedMuon(torch.optim.Muon):

@@ -20,18 +20,18 @@ from torch import Tensor, nn
 from moa_drafter.checkpoint import save_checkpoint
 from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER
 from moa_drafter.drafter import Drafter
-from moa_drafter.training import processes
+from moa_drafter.training import distributed as processes
 from moa_drafter.training.averaging import WeightAverage
 from moa_drafter.training.batch import Batch, make_batch
-from moa_drafter.training.calibration import fitted_sharpness
 from moa_drafter.training.data import Conversation, packed_order
 from moa_drafter.training.evaluation import evaluate
 from moa_drafter.training.features import Features
 from moa_drafter.training.losses import LOSSES
 from moa_drafter.training.optimizers import optimizers_for
+from moa_drafter.training.profile import Stopwatch
 from moa_drafter.training.schedule import future_lengths, learning_rate
 from moa_drafter.training.settings import TrainSettings
-from moa_drafter.training.stopwatch import Stopwatch
+from moa_drafter.training.temperature_scaling import fitted_sharpness
 from moa_runtime.errors import MoaError
 
 STATE_FILE = "training.pt"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from moa_drafter.architectures.config import TokenConfig
 from moa_drafter.checkpoint import DeviceDrafter
 from moa_drafter.config import DrafterConfig
-from moa_drafter.rivals.config import TokenConfig
 from moa_export.errors import ExportError
 from moa_export.recipe import Recipe
 from moa_runtime.backends.base import Backend
@@ -86,7 +86,7 @@ class ExportTarget(Protocol):
         """Write the device half of ``drafter`` into ``folder``.
 
         Args:
-            drafter: as :func:`moa_export.rotation.rotate_residual_stream` returns it; left as it is.
+            drafter: as :func:`moa_export.quarot.rotate_residual_stream` returns it; left as it is.
         """
 
     def runner(self, folder: Path, artifact: Artifact) -> Backend | NotRun | StandIn:

@@ -15,8 +15,8 @@ import coremltools as ct
 
 from moa_drafter.config import DrafterConfig
 from moa_drafter.model import MoADrafter
+from moa_export.coreml_interpreter.program import MilFunction, read_package, round_to_half
 from moa_export.errors import ExportError
-from moa_export.mil.program import MilFunction, read_package, round_to_half
 from moa_export.recipe import Recipe
 from moa_export.targets.base import (
     Artifact,

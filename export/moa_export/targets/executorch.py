@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from moa_drafter.config import DrafterConfig
 from moa_drafter.model import MoADrafter
-from moa_export.embedding import QuantisedEmbedding
 from moa_export.errors import ExportError
+from moa_export.quantized_embedding import QuantisedEmbedding
 from moa_export.recipe import Recipe, Weights
 from moa_export.targets.base import (
     Artifact,

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from moa_drafter.config import DrafterConfig
 from moa_drafter.llama import Attention, DecoderLayer, RMSNorm
 from moa_drafter.model import MoADrafter
-from moa_export.embedding import QuantisedEmbedding
+from moa_export.quantized_embedding import QuantisedEmbedding
 from moa_runtime.bundle import TensorSpec
 
 #: Tokens of one call of ``extend``, and queries of one call of ``draft``, at most.
@@ -70,7 +70,7 @@ class Extend(nn.Module):
     """Cache entries of tokens.
 
     Args:
-        drafter: see :func:`~moa_export.rotation.rotate_residual_stream`.
+        drafter: see :func:`~moa_export.quarot.rotate_residual_stream`.
         embed: token ids ``[T]`` to float32 ``[T, hidden]``.
     """
 
@@ -94,7 +94,7 @@ class Draft(nn.Module):
     """Candidates for what follows each query.
 
     Args:
-        drafter: see :func:`~moa_export.rotation.rotate_residual_stream`.
+        drafter: see :func:`~moa_export.quarot.rotate_residual_stream`.
         embed: token ids ``[Q]`` to float32 ``[Q, hidden]``.
         top_k: candidates per query, at most the draft vocabulary.
     """
@@ -185,7 +185,7 @@ class GroupedAttention(nn.Module):
 
 
 class Embedding(nn.Module):
-    """The table of a :class:`~moa_export.embedding.QuantisedEmbedding`, widened in floating point: operators on
+    """The table of a :class:`QuantisedEmbedding`, widened in floating point: operators on
     integers are taken by no delegate."""
 
     rows: Tensor

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torchao.quantization.quantize_.workflows.intx.intx_unpacked_to_int8_tensor import IntxUnpackedToInt8Tensor
 
+from moa_export.quantize import round_symmetric
 from moa_export.recipe import Recipe, Weights
-from moa_export.rounding import round_symmetric
 
 _HEAD = "head"
 

@@ -7,14 +7,14 @@ from typing import ClassVar
 
 import onnx
 
+from moa_drafter.architectures.config import TokenConfig
+from moa_drafter.architectures.tokens import TokenDrafter
 from moa_drafter.checkpoint import DeviceDrafter
 from moa_drafter.config import DrafterConfig
-from moa_drafter.device_half import DeviceHalf, signature
-from moa_drafter.rivals.config import TokenConfig
-from moa_drafter.rivals.tokens import TokenDrafter
+from moa_drafter.device_module import DeviceHalf, signature
 from moa_drafter.token_half import TokenHalf
-from moa_export.embedding import QuantisedEmbedding
 from moa_export.errors import ExportError
+from moa_export.quantized_embedding import QuantisedEmbedding
 from moa_export.recipe import Recipe
 from moa_export.targets.base import Artifact, TargetOptions
 from moa_export.targets.onnx_graph import tidy, trace

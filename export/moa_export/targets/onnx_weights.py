@@ -12,8 +12,8 @@ from onnx import numpy_helper
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, DefaultWeightOnlyQuantizer
 from onnxscript import ir
 
+from moa_export.quantize import round_symmetric
 from moa_export.recipe import Weights
-from moa_export.rounding import round_symmetric
 from moa_runtime.drafters.base import Float32
 
 # ``accuracy_level`` of ``MatMulNBits``: the least precision of its activations (onnxruntime's contrib operators).

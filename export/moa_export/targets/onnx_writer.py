@@ -9,12 +9,12 @@ import torch
 from onnx import helper
 from torch import Tensor, nn
 
-from moa_drafter.device_half import signature_of
-from moa_drafter.rivals.tokens import TokenDrafter
+from moa_drafter.architectures.tokens import TokenDrafter
+from moa_drafter.device_module import signature_of
 from moa_drafter.token_half import TokenHalf
 from moa_export.errors import ExportError
+from moa_export.quantize import round_symmetric
 from moa_export.recipe import Weights
-from moa_export.rounding import round_symmetric
 from moa_export.targets.base import Artifact
 from moa_export.targets.onnx_graph import tidy, trace
 from moa_export.targets.onnx_offsets import GROUP, put_with_offsets

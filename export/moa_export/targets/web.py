@@ -9,13 +9,13 @@ import onnx
 import torch
 from onnx import numpy_helper
 
+from moa_drafter.architectures.tokens import TokenDrafter
 from moa_drafter.config import DrafterConfig
-from moa_drafter.device_half import signature, signature_of
+from moa_drafter.device_module import signature, signature_of
 from moa_drafter.model import MoADrafter
-from moa_drafter.rivals.tokens import TokenDrafter
 from moa_drafter.token_half import TokenHalf
-from moa_export.embedding import QuantisedEmbedding
 from moa_export.errors import ExportError
+from moa_export.quantized_embedding import QuantisedEmbedding
 from moa_export.recipe import Recipe, Weights
 from moa_export.targets.base import Artifact, NotRun, StandIn, TargetOptions, refuse_without_rows
 from moa_export.targets.onnx import capture, refuse_too_large

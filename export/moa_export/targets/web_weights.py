@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from moa_export.quantize import round_symmetric
 from moa_export.recipe import Weights
-from moa_export.rounding import round_symmetric
 from moa_export.targets.onnx_offsets import GROUP, product_with_offsets, round_with_offsets
 from moa_runtime.drafters.base import Float32
 

@@ -20,7 +20,7 @@ MEMORY_INPUTS = ("memory_keys", "memory_values")
 
 
 def _of(dtype: str, *shape: str) -> Mapping[str, Any]:
-    """What a graph's signature says of an array (see :mod:`moa_drafter.device_half`)."""
+    """What a graph's signature says of an array (see :mod:`moa_drafter.device_module`)."""
     return {"dtype": dtype, "shape": shape}
 
 

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
+from moa_runtime.atomic_file import replace_private
 from moa_runtime.datastore.suffixes import Int32
 from moa_runtime.errors import MoaError, reason_of
-from moa_runtime.private_file import replace_private
 
 BOUNDARY = -1
 _MAGIC, _LENGTH, _ALIGNED = b"MOADATA1", struct.Struct("<I"), 64

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from moa_runtime.manners import Manners
+from moa_runtime.offline_stopping import Manners
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
 
@@ -138,7 +138,7 @@ class Drafter(Protocol):
         """What may follow ``prefix``, the conversation's tokens from position 0.
 
         Where the target samples, who looks at ``sampling`` may guess with the target's own luck, see
-        :class:`moa_runtime.drafters.luck.Luck`; what is committed is the target's choice in any case.
+        :class:`moa_runtime.drafters.gumbel_coupling.Luck`; what is committed is the target's choice in any case.
 
         It is as large as pays: where ``budget.levels`` allows any, its first level is drafted in any case. A chain is
         a tree without branches. Empty where nothing is known, or the context is full.

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from moa_runtime.datastore.reader import Datastore
 from moa_runtime.drafters.base import Budget, DraftToken
-from moa_runtime.drafters.luck import NO_LUCK, Luck
+from moa_runtime.drafters.gumbel_coupling import NO_LUCK, Luck
 from moa_runtime.drafters.ngram import LONGEST_SUFFIX, NgramIndex
 
 #: The index's share of a candidate's probability, for matching suffixes of at least so many tokens. By expectation

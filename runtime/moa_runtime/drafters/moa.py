@@ -11,16 +11,16 @@ import numpy as np
 
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.drafters.base import GREEDY, Budget, DraftToken, Float32
-from moa_runtime.drafters.luck import NO_LUCK, Luck
+from moa_runtime.drafters.gumbel_coupling import NO_LUCK, Luck
+from moa_runtime.drafters.kv_buffer import GrowingRows
 from moa_runtime.drafters.mixture import NgramMixture, worth_copying
 from moa_runtime.drafters.ngram import LONGEST_SUFFIX
-from moa_runtime.drafters.rows import GrowingRows
-from moa_runtime.drafters.tree import GrowingTree
+from moa_runtime.drafters.tree_growth import GrowingTree
 from moa_runtime.errors import MoaError
-from moa_runtime.manners import Manners
-from moa_runtime.sequences import common_length
+from moa_runtime.offline_stopping import Manners
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
+from moa_runtime.tokens import common_length
 
 CATCH_UP_TOKENS = 512
 _MORE_LIKELY_THAN_NOT = math.log(0.5)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from moa_runtime.sequences import common_length
+from moa_runtime.tokens import common_length
 
 #: A suffix that occurred before counts as at most so many tokens long.
 LONGEST_SUFFIX = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from moa_runtime.drafters.base import GREEDY, Budget, Float32
-from moa_runtime.drafters.luck import Luck
+from moa_runtime.drafters.gumbel_coupling import Luck
 from moa_runtime.drafters.mixture import NgramMixture, worth_copying
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree

@@ -16,7 +16,7 @@ from itertools import count, takewhile
 
 from moa_runtime.datastore.reader import Datastore
 from moa_runtime.drafters.base import GREEDY, Budget, DraftToken, Float32
-from moa_runtime.drafters.luck import Luck
+from moa_runtime.drafters.gumbel_coupling import Luck
 from moa_runtime.drafters.mixture import worth_copying
 from moa_runtime.drafters.ngram import LONGEST_SUFFIX, NgramIndex
 from moa_runtime.session.events import Sampling

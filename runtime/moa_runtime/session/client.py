@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from moa_runtime.session.client_states import Call
+from moa_runtime.session.client_table import Call
 from moa_runtime.session.events import Event, Origin, Policy, Sampling
 from moa_runtime.session.exchange import Exchange
 from moa_runtime.session.handshake import Fingerprints
@@ -25,7 +25,7 @@ class ClientSession(Exchange):
     :meth:`propose` when it wants them verified, hands in what arrives (:meth:`receive`) and sends what
     :meth:`frames_to_send` holds. Going offline changes nothing but that nothing is sent: the suffix grows.
 
-    What a call does in which state, and what an arriving frame: :mod:`~moa_runtime.session.client_states`.
+    What a call does in which state, and what an arriving frame: :mod:`~moa_runtime.session.client_table`.
 
     What it knows of the conversation, and the calls that concern it alone: :mod:`~moa_runtime.session.state`. Whose
     turn it is: :mod:`~moa_runtime.session.link`. The frames: :mod:`~moa_runtime.session.exchange`.

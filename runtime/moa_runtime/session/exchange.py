@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moa_runtime.session.client_states import Call, Does, row_of
-from moa_runtime.session.events import Cause, Decided, Event, Finished, Origin, Policy, Resumed, Welcomed
-from moa_runtime.session.handshake import Fingerprints, digest
-from moa_runtime.session.incoming import (
+from moa_runtime.session.client_frames import (
     FINISH,
     BrokenFrameError,
     check_verdict,
@@ -18,6 +15,9 @@ from moa_runtime.session.incoming import (
     parse_server_message,
     rows_of,
 )
+from moa_runtime.session.client_table import Call, Does, row_of
+from moa_runtime.session.events import Cause, Decided, Event, Finished, Origin, Policy, Resumed, Welcomed
+from moa_runtime.session.handshake import Fingerprints, digest
 from moa_runtime.session.link import Link, LinkState
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-from moa_runtime.session.client_states import AWAITING, CALLS, Call, State
+from moa_runtime.session.client_table import AWAITING, CALLS, Call, State
 from moa_runtime.session.events import Policy
 from moa_runtime.session.handshake import Fingerprints
 from moa_runtime.session.outgoing import Outgoing

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from moa_runtime.session.checks import about, draft_problem, no_answer, prompt_problem, refused, unreached
 from moa_runtime.session.greeting import goes_on, marks_known, welcome_of
 from moa_runtime.session.handshake import Limits
-from moa_runtime.session.rows_behind import RowsBehind
+from moa_runtime.session.row_queue import RowsBehind
 from moa_runtime.session.sampling import sampling_of
 from moa_runtime.session.server_state import ServerState
-from moa_runtime.session.server_states import CHECKED, FRAMES, Does, Heard
+from moa_runtime.session.server_table import CHECKED, FRAMES, Does, Heard
 from moa_runtime.session.tree import check_parents, depths, walk
 from moa_runtime.session.work import Verify, until_end
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
@@ -22,7 +22,7 @@ class ServerSession(ServerState):
     Only a Prompt or Cancel cuts what is committed. A frame that names an earlier position than the server has reached
     is answered from there, without the engine: what was lost on its way is said once more.
 
-    What a frame does in which state: :mod:`~moa_runtime.session.server_states`.
+    What a frame does in which state: :mod:`~moa_runtime.session.server_table`.
 
     Whoever runs a session takes a frame as soon as there is one (:meth:`receive`), else what :meth:`next_work` says,
     else :meth:`take_rows`; each piece of work is decided before anything else is done.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from moa_runtime.session.handshake import Limits
-from moa_runtime.session.rows import Float32
-from moa_runtime.session.rows_behind import RowsBehind
+from moa_runtime.session.memory_rows import Float32
+from moa_runtime.session.row_queue import RowsBehind
 from moa_runtime.session.sampling import Sampling
-from moa_runtime.session.server_states import State
+from moa_runtime.session.server_table import State
 from moa_runtime.session.work import RowsWork, Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 

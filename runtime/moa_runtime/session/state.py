@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moa_runtime.sequences import common_length
 from moa_runtime.session.events import Committed, Event, FinishReason, Origin, Policy, RolledBack
 from moa_runtime.session.handshake import Limits
 from moa_runtime.session.sampling import Sampling
+from moa_runtime.tokens import common_length
 
 
 class LocalProtocolError(Exception):

@@ -14,14 +14,14 @@ from ray.serve.config import RequestRouterConfig
 from starlette.applications import Starlette
 
 from moa_server.app import Verifier, create_app
-from moa_server.loading import load_engine, server_drafts
-from moa_server.logs import configure
+from moa_server.engine.load import load_engine, server_drafts
+from moa_server.engine.warm_up import warm_up
+from moa_server.logging import configure
 from moa_server.options import ServeError, settings_of
 from moa_server.replicas.autoscaling import stats_of
 from moa_server.replicas.ray_version import require_ray
 from moa_server.replicas.replica_options import options_of
 from moa_server.settings import Settings
-from moa_server.warm_up import warm_up
 
 _ROUTER = "moa_server.replicas.router.SessionRouter"
 #: Requests beyond sessions and plain decodings that a replica takes: the verifier says itself that it is full.
@@ -66,7 +66,7 @@ class Replica:
 
     async def _drain(self, seconds: float) -> None:
         """Once Ray has told the replica to end: answer what was received, and send all clients elsewhere."""
-        from moa_server.replicas.departure import departure
+        from moa_server.replicas.ray_shutdown import departure
 
         await departure()
         await self._verifier.drain(seconds, asyncio.Event())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from moa_runtime.errors import MoaError
-from moa_runtime.extras import require_extra
+from moa_runtime.optional_deps import require_extra
 
 #: Ray Serve's routers and autoscaling are young: another release may call them otherwise.
 TESTED = "2.60"

@@ -14,7 +14,7 @@ import pytest
 from PySide6.QtCore import QCoreApplication, QEvent
 from window_driving import TOKEN, WAIT
 
-from moa_chat.desktop.look import Look
+from moa_chat.desktop.appearance import Look
 from moa_chat.desktop.profile import Profile, Settings
 from moa_chat.desktop.window import Window
 from moa_chat.history.store import History
@@ -26,7 +26,7 @@ from server.running import Verifier, serving
 def engine(tiny_target: Path, tiny_drafter: Path):
     import torch
 
-    from moa_server.transformers_engine import TransformersEngine
+    from moa_server.engine.transformers import TransformersEngine
 
     torch.set_num_threads(1)
     return TransformersEngine.load(str(tiny_target), tiny_drafter)

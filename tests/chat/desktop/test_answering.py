@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from moa_chat.desktop.answering import Answering
-from moa_chat.desktop.figures import figures, generation_speed, new_round, summary
+from moa_chat.desktop.stats_panel import figures, generation_speed, new_round, summary
+from moa_chat.desktop.streaming_answer import Answering
 from moa_chat.history.message import Dropped, Message
-from moa_chat.words import link_words
-from moa_runtime.answer import (
+from moa_chat.strings import link_words
+from moa_runtime.events import (
     AnswerFinished,
     AnswerUpdate,
     FinishReason,

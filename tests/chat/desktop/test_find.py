@@ -8,7 +8,7 @@ from window_driving import WAIT
 
 from moa_chat.desktop.answer import Answer
 from moa_chat.history.message import Dropped, Message
-from moa_runtime.answer import Origin, TextSpan
+from moa_runtime.events import Origin, TextSpan
 
 CODE = "Some **Fox**.\n\n```python\nfox = 1\n```\n\nNo more."
 

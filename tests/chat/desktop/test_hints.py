@@ -10,8 +10,8 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtNetwork import QNetworkInformation
 from window_driving import WAIT
 
-from moa_chat.desktop.hints import HostHints
-from moa_runtime.loop_settings import Conditions
+from moa_chat.desktop.host_conditions import HostHints
+from moa_runtime.drafting.settings import Conditions
 
 
 class Told:

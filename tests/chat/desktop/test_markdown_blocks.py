@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from moa_chat.desktop.markdown.align import align
 from moa_chat.desktop.markdown.blocks import GrowingMarkdown, parse
 from moa_chat.desktop.markdown.origins import Run, SpanIndex
-from moa_runtime.answer import Origin, TextSpan
+from moa_runtime.events import Origin, TextSpan
 
 WRITTEN = ("word ", "**bold** ", "`code`", "[link](https://example.org) ", "ü🎨", "<b>", "&amp;")
 STRUCTURE = ("\n", "\n\n", "- item", "1. one", "# ", "```py\n", "```", "    ", "> ", "| a | b |\n", "|---|---|\n")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moa_chat.desktop.markdown.whole_words import whole_dropped, whole_words
 from moa_chat.history.message import Dropped
-from moa_runtime.answer import Origin, TextSpan
+from moa_runtime.events import Origin, TextSpan
 
 D, S, O, K = Origin.DRAFTED, Origin.CORRECTED, Origin.OFFLINE, Origin.KEPT  # noqa: E741
 SPANS = st.lists(

@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 from window_driving import QUESTION, TOKEN, WAIT, ask, shown_messages, wait_for_answer
 
-from moa_chat.desktop import strips
+from moa_chat.desktop import notices as strips
 from moa_chat.desktop.answer import Answer
-from moa_chat.desktop.checks import Checks, corrected_words
+from moa_chat.desktop.offline_checks import Checks, corrected_words
 from moa_chat.history.message import Message
 from moa_chat.history.store import History
-from moa_runtime.answer import Disagreement, Origin, TextSpan
+from moa_runtime.events import Disagreement, Origin, TextSpan
 from moa_runtime.session.events import Sampling
 from moa_runtime.unconfirmed import Unconfirmed
 

@@ -8,11 +8,11 @@ import sqlite3
 import pytest
 from window_driving import QUESTION, TOKEN, WAIT, ask
 
-from moa_chat.desktop.checks import Checking, Checks
+from moa_chat.desktop.offline_checks import Checking, Checks
 from moa_chat.history.message import Dropped, Message
 from moa_chat.history.store import History
-from moa_runtime.answer import Origin, TextSpan
 from moa_runtime.errors import MoaError
+from moa_runtime.events import Origin, TextSpan
 from moa_runtime.session.events import Sampling
 from moa_runtime.unconfirmed import Unconfirmed
 

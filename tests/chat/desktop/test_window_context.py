@@ -10,7 +10,7 @@ from moa_bench.link import with_round_trip
 from moa_bench.link.background import background_link
 from moa_chat.desktop.answer import Answer
 from moa_chat.desktop.context_meter import ContextMeter
-from moa_chat.words import reading_words
+from moa_chat.strings import reading_words
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from moa_bench.link.background import background_link
 from moa_chat.desktop.question import Question
 from moa_chat.history.message import Message
 from moa_chat.history.store import History
-from moa_runtime.answer import LinkStatus, Origin
+from moa_runtime.events import LinkStatus, Origin
 
 
 def test_a_question_is_answered_word_by_word(connected, qtbot):

@@ -21,11 +21,11 @@ from PySide6.QtWidgets import (
 from window_driving import WAIT
 
 from moa_chat.desktop.answer import Answer
-from moa_chat.desktop.blocks import CodeBlock, TextBlock
+from moa_chat.desktop.message_widgets import CodeBlock, TextBlock
 from moa_chat.desktop.settings_dialog import SettingsDialog
 from moa_chat.desktop.theme import DARK, LIGHT, contrast
 from moa_chat.history.message import Dropped, Message
-from moa_runtime.answer import Origin, TextSpan
+from moa_runtime.events import Origin, TextSpan
 
 CONTENT = "Some **bold** text.\n\n```python\nx = '🎨'  # paint\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n"
 ANSWER = Message(
@@ -214,7 +214,7 @@ def test_an_empty_chat_offers_no_earlier_messages(open_window):
 
 
 def test_plot_and_status_say_their_figures(open_window):
-    from moa_chat.desktop.figures import Round
+    from moa_chat.desktop.stats_panel import Round
 
     window = open_window(server="ws://127.0.0.1:9")
     window.page.plot_button.click()

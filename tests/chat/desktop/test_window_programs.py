@@ -138,7 +138,7 @@ def test_the_start_of_a_verifier_is_shown_and_can_be_given_up(open_window, inste
 
 
 def test_missing_packages_are_named_with_the_way_to_get_them(monkeypatch):
-    monkeypatch.setattr("moa_runtime.extras.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("moa_runtime.optional_deps.importlib.util.find_spec", lambda name: None)
     for starts in (LocalVerifier().start, BundleExport().start):
         with pytest.raises(Exception, match="pip install"):
             starts()

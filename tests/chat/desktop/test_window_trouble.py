@@ -24,11 +24,11 @@ from websockets.sync.server import serve
 from window_driving import QUESTION, TOKEN, WAIT, ask, wait_for_answer
 
 from moa_chat.desktop.certificates import Certificate, fetch_certificate
+from moa_chat.desktop.instance_lock import ProfileLock
 from moa_chat.desktop.profile import Profile, Settings
-from moa_chat.desktop.single import ProfileLock
-from moa_runtime.answer import Disagreement
 from moa_runtime.bundle import read_manifest, write_manifest
 from moa_runtime.errors import MoaError
+from moa_runtime.events import Disagreement
 
 
 def test_a_newcomer_is_led_to_the_first_answer(open_window, verifier, qtbot, profile):
@@ -313,7 +313,7 @@ def test_a_second_window_finds_the_first(profile, qtbot):
     caller = QProcess()
     script = (
         "import sys; from pathlib import Path; from PySide6.QtCore import QCoreApplication\n"
-        "from moa_chat.desktop.single import ProfileLock\n"
+        "from moa_chat.desktop.instance_lock import ProfileLock\n"
         "application = QCoreApplication([]); lock = ProfileLock(Path(sys.argv[1]))\n"
         "sys.exit(0 if not lock.take() and lock.call_other() else 1)"
     )

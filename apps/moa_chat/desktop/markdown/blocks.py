@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from moa_runtime.sequences import common_length
+from moa_runtime.tokens import common_length
 
 _LINE_BREAK = re.compile("\\r\\n?|\\n")
 # No raw HTML and no images, since an answer must not load anything. No reference definitions either: with them a

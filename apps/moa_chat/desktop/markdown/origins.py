@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 
-from moa_runtime.answer import Origin, TextSpan
+from moa_runtime.events import Origin, TextSpan
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from moa_chat.history.message import Dropped
-from moa_runtime.answer import Origin, TextSpan
+from moa_runtime.events import Origin, TextSpan
 
 _WEAKEST_LAST = (Origin.DRAFTED, Origin.CORRECTED, Origin.OFFLINE, Origin.KEPT)
 #: Letters and digits, but not of scripts that write no spaces: a sentence of these would be one word.

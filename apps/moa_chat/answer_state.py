@@ -1,0 +1,102 @@
+"""What is known of the answer on the screen."""
+
+from __future__ import annotations
+
+import time
+
+from moa_chat.strings import PAUSES, link_words
+from moa_chat.terminal.status import Palette, status_line, tentative_spans
+from moa_chat.terminal.text import Span
+from moa_runtime.events import (
+    AnswerFinished,
+    AnswerUpdate,
+    ChatEvent,
+    Disagreement,
+    FinishReason,
+    LinkChanged,
+    Origin,
+    Paused,
+    PauseReason,
+    Statistics,
+)
+
+
+class Shown:
+    """Takes a chat's events; says what to draw.
+
+    Attributes:
+        confirmed: the answer's confirmed text.
+        reason: why the answer ended; None before, and for one that was stopped.
+        disagreement: the one that the user may still decide on.
+    """
+
+    def __init__(self, link: LinkChanged) -> None:
+        self.confirmed = ""
+        self.reason: FinishReason | None = None
+        self.statistics = Statistics()
+        self.disagreement: Disagreement | None = None
+        self._link, self._link_since = link, time.monotonic()
+        self._update: AnswerUpdate | None = None
+        self._pause: PauseReason | None = None
+
+    def take(self, event: ChatEvent) -> None:
+        if isinstance(event, LinkChanged):
+            self._link, self._link_since = event, time.monotonic()
+        elif isinstance(event, Disagreement):
+            self.disagreement = event
+        elif isinstance(event, Paused):
+            self._pause = event.reason
+        elif isinstance(event, AnswerUpdate):
+            if self._update is None or _text(event) != _text(self._update):
+                self._pause = None  # where only an origin changed, as in a late link that is lost, it goes on
+            self._update = event
+            self.confirmed, self.statistics = event.committed, event.statistics
+        elif isinstance(event, AnswerFinished):
+            self._update, self._pause = None, None
+            self.confirmed, self.statistics, self.reason = event.text, event.statistics, event.reason
+
+    @property
+    def left_behind(self) -> str:
+        """Text that the device wrote without the verifier, of an answer that was stopped before it was confirmed."""
+        if self._update is None:
+            return ""
+        return "".join(each.text for each in self._update.spans if each.origin is Origin.OFFLINE and not each.committed)
+
+    def ended_alone(self, *, wanted_offline: bool) -> bool:
+        """Whether the device has written it to its end without the verifier, so that nothing more can come by now; to
+        the offline limit where the user wants no verifier."""
+        ends = (PauseReason.END, PauseReason.LENGTH, *([PauseReason.LIMIT] if wanted_offline else []))
+        return bool(self.left_behind) and self._pause in ends
+
+    def words_left(self, *, checked: bool) -> str:
+        """What becomes of :attr:`left_behind`."""
+        words = len(self.left_behind.split())
+        limit = "; no more may be written offline" if self._pause is PauseReason.LIMIT else ""
+        later = "the verifier checks that when it is back" if checked else "that stays as it is"
+        return f"({words} {'word' if words == 1 else 'words'} written by this device alone{limit}: {later})"
+
+    def tentative(self, palette: Palette) -> list[Span]:
+        """The text behind the confirmed one."""
+        return [] if self._update is None else tentative_spans(self._update, palette)
+
+    def status(self, palette: Palette, *, wanted_offline: bool, hint: str) -> list[Span]:
+        """The row beneath the answer.
+
+        Args:
+            hint: which keys do something now; a question to the user comes first, as a row may be cut off.
+        """
+        link = self._link
+        left = None
+        if link.retry_in_s is not None:
+            left = max(0.0, self._link_since + link.retry_in_s - time.monotonic())
+        words = link_words(link, left, wanted_offline=wanted_offline)
+        pause = PAUSES[self._pause] if self._pause else ""
+        detail = pause or ("" if wanted_offline else link.detail)
+        row = status_line(link, words, self._update, palette)
+        notes = [Span(f" | {note}", palette.quiet) for note in (detail, hint) if note]
+        first = self.disagreement is not None or pause  # why nothing is written says more than figures do
+        return [row[0], *notes, *row[1:]] if first else [*row, *notes]
+
+
+def _text(update: AnswerUpdate) -> str:
+    return update.committed + update.tentative

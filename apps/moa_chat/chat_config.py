@@ -1,0 +1,167 @@
+"""What a chat needs before its first question, made from the command line's options."""
+
+from __future__ import annotations
+
+import argparse
+import ssl
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from moa_chat.chats_datastore import DatastoreChoice, datastore_for
+from moa_chat.drafters import check_drafter
+from moa_chat.sampling import sampling_for
+from moa_runtime.bundle import Bundle
+from moa_runtime.chat import Chat
+from moa_runtime.datastore.reader import Datastore
+from moa_runtime.draft_length import DraftLength
+from moa_runtime.drafter_names import DrafterName, drafter_option
+from moa_runtime.drafting.controllers import controller_for
+from moa_runtime.drafting.offline import Offline
+from moa_runtime.drafting.settings import LoopSettings
+from moa_runtime.errors import MoaError, reason_of
+from moa_runtime.options import Drafting
+from moa_runtime.paths import bundle_of_drafter, data_dir, expanded
+from moa_runtime.session.events import Policy, Sampling
+from moa_runtime.transport import Endpoint
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A chat's ingredients. ``seed`` None draws a new one for each answer.
+
+    Attributes:
+        drafter: None for the bundle's own.
+        datastore: which earlier texts drafts are copied from.
+        store: the file that the conversation is kept in, if it is.
+        must_store: whether the user named it: the chat is not to go on without.
+    """
+
+    bundle: Bundle
+    endpoint: Endpoint
+    system: str | None = None
+    drafter: DrafterName | None = None
+    backend: str | None = None
+    threads: int = 2
+    draft_length: DraftLength = "auto"
+    ngrams: bool = True
+    datastore: DatastoreChoice = "on"
+    offline_limit: int = 256
+    drafting: Drafting = "auto"
+    offline: Offline = "writer"
+    policy: Policy = Policy.ROLLBACK
+    max_new_tokens: int = 512
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    store: Path | None = None
+    must_store: bool = False
+
+    @property
+    def server(self) -> str:
+        return self.endpoint.address
+
+    @property
+    def target(self) -> str:
+        return self.bundle.manifest.target
+
+    @property
+    def writes_offline(self) -> bool:
+        """Whether a question that no verifier saw is answered."""
+        return self.offline == "writer" and self.bundle.manifest.writer is not None
+
+    def open_datastore(self) -> Datastore | None:
+        """See :func:`moa_chat.chats_datastore.datastore_for`."""
+        return datastore_for(self.datastore, self.bundle, self.server)
+
+    async def connect(self, *, wait: bool = True) -> Chat:
+        """See :meth:`moa_runtime.chat.Chat.connect`."""
+        return await Chat.connect(
+            self.bundle,
+            self.endpoint,
+            drafter=self.drafter,
+            backend=self.backend,
+            threads=self.threads,
+            ngrams=self.ngrams,
+            datastore=self.open_datastore(),
+            controller=controller_for(self.draft_length),
+            policy=self.policy,
+            settings=LoopSettings(offline_limit=self.offline_limit, drafting=self.drafting, offline=self.offline),
+            system=self.system,
+            store=self.store,
+            wait=wait,
+        )
+
+    def sampling(self) -> Sampling:
+        """How the target chooses in the next answer."""
+        return sampling_for(self.temperature, self.top_p, self.seed)
+
+
+def setup_for(options: argparse.Namespace, bundle: Bundle, endpoint: Endpoint) -> Setup:
+    return Setup(
+        bundle,
+        endpoint,
+        system=options.system,
+        drafter=options.drafter,
+        backend=options.backend,
+        threads=options.threads,
+        draft_length=options.draft_length,
+        ngrams=options.ngrams,
+        datastore=options.datastore,
+        offline_limit=options.offline_limit,
+        drafting=options.drafting,
+        offline=options.offline or ("writer" if options.serve is None else "off"),
+        policy=Policy(options.policy or ("ask" if options.terminal and sys.stdin.isatty() else "rollback")),
+        max_new_tokens=options.max_new_tokens,
+        temperature=options.temperature or 0.0,
+        top_p=1.0 if options.top_p is None else options.top_p,
+        seed=options.seed,
+        store=options.chat or _default_store(options, bundle),
+        must_store=options.chat is not None,
+    )
+
+
+def _default_store(options: argparse.Namespace, bundle: Bundle) -> Path | None:
+    """A person's conversation in a terminal is kept, by target: tokens of one are nothing to another."""
+    if not options.terminal or options.no_save or not sys.stdin.isatty():
+        return None
+    return data_dir() / "terminal" / f"{bundle.manifest.fingerprints.target[:16]}.json"
+
+
+def open_bundle(folder: Path | None, drafter: DrafterName | None = None) -> Bundle:
+    """The bundle in ``folder``, or the one for a drafter.
+
+    Raises:
+        MoaError: there is none, it is damaged, or of another drafter than the one that was asked for.
+    """
+    path = expanded(folder or bundle_of_drafter(drafter))
+    if not path.exists():
+        command = " ".join(("moa-export", "--target", "onnx", *drafter_option(drafter), "--out", str(path)))
+        itself = "" if folder else ", and so does moa-chat --local"
+        raise MoaError(f"there is no bundle at {path}: `{command}` writes it{itself}")
+    bundle = Bundle.open(path)
+    check_drafter(bundle, drafter)
+    return bundle
+
+
+def endpoint_for(server: str, token: str, tls_ca: Path | None) -> Endpoint:
+    """Where the verifier is.
+
+    Raises:
+        MoaError: no verifier's address, or a certificate authority that cannot be used.
+    """
+    tls = None
+    if tls_ca is not None:
+        if not Endpoint(server).address.startswith("wss:"):
+            raise MoaError(f"--tls-ca needs an encrypted address (wss://HOST:PORT), not {server}")
+        try:
+            tls = ssl.create_default_context(cafile=tls_ca)
+        except ssl.SSLError as error:  # a kind of OSError
+            raise MoaError(f"--tls-ca {tls_ca} is no certificate authority in PEM format") from error
+        except OSError as error:
+            raise MoaError(f"--tls-ca {tls_ca} cannot be read: {reason_of(error)}") from error
+    if any(not 32 < ord(char) < 127 for char in token):
+        raise MoaError("the token may only hold visible ASCII characters: check --token or MOA_TOKEN")
+    endpoint = Endpoint(server, token, tls)
+    _ = endpoint.address  # raises on what is no address
+    return endpoint

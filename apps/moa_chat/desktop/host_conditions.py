@@ -1,0 +1,56 @@
+"""What Qt knows of this machine and the runtime should: another network, metered traffic, a suspended program."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from PySide6.QtCore import QObject, Qt, QTimer
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtNetwork import QNetworkInformation
+
+from moa_chat.desktop.runtime_thread import Engine
+from moa_runtime.drafting.settings import Conditions
+
+#: A change of networks comes in several pieces; after so long they are one.
+_SETTLED_MS = 300
+
+
+class HostHints(QObject):
+    """Tells the engine. Where the system has no service that Qt could ask, it tells nothing.
+
+    A window that is minimised or behind others is not in the background: its user wants to find the answer written.
+    """
+
+    def __init__(self, engine: Engine, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._engine = engine
+        self._conditions = Conditions()
+        self._settled = QTimer(self)
+        self._settled.setSingleShot(True)
+        self._settled.setInterval(_SETTLED_MS)
+        self._settled.timeout.connect(engine.network_changed)
+        application = QGuiApplication.instance()
+        assert isinstance(application, QGuiApplication)
+        application.applicationStateChanged.connect(self._state_changed)
+        feature = QNetworkInformation.Feature
+        if QNetworkInformation.loadBackendByFeatures(feature.Reachability | feature.Metered):
+            network = QNetworkInformation.instance()
+            network.reachabilityChanged.connect(self._network_changed)
+            network.transportMediumChanged.connect(self._network_changed)
+            network.isMeteredChanged.connect(self._metered_changed)
+            self._metered_changed(network.isMetered())
+
+    def _state_changed(self, state: Qt.ApplicationState) -> None:
+        self._tell(background=state is Qt.ApplicationState.ApplicationSuspended)
+
+    def _metered_changed(self, metered: bool) -> None:
+        self._tell(metered=metered)
+
+    def _network_changed(self, _: object) -> None:
+        self._settled.start()
+
+    def _tell(self, **changes: bool) -> None:
+        conditions = dataclasses.replace(self._conditions, **changes)
+        if conditions != self._conditions:
+            self._conditions = conditions
+            self._engine.tell_conditions(conditions)

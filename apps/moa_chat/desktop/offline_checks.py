@@ -1,0 +1,194 @@
+"""What the device wrote without the verifier: which answer is to be checked next, and what became of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from difflib import SequenceMatcher
+
+from moa_chat.desktop.stats_panel import AS_WRITTEN
+from moa_chat.desktop.streaming_answer import Answering
+from moa_chat.history.message import Message
+from moa_chat.history.store import History
+from moa_chat.strings import corrected_sentence
+from moa_runtime.events import AnswerFinished, Origin
+
+
+class Checking(Answering):
+    """An answer while it is checked. The stored one stays until that is done.
+
+    Attributes:
+        written: the answer as the device wrote it.
+        done: whether the verifier has seen all of it.
+        gone: whether its chat was deleted meanwhile.
+    """
+
+    def __init__(self, chat: int, position: int, question: str, written: Message) -> None:
+        sampling = written.unconfirmed.sampling if written.unconfirmed else None
+        super().__init__(chat, position, question, sampling, replaces=True)
+        self.written, self.message = written, dataclasses.replace(written, dropped=())
+        self.done = self.gone = False
+
+    @property
+    def confirmed(self) -> bool:
+        """Words of it do not replace the stored turns: the answer does, as a whole."""
+        return False
+
+    def place_in(self, messages: list[Message]) -> None:
+        messages[self.position] = self.message
+
+    def finish(self, event: AnswerFinished) -> None:
+        super().finish(event)
+        self.done = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Corrected:
+    """An answer in its chat, as the device wrote it and as the target did."""
+
+    chat: int
+    position: int
+    written: Message
+    checked: Message
+
+
+class Checks:
+    """The unconfirmed answers of all chats.
+
+    Attributes:
+        any_done: whether there is anything to report.
+        words: that were corrected since the last report.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self.any_done, self.words = False, 0
+        self._corrected: list[Corrected] = []
+
+    def next(self, current: int | None, target: str) -> Checking | None:
+        """The answer to check now, first in the ``current`` chat; None where all is confirmed. What was written for
+        another target than ``target`` waits for that one.
+
+        Raises:
+            MoaError: the history cannot be read.
+        """
+        waiting = sorted(self._history.unconfirmed(), key=lambda one: one[0] != current)
+        for chat, position in waiting:
+            messages = self._history.messages(chat)
+            turns = messages[position - 1 : position + 1]
+            if [turn.role for turn in turns] != ["user", "assistant"] or turns[1].unconfirmed is None:
+                continue  # damaged
+            if turns[1].target in ("", target):
+                return Checking(chat, position, turns[0].content, turns[1])
+        return None
+
+    def settle(self, checking: Checking, most: int) -> bool:
+        """Store an answer that was checked, and return that it is. Answers behind one that has changed are to another
+        conversation now: those of the same target are unconfirmed.
+
+        Args:
+            most: tokens that these may have.
+
+        Raises:
+            MoaError: the history cannot be written; nothing has changed.
+        """
+        chat, position, written = checking.chat, checking.position, checking.written
+        checked, mark = (
+            dataclasses.replace(checking.message, target=written.target, verifier=written.verifier),
+            written.unconfirmed,
+        )
+        if checked.content == written.content or mark is None:
+            self._history.save(chat, position, checked)
+            self.any_done = True
+            return True
+        most = max(mark.most, most) if mark.most else 0
+        behind = self._history.messages(chat)[position + 1 :]
+        for number, later in enumerate(behind):
+            same = not later.target or later.target == written.target
+            if later.role == "assistant" and later.unconfirmed is None and same:
+                turn, sampling = position + 1 + number, later.sampling or later.cut_off or mark.sampling
+                new = dataclasses.replace(mark, turn=turn, sampling=sampling, most=most)
+                behind[number] = dataclasses.replace(later, unconfirmed=new)
+        self._history.replace(chat, position, [checked, *behind])
+        self.any_done = True
+        self._note(Corrected(chat, position, written, checked))
+        self.words += corrected_words(written, checked.content)
+        return True
+
+    def report(self) -> tuple[str, list[Corrected]]:
+        """What was done since the last report, in a sentence, and the answers that changed, for :meth:`undo`; none
+        where nothing that the device wrote was corrected."""
+        corrected, words = self._corrected, self.words
+        self.any_done, self.words, self._corrected = False, 0, []
+        if not words:
+            return "The verifier has confirmed what this device wrote.", []
+        return corrected_sentence(words), corrected
+
+    def undo(self, corrected: list[Corrected]) -> bool:
+        """Put the answers back as the device wrote them; nobody checks them again. What has changed since stays.
+
+        Returns:
+            whether all are back.
+
+        Raises:
+            MoaError: the history cannot be written.
+        """
+        back = 0
+        for one in corrected:
+            there = self._history.messages(one.chat)[one.position : one.position + 1]
+            if [message.content for message in there] == [one.checked.content]:
+                self._keep(one.chat, one.position, one.written)
+                back += 1
+        return back == len(corrected)
+
+    def give_up(self, checking: Checking) -> bool:
+        """The verifier refuses an answer, as where the conversation is too long for it: it stays, and nobody checks it
+        again. Returns that this is stored.
+
+        Raises:
+            MoaError: the history cannot be written.
+        """
+        self._keep(checking.chat, checking.position, checking.written)
+        return True
+
+    def _note(self, corrected: Corrected) -> None:
+        """Of an answer that was checked twice, what the device wrote is what it was at first."""
+        for number, one in enumerate(self._corrected):
+            same = (one.chat, one.position) == (corrected.chat, corrected.position)
+            if same and one.checked.content == corrected.written.content:
+                self._corrected[number] = dataclasses.replace(one, checked=corrected.checked)
+                return
+        self._corrected.append(corrected)
+
+    def _keep(self, chat: int, position: int, written: Message) -> None:
+        """What was taken back while it was written is no longer told."""
+        alone = not all(span.committed for span in written.spans) or not written.spans
+        figures = AS_WRITTEN if alone else written.figures
+        self._history.save(chat, position, dataclasses.replace(written, unconfirmed=None, figures=figures, dropped=()))
+
+
+def corrected_words(written: Message, after: str) -> int:
+    """Words that the device wrote and that are others in ``after``, or gone, and new ones between them. What follows
+    the end is no correction, and punctuation does not count; nor do words of the server.
+
+    >>> corrected_words(Message("assistant", "red, green and blue"), "red, yellow and blue. That is all.")
+    1
+    """
+    words, new = list(re.finditer(r"\w+", written.content)), re.findall(r"\w+", after)
+    old, ours = [word.group() for word in words], _written_here(written)
+    mine = [any(ours[word.start() : word.end()]) for word in words]
+    count = 0
+    for kind, i1, i2, j1, j2 in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind != "equal" and all(mine[i1 : max(i2, i1 + 1)]):
+            count += max(i2 - i1, j2 - j1 if i2 < len(old) else 0)
+        elif kind != "equal":
+            count += sum(mine[i1:i2])
+    return count
+
+
+def _written_here(message: Message) -> list[bool]:
+    """For each character whether the device wrote it without the server; all where no origins are known."""
+    if not message.spans:
+        return [True] * len(message.content)
+    alone = (Origin.OFFLINE, Origin.KEPT)
+    return [not span.committed or span.origin in alone for span in message.spans for _ in span.text]

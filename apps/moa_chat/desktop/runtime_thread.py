@@ -1,0 +1,269 @@
+"""The runtime on its own thread, and what the window hears of it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeoutError  # another class before Python 3.11
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from moa_chat.chats_datastore import host_of
+from moa_chat.desktop import jobs
+from moa_chat.loop_thread import RunningAnswer, Worker, call_in_loop
+from moa_runtime.drafting.settings import Conditions
+from moa_runtime.errors import MoaError
+from moa_runtime.events import ChatEvent, LinkChanged
+from moa_runtime.session.events import Sampling
+from moa_runtime.sockets import is_loopback
+from moa_runtime.transport import Endpoint
+from moa_runtime.unconfirmed import Unconfirmed
+
+if TYPE_CHECKING:
+    from moa_chat.desktop.profile import Settings
+    from moa_runtime.chat import Chat
+    from moa_runtime.generation_config import RecommendedSampling
+
+T = TypeVar("T")
+
+_BUSY_MS = 33  # what comes in between is taken together, so a fast stream costs no more than a slow one
+_IDLE_MS = 250
+_CLOSE_SECONDS = 3.0
+
+
+class Engine(QObject):
+    """One chat of the runtime, at most one answer of it, and jobs beside them.
+
+    The window's thread never waits for the runtime's: a timer takes what has come.
+
+    Args:
+        store: the file in which an answer under way outlives the program.
+
+    Attributes:
+        verifier: the host of the chat's; empty while there is no chat.
+
+    Signals:
+        events: of the running answer since the last tick, oldest first.
+        ended: the answer has no more events; with what went wrong, or None.
+        reopened: the last answer, which had ended, goes on after all.
+        pending: an answer was under way when the program before ended: the turns before its question, and that;
+            :meth:`go_on` follows it.
+        link: the link's state changed.
+    """
+
+    events = Signal(list)
+    ended = Signal(object)
+    reopened = Signal()
+    pending = Signal(list, str)
+    link = Signal(object)
+
+    def __init__(self, store: Path | None = None, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._store = store
+        self.chat: Chat | None = None
+        self._worker = Worker()
+        self._answer: RunningAnswer | None = None
+        self._jobs: list[tuple[Future[Any], Callable[[Any], None], Callable[[MoaError], None]]] = []
+        self._link: LinkChanged | None = None
+        self._conditions = Conditions()
+        self.verifier = ""
+        self._far = False  # whether there is a network between here and the verifier
+        self._timer = QTimer(self)
+        self._timer.timeout.connect(self._tick)
+        self._timer.start(_IDLE_MS)
+
+    @property
+    def recommended(self) -> RecommendedSampling | None:
+        """What the target's authors recommend, by the chat's bundle."""
+        return self.chat.manifest.sampling if self.chat is not None else None
+
+    @property
+    def target(self) -> str:
+        """The fingerprint of the chat's target; empty while there is no chat."""
+        return self.chat.manifest.fingerprints.target if self.chat is not None else ""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the conversation had before the answer."""
+        return self.chat.prompt_tokens if self.chat is not None else 0
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of a conversation at most; 0 while there is no chat."""
+        return self.chat.manifest.max_context if self.chat is not None else 0
+
+    # -- the chat ------------------------------------------------------------------------------
+
+    def connect_chat(
+        self,
+        settings: Settings,
+        endpoint: Endpoint,
+        options: argparse.Namespace,
+        done: Callable[[], None],
+        failed: Callable[[MoaError], None],
+    ) -> None:
+        """Load the bundle, connect, and take the new chat in the place of the one before.
+
+        Args:
+            options: of the command line, see :func:`moa_chat.desktop.connection.connect`.
+            failed: gets a MoaError; the chat before is still there.
+        """
+
+        def take(chat: Chat) -> None:
+            before, self.chat, self._link = self.chat, chat, None
+            self.verifier = host_of(endpoint.address)
+            self._far = not is_loopback(self.verifier)
+            self.tell_conditions(self._conditions)
+            if before is not None:
+                self.run(jobs.replace_chat(before, chat, self._store))
+            done()
+            if chat.pending() is not None:
+                self.pending.emit(chat.messages, chat.question)
+
+        store = self._store if self.chat is None else None  # the chat before has it until it is closed
+        self.run(jobs.connect_chat(settings, endpoint, options, store), take, failed)
+
+    def try_connection(
+        self,
+        settings: Settings,
+        options: argparse.Namespace,
+        done: Callable[[str], None],
+        failed: Callable[[MoaError], None],
+    ) -> None:
+        """Connect with other settings and leave again; ``done`` gets the target's name."""
+        self.run(jobs.try_connection(settings, options), done, failed)
+
+    def ask(self, turns: Sequence[dict[str, str]], question: str, *, max_new_tokens: int, sampling: Sampling) -> None:
+        """Begin an answer to ``question`` after ``turns``, whatever the chat was about before."""
+        assert self.chat is not None and self._answer is None
+        self._answer = self._worker.follow(jobs.answer(self.chat, list(turns), question, max_new_tokens, sampling))
+        self._timer.setInterval(_BUSY_MS)
+
+    def continue_answer(
+        self, turns: Sequence[dict[str, str]], *, max_new_tokens: int, sampling: Sampling | None
+    ) -> None:
+        """Go on with the answer that ``turns`` end with."""
+        assert self.chat is not None and self._answer is None
+        self._answer = self._worker.follow(jobs.continue_answer(self.chat, list(turns), max_new_tokens, sampling))
+        self._timer.setInterval(_BUSY_MS)
+
+    def count(self, turns: Sequence[dict[str, str]], done: Callable[[int], None]) -> None:
+        """Say how many tokens a conversation has, as it would be sent anew."""
+        if self.chat is not None:
+            self.run(jobs.count_tokens(self.chat, list(turns)), done)
+
+    def check(self, turns: Sequence[dict[str, str]], mark: Unconfirmed) -> None:
+        """Have the verifier check an answer among ``turns``; :attr:`ended` follows at once where there is none."""
+        assert self.chat is not None and self._answer is None
+        self._answer = self._worker.follow(jobs.check(self.chat, list(turns), mark))
+        self._timer.setInterval(_BUSY_MS)
+
+    def left_alone(self, position: int) -> tuple[str, Unconfirmed] | None:
+        """The answer that has just been left, the message at ``position``, where the device had written of it without
+        the verifier."""
+        assert self.chat is not None
+        turns, marks = self.chat.messages, self.chat.unconfirmed
+        last = len(turns) - 1
+        if not marks or marks[-1].turn != last or last - (turns[0]["role"] == "system") != position:
+            return None
+        return turns[last]["content"], marks[-1]
+
+    def go_on(self) -> None:
+        """Follow the answer of the program before."""
+        if self.chat is not None and self._answer is None and (events := self.chat.pending()) is not None:
+            self._answer = self._worker.follow(events)
+            self._timer.setInterval(_BUSY_MS)
+
+    def stop(self) -> None:
+        """End the answer where it is confirmed; :attr:`ended` follows."""
+        if self._answer is not None:
+            self._answer.stop()
+
+    def work_offline(self, offline: bool) -> None:
+        if self.chat is not None:
+            self.run(self.chat.work_offline(offline))
+
+    def tell_conditions(self, conditions: Conditions) -> None:
+        """Of this machine, for this chat and those after it. No bytes are paid for to a verifier on this machine."""
+        self._conditions = conditions
+        if self.chat is not None:
+            told = dataclasses.replace(conditions, metered=conditions.metered and self._far)
+            self.run(call_in_loop(self.chat.tell_conditions, told))
+
+    def network_changed(self) -> None:
+        """The machine has another network; nothing to a verifier on this machine."""
+        if self.chat is not None and self._far:
+            self.run(self.chat.network_changed())
+
+    def keep_mine(self) -> None:
+        """Go on from the text that the device wrote, where the target disagreed with it."""
+        if self.chat is not None:
+            self.run(call_in_loop(self.chat.keep_mine), self._follow_again)
+
+    # -- jobs ----------------------------------------------------------------------------------
+
+    def run(
+        self,
+        work: Coroutine[Any, Any, T],
+        done: Callable[[T], None] = lambda _: None,
+        failed: Callable[[MoaError], None] = lambda _: None,
+    ) -> None:
+        """Run a coroutine beside everything else, and say in this thread how it ended."""
+        self._jobs.append((self._worker.submit(work), done, failed))
+        self._timer.setInterval(_BUSY_MS)
+
+    def close(self) -> None:
+        """End the thread; waits a moment for the connection to close in order. An answer under way goes on with the
+        next program."""
+        self._timer.stop()
+        if self.chat is not None:
+            with contextlib.suppress(FutureTimeoutError, CancelledError, MoaError):
+                self._worker.submit(self.chat.close()).result(_CLOSE_SECONDS)
+        self._worker.close()
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _follow_again(self, events: AsyncGenerator[ChatEvent, None] | None) -> None:
+        # The answer had ended, and no other has begun.
+        if events is not None and self._answer is None:
+            self._answer = self._worker.follow(events)
+            self.reopened.emit()
+
+    def _tick(self) -> None:
+        self._take_events()
+        self._take_jobs()
+        if self.chat is not None and self.chat.link != self._link:
+            self._link = self.chat.link
+            self.link.emit(self._link)
+        self._timer.setInterval(_BUSY_MS if self._answer is not None or self._jobs else _IDLE_MS)
+
+    def _take_events(self) -> None:
+        if self._answer is None:
+            return
+        answer, events, problem = self._answer, [], None
+        try:
+            events = answer.events(wait=0.0)
+        except MoaError as error:
+            problem = error
+        if events:
+            self.events.emit(events)
+        if answer.ended or problem is not None:
+            self._answer = None
+            self.ended.emit(problem)
+
+    def _take_jobs(self) -> None:
+        ended = [job for job in self._jobs if job[0].done()]
+        self._jobs = [job for job in self._jobs if not job[0].done()]
+        for future, done, failed in ended:
+            if future.cancelled():
+                continue
+            error = future.exception()
+            if error is None:
+                done(future.result())
+            else:
+                failed(error if isinstance(error, MoaError) else MoaError(f"the program failed: {error!r}"))

@@ -1,0 +1,185 @@
+"""An answer while it is written: from the runtime's events to a message."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from moa_chat.desktop.stats_panel import Round, new_round, summary
+from moa_chat.history.message import Dropped, Message
+from moa_chat.history.store import History
+from moa_runtime.events import (
+    AnswerFinished,
+    AnswerUpdate,
+    FinishReason,
+    Origin,
+    PauseReason,
+    Statistics,
+    TextSpan,
+)
+from moa_runtime.session.events import Sampling
+from moa_runtime.tokens import common_length
+from moa_runtime.unconfirmed import Unconfirmed
+
+
+def answering_again(history: History, turns: Sequence[Mapping[str, str]], question: str) -> Answering | None:
+    """The stored answer that was being written to ``question`` after ``turns``, which may begin with a system message.
+
+    Raises:
+        MoaError: the history cannot be read.
+    """
+    known = [*(turn for turn in turns if turn["role"] != "system"), {"role": "user", "content": question}]
+    for chat, position in history.unfinished():
+        messages = history.messages(chat)
+        if position < len(messages) and [message.turn for message in messages[:position]] == known:
+            return Answering(chat, position, question, messages[position].cut_off)
+    return None
+
+
+class Answering:
+    """What is known of the answer that is being written.
+
+    Args:
+        before: the answer as it was, where it is continued.
+
+    Attributes:
+        chat: id of its conversation.
+        position: of the answer in it.
+        question: what was asked.
+        sampling: how the target chooses; None where that is not known.
+        replaces: the stored chat has other turns from the question on, which stay until words of this answer are
+            confirmed.
+        message: the answer as it stands.
+        tokens: how many it has by now; 0 before the first news.
+        statistics: its figures.
+        pause: why the device does not write on; None while it does.
+    """
+
+    def __init__(
+        self,
+        chat: int,
+        position: int,
+        question: str,
+        sampling: Sampling | None,
+        *,
+        replaces: bool = False,
+        before: Message | None = None,
+    ) -> None:
+        self.chat, self.position, self.question, self.replaces = chat, position, question, replaces
+        self.sampling = sampling
+        begun = before or Message("assistant", "")
+        self.message = dataclasses.replace(begun, finished=False, figures="", cut_off=sampling)
+        self.statistics = Statistics()
+        self.pause: PauseReason | None = None
+        self.tokens = 0
+        self._before, self._committed = before, begun.content
+
+    @property
+    def turns(self) -> list[Message]:
+        """The question and the answer."""
+        return [Message("user", self.question), self.message]
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the target has confirmed any words."""
+        return bool(self._committed or (self.message.finished and self.message.content))
+
+    @property
+    def words_a_token(self) -> float:
+        """How many words of the text so far a token makes on average, below 1 in most languages."""
+        return len(self.message.content.split()) / self.tokens if self.tokens else 0.0
+
+    @property
+    def ended_alone(self) -> bool:
+        """Whether the device has written it to its end without the verifier: nothing more can come before that is back,
+        and the user may ask on."""
+        alone = any(span.origin is Origin.OFFLINE and not span.committed for span in self.message.spans)
+        return alone and not self.replaces and self.pause in (PauseReason.END, PauseReason.LENGTH)
+
+    def place_in(self, messages: list[Message]) -> None:
+        """Show it among the stored messages of its chat."""
+        messages[self.position - 1 :] = self.turns
+
+    def update(self, event: AnswerUpdate) -> Round | None:
+        """Take the answer as it is now; returns the verifier's rounds since the update before."""
+        text = event.committed + event.tentative
+        if text != self.message.content:
+            self.pause = None
+        self._committed, self.tokens = event.committed, len(event.tokens)
+        spans = self._with_known(event.spans)
+        dropped = self._marks(text, spans, event.dropped)
+        self.message = Message("assistant", text, spans, dropped, finished=False, cut_off=self.sampling)
+        before, self.statistics = self.statistics, event.statistics
+        return new_round(before, event.statistics)
+
+    def finish(self, event: AnswerFinished) -> None:
+        self.statistics = event.statistics
+        self.tokens = len(event.tokens)
+        figures, spans = summary(event.statistics, event.reason), self._with_known(event.spans)
+        cut_off = self.sampling if event.reason is FinishReason.LENGTH else None
+        dropped = self._marks(event.text, spans)
+        self.message = Message(
+            "assistant", event.text, spans, dropped, figures=figures, cut_off=cut_off, sampling=self.sampling
+        )
+
+    def set_aside(self, text: str, mark: Unconfirmed) -> None:
+        """It ended without the verifier, as ``text``, which is checked later."""
+        words = len(text.split())
+        figures = f"{words} {'word' if words == 1 else 'words'} not confirmed yet"
+        shown = self.message.content
+        rest = (TextSpan(text[len(shown) :], Origin.OFFLINE, False),) if text != shown else ()
+        spans = (*self.message.spans, *rest) if text.startswith(shown) else ()
+        mark = dataclasses.replace(mark, turn=self.position)
+        self.message = Message("assistant", text, spans, self._marks(text, spans), figures=figures, unconfirmed=mark)
+
+    def stop(self) -> None:
+        """It ended early: what is not confirmed goes."""
+        if self._before is not None and self._committed == self._before.content:
+            self.message = self._before
+            return
+        text, left, spans = self._committed, len(self._committed), []
+        for span in self.message.spans:
+            if left > 0:
+                spans.append(dataclasses.replace(span, text=span.text[:left]))
+                left -= len(span.text)
+        dropped = tuple(one for one in self.message.dropped if one.offset <= len(text))
+        figures = summary(self.statistics, None)
+        self.message = Message("assistant", text, tuple(spans), dropped, figures=figures, cut_off=self.sampling)
+
+    def _marks(self, text: str, spans: Sequence[TextSpan], dropped: str = "") -> tuple[Dropped, ...]:
+        """What was taken back, now that the answer is ``text``: a mark stays while the text before it does."""
+        before = self.message.content
+        same = common_length(before, text)
+        marks = [one for one in self.message.dropped if one.offset <= same]
+        if dropped:
+            marks.append(Dropped(_place_of(dropped, before, text), dropped))
+        # Where the user kept the device's text nothing of it was taken back.
+        return tuple(one for one in marks if not text.startswith(one.text, one.offset) and not _kept(one.offset, spans))
+
+    def _with_known(self, spans: Sequence[TextSpan]) -> tuple[TextSpan, ...]:
+        """Of what is continued the origins are stored; the runtime may have forgotten them."""
+        before, kept = self._before, []
+        if before is None or not before.spans or not "".join(span.text for span in spans).startswith(before.content):
+            return tuple(spans)
+        skipped = len(before.content)
+        for span in spans:
+            if skipped < len(span.text):
+                kept.append(dataclasses.replace(span, text=span.text[skipped:]))
+            skipped = max(0, skipped - len(span.text))
+        return (*before.spans, *kept)
+
+
+def _kept(offset: int, spans: Sequence[TextSpan]) -> bool:
+    """Whether the user kept what stands at an offset."""
+    for span in spans:
+        if offset < len(span.text):
+            return span.origin is Origin.KEPT
+        offset -= len(span.text)
+    return False
+
+
+def _place_of(dropped: str, before: str, after: str) -> int:
+    """Where in ``after`` the end of ``before`` stood that was dropped: it may have begun like what stands there now."""
+    if before.endswith(dropped):
+        return min(len(before) - len(dropped), len(after))
+    return common_length(before, after)

@@ -1,0 +1,150 @@
+"""A verifier, and if need be a bundle, made on this machine: for ``moa-chat --local`` and for benchmarks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import secrets
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from moa_runtime.auto_export import make_bundle, own_program
+from moa_runtime.bundle import MANIFEST_FILE
+from moa_runtime.drafter_names import DrafterName
+from moa_runtime.errors import MoaError
+from moa_runtime.optional_deps import require_extra
+from moa_runtime.paths import bundle_of_drafter
+from moa_runtime.transport import Endpoint
+
+#: Options of ``moa-serve`` for a verifier of this machine: it ends with the program that holds its standard input open.
+SERVE_HERE = ("--json", "--port", "0", "--until-stdin-ends")
+
+_START_SECONDS = 600.0  # the first start fetches the target
+_EVERY_S = 60.0
+_STOP_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class LocalVerifier:
+    """A verifier on this machine: where it is, its process, and what that says."""
+
+    endpoint: Endpoint
+    _process: subprocess.Popen[bytes]
+    _log: IO[bytes]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def problem(self) -> MoaError | None:
+        """Why it has ended by itself; None while it runs."""
+        if self._process.poll() is None:
+            return None
+        return MoaError(f"the verifier on this machine ended: {_last_words(self._process, self._log)}")
+
+
+def ensure_bundle(drafter: DrafterName | None = None) -> None:
+    """Write the bundle for a drafter, the default one when omitted, if it is not there; the export's progress goes to
+    stderr.
+
+    Raises:
+        MoaError: the export needs packages that are not installed, or failed.
+    """
+    folder = bundle_of_drafter(drafter)
+    if not (folder / MANIFEST_FILE).exists():
+        make_bundle(folder, "onnx", "--local", "a minute or more", drafter)
+
+
+@contextlib.contextmanager
+def local_verifier(
+    options: Sequence[str] = (), *, cpus: set[int] | None = None, token: str | None = None
+) -> Iterator[LocalVerifier]:
+    """A verifier on a free port of this machine, while the context is open.
+
+    Args:
+        options: of ``moa-serve``, such as the target; without any it serves the default one.
+        cpus: the processors it keeps to; all when omitted.
+        token: the bearer token that it asks for; one of its own when omitted.
+
+    Raises:
+        MoaError: the server's packages are not installed, or it does not start.
+    """
+    require_extra("server", "--local (moa-serve)")
+    _note("starting a verifier on this machine (it fetches the target where that is not here yet)")
+    token = token or secrets.token_urlsafe(24)  # other users of this machine reach its port too
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            own_program("moa_server.cli", *SERVE_HERE, *options),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,  # its messages would end up in the middle of the answers
+            env={**os.environ, "MOA_TOKEN": token},
+            # Ctrl-C in this terminal stops an answer, and must not reach the verifier.
+            start_new_session=os.name == "posix",
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        )
+        try:
+            if cpus is not None:
+                os.sched_setaffinity(process.pid, cpus)
+            yield LocalVerifier(Endpoint(_ready_url(process, log), token), process, log)
+        finally:
+            _stop(process)
+
+
+def _ready_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
+    """Wait for the line that says where the verifier listens."""
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read_lines, args=(process.stdout, lines), daemon=True).start()
+    began = time.monotonic()
+    while (waited := time.monotonic() - began) < _START_SECONDS:
+        try:
+            line = lines.get(timeout=min(_EVERY_S, _START_SECONDS - waited))
+        except queue.Empty:
+            _note(f"the verifier is not ready after {time.monotonic() - began:.0f} s; waiting on")
+            continue
+        if not line:
+            break
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return str(json.loads(line)["url"])
+    else:
+        raise MoaError(f"the verifier was not ready within {_START_SECONDS:g} s")
+    process.wait(_STOP_SECONDS)
+    raise MoaError(f"the verifier did not start: {_last_words(process, log)}")
+
+
+def _last_words(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
+    """Of a verifier that has ended: what it said last, else its exit status."""
+    log.seek(0)
+    last = log.read().decode(errors="replace").strip().splitlines()
+    return last[-1] if last else f"exit status {process.returncode}"
+
+
+def _read_lines(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
+    """Also after the ready line, or the verifier would one day wait for room in the pipe."""
+    for line in stream:
+        lines.put(line)
+    lines.put(b"")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    assert process.stdin is not None
+    process.stdin.close()  # not before: its end would be heard sooner than the signal
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

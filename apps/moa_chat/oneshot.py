@@ -1,0 +1,59 @@
+"""``moa-chat --once``: one prompt, one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any, TextIO
+
+from moa_chat.chat_config import Setup
+from moa_chat.loop_thread import ChatLike
+from moa_chat.terminal.renderer import PlainView
+from moa_runtime.events import AnswerFinished, AnswerUpdate, LinkChanged, LinkStatus
+
+
+def run_once(setup: Setup, prompt: str, *, as_json: bool, out: TextIO | None = None) -> int:
+    """Connect, ask, and write the answer to ``out`` (default: stdout)."""
+    out = out or sys.stdout
+    finished = asyncio.run(_connect_and_ask(setup, prompt, None if as_json else PlainView(out)))
+    if as_json:
+        print(json.dumps(as_object(finished, setup), ensure_ascii=False), file=out, flush=True)
+    return 0
+
+
+async def _connect_and_ask(setup: Setup, prompt: str, view: PlainView | None) -> AnswerFinished:
+    chat = await setup.connect()
+    try:
+        return await follow(chat, prompt, setup, view)
+    finally:
+        await chat.close()
+
+
+async def follow(chat: ChatLike, prompt: str, setup: Setup, view: PlainView | None) -> AnswerFinished:
+    """Ask; show committed text in ``view`` as it comes, and say on stderr when the verifier goes away."""
+    away = False
+    async for event in chat.send(prompt, max_new_tokens=setup.max_new_tokens, sampling=setup.sampling()):
+        if isinstance(event, AnswerFinished):
+            if view is not None:
+                view.finish(event.text)
+            return event
+        if isinstance(event, AnswerUpdate):
+            if view is not None:
+                view.draw(event.committed)
+        elif isinstance(event, LinkChanged) and event.status is (LinkStatus.ONLINE if away else LinkStatus.OFFLINE):
+            away = not away
+            print(f"moa-chat: {f'offline: {event.detail}' if away else 'online again'}", file=sys.stderr, flush=True)
+    raise AssertionError("a chat's last event is AnswerFinished")
+
+
+def as_object(finished: AnswerFinished, setup: Setup) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    return {
+        "text": finished.text,
+        "finish": finished.reason.value,
+        "statistics": finished.statistics.as_dict(),
+        "tokens": [{"id": token.token, "origin": token.origin.value} for token in finished.tokens],
+        "server": setup.server,
+        "target": setup.target,
+    }

@@ -1,0 +1,299 @@
+"""``moa-chat --terminal``: questions and answers until the user leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable
+from functools import partial
+
+from moa_chat.answer_state import Shown
+from moa_chat.chat_config import Setup
+from moa_chat.loop_thread import ChatLike, RunningAnswer, Worker
+from moa_chat.saving import save_conversation
+from moa_chat.strings import excerpt
+from moa_chat.terminal.input import Keyboard, watch_keyboard
+from moa_chat.terminal.renderer import LiveView, View, view_for
+from moa_chat.terminal.status import Palette, summary
+from moa_chat.terminal.text import Span, clean
+from moa_runtime.chat import Chat
+from moa_runtime.chat_store import StoreError
+from moa_runtime.connect_error import ConnectError
+from moa_runtime.errors import MoaError
+from moa_runtime.events import Disagreement, LinkStatus, Statistics
+
+_EXCERPT_LENGTH = 70
+_HELP = """\
+/help       this list
+/offline    work without the verifier, or with it again
+/stats      figures of the last answer
+/regen      answer the last question again: another answer with --temperature, the same without
+/new        begin another conversation
+/save FILE  write the conversation as Markdown (.md) or JSON (.json)
+/quit       leave (also Ctrl-D, or Ctrl-C twice)
+While an answer is written: Ctrl-C stops it, Tab switches between offline and online."""
+_KEEP_KEY = "\x0b"  # Ctrl-K; like Tab no letter, which could be typed ahead
+
+
+def run_terminal(setup: Setup) -> int:
+    """Connect and chat until the user leaves."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 (gives input() line editing and a history)
+    # input() must run in the main thread: a thread that waits in it cannot be interrupted by Ctrl-C.
+    # So the chat's event loop gets the other thread, which also keeps the link alive between questions.
+    worker = Worker()
+    try:
+        view = view_for(sys.stdout)
+        chat, note = _connect(setup, worker, may_write=setup.writes_offline and isinstance(view, LiveView))
+        if note:
+            print(f"moa-chat: {note}", file=sys.stderr)
+        try:
+            Terminal(setup, worker, chat, view, input).loop()
+        finally:
+            worker.run(chat.close())
+    finally:
+        worker.close()
+    return 0
+
+
+def _connect(setup: Setup, worker: Worker, *, may_write: bool) -> tuple[Chat, str]:
+    """The chat, and a note for the user. One that was kept is there without its verifier too, and a new one where words
+    of the writer can be shown before they are checked (``may_write``; a pipe gets checked text alone). One that another
+    program has open is left to that, unless the user named it."""
+    try:
+        return worker.run(setup.connect()), ""
+    except StoreError as error:
+        if setup.must_store:
+            raise
+        return worker.run(dataclasses.replace(setup, store=None).connect()), f"{error}; this one is kept nowhere"
+    except ConnectError as error:
+        if error.final or (setup.store is None and not may_write):
+            raise
+        chat = worker.run(setup.connect(wait=False))
+        if chat.messages or chat.question:
+            return chat, str(error)
+        if may_write:
+            return chat, f"{error}; until then the writer on this device answers"
+        worker.run(chat.close())
+        raise
+
+
+class Terminal:
+    """The dialogue with the user.
+
+    Args:
+        read_line: shows a prompt and returns a line, like ``input``.
+    """
+
+    def __init__(
+        self, setup: Setup, worker: Worker, chat: ChatLike, view: View, read_line: Callable[[str], str]
+    ) -> None:
+        self._setup, self._worker, self._chat = setup, worker, chat
+        self._view, self._read_line = view, read_line
+        self._palette = Palette.from_environment()
+        self._offline = False  # by the user's wish
+        self._last: Statistics | None = None
+        self._commands: dict[str, Callable[[], None]] = {
+            "/help": lambda: self._say(_HELP),
+            "/offline": self._toggle_offline,
+            "/stats": self._show_statistics,
+            "/regen": self._regenerate,
+            "/new": self._begin_anew,
+        }
+
+    def loop(self) -> None:
+        """Until ``/quit``, the end of the input, or Ctrl-C twice."""
+        self._say(f"{self._setup.target} at {self._setup.server}; /help lists the commands, Ctrl-C stops an answer")
+        self._go_on()
+        interrupted = False
+        while True:
+            try:
+                self._check()
+                line = self._read_line(self._prompt()).strip()
+                interrupted = False
+                if line == "/quit":
+                    return
+                self._handle(line)
+            except EOFError:
+                self._view.write()
+                return
+            except KeyboardInterrupt:
+                self._view.write()
+                if interrupted:
+                    return
+                interrupted = True
+                self._say("Ctrl-C again or Ctrl-D leaves; /help lists the commands")
+
+    # -- lines ---------------------------------------------------------------------------------
+
+    def _prompt(self) -> str:
+        link = self._chat.status
+        return "you> " if link is LinkStatus.ONLINE else f"({link.value}) you> "
+
+    def _handle(self, line: str) -> None:
+        if not line:
+            return
+        if line in self._commands:
+            self._commands[line]()
+        elif line.split()[0] == "/save":
+            self._save(line.removeprefix("/save").strip())
+        elif line.startswith("/"):
+            self._complain(f"there is no command {line.split()[0]}; /help lists them")
+        else:
+            self._ask(line)
+
+    def _toggle_offline(self) -> None:
+        self._offline = not self._offline
+        self._worker.run(self._chat.work_offline(self._offline))
+        self._say(
+            "working offline: answers stay tentative; /offline connects again" if self._offline else "connecting again"
+        )
+
+    def _show_statistics(self) -> None:
+        if self._last is None:
+            self._say("no answer yet")
+            return
+        for name, value in self._last.as_dict().items():
+            self._say(f"{name.replace('_', ' '):20} {'-' if value is None else value}")
+
+    def _regenerate(self) -> None:
+        messages = self._chat.messages
+        if not messages or messages[-1]["role"] != "assistant":
+            self._say("no answer yet")
+            return
+        marks = [mark for mark in self._chat.unconfirmed if mark.turn < len(messages) - 2]
+        self._worker.call(self._chat.restore, messages[:-2], marks)
+        self._ask(messages[-2]["content"])
+
+    def _begin_anew(self) -> None:
+        system = self._setup.system
+        self._worker.call(self._chat.restore, [{"role": "system", "content": system}] if system else [])
+        self._say("a new conversation")
+
+    def _save(self, name: str) -> None:
+        try:
+            saved = save_conversation(
+                name, self._chat.messages, lambda path: self._agrees(f"{path} is there already: overwrite it? [y/N] ")
+            )
+        except MoaError as error:
+            self._complain(str(error))
+        else:
+            self._say("not saved" if saved is None else f"saved as {saved}")
+
+    def _agrees(self, question: str) -> bool:
+        return self._read_line(question).strip().lower() in ("y", "yes")
+
+    def _say(self, text: str) -> None:
+        self._view.write(Span(clean(text), self._palette.quiet))
+
+    def _complain(self, text: str) -> None:
+        self._view.write(Span(clean(f"error: {text}"), self._palette.error))
+
+    # -- an answer -----------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Show the conversation that was kept, and finish its answer."""
+        if self._chat.store_problem:
+            self._complain(self._chat.store_problem)
+        turns = [message["content"] for message in self._chat.messages if message["role"] != "system"]
+        pending = self._worker.call(self._chat.pending)
+        if not turns and pending is None:
+            return
+        self._say("the conversation goes on; /new begins another")
+        shown = [] if pending is not None else turns[-2:]
+        if len(turns) > len(shown):
+            self._say(f"({len(turns) - len(shown)} earlier messages; /save FILE writes all)")
+        for prompt, text in zip(("you> ", ""), shown, strict=False):
+            self._view.write(Span(clean(prompt + text)))
+        if pending is not None:
+            self._view.write(Span(clean(f"you> {self._chat.question}")))
+            self._settle(self._show(lambda: self._worker.follow(pending)))
+
+    def _check(self) -> None:
+        """Have the verifier, if it is there, check what was written without it."""
+        stopped = False
+        while not stopped and (events := self._worker.call(self._chat.check)) is not None:
+            mark, turns = self._chat.unconfirmed[0], self._chat.messages
+            self._say("checked by the verifier, after it was written without it:")
+            self._view.write(Span(clean(f"you> {turns[mark.turn - 1]['content']}")))
+            stopped = self._show(partial(self._worker.follow, events)).reason is None
+
+    def _ask(self, question: str) -> None:
+        self._check()
+        setup = self._setup
+        self._settle(self._show(lambda: self._worker.ask(self._chat, question, setup.max_new_tokens, setup.sampling())))
+
+    def _settle(self, shown: Shown) -> None:
+        """Ask whose version counts where the target disagreed."""
+        if shown.disagreement is not None and self._wants_own(shown.disagreement, shown.confirmed):
+            again = self._worker.call(self._chat.keep_mine)
+            if again is not None:
+                self._show(lambda: self._worker.follow(again))
+
+    def _wants_own(self, disagreement: Disagreement, answer: str) -> bool:
+        self._say("The server disagrees with what was written offline. From where they differ:")
+        self._say(f"  server: {excerpt(answer[disagreement.offset :], _EXCERPT_LENGTH)}")
+        self._say(f"  mine:   {excerpt(disagreement.dropped_text, _EXCERPT_LENGTH)}")
+        return self._agrees("Keep mine, and go on from there? [y/N] ")
+
+    def _show(self, begin: Callable[[], RunningAnswer]) -> Shown:
+        """Draw an answer while it is written, and its figures after it."""
+        shown = Shown(self._chat.link)
+        problem: MoaError | None = None
+        with watch_keyboard() as keyboard:
+            try:
+                self._follow(begin(), shown, keyboard)
+            except MoaError as error:
+                problem = error
+            finally:
+                self._view.finish(shown.confirmed, [Span(shown.left_behind, self._palette.offline)])
+        self._last = shown.statistics
+        if shown.left_behind and isinstance(self._view, LiveView):
+            self._say(shown.words_left(checked=bool(self._chat.unconfirmed)))
+        if problem is not None:
+            self._complain(str(problem))
+        if not self._ends_alone(shown) and (problem is None or shown.confirmed):
+            self._say(summary(shown.reason, shown.statistics))
+        self._view.write()
+        return shown
+
+    def _ends_alone(self, shown: Shown) -> bool:
+        return isinstance(self._view, LiveView) and shown.ended_alone(wanted_offline=self._offline)
+
+    def _follow(self, running: RunningAnswer, shown: Shown, keyboard: Keyboard) -> None:
+        try:
+            while not running.ended:
+                for event in running.events():
+                    shown.take(event)
+                if keyboard.interrupts or self._ends_alone(shown):
+                    running.stop()
+                keys = keyboard.pressed()
+                if "\t" in keys:
+                    self._offline = not self._offline
+                    self._worker.run(self._chat.work_offline(self._offline))
+                if _KEEP_KEY in keys and shown.disagreement is not None and shown.reason is None:
+                    running = self._keep(running, shown)
+                status = shown.status(self._palette, wanted_offline=self._offline, hint=self._hint(shown, keyboard))
+                self._view.draw(shown.confirmed, shown.tentative(self._palette), status)
+        except BaseException as error:
+            if not isinstance(error, SystemExit):  # then the program is closed, a cut, and the next one goes on
+                running.stop()
+            raise
+
+    def _keep(self, running: RunningAnswer, shown: Shown) -> RunningAnswer:
+        """Have the answer go on from the device's text; it is drawn anew, as confirmed rows are never touched again."""
+        shown.disagreement = None
+        self._view.finish(shown.confirmed)
+        again = self._worker.call(self._chat.keep_mine)
+        if again is not None:  # it has just ended
+            return self._worker.follow(again)
+        running.events(wait=0)  # these are about the text that is taken back
+        return running
+
+    def _hint(self, shown: Shown, keyboard: Keyboard) -> str:
+        if not keyboard.reads_keys:
+            return ""
+        if shown.disagreement is not None:
+            return "the server disagrees; Ctrl-K: keep the offline text"
+        return f"Tab: go {'online' if self._offline else 'offline'}"

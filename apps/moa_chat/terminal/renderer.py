@@ -1,0 +1,163 @@
+"""Drawing an answer in a terminal: committed text for good, the tentative tail and a status line in place."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Protocol, TextIO
+
+from moa_chat.terminal.text import Span, clean, clip, cut_spans, text_width, wrap
+
+_CLEAR_ROW, _CLEAR_BELOW = "\x1b[K", "\x1b[J"
+# Terminals that know "synchronised update" show the frame at once; the others ignore it. Without
+# automatic wrapping a character whose width we misjudge is cut off, but the count of rows stays right.
+_BEGIN_FRAME, _END_FRAME = "\x1b[?2026h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?2026l"
+_SHOW_CURSOR = "\x1b[?25h"
+_FALLBACK_SIZE = (80, 24)
+
+
+class View(Protocol):
+    """Where an answer is shown."""
+
+    def draw(self, committed: str, tentative: Sequence[Span], status: Sequence[Span]) -> None:
+        """Show the answer as it stands: all of its committed text, what follows it, the status line."""
+
+    def finish(self, committed: str, alone: Sequence[Span] = ()) -> None:
+        """Show the committed text, and behind it what was written without the verifier, unless it is for committed text
+        only; end the line if there is any; ready for another answer."""
+
+    def write(self, *spans: Span) -> None:
+        """Show a line that belongs to no answer; not while one is drawn."""
+
+
+class PlainView:
+    """A file, a pipe, or a terminal without cursor movements: committed text only, as it comes."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._written = 0
+
+    def draw(self, committed: str, tentative: Sequence[Span] = (), status: Sequence[Span] = ()) -> None:
+        self._append(committed)
+
+    def finish(self, committed: str, alone: Sequence[Span] = ()) -> None:
+        self._append(committed)
+        if self._written:
+            self._out.write("\n")
+            self._out.flush()
+        self._written = 0
+
+    def write(self, *spans: Span) -> None:
+        self._out.write("".join(span.text for span in spans) + "\n")
+        self._out.flush()
+
+    def _append(self, text: str) -> None:
+        if len(text) > self._written:
+            piece = text[self._written :]
+            self._out.write(clean(piece) if self._out.isatty() else piece)
+            self._out.flush()
+            self._written = len(text)
+
+
+class LiveView:
+    """A terminal with ANSI escape sequences.
+
+    Rows of committed text that are full are written once and never touched again. Below them lies the
+    *live region*, drawn anew each time: the last committed row, the tentative text, the status line.
+    It is never taller than the screen, so the way back to its first row is always known.
+
+    Args:
+        size: columns and rows of the terminal, asked before each frame.
+    """
+
+    def __init__(self, out: TextIO, size: Callable[[], tuple[int, int]]) -> None:
+        self._out, self._size = out, size
+        self._frozen = 0  # characters of the answer in rows that are not touched again
+        self._live_widths: list[int] = []  # columns used in each row of the live region, as drawn
+        self._last_frame: object = None
+
+    def draw(self, committed: str, tentative: Sequence[Span], status: Sequence[Span]) -> None:
+        size = columns, height = self._usable_size()
+        if self._last_frame == (frame := (committed, tuple(tentative), tuple(status), size)):
+            return
+        self._last_frame = frame
+        parts = [_BEGIN_FRAME, self._to_live_region(columns)]
+        rest = self._freeze(clean(committed), columns, parts)
+        spans = [Span(rest), *(Span(clean(span.text), span.style) for span in tentative)]
+        rows = [*_last_rows(_wrapped(spans, columns), height - 1), clip(status, columns)]
+        parts.append("\n".join(_styled(row) + _CLEAR_ROW for row in rows))
+        parts += [_CLEAR_BELOW, _END_FRAME]
+        self._live_widths = [text_width("".join(span.text for span in row)) for row in rows]
+        self._emit(parts)
+
+    def finish(self, committed: str, alone: Sequence[Span] = ()) -> None:
+        columns, _ = self._usable_size()
+        parts = [_BEGIN_FRAME, self._to_live_region(columns)]
+        rest = self._freeze(clean(committed), columns, parts)
+        spans = [Span(rest), *(Span(clean(span.text), span.style) for span in alone)]
+        if self._frozen or any(span.text for span in spans):
+            parts += [f"{_styled(row)}{_CLEAR_ROW}\n" for row in _wrapped(spans, columns)]
+        parts += [_CLEAR_BELOW, _END_FRAME, _SHOW_CURSOR]
+        self._frozen, self._live_widths, self._last_frame = 0, [], None
+        self._emit(parts)
+
+    def write(self, *spans: Span) -> None:
+        self._emit([_styled(spans), "\n"])
+
+    def _usable_size(self) -> tuple[int, int]:
+        columns, height = self._size()
+        # The last column stays free: a cursor behind it is a state in which terminals differ.
+        return max(columns - 1, 2), max(height, 3)
+
+    def _to_live_region(self, columns: int) -> str:
+        """Back to the first row of the live region. A narrower window has broken its rows into several."""
+        rows = sum(max(1, -(-width // (columns + 1))) for width in self._live_widths)
+        return f"\x1b[{rows - 1}A\r" if rows > 1 else "\r"
+
+    def _freeze(self, committed: str, columns: int, parts: list[str]) -> str:
+        """Write the committed rows that are full; returns the text of the one that is not."""
+        text = committed[self._frozen :]
+        rows = wrap(text, columns)
+        parts += [f"{text[start:end]}{_CLEAR_ROW}\n" for start, end in rows[:-1]]
+        self._frozen += rows[-1][0]
+        return text[rows[-1][0] :]
+
+    def _emit(self, parts: Sequence[str]) -> None:
+        self._out.write("".join(parts))
+        self._out.flush()
+
+
+def view_for(out: TextIO) -> View:
+    """What suits the stream."""
+    if not out.isatty() or os.environ.get("TERM") == "dumb":
+        return PlainView(out)
+    if sys.platform == "win32":
+        os.system("")  # switches a console's escape sequences on
+    return LiveView(out, lambda: _terminal_size(out))
+
+
+def _terminal_size(out: TextIO) -> tuple[int, int]:
+    # Not shutil's: that one prefers $COLUMNS, which does not follow the window.
+    try:
+        columns, rows = os.get_terminal_size(out.fileno())
+    except OSError:
+        return _FALLBACK_SIZE
+    return columns or _FALLBACK_SIZE[0], rows or _FALLBACK_SIZE[1]
+
+
+def _wrapped(spans: Sequence[Span], columns: int) -> list[list[Span]]:
+    text = "".join(span.text for span in spans)
+    return [cut_spans(spans, start, end) for start, end in wrap(text, columns)]
+
+
+def _last_rows(rows: list[list[Span]], most: int) -> list[list[Span]]:
+    """The end of what does not fit, under a row that says so."""
+    if len(rows) <= most:
+        return rows
+    hidden = len(rows) - most + 1
+    return [[Span(f"... {hidden} rows")], *rows[hidden:]]
+
+
+def _styled(spans: Sequence[Span]) -> str:
+    return "".join(f"\x1b[{span.style}m{span.text}\x1b[0m" if span.style else span.text for span in spans)

@@ -1,0 +1,148 @@
+"""An EAGLE head: one decoder layer that continues the target's last hidden states (arXiv 2401.15077, 2406.16858).
+
+For token ``x_i`` it is given the token and the *feature* of the token before, the target's last hidden state
+``f_{i-1}``; what comes out estimates ``f_i``, from which the target's head reads the next token. Where the target has
+not been yet, its own estimate takes the place of the feature.
+
+It differs from the papers in three points. It is trained with the same loss as the other drafters, the forward KL
+divergence alone, where they take smooth-L1 on features + 0.1 * cross-entropy (``moa-train --loss feature`` is close to
+that). It is unrolled in training as it drafts, as EAGLE-3 does (arXiv 2503.01840, section 3.1), where they add noise
+to features. And the layer has the target's norms, the final one included, so that it can start from its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from moa_drafter.architectures.config import RivalConfig
+from moa_drafter.drafter import Drafter
+from moa_drafter.llama import DecoderLayer, RMSNorm
+from moa_drafter.target import Target
+from moa_drafter.target_features import Reads, TargetStates
+from moa_drafter.target_layers import copy_layer
+from moa_drafter.training.initialise import fit_linear
+
+if TYPE_CHECKING:
+    from moa_drafter.architectures.eagle_backend import EagleBackend
+    from moa_drafter.training.batch import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleConfig(RivalConfig):
+    """One decoder layer of the shape of the target's."""
+
+    architecture: str = "eagle"
+
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """Each of the two arrays of a row, ``(heads, size)``: half a feature. A head has a scale of its own on the
+        wire."""
+        half, heads = self.decoder.hidden_size // 2, self.decoder.num_kv_heads
+        return (heads, half // heads) if half % heads == 0 else (1, half)
+
+
+class EagleDrafter(Drafter):
+    """``norm(layer(fc(embedding, feature)))``."""
+
+    config: EagleConfig
+
+    def __init__(self, config: EagleConfig) -> None:
+        hidden, eps = config.decoder.hidden_size, config.rms_norm_eps
+        super().__init__(config.vocab_size, config.draft_vocab_size, hidden)
+        self.config = config
+        self.fc = nn.Linear(2 * hidden, hidden)
+        self.layer = DecoderLayer(config.decoder, eps)
+        self.norm = RMSNorm(hidden, eps)
+
+    @property
+    def reads(self) -> Reads:
+        """The last hidden states."""
+        return Reads(last=True)
+
+    def rows(self, states: TargetStates, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`Drafter.rows`: the features themselves, cut in half, :attr:`EagleConfig.row_shape` each.
+
+        For the default target that is 576 numbers a token, where a memory row of MoA has 384.
+        """
+        first, second = states.last.unflatten(-1, (2, *self.config.row_shape)).unbind(-3)
+        return first, second
+
+    def inputs(self, tokens: Tensor, earlier: Tensor) -> Tensor:
+        """What the layer is given: tokens ``[T]`` and the features before them ``[T, hidden]`` -> ``[T, hidden]``."""
+        return self.fc(torch.cat((self.embed(tokens), earlier), dim=-1))
+
+    def predict(self, batch: Batch) -> Tensor:
+        """See :meth:`Drafter.predict`: pass by pass, first all queries at depth 1, then those at depth 2, and so on.
+
+        A query at depth d looks at the entries of true features up to depth 1 of its segment, and behind them at its
+        segment's own. The number of passes is the length of the longest segment, so long futures take long. A
+        segment is given all features before it, also where fewer are to be visible, and at depth 0 no more than at 1.
+        """
+        positions = batch.positions
+        earlier = batch.states.last.roll(1, 0).masked_fill((positions == 0)[:, None], 0.0)
+        x, angles = self.inputs(batch.tokens, earlier), self.angles(positions)
+        entries = [self.layer.keys_values(x, angles)]
+        depths, segments = _depths_in_segments(positions[batch.queries], batch.depths)
+        order = depths.argsort(stable=True)
+        passes = order.split(depths.bincount().tolist()[1:])
+        predicted: list[Tensor] = []
+        drafted = segments[:0]  # of each entry made from an estimate, the segment
+        for depth, queries in enumerate(passes, 1):
+            at = batch.queries[queries]
+            if depth == 1:
+                inputs = x[at]
+            else:
+                # The query before stood one less deep in the same segment.
+                before = predicted[-1][torch.searchsorted(passes[depth - 2], queries - 1)]
+                inputs = self.inputs(batch.tokens[at], before)
+            own_angles = (angles[0][at], angles[1][at])
+            mask = batch.self_mask[at] & (positions <= (positions[at] - depth + 1)[:, None])
+            if depth > 1:
+                entries.append(self.layer.keys_values(inputs, own_angles))
+                drafted = torch.cat((drafted, segments[queries]))
+                mask = torch.cat((mask, segments[queries][:, None] == drafted), dim=1)
+            keys, values = (torch.cat(parts) for parts in zip(*entries, strict=True))
+            predicted.append(self.norm(self.layer(inputs, keys, values, own_angles, mask)))
+        return torch.cat(predicted)[order.argsort()]
+
+    def backend(self, *, top_k: int) -> EagleBackend:
+        """See :meth:`Drafter.backend`."""
+        from moa_drafter.architectures.eagle_backend import EagleBackend
+
+        return EagleBackend(self, top_k=top_k)
+
+    @torch.no_grad()
+    def initialise(self, target: Target, samples: Iterable[tuple[Tensor, TargetStates]]) -> None:
+        """Start as the best linear estimate of the next feature from token and feature, with the target's last layer.
+
+        The layer adds nothing at first: the output projections of its two halves are zero.
+        """
+        copy_layer(self.layer, target.layers[-1])
+        self.layer.self_attn.o_proj.weight.zero_()
+        self.layer.mlp.down_proj.weight.zero_()
+        self.norm.weight.copy_(target.model.model.norm.weight)
+        inputs, outputs = [], []
+        for tokens, states in samples:
+            known = self.embed(tokens[1:].to(self.embedding.device)), states.last[:-1]
+            inputs.append(torch.cat([part.to(self.embedding) for part in known], dim=1))
+            outputs.append(states.last[1:].to(self.norm.weight) / self.norm.weight)
+        fit_linear(self.fc, torch.cat(inputs), torch.cat(outputs), ridge=1e-2)
+
+
+def _depths_in_segments(positions: Tensor, depths: Tensor) -> tuple[Tensor, Tensor]:
+    """Of queries ``[Q]`` in the order of the text: how deep each stands in its segment, from 1, and which segment.
+
+    A segment are neighbours that may see the same rows. Positions 5, 6, 7 and 8 at depths 1, 2, 1 and 0 give
+    depths 1, 2, 1, 1 and segments 1, 1, 2, 3.
+    """
+    at = torch.arange(len(positions), device=positions.device)
+    limits = positions - depths
+    begins = torch.ones_like(at, dtype=torch.bool)
+    begins[1:] = (positions.diff() != 1) | (limits.diff() != 0)
+    starts = torch.where(begins, at, 0).cummax(0).values
+    return at - starts + 1, begins.cumsum(0)

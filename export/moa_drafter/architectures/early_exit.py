@@ -1,0 +1,97 @@
+"""Early exiting (EESD, arXiv 2406.03853): the target's first layers, and one trained layer between them and the head.
+
+What the paper calls early-exiting layer is trained by self-distillation, on the target's own text, as every drafter
+here. Its Thompson sampling chooses how long to draft: that is :mod:`moa_runtime.drafting.thompson`, for any drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from moa_drafter.architectures.config import TokenConfig
+from moa_drafter.architectures.tokens import TokenDrafter
+from moa_drafter.compatibility import FitError
+from moa_drafter.config_fields import ConfigError
+from moa_drafter.llama import DecoderLayer, RMSNorm, run_layers
+from moa_drafter.target import Target
+from moa_drafter.target_features import Reads, TargetStates
+from moa_drafter.target_layers import copy_layer, frozen_layers
+
+if TYPE_CHECKING:
+    from moa_drafter.training.batch import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyExitConfig(TokenConfig):
+    """``exit_layer`` is the number of the target's layers below the exit."""
+
+    exit_layer: int = 5
+    architecture: str = "early-exit"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.exit_layer <= self.target_num_layers:
+            raise ConfigError(f"exit_layer must lie in 1..{self.target_num_layers}, not {self.exit_layer}")
+
+    @property
+    def step_layers(self) -> int:
+        return self.exit_layer + 1
+
+
+class EarlyExitDrafter(TokenDrafter):
+    """The trained layer and norm; the target's layers below come with :meth:`bind_target`.
+
+    Those are frozen and no part of the checkpoint. Training does not run them: it reads what the target computed.
+    """
+
+    config: EarlyExitConfig
+
+    def __init__(self, config: EarlyExitConfig) -> None:
+        super().__init__(config)
+        self.exit = DecoderLayer(config.decoder, config.rms_norm_eps)
+        self.norm = RMSNorm(config.decoder.hidden_size, config.rms_norm_eps)
+        self.below = nn.ModuleList()
+
+    @property
+    def reads(self) -> Reads:
+        """The output of the layer below the exit; for training alone."""
+        return Reads(inner_layers=(self.config.exit_layer - 1,))
+
+    def bind_target(self, embedding: Tensor, head: Tensor, layers: Sequence[nn.Module] = ()) -> None:
+        """See :meth:`Drafter.bind_target`; needs the target's layers.
+
+        Raises:
+            FitError: too few layers, or some with other parts or sizes than the drafter's own.
+        """
+        count = self.config.exit_layer
+        if len(layers) < count:
+            raise FitError(f"this drafter contains the target's first {count} layers, {len(layers)} were given")
+        super().bind_target(embedding, head, layers)
+        below = frozen_layers(layers[:count], self.config.decoder, self.config.rms_norm_eps)
+        self.below = nn.ModuleList(below).to(self.embedding)
+
+    @property
+    def frozen_parameters(self) -> int:
+        """See :attr:`Drafter.frozen_parameters`."""
+        return sum(tensor.numel() for tensor in self.below.buffers())
+
+    @property
+    def device_layers(self) -> Sequence[DecoderLayer]:
+        return [*self.below, self.exit]  # type: ignore[list-item]
+
+    def predict(self, batch: Batch) -> Tensor:
+        """See :meth:`Drafter.predict`."""
+        x, angles = batch.states.inner[:, 0], self.angles(batch.positions)
+        hidden, _ = run_layers([self.exit], x, angles, batch.self_mask, batch.queries)
+        return self.norm(hidden)
+
+    @torch.no_grad()
+    def initialise(self, target: Target, samples: Iterable[tuple[Tensor, TargetStates]] = ()) -> None:
+        """Start as the target's last layer and norm. Samples are not looked at."""
+        copy_layer(self.exit, target.layers[-1])
+        self.norm.weight.copy_(target.model.model.norm.weight)

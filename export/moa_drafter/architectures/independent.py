@@ -1,0 +1,72 @@
+"""A small language model of its own, beside the target: what is left of MoA when nothing is sent to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from moa_drafter.architectures.config import TokenConfig
+from moa_drafter.architectures.tokens import TokenDrafter
+from moa_drafter.config_fields import ConfigError
+from moa_drafter.llama import DecoderLayer, RMSNorm, run_layers
+from moa_drafter.target import Target
+from moa_drafter.target_features import Reads, TargetStates
+from moa_drafter.target_layers import copy_layer
+
+if TYPE_CHECKING:
+    from moa_drafter.training.batch import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndependentConfig(TokenConfig):
+    """``layers`` decoder layers; two are as many parameters as MoA's self- and cross-attention layer."""
+
+    layers: int = 2
+    architecture: str = "independent"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layers < 1:
+            raise ConfigError(f"layers must be at least 1, not {self.layers}")
+
+    @property
+    def step_layers(self) -> int:
+        return self.layers
+
+
+class IndependentDrafter(TokenDrafter):
+    """Decoder layers and a norm between the target's frozen embedding and head."""
+
+    config: IndependentConfig
+
+    def __init__(self, config: IndependentConfig) -> None:
+        super().__init__(config)
+        self.layers = nn.ModuleList(DecoderLayer(config.decoder, config.rms_norm_eps) for _ in range(config.layers))
+        self.norm = RMSNorm(config.decoder.hidden_size, config.rms_norm_eps)
+
+    @property
+    def reads(self) -> Reads:
+        """Nothing of the target."""
+        return Reads()
+
+    @property
+    def device_layers(self) -> Sequence[DecoderLayer]:
+        return list(self.layers)  # type: ignore[arg-type]
+
+    def predict(self, batch: Batch) -> Tensor:
+        """See :meth:`Drafter.predict`."""
+        x, angles = self.embed(batch.tokens), self.angles(batch.positions)
+        hidden, _ = run_layers(self.device_layers, x, angles, batch.self_mask, batch.queries)
+        return self.norm(hidden)
+
+    @torch.no_grad()
+    def initialise(self, target: Target, samples: Iterable[tuple[Tensor, TargetStates]] = ()) -> None:
+        """Start as the target's first layers, its last layer above them, and its norm. Samples are not looked at."""
+        first = self.config.layers - 1
+        for ours, theirs in zip(self.device_layers, [*target.layers[:first], target.layers[-1]], strict=True):
+            copy_layer(ours, theirs)
+        self.norm.weight.copy_(target.model.model.norm.weight)

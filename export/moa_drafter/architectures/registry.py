@@ -1,0 +1,89 @@
+"""The architectures that ``moa-train --arch`` and ``config.json`` name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from moa_drafter.architectures.eagle import EagleConfig, EagleDrafter
+from moa_drafter.architectures.early_exit import EarlyExitConfig, EarlyExitDrafter
+from moa_drafter.architectures.independent import IndependentConfig, IndependentDrafter
+from moa_drafter.config import DrafterConfig, check_copied_exactly, config_for_target
+from moa_drafter.config_fields import ConfigError
+from moa_drafter.drafter import Drafter
+from moa_drafter.model import MoADrafter
+from moa_drafter.target import Target
+
+_KINDS: dict[str, tuple[type[Any], type[Any]]] = {
+    "moa": (DrafterConfig, MoADrafter),
+    "eagle": (EagleConfig, EagleDrafter),
+    "early-exit": (EarlyExitConfig, EarlyExitDrafter),
+    "independent": (IndependentConfig, IndependentDrafter),
+}
+ARCHITECTURES: tuple[str, ...] = tuple(_KINDS)
+
+
+def new_drafter(
+    architecture: str,
+    target: Target,
+    *,
+    draft_vocab_size: int,
+    lsa_layers: int = 6,
+    target_layers: int = 0,
+    first_layers: int = 0,
+    trained_target_layers: bool = False,
+) -> Drafter:
+    """A drafter with random weights for ``target``, not bound to it; it can draft the first tokens of the vocabulary.
+
+    Args:
+        architecture: one of :data:`ARCHITECTURES`.
+        draft_vocab_size: tokens that can be drafted, at most the target's.
+        lsa_layers: see :func:`~moa_drafter.config.config_for_target`; of MoA alone.
+        target_layers, first_layers, trained_target_layers: see :class:`~moa_drafter.config.DrafterConfig`; of MoA
+            alone.
+
+    Raises:
+        ValueError: an unknown architecture.
+        ConfigError: a number out of range, or a target whose layers cannot be copied into the drafter.
+    """
+    if (target_layers or first_layers) and architecture != "moa":
+        raise ConfigError(f"target_layers and first_layers are a part of moa, not of {architecture}")
+    moa = config_for_target(
+        target.model.config,
+        draft_vocab_size=draft_vocab_size,
+        lsa_layers=lsa_layers,
+        target_layers=target_layers,
+        first_layers=first_layers,
+        trained_target_layers=trained_target_layers,
+        target_fingerprint=target.fingerprint,
+    )
+    if architecture == "moa":
+        return MoADrafter(moa)
+    if architecture == "eagle":
+        return EagleDrafter(EagleConfig.like(moa))
+    if architecture == "early-exit":
+        check_copied_exactly(target.model.config)
+        # EESD leaves Llama-2 after about a sixth of its layers.
+        return EarlyExitDrafter(EarlyExitConfig.like(moa, exit_layer=max(1, round(moa.target_num_layers / 6))))
+    if architecture == "independent":
+        return IndependentDrafter(IndependentConfig.like(moa))
+    raise ValueError(f"unknown architecture {architecture!r}: expected one of {', '.join(ARCHITECTURES)}")
+
+
+def drafter_of(text: str) -> Drafter:
+    """The drafter that a ``config.json`` describes, with random weights.
+
+    Raises:
+        ConfigError: no configuration of ours.
+    """
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"no JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError("not a drafter configuration: expected one JSON object")
+    architecture = raw.get("architecture", "moa")
+    if architecture not in ARCHITECTURES:
+        raise ConfigError(f"unknown architecture {architecture!r}: expected one of {', '.join(ARCHITECTURES)}")
+    config, drafter = _KINDS[architecture]
+    return drafter(config.from_mapping(raw))

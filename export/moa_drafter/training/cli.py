@@ -1,0 +1,270 @@
+"""What ``moa-train`` does: from the settings of a file, of flags or of an earlier start to a finished drafter."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER
+from moa_drafter.devices import check_device, fastest_dtype
+from moa_drafter.progress import Progress
+from moa_drafter.target import DEFAULT_TARGET, Target, load_target
+from moa_drafter.training import config_file, selfcheck, writers
+from moa_drafter.training import distributed as processes
+from moa_drafter.training.config_file import RECORD_FILE
+from moa_drafter.training.data import check_token_file
+from moa_drafter.training.dataset_card import keep
+from moa_drafter.training.generation import generate_conversations, lines_held
+from moa_drafter.training.run import check_names, parameters_of, read_material, start_drafter, train_run
+from moa_drafter.training.settings import DEFAULT_CONVERSATIONS, GenerateSettings, RunSettings, for_writer
+from moa_drafter.training.trainer import STATE_FILE
+from moa_runtime.errors import MoaError
+
+WRITTEN_FILE = "conversations.jsonl"
+_PROFILE_STEPS = 50
+_LONGER = 60  # seconds that writing goes on where too little was written in its time
+
+
+@dataclass
+class Command:
+    """One call of ``moa-train``. Every method returns what ``--json`` prints; None where another process does.
+
+    Args:
+        out: folder of the run.
+        config: a YAML file of settings.
+        flags: checked settings that go before the file's.
+        pause_after: minutes from now.
+    """
+
+    out: Path
+    config: Path | None
+    flags: Mapping[str, Any]
+    resume: bool
+    pause_after: float | None
+    device: str | None
+    _until: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.out.exists() and not self.out.is_dir():
+            raise MoaError(f"--out {self.out} is a file, and a run needs a folder: name another")
+        self._until = math.inf if self.pause_after is None else time.monotonic() + 60 * self.pause_after
+        self.device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        check_device(self.device)
+        if self.device.startswith("cuda"):
+            torch.set_float32_matmul_precision("high")
+
+    def train(self) -> dict[str, Any] | None:
+        """Write what is to be written, then train."""
+        with processes.joined(self.device) as device:
+            settings = self._settings(device)
+            target = _load(settings, device)
+            if not settings.data:
+                start_drafter(target, [], settings)  # what cannot be trained is refused before hours of writing
+                settings = self._write_in_time(target, settings)
+                held = lines_held(self.out / WRITTEN_FILE)
+                if held < (settings.conversations or DEFAULT_CONVERSATIONS):
+                    return {"finished": False, "conversations": held, "out": str(self.out)}
+            with Progress(desc="training", unit="step", disable=bool(processes.rank())) as bar:
+
+                def report(figures: dict[str, float], steps: int) -> None:
+                    bar.total = steps
+                    speed = f"{figures['tokens_per_second']:.0f}"
+                    bar.set_postfix(loss=f"{figures['loss']:.3f}", tokens_s=speed, refresh=False)
+                    bar.update(int(figures["step"]) - bar.n)
+
+                # A run that was interrupted before its first checkpoint begins again.
+                resume = self.resume and (self.out / STATE_FILE).is_file()
+                result = train_run(
+                    target, self._files(settings), self.out, settings, resume=resume, report=report, until=self._until
+                )
+            return None if processes.rank() else {"checkpoint": str(self.out / CHECKPOINT_FOLDER), **result}
+
+    def write_only(self) -> dict[str, Any]:
+        """Write the conversations, and when they are whole a file of them to keep."""
+        settings = self._settings(str(self.device))
+        if settings.data:
+            raise MoaError("--write-only writes conversations, and data names some that are written: leave one out")
+        target, file = _load(settings, str(self.device)), self.out / WRITTEN_FILE
+        finished = self._write(target, settings, self._until)
+        result = {"conversations": lines_held(file), "writer": settings.writer, "file": str(file)}
+        kept = {"kept": str(keep(file, target, settings))} if finished else {}
+        return {"finished": finished, **result, **kept}
+
+    def dry_run(self) -> dict[str, Any]:
+        """What would be done: resolved settings, counts, parameters. Writes nothing."""
+        settings = self._settings(str(self.device))
+        written = settings.data or (self.out / WRITTEN_FILE).is_file()
+        if not written:
+            writers.check_installed(settings)
+        target = _load(settings, str(self.device))
+        material = read_material(target, self._files(settings), settings) if written else None
+        drafter = start_drafter(target, material.conversations if material else [], settings)
+        return {
+            "settings": config_file.plain(settings),
+            "data": material.record if material else {"to_write": settings.conversations or DEFAULT_CONVERSATIONS},
+            "parameters": parameters_of(drafter),
+            "target": {"name": target.folder.name, "fingerprint": target.fingerprint},
+            "device": self.device,
+        }
+
+    def self_check(self) -> dict[str, Any]:
+        """Ten steps at the run's settings: the loss must fall."""
+        return self._check(selfcheck.STEPS, must_fall=True)
+
+    def profile(self) -> dict[str, Any]:
+        """Where the time of a step goes."""
+        return self._check(_PROFILE_STEPS, must_fall=False)
+
+    def _check(self, steps: int, *, must_fall: bool) -> dict[str, Any]:
+        settings = self._settings(str(self.device))
+        target = _load(settings, str(self.device))
+        files = settings.data or tuple(file for file in self._files(settings) if file.is_file())
+        return selfcheck.check(target, files, settings, steps, must_fall=must_fall)
+
+    def _files(self, settings: RunSettings) -> tuple[Path, ...]:
+        return settings.data or (self.out / WRITTEN_FILE,)
+
+    def _settings(self, device: str) -> RunSettings:
+        from_file = config_file.read_settings(self.config) if self.config else {}
+        record = self.out / RECORD_FILE
+        if not self.resume:
+            settings = config_file.resolve(from_file, self.flags)
+            if settings.dtype == "auto":
+                dtype = "bfloat16" if fastest_dtype(device) == torch.bfloat16 else "float32"
+                settings = replace(settings, dtype=dtype)
+            check_names(settings)
+            for file in settings.data:
+                check_token_file(file)
+            if settings.data:
+                return settings
+            if settings.writer == "auto" and record.is_file() and lines_held(self.out / WRITTEN_FILE):
+                settings = replace(settings, writer=_recorded(record).writer)  # what is installed may have changed
+            return writers.resolved(settings, device)
+        if not record.is_file():
+            raise MoaError(f"nothing to resume in {self.out}: it has no {RECORD_FILE}")
+        stored = _recorded(record)
+        given = {key: _absolute(value) for key, value in {**from_file, **self.flags}.items()}
+        if problem := config_file.contradiction(stored, given):
+            raise MoaError(f"{self.out} was started with another {problem}: resume without it, or choose another --out")
+        return stored
+
+    def _write_in_time(self, target: Target, settings: RunSettings) -> RunSettings:
+        """Write conversations; where a run has minutes and no number of them, for half of its time.
+
+        Where so few are written in that time that nothing could be trained on, it takes a minute longer at most.
+
+        Returns:
+            the settings, with the number that was written and the minutes that are left in that case.
+        """
+        if settings.minutes is None or settings.conversations is not None:
+            self._write(target, settings, self._until)
+            return settings
+        half = time.monotonic() + 30 * settings.minutes
+        self._write(target, settings, min(self._until, half + _LONGER), few_from=half)
+        held = lines_held(self.out / WRITTEN_FILE)
+        if time.monotonic() >= self._until or not held:
+            return settings
+        return replace(settings, conversations=held, minutes=settings.minutes / 2)
+
+    def _write(self, target: Target, settings: RunSettings, until: float, *, few_from: float = math.inf) -> bool:
+        """Write conversations until there are enough, or until a reading of the clock; whether there are.
+
+        Args:
+            until, few_from: see :func:`generate_conversations`.
+        """
+        wanted = settings.conversations or DEFAULT_CONVERSATIONS
+        file = self.out / WRITTEN_FILE
+        if processes.count() > 1 and lines_held(file) < wanted:
+            raise MoaError("several processes only train: write the conversations with one first (--write-only)")
+        if lines_held(file) < wanted:
+            writers.check_installed(settings)
+        if not processes.rank():
+            self._record_writing(settings)
+        if lines_held(file) >= wanted:
+            return True
+        with (
+            closing(writers.open_decoder(target, settings)) as decoder,
+            Progress(total=wanted, desc=f"writing with {decoder.name}", unit="conversation") as bar,
+        ):
+            return generate_conversations(
+                decoder,
+                file,
+                settings,
+                prompts=settings.prompts,
+                report=lambda held: bar.update(held - bar.n),
+                until=until,
+                few_from=few_from,
+            )
+
+    def _record_writing(self, settings: RunSettings) -> None:
+        """Keep the settings for --resume; refuse to mix what other settings wrote."""
+        record = self.out / RECORD_FILE
+        if (self.out / STATE_FILE).is_file():
+            return
+        if record.is_file() and lines_held(self.out / WRITTEN_FILE):
+            stored = _recorded(record)
+            keys = [*GenerateSettings.__dataclass_fields__, "prompts", "model"]
+            keys.remove("conversations")
+            writing = {key: _absolute(getattr(settings, key)) for key in keys}
+            if problem := config_file.contradiction(stored, writing):
+                raise MoaError(f"{self.out / WRITTEN_FILE} was written with another {problem}: choose another --out")
+        config_file.write_record(record, {"settings": config_file.plain(settings)})
+
+    @staticmethod
+    def describe(result: Mapping[str, Any]) -> str:
+        """The result for people."""
+        if "settings" in result or "shares" in result:
+            return "\n".join(_lines(result))
+        if "file" in result or "checkpoint" not in result:
+            return "\n".join(f"{key:<15}{value}" for key, value in result.items() if key != "finished")
+        depths = result["accuracy_by_depth"]
+        return "\n".join(
+            (
+                f"drafter      {result['checkpoint']}",
+                f"steps        {result['step']} of {result['steps']} ({result['tokens']} tokens)",
+                f"loss         {result['loss']:.4f} nats (held out)",
+                f"tau          {result['tau']:.3f} (greedy chain of {len(depths)}, held-out answers)",
+                *([f"sharpness    {result['sharpness']:.2f}"] if "sharpness" in result else []),
+                "depth        " + " ".join(f"{depth:6d}" for depth in range(1, len(depths) + 1)),
+                "accuracy     " + " ".join("     -" if value is None else f"{value:6.3f}" for value in depths),
+            )
+        )
+
+
+def _load(settings: RunSettings, device: str) -> Target:
+    return load_target(settings.model or DEFAULT_TARGET, device=device, dtype=getattr(torch, settings.dtype))
+
+
+def _recorded(record: Path) -> RunSettings:
+    """The settings of a run that was begun."""
+    stored = config_file.resolve(config_file.read_settings(record))
+    if stored.data or stored.writer != "auto":
+        return stored
+    return for_writer(stored, "transformers")  # of a release that knew no other
+
+
+def _absolute(value: Any) -> Any:
+    """Paths as a record holds them."""
+    if isinstance(value, tuple):
+        return tuple(_absolute(item) for item in value)
+    return value.absolute() if isinstance(value, Path) else value
+
+
+def _lines(mapping: Mapping[str, Any], indent: str = "") -> list[str]:
+    found: list[str] = []
+    for key, value in mapping.items():
+        if isinstance(value, dict):
+            found += [f"{indent}{key}", *_lines(value, indent + "  ")]
+        elif isinstance(value, list):
+            for item in value:
+                found += _lines(item if isinstance(item, dict) else {key: item}, indent)
+        else:
+            found.append(f"{indent}{key:<22}{f'{value:.4g}' if isinstance(value, float) else value}")
+    return found

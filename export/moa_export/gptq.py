@@ -1,0 +1,78 @@
+"""Weights of few bits, rounded with an eye on what they are multiplied with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from moa_drafter.checkpoint import DeviceDrafter
+from moa_export.quantize import round_calibrated
+from moa_export.recipe import Recipe, Weights
+from moa_export.recordings import Recording
+from moa_export.tau import replay
+
+# From 8 bits on nothing is lost that could be had back.
+_MOST_BITS = 4
+# A product of one step's few rows costs as much time as one of many.
+_STEPS_AT_ONCE = 256
+_HEAD = "norm"  # the module whose output the head reads
+
+
+def needs_calibration(recipe: Recipe) -> bool:
+    return recipe.linear.bits <= _MOST_BITS or recipe.head.bits <= _MOST_BITS
+
+
+@torch.no_grad()
+def calibrate(drafter: DeviceDrafter, recordings: Sequence[Recording], recipe: Recipe) -> DeviceDrafter:
+    """Round a drafter's matrices of few bits, with an eye on the inputs they have when drafting; returns the drafter.
+
+    Args:
+        recordings: conversations to draft along; others than those that the export is proved on.
+    """
+    moments = _second_moments(drafter, recordings)
+    drafter.head = _rounded(drafter.head, recipe.head, moments.pop(_HEAD))
+    for name, moment in moments.items():
+        weight = drafter.get_submodule(name).weight
+        weight.copy_(_rounded(weight, recipe.linear, moment))
+    return drafter
+
+
+def _rounded(weight: Tensor, weights: Weights, moment: Tensor) -> Tensor:
+    if weights.bits > _MOST_BITS:
+        return weight
+    return round_calibrated(weight, weights.bits, weights.group_size, moment)
+
+
+def _second_moments(drafter: DeviceDrafter, recordings: Sequence[Recording]) -> dict[str, Tensor]:
+    """Sums of ``x x^T``, float64, over the inputs of every linear layer of the device half, and over the head's."""
+    moments: dict[str, Tensor] = {}
+
+    waiting: dict[str, list[Tensor]] = {}
+
+    def add(name: str, x: Tensor) -> None:
+        rows = waiting.setdefault(name, [])
+        rows.append(x.reshape(-1, x.shape[-1]).clone())
+        if len(rows) == _STEPS_AT_ONCE:
+            multiply(name)
+
+    def multiply(name: str) -> None:
+        rows = torch.cat(waiting.pop(name)).double()
+        moments[name] = moments.get(name, 0) + rows.T @ rows
+
+    def input_of(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        return lambda module, inputs, output: add(name, inputs[0])
+
+    handles = [drafter.get_submodule(_HEAD).register_forward_hook(lambda module, inputs, output: add(_HEAD, output))]
+    for name, module in drafter.named_modules():
+        if isinstance(module, nn.Linear):
+            handles.append(module.register_forward_hook(input_of(name)))
+    try:
+        replay(drafter.backend(top_k=1), recordings)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name in list(waiting):
+        multiply(name)
+    return moments

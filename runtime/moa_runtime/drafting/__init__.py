@@ -1,0 +1,1 @@
+"""What the device does next (no I/O, threads or clock): the loop, the draft policy, costs and timeouts."""

@@ -1,0 +1,129 @@
+"""What time tells of a link: late verdicts, outages, frames to be sent again. Without a clock of its own."""
+
+from __future__ import annotations
+
+import enum
+import math
+
+from moa_runtime.drafting.settings import LoopSettings
+
+#: Memory rows that follow a verdict are waited for so long, seconds, before a draft goes without.
+_ROWS_PATIENCE_S = 0.25
+#: Frames that are still to be echoed are remembered, so many of them.
+_STAMPS = 32
+
+
+class Alarm(enum.Enum):
+    """What has come to pass."""
+
+    LATE = "the verdict is late"
+    OUTAGE = "the link is down for good"
+    RESEND = "what is in flight is to be sent again"
+
+
+class LinkWatch:
+    """Told what happens on the link and when, in seconds of any monotonic clock.
+
+    ========  =====================================  ======================================
+    alarm     begins                                 ends
+    ========  =====================================  ======================================
+    LATE      so long after a frame was sent         with its verdict, or with the link
+    OUTAGE    so long after the link went down       with a Welcome
+    RESEND    when the server said                   at once, or with the link
+    ========  =====================================  ======================================
+
+    Attributes:
+        late, outage: whether these have begun and not ended. A link that never was up is an outage.
+    """
+
+    def __init__(self, settings: LoopSettings) -> None:
+        self.late = False
+        self.outage = True
+        self._settings = settings
+        self._sent_at: float | None = None
+        self._patience = math.inf
+        self._down_since: float | None = None
+        self._resend_at: float | None = None
+        self._rows_by: float | None = None
+        self._stamps: dict[int, float] = {}  # when the frames with these were sent
+
+    def stamped(self, newest: int, now: float) -> None:
+        """Frames with stamps up to the ``newest`` were sent."""
+        if newest not in self._stamps:
+            known = next(reversed(self._stamps), newest - 1)
+            for stamp in range(known + 1, newest + 1) if 0 < newest - known <= _STAMPS else (newest,):
+                self._stamps[stamp] = now
+            while len(self._stamps) > _STAMPS:
+                del self._stamps[next(iter(self._stamps))]
+
+    def echoed(self, stamp: int, held_s: float, now: float) -> float | None:
+        """Seconds that this frame and its answer took on the link; None where it was not sent on this one."""
+        sent = self._stamps.pop(stamp, None)
+        return None if sent is None else max(0.0, now - sent - held_s)
+
+    def await_rows(self, now: float) -> None:
+        """Memory rows follow the verdict that came."""
+        self._rows_by = now + _ROWS_PATIENCE_S
+
+    def rows_may_come(self, now: float) -> bool:
+        """Whether to wait for them still."""
+        return self._rows_by is not None and now < self._rows_by
+
+    def sent(self, now: float, *, prefill: bool) -> None:
+        """A frame that will be answered was sent; ``prefill``: a prompt."""
+        settings = self._settings
+        self._sent_at, self._patience = now, settings.prefill_late_after_s if prefill else settings.late_after_s
+
+    def answered(self, now: float) -> float:
+        """It was. Returns seconds since it was sent."""
+        waited_s = 0.0 if self._sent_at is None else now - self._sent_at
+        self.idle()
+        return waited_s
+
+    def idle(self) -> None:
+        """No answer is awaited."""
+        self._sent_at, self.late = None, False
+
+    def resend(self, at: float) -> None:
+        """What is in flight is to be sent again, not earlier than ``at``."""
+        self._resend_at = at
+
+    def up(self) -> None:
+        """The link is up."""
+        self.outage, self._down_since = False, None
+
+    def down(self, now: float, *, on_purpose: bool = False) -> None:
+        """The link is down, since ``now`` if it was not before; ``on_purpose``: an outage from the first moment on."""
+        if on_purpose:
+            self._down_since = -math.inf
+        elif self._down_since is None and not self.outage:
+            self._down_since = now
+        self._resend_at = self._rows_by = None
+        self._stamps.clear()
+        self.idle()
+
+    def wake_at(self, now: float) -> float | None:
+        """When the next alarm begins, or rows are no longer waited for."""
+        times = [at for at in self._alarms().values() if at < math.inf]
+        if self._rows_by is not None and now < self._rows_by:
+            times.append(self._rows_by)
+        return min(times, default=None)
+
+    def passed(self, now: float) -> list[Alarm]:
+        """Alarms that begin now."""
+        begun = [alarm for alarm, at in self._alarms().items() if at <= now]
+        if Alarm.LATE in begun:
+            self.late = True
+        if Alarm.OUTAGE in begun:
+            self.outage, self._down_since = True, None
+        if Alarm.RESEND in begun:
+            self._resend_at = None
+        return begun
+
+    def _alarms(self) -> dict[Alarm, float]:
+        sent, down, resend = self._sent_at, self._down_since, self._resend_at
+        return {
+            Alarm.LATE: math.inf if sent is None or self.late else sent + self._patience,
+            Alarm.OUTAGE: math.inf if down is None or self.outage else down + self._settings.outage_after_s,
+            Alarm.RESEND: math.inf if resend is None else resend,
+        }

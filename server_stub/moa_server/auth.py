@@ -1,0 +1,203 @@
+"""Who may use the verifier: one bearer token from the command line, any number from a file."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import math
+import re
+import secrets
+import stat
+import time
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from moa_runtime.errors import MoaError
+from moa_server.edge.rate_limits import Budget, Budgets, Clock
+
+_log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")  # it appears in logs
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_BUDGETS = tuple(each.name for each in fields(Budget))
+
+
+class TokenFileError(MoaError):
+    """A token file that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Bearer:
+    """Who sent a request.
+
+    Attributes:
+        name: of the entry in the token file; empty for the single token, and for everybody where none is asked for.
+        budget: what it may use.
+        sha256: hex of its token's hash; empty where no token is asked for.
+    """
+
+    name: str = ""
+    budget: Budget = field(default_factory=Budget)
+    sha256: str = field(default="", repr=False)
+
+
+class Bearers:
+    """All bearers, and what each has used.
+
+    Tokens are random, 256 bits, so one SHA-256 is enough: there is no dictionary to try, which is what slow and
+    salted hashes are for.
+
+    Args:
+        token: one without a name or a budget, unless the file has an entry for it; empty for none.
+        file: as :func:`read_tokens` takes; None for none. With a file without entries nobody may come in.
+        clock: of the budgets.
+
+    Raises:
+        TokenFileError: the file cannot be used.
+    """
+
+    def __init__(self, token: str = "", file: Path | None = None, clock: Clock = time.monotonic) -> None:
+        self._own = [Bearer(sha256=digest(token))] if token else []
+        self._file, self._clock = file, clock
+        self._named = read_tokens(file) if file else []
+        self._budgets: dict[str, Budgets] = {}
+
+    @property
+    def open(self) -> bool:
+        """Whether no token is asked for."""
+        return not self._own and self._file is None
+
+    def authenticate(self, authorization: str | None) -> Bearer | None:
+        """Whose token an ``Authorization`` header carries; None for nobody's.
+
+        Every entry is compared, each in constant time.
+        """
+        if self.open:
+            return Bearer()
+        scheme, _, token = (authorization or "").strip().partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        presented = digest(token.strip())
+        # All of them, so that the time does not say which entry it was.
+        found = [bearer for bearer in self._all() if hmac.compare_digest(bearer.sha256, presented)]
+        return found[0] if found else None
+
+    def valid(self, bearer: Bearer) -> bool:
+        """Whether a bearer that once was authenticated still is: its token may have left the file, or changed."""
+        return self.open or any(each.name == bearer.name and each.sha256 == bearer.sha256 for each in self._all())
+
+    def budgets(self, bearer: Bearer) -> Budgets:
+        """What a bearer has used: one object for each name, also across :meth:`reload`."""
+        if bearer.name not in self._budgets:
+            self._budgets[bearer.name] = Budgets(bearer.budget, self._clock)
+        return self._budgets[bearer.name]
+
+    def reload(self) -> None:
+        """Read the file again. A broken one keeps the tokens there were, and logs one sentence."""
+        if self._file is None:
+            return
+        try:
+            self._named = read_tokens(self._file)
+        except TokenFileError as error:
+            _log.warning("the tokens stay as they were: %s", error)
+            return
+        for bearer in self._named:
+            used = self._budgets.get(bearer.name)
+            if used is not None and used.budget != bearer.budget:
+                used.change(bearer.budget)
+        kept = {bearer.name for bearer in self._all()}
+        # The sessions of a name that is gone end at their next frame, with the object they hold.
+        self._budgets = {name: used for name, used in self._budgets.items() if name in kept or used.sessions}
+        _log.info("read %s again: %d tokens", self._file, len(self._named))
+
+    def _all(self) -> list[Bearer]:
+        return self._named + self._own  # a name and a budget hold also for a token that is everybody's as well
+
+
+def digest(token: str) -> str:
+    """Hex of a token's SHA-256."""
+    return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
+
+
+def new_token(name: str) -> tuple[str, str]:
+    """A fresh token, and the JSON of its entry for the token file. The token is nowhere else.
+
+    Raises:
+        TokenFileError: ``name`` is none.
+    """
+    if not _NAME.fullmatch(name):
+        raise TokenFileError(_bad_name(name))
+    token = secrets.token_urlsafe(32)
+    return token, json.dumps({"name": name, "sha256": digest(token)})
+
+
+def read_tokens(file: Path) -> list[Bearer]:
+    """The bearers of a token file.
+
+    The file is ``{"tokens": [{"name": "alice", "sha256": "<hex of the token's hash>", ...}]}``; an entry may have any
+    field of :class:`Budget` besides. It holds no secret, so others may read it; who may write it could let himself in,
+    so a file that others may write gets a warning.
+
+    Raises:
+        TokenFileError: it names the file, the entry and what is wrong.
+    """
+    try:
+        raw = json.loads(file.read_bytes())
+        mode = file.stat().st_mode
+    except OSError as error:
+        raise TokenFileError(f"cannot read the token file {file}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise TokenFileError(f"the token file {file} is no JSON: {error}") from error
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        _log.warning("others may write the token file %s, and so let themselves in; chmod go-w %s", file, file)
+    if not isinstance(raw, dict) or raw.keys() != {"tokens"} or not isinstance(raw["tokens"], list):
+        raise TokenFileError(f'the token file {file} must be one JSON object {{"tokens": [...]}}')
+    if not raw["tokens"]:
+        _log.warning("the token file %s names nobody: it lets nobody in", file)
+    bearers: list[Bearer] = []
+    for number, entry in enumerate(raw["tokens"], 1):
+        try:
+            bearer = _bearer(entry)
+            for other in bearers:
+                if other.name == bearer.name or other.sha256 == bearer.sha256:
+                    what = "name" if other.name == bearer.name else "sha256"
+                    raise TokenFileError(f"its {what} is that of an entry before; each needs its own")
+        except TokenFileError as error:
+            name = entry.get("name") if isinstance(entry, dict) else None
+            called = f" ({name!r})" if isinstance(name, str) else ""
+            raise TokenFileError(f"the token file {file}, entry {number}{called}: {error}") from None
+        bearers.append(bearer)
+    return bearers
+
+
+def _bearer(entry: object) -> Bearer:
+    if not isinstance(entry, dict):
+        raise TokenFileError('expected an object such as {"name": "alice", "sha256": "..."}')
+    known = ("name", "sha256", *_BUDGETS)
+    if unknown := sorted(entry.keys() - set(known)):
+        raise TokenFileError(f"unknown key {unknown[0]!r}; known are {', '.join(known)}")
+    name, sha256 = entry.get("name"), entry.get("sha256")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise TokenFileError(_bad_name(name))
+    if not isinstance(sha256, str) or not _DIGEST.fullmatch(sha256):
+        text = "sha256 must be the 64 hex digits of the token's SHA-256"
+        raise TokenFileError(f"{text}; moa-serve --new-token {name} makes a token and its entry")
+    return Bearer(name, Budget(**{key: _amount(key, entry[key]) for key in _BUDGETS if key in entry}), sha256.lower())
+
+
+def _amount(key: str, value: object) -> Any:
+    if key == "sessions":
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+            return value
+        raise TokenFileError(f"sessions must be a whole number from 1 on, not {value!r}; leave it out for no limit")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and value > 0 and math.isfinite(value):
+        return value
+    raise TokenFileError(f"{key} must be a number above 0, not {value!r}; leave it out for no limit")
+
+
+def _bad_name(name: object) -> str:
+    return f"name must be 1 to 64 letters, digits, dots, dashes, underscores or @, not {name!r}"

@@ -1,0 +1,80 @@
+"""Writes on the answers of clients that are away, when nobody else wants a step."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from moa_server.logging import log_unexpected
+from moa_server.metrics import Metrics
+from moa_server.scheduling.rounds import job_of
+from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, GivenUpError
+from moa_server.scheduling.worker import Worker
+from moa_server.settings import Settings
+
+if TYPE_CHECKING:
+    from moa_server.sessions import Conversation
+
+_log = logging.getLogger(__name__)
+
+
+class Away:
+    """One answer goes on from the loss of its connection until its end, the next connection, or a limit: seconds and
+    tokens of :class:`~moa_server.settings.Settings`. Its steps are those that nobody who is there wants.
+    """
+
+    def __init__(self, worker: Worker, metrics: Metrics, settings: Settings) -> None:
+        self._worker, self._metrics, self._settings = worker, metrics, settings
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by number of the conversation
+
+    def __len__(self) -> int:
+        """Answers that are written on."""
+        return len(self._tasks)
+
+    def begin(self, conversation: Conversation) -> None:
+        """The connection is gone: go on, if its Prompt allows that."""
+        if self._settings.away_seconds > 0 and conversation.session.goes_on_alone:
+            task = asyncio.create_task(self._write(conversation))
+            self._tasks[conversation.number] = task
+            task.add_done_callback(lambda done: self._ended(conversation, done))
+
+    def end(self, conversation: Conversation) -> None:
+        """The client is back, or its conversation forgotten; a token that is being decided is decided then."""
+        task = self._tasks.get(conversation.number)
+        if task is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        """End them all."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _write(self, conversation: Conversation) -> None:
+        loop, written = asyncio.get_running_loop(), 0
+        ends = loop.time() + self._settings.away_seconds
+        try:
+            while written < self._settings.away_tokens and (left := ends - loop.time()) > 0:
+                async with conversation.lock:
+                    work = conversation.session.go_on()
+                    if work is None:
+                        return
+                    job = job_of(work, conversation.sequence)
+                    await self._worker.run(job, left, background=True)
+                    assert job.token is not None
+                    conversation.session.decide(work, job.path, job.token, told=False)
+                written += 1
+                self._metrics.decided(drafted=0, accepted=0, committed=1)
+        except (EngineFailedError, ExpiredError, GivenUpError):
+            return
+        finally:
+            self._worker.rest(conversation.sequence)
+            _log.info("the answer of session %d went on without its client: %d tokens", conversation.number, written)
+
+    def _ended(self, conversation: Conversation, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(conversation.number) is task:
+            del self._tasks[conversation.number]
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log_unexpected(_log, "an answer that goes on", error)

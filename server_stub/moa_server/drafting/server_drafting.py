@@ -1,0 +1,284 @@
+"""The verifier drafts for itself: a drafter and a controller for each conversation, as a device has them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from moa_runtime.drafters.base import Budget, Drafter
+from moa_runtime.drafters.mixture import NgramMixture
+from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.ngram_drafter import NgramDrafter
+from moa_runtime.drafting.budgets import within
+from moa_runtime.drafting.cost_model import Throughput
+from moa_runtime.drafting.events import RoundEnded
+from moa_runtime.drafting.settings import Conditions
+from moa_runtime.session.events import Sampling
+from moa_runtime.session.handshake import Limits
+from moa_runtime.session.tree import DraftTree
+from moa_runtime.tokens import common_length
+from moa_server.drafting.batcher import BatchedBackend
+from moa_server.engine.base import Rows
+from moa_server.logging import log_unexpected
+
+#: Drafts that are made at once, and steps that can be one.
+_THREADS = 32
+#: Who did not draft for so many seconds makes room for others. Sooner, and conversations that all go on would take
+#: turns in having their memory rows computed anew.
+_IDLE_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A draft, and the seconds that it took."""
+
+    tree: DraftTree
+    seconds: float = 0.0
+
+
+#: Where nothing is drafted.
+NOTHING = Proposal(DraftTree())
+
+
+class _Conversation:
+    """A drafter's state. The drafter belongs to one thread at a time, the rest to the event loop's.
+
+    Attributes:
+        drafter: None once it has failed.
+        text: tokens whose memory rows the drafter has, or will have once it has done what is ``pending``.
+        under_way: the draft that is being made, also when nobody waits for it any more.
+    """
+
+    def __init__(self, drafter: Drafter, controller: Throughput) -> None:
+        self.drafter: Drafter | None = drafter
+        self.controller = controller
+        self.text: list[int] = []
+        self.pending: list[Callable[[Drafter], None]] = []
+        self.under_way: asyncio.Future[DraftTree] | None = None
+        self.last_used = 0.0
+
+    def cut(self, text: Sequence[int]) -> int:
+        """Forget the rows of what ``text`` does not begin with; says how many are left."""
+        agreed = common_length(self.text, text)
+        if agreed < len(self.text):
+            del self.text[agreed:]
+            self.pending.append(lambda drafter: drafter.truncate_rows(agreed))
+        return agreed
+
+
+class ServerDrafts:
+    """Drafts of all conversations, which are named by the engine's sequence numbers. A round goes like this::
+
+        start = drafts.rows_from(sequence, prefix)
+        proposal = await drafts.propose(sequence, prefix, sampling, room=room)
+        job = Job(sequence, prefix, sampling, proposal.tree.tokens, proposal.tree.parents, rows_from=start)
+        ...                                                 # the worker does the job
+        drafts.observe(
+            sequence, proposal, len(job.path), waited_s=seconds, compute_s=job.seconds, sharing=worker.serving
+        )
+        text = [*prefix, *(proposal.tree.tokens[index] for index in job.path)]
+        drafts.add_rows(sequence, text, job.rows)
+
+    All methods belong to the event loop's thread. A conversation's state is made when it is first asked for, and can be
+    made again at any time: it then asks for memory rows from the first on. A drafter that fails is logged, and its
+    conversation goes on without drafts.
+
+    Args:
+        backend: runs the drafter's device half; None, and only what the conversation said before is copied.
+        limits: as the Welcome tells them.
+        stop_tokens: ids that end a turn.
+        most: conversations that hold a state. The one that drafted least recently makes room for another if it rests,
+            else the other goes without drafts for now.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        backend: BatchedBackend | None,
+        limits: Limits,
+        stop_tokens: Sequence[int],
+        *,
+        most: int = 64,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backend, self._limits, self._stop_tokens = backend, limits, tuple(stop_tokens)
+        self._most, self._clock = most, clock
+        self._known = Throughput(shared_steps=True)  # of the verdict that came last
+        self._conversations: dict[int, _Conversation] = {}  # the least recently used first
+        self._threads = ThreadPoolExecutor(min(_THREADS, most), "drafts")
+
+    def __len__(self) -> int:
+        """Conversations that hold a state."""
+        return len(self._conversations)
+
+    def rows_from(self, sequence: int, prefix: Sequence[int]) -> int | None:
+        """Position of the first memory row that the conversation's drafter lacks; None where it takes none, and as long
+        as steps of it do not pay.
+
+        Rows of what ``prefix`` does not begin with any more are forgotten.
+        """
+        conversation = self._opened(sequence)
+        if conversation is None or conversation.drafter is None or self._backend is None:
+            return None
+        held = conversation.cut(prefix)
+        return held if conversation.controller.budget().levels else None
+
+    def add_rows(self, sequence: int, text: Sequence[int], rows: Rows | None) -> None:
+        """Give memory rows to the conversation's drafter.
+
+        Args:
+            text: the tokens that the rows belong to, from position 0 on, at least ``rows.stop``.
+            rows: those that are held already are passed over, and all of them where some before are missing; they are
+                asked for again.
+        """
+        conversation = self._conversations.get(sequence)
+        if rows is None or conversation is None or conversation.drafter is None or self._backend is None:
+            return
+        held = conversation.cut(text)
+        if not rows.start <= held < rows.stop:
+            return
+        keys, values = (half[held - rows.start :] for half in (rows.keys, rows.values))
+        conversation.text += text[held : rows.stop]
+        conversation.pending.append(lambda drafter: drafter.add_rows(held, keys, values))
+
+    async def propose(
+        self, sequence: int, prefix: Sequence[int], sampling: Sampling, *, room: int | None = None
+    ) -> Proposal:
+        """What the target may choose behind ``prefix``, the conversation's committed tokens: a draft as large as pays,
+        made in a thread. Empty where nothing is known or may be drafted. Who waits for it may be cancelled.
+
+        Args:
+            room: tokens that the answer may still have, None without a limit.
+        """
+        conversation = self._opened(sequence)
+        while conversation is not None and conversation.under_way is not None:  # one that nobody waits for
+            await asyncio.wait({conversation.under_way})
+        if conversation is None or conversation.drafter is None:
+            return NOTHING
+        # The target's own choice stands behind every draft.
+        left = self._limits.max_context - len(prefix)
+        room = (left if room is None else min(room, left)) - 1
+        if room < 1:
+            return NOTHING
+        rows = conversation.cut(prefix)
+        budget = within(conversation.controller.budget(), self._limits, room, Conditions())
+        if conversation.drafter.needs_rows and rows < len(prefix) - 1:  # they come with this round's verdict
+            budget = replace(budget, levels=0)
+        began = self._clock()
+        pending, conversation.pending = conversation.pending, []
+        drafting = asyncio.get_running_loop().run_in_executor(
+            self._threads, self._draft, conversation.drafter, pending, list(prefix), budget, sampling
+        )
+        conversation.under_way = drafting
+        drafting.add_done_callback(lambda _: self._ended(conversation, drafting))
+        await asyncio.wait({drafting})  # which cancels nothing
+        if drafting.cancelled() or drafting.exception() is not None:
+            return NOTHING
+        return Proposal(drafting.result(), self._clock() - began)
+
+    def observe(
+        self,
+        sequence: int,
+        proposal: Proposal,
+        accepted: int,
+        *,
+        waited_s: float,
+        compute_s: float = 0.0,
+        sharing: int = 1,
+        supplied: int = 0,
+    ) -> None:
+        """A verdict: what drafts cost and bring is learnt from it, see :class:`moa_runtime.drafting.events.RoundEnded`.
+
+        Args:
+            proposal: what was verified; an empty one if nothing was.
+            accepted: tokens of it.
+            waited_s: seconds that the job took, queueing included; ``compute_s`` of them those of its steps.
+            sharing: conversations that share the target, this one included; 0 where that is not known.
+            supplied: tokens of a prompt that the job read.
+        """
+        conversation = self._conversations.get(sequence)
+        if conversation is None:
+            return
+        tree, self._known = proposal.tree, conversation.controller
+        conversation.controller.observe(
+            RoundEnded(
+                supplied,
+                len(tree.tokens),
+                tree.depth,
+                accepted,
+                tree.steps,
+                proposal.seconds,
+                waited_s,
+                compute_s,
+                max(1, sharing),
+            )
+        )
+
+    def release(self, sequence: int) -> None:
+        """Forget a conversation."""
+        self._conversations.pop(sequence, None)
+
+    def close(self) -> None:
+        """Wait for the drafts under way and free what is held; nothing is asked for afterwards."""
+        self._threads.shutdown(cancel_futures=True)
+        self._conversations.clear()
+        if self._backend is not None:
+            self._backend.close()
+
+    def _opened(self, sequence: int) -> _Conversation | None:
+        """The conversation, now the most recently used; None where there is no room for it."""
+        conversation = self._conversations.pop(sequence, None)
+        if conversation is None:
+            if len(self._conversations) >= self._most and not self._make_room():
+                return None
+            conversation = _Conversation(self._new_drafter(), self._known.sibling())
+        conversation.last_used = self._clock()
+        self._conversations[sequence] = conversation
+        return conversation
+
+    def _make_room(self) -> bool:
+        number, oldest = next(iter(self._conversations.items()))
+        if self._clock() - oldest.last_used < _IDLE_S:
+            return False
+        self.release(number)
+        return True
+
+    def _new_drafter(self) -> Drafter:
+        if self._backend is None:
+            return NgramDrafter(self._stop_tokens)
+        return MoaDrafter(
+            self._backend,
+            max_context=self._limits.max_context,
+            stop_tokens=self._stop_tokens,
+            mixture=NgramMixture(self._stop_tokens),
+        )
+
+    def _draft(
+        self,
+        drafter: Drafter,
+        pending: Sequence[Callable[[Drafter], None]],
+        prefix: Sequence[int],
+        budget: Budget,
+        sampling: Sampling,
+    ) -> DraftTree:
+        """In a thread."""
+        with contextlib.nullcontext() if self._backend is None else self._backend.drafting():
+            for change in pending:
+                change(drafter)
+            return drafter.propose(prefix, budget, sampling)
+
+    def _ended(self, conversation: _Conversation, drafting: asyncio.Future[DraftTree]) -> None:
+        conversation.under_way = None
+        if drafting.cancelled():  # the verifier ends
+            return
+        error = drafting.exception()
+        if error is not None:
+            log_unexpected(_log, "the drafter", error)
+            conversation.drafter, conversation.text, conversation.pending = None, [], []

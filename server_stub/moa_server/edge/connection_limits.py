@@ -1,0 +1,294 @@
+"""The connections a server holds: their ceiling, their deadlines, and who goes when another one comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from moa_server.log_limits import LogLimit
+from moa_server.logging import log_unexpected
+
+_log = logging.getLogger(__name__)
+
+_log.addFilter(LogLimit(lines=1))
+
+_PROGRESS_BYTES = 64 << 10
+
+#: What a client is told when no more connections may be busy.
+ALL_BUSY = "the verifier serves as many connections as it can; try again later"
+#: A key of the ASGI messages that such a client's WebSocket still receives.
+FULL_KEY = "moa_server.full"
+#: A key of the ASGI scope of HTTP requests: a function that ends the connection at once.
+END_KEY = "moa_server.end"
+
+_Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class EdgeLimits:
+    """What one connection may take, and all of them together.
+
+    Attributes:
+        connections: held at once, if the descriptor limit allows so many.
+        per_address: connections of one address that have never been busy, see :class:`Place`; of IPv6 one /64 network.
+        header_bytes: of a request header.
+        header_seconds: from the connection or the previous answer to the whole request header, TLS included.
+        body_seconds: from the header to the end of the body.
+        send_seconds: in which a peer must read 64 KiB, or all that waits for it beyond what the system and asyncio
+            buffer. A slow link is no offence: a large message may take much longer.
+        close_seconds: that a peer has to close as well.
+        discard_bytes: of a body that are read and dropped behind an answer that came before its end.
+        write_buffer_bytes: that may wait for a peer besides the largest message.
+        control_frames_per_second: WebSocket pings and pongs, sustained.
+        control_frames_burst: and at once.
+        fragments: frames of one WebSocket message.
+        first_message_bytes: that a WebSocket may send until its first message is whole.
+    """
+
+    connections: int = 2048
+    per_address: int = 256
+    header_bytes: int = 64 << 10
+    header_seconds: float = 10.0
+    body_seconds: float = 30.0
+    send_seconds: float = 30.0
+    close_seconds: float = 5.0
+    discard_bytes: int = 64 << 20
+    write_buffer_bytes: int = 4 << 20
+    control_frames_per_second: float = 50.0
+    control_frames_burst: int = 100
+    fragments: int = 1024
+    first_message_bytes: int = 8 << 10
+
+    @property
+    def sweep_seconds(self) -> float:
+        """How often deadlines are looked at."""
+        return min(1.0, min(self.header_seconds, self.body_seconds, self.send_seconds, self.close_seconds) / 4)
+
+
+class Place:
+    """One connection, from its acceptance until its descriptor is free.
+
+    It is *busy* while a request is answered that has come whole, its body too, and as a WebSocket from the first whole
+    message until a close frame is sent. Else it *waits*: what it still sends may never come.
+
+    Attributes:
+        transport: None until a TLS handshake is done.
+        on_deadline: called once ``deadline`` has passed.
+    """
+
+    def __init__(self, places: Places, connected: socket.socket, network: str) -> None:
+        self._places, self._socket, self.network = places, connected, network
+        self.limits = places.limits
+        self.transport: asyncio.Transport | None = None
+        self.busy = False
+        self.ending = False
+        self.deadline: float | None = None
+        self.on_deadline: Callable[[], None] = self.end
+        self._largest = 0
+        self._unread: tuple[float, int] | None = None  # since when the peer has not read enough, bytes that waited then
+        self._closing: float | None = None
+
+    def begin(self) -> bool:
+        """A whole request or first message is there. False if too many others are busy: it is to be refused."""
+        return self._places.begin(self)
+
+    def full(self) -> bool:
+        """Whether :meth:`begin` would return False now."""
+        return self._places.full()
+
+    def wait(self) -> None:
+        """The request is answered, or refused; the WebSocket is being closed."""
+        self._places.wait(self)
+
+    def leave(self) -> None:
+        """The descriptor is free, or is about to be in this turn of the event loop."""
+        self._places.leave(self)
+
+    def end(self) -> None:
+        """Close at once; what waits for the peer is dropped."""
+        if self.ending:
+            return
+        self.ending = True
+        self._places.ends(self)
+        if self.transport is not None:
+            self.transport.abort()
+        else:  # in a TLS handshake, which fails now
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def half_close(self) -> bool:
+        """Send the end of the stream behind what was written, and go on reading; False where that cannot be (TLS).
+
+        To close with unread data would reset the connection, and the peer might never see what was written last.
+        """
+        if self.transport is None or not self.transport.can_write_eof():
+            return False
+        try:
+            self.transport.write_eof()
+        except OSError:  # the peer has reset the connection
+            self.end()
+        return True
+
+    def set_deadline(self, seconds: float | None) -> None:
+        """From now; None for none."""
+        self.deadline = None if seconds is None else self._places.clock() + seconds
+
+    def write_paused(self, paused: bool) -> None:
+        """The peer does not read as fast as it is sent to, or does again."""
+        self._unread = (self._places.clock(), self._waiting_bytes()) if paused else None
+
+    def check_write_buffer(self, sent: int = 0) -> None:
+        """End the connection if more waits for the peer than the bound. The app's own messages are part of no offence.
+
+        Args:
+            sent: bytes of a message just sent.
+        """
+        self._largest = max(self._largest, sent)
+        if self._waiting_bytes() > self.limits.write_buffer_bytes + self._largest:
+            self.end()
+
+    def look(self, now: float) -> None:
+        """End what is overdue."""
+        if self.transport is None or self.ending:
+            return
+        waiting = self._waiting_bytes()
+        if self.transport.is_closing():
+            # What was written before goes out first, for which asyncio sets no limit.
+            if self._closing is None:
+                self._closing = now
+            if not waiting:
+                if now - self._closing >= self.limits.close_seconds:
+                    self.end()
+                return
+            self._unread = self._unread or (now, waiting)
+        if self._unread is not None:
+            since, before = self._unread
+            if waiting <= before - _PROGRESS_BYTES:
+                self._unread = now, waiting
+            elif now - since >= self.limits.send_seconds:
+                self.end()
+        if self.deadline is not None and now >= self.deadline and not self.transport.is_closing():
+            self.deadline = None
+            self.on_deadline()
+
+    def _waiting_bytes(self) -> int:
+        return self.transport.get_write_buffer_size() if self.transport is not None else 0
+
+
+class Places:
+    """All connections of a server.
+
+    At the ceiling a new connection takes the place of the one that has waited longest. An eighth of the places is never
+    busy, so there is always one such: who has the places taken by connections that send nothing whole cannot keep
+    others out, but only shorten the time they have for their request.
+    """
+
+    def __init__(self, limits: EdgeLimits, ceiling: int, clock: _Clock = time.monotonic) -> None:
+        self.limits, self.ceiling, self.clock = limits, ceiling, clock
+        self.most_busy = max(1, ceiling - max(1, ceiling // 8))
+        self._all: set[Place] = set()
+        # Dictionaries for their order: who has waited longest comes first.
+        self._waiting: dict[Place, None] = {}
+        self._opening: dict[str, dict[Place, None]] = {}
+        self._busy = self._ending = 0
+        self._left = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def busy(self) -> int:
+        """Connections that are, see :class:`Place`."""
+        return self._busy
+
+    def enter(self, connected: socket.socket, host: str) -> Place:
+        """A place for a socket just accepted; :meth:`make_room` comes next."""
+        place = Place(self, connected, network_of(host))
+        self._all.add(place)
+        self._waiting[place] = None
+        opening = self._opening.setdefault(place.network, {})
+        opening[place] = None
+        place.set_deadline(self.limits.header_seconds)
+        if len(opening) > self.limits.per_address:
+            next(iter(opening)).end()
+        return place
+
+    async def make_room(self) -> None:
+        """End connections until no more are open than the ceiling, and wait until they are gone."""
+        while len(self._all) > self.ceiling:
+            if len(self._all) - self._ending > self.ceiling:
+                self.end_oldest_waiting()
+            self._left.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._left.wait(), 1.0)
+
+    def end_oldest_waiting(self) -> None:
+        if self._waiting:
+            next(iter(self._waiting)).end()
+
+    def begin(self, place: Place) -> bool:
+        if place.ending or self.full():
+            return False
+        self._not_waiting(place)
+        place.busy = True
+        self._busy += 1
+        return True
+
+    def full(self) -> bool:
+        full = self._busy >= self.most_busy
+        if full:
+            _log.warning("%d connections are busy, as many as may be; further requests are refused", self._busy)
+        return full
+
+    def wait(self, place: Place) -> None:
+        if place.busy:
+            place.busy = False
+            self._busy -= 1
+            self._waiting[place] = None
+
+    def leave(self, place: Place) -> None:
+        if place in self._all:
+            self.wait(place)
+            self._not_waiting(place)
+            self._all.discard(place)
+            self._ending -= place.ending
+            self._left.set()
+
+    def ends(self, place: Place) -> None:
+        self._not_waiting(place)
+        self._ending += 1
+
+    def sweep(self) -> None:
+        """End what is overdue."""
+        now = self.clock()
+        for place in list(self._all):
+            try:
+                place.look(now)
+            except Exception as error:  # of one connection, which must not take the deadlines of all others away
+                log_unexpected(_log, "closing an overdue connection", error)
+                place.end()
+
+    def _not_waiting(self, place: Place) -> None:
+        self._waiting.pop(place, None)
+        opening = self._opening.get(place.network)
+        if opening is not None:
+            opening.pop(place, None)
+            if not opening:
+                del self._opening[place.network]
+
+
+def network_of(host: str) -> str:
+    """Who is counted as one: an address, of IPv6 the /64 network, which is what one subscriber has."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.version == 6 and address.ipv4_mapped is None:
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return host

@@ -1,0 +1,217 @@
+"""uvicorn's HTTP protocol with bounds and deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import sys
+from http import HTTPStatus
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.server import ServerState
+from websockets.exceptions import InvalidHeaderFormat
+from websockets.headers import parse_subprotocol
+
+from moa_server.edge.connection_limits import ALL_BUSY, END_KEY, Place
+from moa_server.edge.protocol import OnPlace
+from moa_server.edge.websocket import EdgeWebSocket
+
+# h11 looks at its limit only when a header is still incomplete, so it is given no more than this of one at once.
+_HEADER_SLICE = 1 << 10
+
+_RETRY_AFTER = (b"retry-after", b"5")
+_CLOSE = (b"connection", b"close")
+
+
+class _ClientFaults(logging.LoggerAdapter):
+    """uvicorn's logger, for which what a client did wrong is no warning to the operator."""
+
+    warning = logging.LoggerAdapter.debug
+
+    @property
+    def level(self) -> int:
+        return self.logger.level
+
+
+class EdgeHttp(OnPlace, H11Protocol):
+    """HTTP/1.1 on one connection.
+
+    Beyond its base: the whole header, and the body, have deadlines; a header section has a size; a peer that does not
+    read is cut off; whatever arrives is answered with one JSON sentence and no line in the log. An answer that comes
+    before the body's end is the connection's last one, and what the peer still sends is dropped, so much and so long
+    that the answer is not lost.
+    """
+
+    def __init__(self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], place: Place):
+        super().__init__(config, server_state, app_state)
+        self._place = place
+        self.conn = h11.Connection(h11.SERVER, max_incomplete_event_size=place.limits.header_bytes)
+        self.logger = _ClientFaults(self.logger, {})  # type: ignore[assignment]
+        self.ws_protocol_class = functools.partial(EdgeWebSocket, place=place)  # type: ignore[assignment]
+        self.app = self._unless_refused
+        self._received = self._discarding = False
+        self._discarded = 0  # bytes
+        self._websocket: asyncio.BaseProtocol | None = None
+        self._stage: tuple[object, object] = (h11.IDLE, None)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._place.transport = transport
+        self._place.on_deadline = self._too_slow
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+
+    def data_received(self, data: bytes) -> None:
+        self._received = True
+        if self._discarding:
+            self._discarded += len(data)
+            if self._discarded > self._place.limits.discard_bytes:
+                self._place.end()
+            return
+        start = 0
+        while start < len(data) and not (self._discarding or self.transport.is_closing()):
+            end = start + _HEADER_SLICE if self.conn.their_state is h11.IDLE else len(data)
+            if self._websocket is None:
+                super().data_received(data[start:end])
+            else:
+                self._websocket.data_received(data[start:])  # type: ignore[attr-defined]
+                return
+            start = end
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._see_stage()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._see_stage()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._place.wait()  # a request before it may have been busy
+        if self._place.full():
+            self._refuse(503, ALL_BUSY)
+            return
+        if not all(_well_formed(value) for name, value in event.headers if name == b"sec-websocket-protocol"):
+            # The base would repeat the header in its answer, and it may hold a token.
+            self._refuse(400, "the header Sec-WebSocket-Protocol must be a list of names with commas between them")
+            return
+        super().handle_websocket_upgrade(event)
+        self._websocket = self.transport.get_protocol()
+        if early := self.conn.trailing_data[0]:
+            self._websocket.data_received(early)  # type: ignore[attr-defined]
+
+    def send_400_response(self, msg: str) -> None:
+        """Where the base answers what h11 could not parse."""
+        status = getattr(sys.exc_info()[1], "error_status_hint", 400)
+        if status == 431:
+            msg = f"the request header has more than {self._place.limits.header_bytes} bytes"
+        self._refuse(status, msg)
+
+    async def _unless_refused(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The app, unless its request was refused before it began."""
+        if self._discarding:
+            return
+        cycle = self.cycle
+
+        async def last_if_early(message: Message) -> None:
+            if not cycle.more_body:
+                await send(message)
+            elif message["type"] == "http.response.start":
+                await send({**message, "headers": [*message.get("headers", []), _CLOSE]})
+            else:
+                await send({**message, "more_body": True})
+                if not message.get("more_body", False):
+                    self._end_early(cycle)
+
+        try:
+            await self.config.loaded_app({**scope, END_KEY: self._place.end}, receive, last_if_early)
+        except ClientDisconnect:
+            self.logger.debug("a client left before its request was answered")
+
+    def _end_early(self, cycle: RequestResponseCycle) -> None:
+        """The answer is whole and the body is not: the base would wait for all of it, or close and lose the answer."""
+        if cycle.disconnected:
+            return
+        cycle.response_complete = True
+        cycle.message_event.set()
+        self.transport.write(self.conn.send(h11.EndOfMessage()) or b"")
+        self._discard_rest()  # until the body's deadline
+
+    def _see_stage(self) -> None:
+        """Note whether a request is being answered, and set the deadline for what the client sends next."""
+        if self._discarding or self._websocket is not None:
+            return
+        # An app that is still being sent its body is not busy: others must not have to wait for that.
+        busy = self.cycle is not None and not (self.cycle.more_body or self.cycle.response_complete)
+        if not busy:
+            self._place.wait()
+        elif not self._place.busy and not self._place.begin():
+            self._refuse(503, ALL_BUSY)
+            return
+        stage = (self.conn.their_state, self.cycle)
+        if stage == self._stage:
+            return
+        self._stage = stage
+        limits = self._place.limits
+        seconds = {h11.IDLE: limits.header_seconds, h11.SEND_BODY: limits.body_seconds}
+        self._place.set_deadline(seconds.get(self.conn.their_state))
+
+    def _too_slow(self) -> None:
+        if self.conn.their_state is h11.SEND_BODY:
+            self._refuse(408, f"the body did not arrive within {self._place.limits.body_seconds:g} seconds")
+        elif self._received:
+            self._refuse(408, f"no whole request header arrived within {self._place.limits.header_seconds:g} seconds")
+        else:
+            self.transport.close()
+
+    def _refuse(self, status: int, text: str) -> None:
+        """Answer if that is still possible, and close."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected, self.cycle.waiting_for_100_continue = True, False
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body, headers = _answer(text)
+            if status == 503:
+                headers.append(_RETRY_AFTER)
+            response = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase)
+            head = self.conn.our_state is h11.SEND_RESPONSE and self.scope["method"] == "HEAD"
+            for event in (response, *([] if head else [h11.Data(data=body)]), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self._discard_rest()
+        self._place.set_deadline(self._place.limits.close_seconds)
+
+    def _discard_rest(self) -> None:
+        """Say the end of the stream, and drop what still comes until the peer or a bound ends the connection.
+
+        Over TLS there is no end that leaves the other direction open: ``Connection: close`` in the answer has to do.
+        """
+        self._discarding = True
+        self._unset_keepalive_if_required()
+        self._place.wait()
+        self._place.half_close()
+        self.flow.resume_reading()
+        self._place.on_deadline = self._place.end
+
+
+def _answer(text: str) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    """A JSON body and its headers, for the last answer on a connection."""
+    body = json.dumps({"error": text}).encode()
+    length = str(len(body)).encode()
+    return body, [(b"content-type", b"application/json"), (b"content-length", length), _CLOSE]
+
+
+def _well_formed(subprotocols: bytes) -> bool:
+    try:
+        parse_subprotocol(subprotocols.decode("latin-1"))
+    except InvalidHeaderFormat:
+        return False
+    return True

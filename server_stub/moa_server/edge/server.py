@@ -1,0 +1,162 @@
+"""The edge of the verifier: what stands between the network and the app.
+
+uvicorn serves the app. What it leaves unbounded is bounded here: :class:`EdgeServer` accepts the connections itself, so
+that their number stays below the descriptor limit; :mod:`moa_server.edge.http` and :mod:`moa_server.edge.websocket` are
+its protocols with deadlines and bounded buffers; :mod:`moa_server.edge.connection_limits` says who has to go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+
+import uvicorn
+
+from moa_runtime.errors import MoaError
+from moa_server.edge.connection_limits import EdgeLimits, Place, Places
+from moa_server.edge.http import EdgeHttp
+from moa_server.log_limits import LogLimit
+
+_log = logging.getLogger(__name__)
+_log.addFilter(LogLimit(lines=1))
+
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_EXHAUSTED_PAUSE_S = 0.1
+
+# Descriptors for all else: the model's files, the event loop, listening sockets, a timeline.
+_RESERVE = 128
+_MOST_DESCRIPTORS = 65536
+_LISTEN_QUEUE = 1024
+
+
+def raise_descriptor_limit() -> int | None:
+    """Raise the soft limit of open descriptors towards the hard one. Returns the limit, None where there is none."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        return None if soft == resource.RLIM_INFINITY else soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (ValueError, OSError):  # macOS refuses more than the kernel's own limit
+        return soft
+    return most
+
+
+def ceiling(connections: int, descriptors: int | None) -> int:
+    """How many connections may be open, of those asked for, under a descriptor limit.
+
+    Raises:
+        MoaError: the limit leaves no room for any.
+    """
+    if descriptors is None:
+        return connections
+    room = descriptors - _RESERVE
+    if room < 2:
+        raise MoaError(
+            f"this process may open only {descriptors} files and connections, moa-serve needs more than {_RESERVE}; "
+            "raise the limit, such as with ulimit -n 4096"
+        )
+    return min(connections, room)
+
+
+class EdgeServer(uvicorn.Server):
+    """uvicorn's server with bounds on what a client can take.
+
+    Only ``http`` and ``ws`` of the configuration have no effect. It is an HTTP/1.1 and WebSocket server.
+
+    Raises:
+        MoaError: from ``startup``: the descriptor limit leaves no room for connections.
+    """
+
+    def __init__(self, config: uvicorn.Config, limits: EdgeLimits | None = None) -> None:
+        super().__init__(config)
+        self._limits = limits or EdgeLimits()
+        self.places: Places | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the app, then accept connections.
+
+        Args:
+            sockets: that listen; the one of the configuration without any.
+        """
+        self.places = Places(self._limits, ceiling(self._limits.connections, raise_descriptor_limit()))
+        if sockets is None:
+            sockets = [self.config.bind_socket()]
+        await super().startup([])  # uvicorn's accept loop gives up at the descriptor limit, with a traceback each time
+        self.servers.append(_Acceptor(self, self.places, sockets))  # type: ignore[arg-type]
+
+
+class _Acceptor:
+    """Accepts connections until it is closed. What uvicorn asks of an ``asyncio.Server``."""
+
+    def __init__(self, server: EdgeServer, places: Places, sockets: list[socket.socket]) -> None:
+        self._server, self._places = server, places
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._spawn(self._sweep())
+        for listening in sockets:
+            listening.setblocking(False)
+            listening.listen(_LISTEN_QUEUE)
+            self._spawn(self._accept(listening))
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _spawn(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._places.limits.sweep_seconds)
+            self._places.sweep()
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connected, address = await loop.sock_accept(listening)
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    _log.warning("no descriptor is left for a new connection: %s", error.strerror)
+                    self._places.end_oldest_waiting()
+                # Else it is the new connection's own: its client has left.
+                await asyncio.sleep(_EXHAUSTED_PAUSE_S if error.errno in _EXHAUSTED else 0)
+                continue
+            place = self._places.enter(connected, str(address[0]) if isinstance(address, tuple) else "")
+            self._spawn(self._connect(connected, place))
+            await self._places.make_room()
+            await asyncio.sleep(0)  # sock_accept does not let others run while connections wait
+
+    async def _connect(self, connected: socket.socket, place: Place) -> None:
+        config, server = self._server.config, self._server
+
+        def protocol() -> EdgeHttp:
+            return EdgeHttp(config, server.server_state, server.lifespan.state, place)
+
+        timeout = self._places.limits.header_seconds if config.ssl else None
+        try:
+            if connected.family in (socket.AF_INET, socket.AF_INET6):
+                # asyncio does so only where the listening socket was made with the number of the protocol. A small
+                # frame must not wait for the client's acknowledgement of the one before.
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            loop = asyncio.get_running_loop()
+            await loop.connect_accepted_socket(protocol, connected, ssl=config.ssl, ssl_handshake_timeout=timeout)
+        except OSError as error:  # no TLS, or the client has left
+            _log.debug("a connection was lost before its first request: %s", error)
+        finally:
+            if place.transport is None:
+                with contextlib.suppress(OSError):
+                    connected.shutdown(socket.SHUT_RDWR)
+                place.leave()

@@ -1,0 +1,187 @@
+"""uvicorn's WebSocket protocol with bounds and deadlines."""
+
+from __future__ import annotations
+
+from asyncio.transports import BaseTransport
+from typing import Any
+
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+from websockets.frames import Frame
+
+from moa_server.edge.connection_limits import FULL_KEY, Place
+from moa_server.edge.protocol import OnPlace
+from moa_server.edge.rate_limits import TokenBucket
+
+# What is parsed at once: some hundred of the smallest frames, some milliseconds.
+_SLICE = 4 << 10
+
+_POLICY, _INVALID_TEXT, _TOO_BIG = 1008, 1007, 1009  # close codes (RFC 6455)
+
+_BAD_UPGRADE = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+class EdgeWebSocket(OnPlace, WebSocketsSansIOProtocol):
+    """A WebSocket on one connection.
+
+    Beyond its base: frames are parsed only as fast as the app takes them, pings and pongs have a rate, a message has a
+    number of fragments, a peer that does not read is cut off, and a close frame that tells a fault is not lost.
+
+    It is busy from its first whole message, which must be short, until it is closed. Where no more may be busy, each
+    message that the app receives has :data:`FULL_KEY`; the app is to say so and close.
+    """
+
+    def __init__(self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], place: Place):
+        super().__init__(config, server_state, app_state)
+        self._place = place
+        limits = place.limits
+        self._control = TokenBucket(limits.control_frames_per_second, limits.control_frames_burst, self.loop.time)
+        self._unparsed = bytearray()
+        self._before_first: int | None = 0  # bytes until the first message is whole
+        self._failed = False
+        self.app = self._guarded
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        super().connection_made(transport)
+        self._place.set_deadline(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unparsed.clear()
+
+    def data_received(self, data: bytes) -> None:
+        if self._failed or self.transport.is_closing():
+            return
+        if not self.handshake_initiated:  # the upgrade request, whole
+            super().data_received(data)
+            if not self.handshake_initiated:  # websockets parsed no request in it
+                self.transport.write(b"".join(self.conn.data_to_send()) or _BAD_UPGRADE)
+                self.transport.close()
+            return
+        self._unparsed += data
+        self._parse()
+        if self._unparsed:  # most often paused by the base when it queued a message; not before the handshake
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    def _parse(self) -> None:
+        """Go on with what was received, until a message waits for the app."""
+        while self._unparsed and self.handshake_complete and (self.close_sent or self.queue.empty()):
+            if self.transport.is_closing():  # after a refusal
+                self._unparsed.clear()
+                return
+            part = bytes(self._unparsed[:_SLICE])
+            del self._unparsed[:_SLICE]
+            super().data_received(part)
+            self._limit_first(len(part))
+            if self._failed:
+                self._unparsed.clear()
+
+    def _limit_first(self, count: int) -> None:
+        """So many more bytes were parsed."""
+        if self._before_first is not None:
+            self._before_first += count
+            if self._before_first > self._place.limits.first_message_bytes:
+                self._fail(_TOO_BIG, f"no whole message in the first {self._place.limits.first_message_bytes} bytes")
+
+    async def receive(self) -> Any:
+        message = await self.queue.get()
+        if message["type"] == "websocket.receive" and not (self.close_sent or self._place.busy or self._place.begin()):
+            message = {**message, FULL_KEY: True}
+        self._go_on_reading()
+        return message
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        self._place.check_write_buffer(len(message.get("bytes") or message.get("text") or ""))
+        if self.close_sent:  # however long the client takes to close as well
+            self._place.wait()
+        if self._unparsed:  # the handshake, or the end of the app's interest
+            self._go_on_reading()
+
+    def _go_on_reading(self) -> None:
+        if self.queue.empty() or self.close_sent:
+            self._parse()
+        if self.read_paused and not self._unparsed and (self.queue.empty() or self.close_sent):
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    def handle_ping(self) -> None:
+        if self._control_frame():
+            super().handle_ping()
+            self._place.check_write_buffer()
+
+    def handle_pong(self, event: Frame) -> None:
+        if self._control_frame():
+            super().handle_pong(event)
+
+    def _control_frame(self) -> bool:
+        """Whether one more may come."""
+        if self._failed or self.transport.is_closing():
+            return False
+        if self._control.wait_s(1) > 0:
+            self._fail(_POLICY, "too many pings")
+        return not self._failed
+
+    def handle_cont(self, event: Frame) -> None:
+        # Empty fragments never reach the limit of bytes.
+        if len(self.frames) >= self._place.limits.fragments:
+            self._fail(_TOO_BIG, f"a message of more than {self._place.limits.fragments} fragments")
+        else:
+            super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        self._before_first = None
+        if self.curr_msg_data_type == "text":
+            try:
+                self.frames = [b"".join(self.frames)]
+                self.frames[0].decode()
+            except UnicodeDecodeError:  # for which the base logs a traceback
+                self._fail(_INVALID_TEXT, "a text message that is no UTF-8")
+                return
+        super().send_receive_event_to_app()
+
+    def handle_parser_exception(self) -> None:
+        """Where the base ends after a violation of the protocol, or a message that is too large."""
+        self._end()
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        self.disconnected = True  # else a send of the app raises RuntimeError
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.config.loaded_app(scope, receive, send)
+        except WebSocketDisconnect:  # the app let it pass; for the base it would be a fault of the app
+            self.logger.debug("a client left")
+        if self.initial_response is not None or self.transport.is_closing():
+            # The app refused the upgrade, or its client left first: the base would log that the app forgot to answer.
+            self.handshake_complete = True
+
+    def _fail(self, code: int, reason: str) -> None:
+        if not self._failed:
+            self.conn.fail(code, reason)
+            self._end()
+
+    def _end(self) -> None:
+        """Send the close frame that websockets has written, tell the app, and wait a little for the client to close."""
+        if self._failed:
+            return
+        self._failed = True
+        self._place.wait()
+        self.stop_keepalive()
+        self.frames = []
+        close = self.conn.close_sent
+        code, reason = (close.code, close.reason) if close else (1006, "")
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self.close_sent = self.disconnected = True
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        if self.close_timer is not None:
+            self.close_timer.cancel()
+        self.close_timer = self.loop.call_later(self._place.limits.close_seconds, self.transport.close)
+        self._place.half_close()
+        self.read_paused = False
+        self.transport.resume_reading()

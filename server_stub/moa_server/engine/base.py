@@ -1,0 +1,172 @@
+"""The contract between the verifier and whatever runs the target: steps, data in and data out.
+
+A *step* is one call: pieces of work of several sequences, one forward where the engine can. Whoever calls decides what
+goes into a step (:mod:`moa_server.scheduling.scheduler`); the engine knows of no session, connection or deadline.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moa_runtime.session.handshake import Fingerprints
+from moa_runtime.session.sampling import Sampling
+
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine can do; the Welcome tells the client.
+
+    Attributes:
+        trees: whether it verifies trees; else chains only.
+        max_draft_tokens: tokens of one draft.
+        schedules_itself: whether it decides by itself what goes into a forward. It then gets each request at once, in
+            a call of its own, and what is dropped is cancelled.
+        row_states: states of the target that memory rows can be made from.
+    """
+
+    trees: bool = True
+    max_draft_tokens: int = 1024
+    schedules_itself: bool = False
+    row_states: tuple[str, ...] = ("keys_values", "last_hidden")
+
+
+_numbers = itertools.count(1)
+
+
+def new_sequence() -> int:
+    """A number that no other sequence of this process has."""
+    return next(_numbers)
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """One sequence's piece of work.
+
+    Every request names its whole prefix, so caches synchronise themselves: what no longer matches is dropped, what is
+    missing is computed, also all of it after the sequence was released or evicted.
+
+    Attributes:
+        sequence: a number that the caller gave to the conversation (:func:`new_sequence`); a new one is empty.
+        prefix: the tokens that shall be processed after the step, at least one.
+        draft, parents: a tree as in :mod:`moa_runtime.session.tree`, verified behind the prefix; may be empty.
+        sampling: how the target chooses behind the prefix and the draft; None chooses nothing: a piece of prefill. Of
+            a sequence that holds all of it already, and more, nothing is dropped.
+        rows_from: position of the first memory row that is wanted; None for none.
+        expected: tokens that the sequence will have when all of its prefix is processed, of which ``prefix`` may be a
+            part; 0 for no more than that. Memory for them at once saves copies.
+    """
+
+    sequence: int
+    prefix: Sequence[int]
+    draft: Sequence[int] = ()
+    parents: Sequence[int] = ()
+    sampling: Sampling | None = None
+    rows_from: int | None = None
+    expected: int = 0
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Raw memory rows of the tokens from position ``start`` on: keys and values, float32 ``[n, heads, size]`` each."""
+
+    start: int
+    keys: Float32
+    values: Float32
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.keys)
+
+
+def joined(parts: Sequence[Rows]) -> Rows:
+    """Rows that follow each other, as one; at least one part."""
+    if len(parts) == 1:
+        return parts[0]
+    keys, values = (np.concatenate([getattr(part, half) for part in parts]) for half in ("keys", "values"))
+    return Rows(parts[0].start, keys, values)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a request.
+
+    Attributes:
+        path: indices into the draft of the accepted tokens, as :func:`moa_runtime.session.tree.accepted_path` has them.
+            The cache holds the prefix and them.
+        token: the target's own choice behind the path; None for a piece of prefill.
+        rows: from the request's ``rows_from`` to the end of what is processed, prefix and path; None where none were
+            asked for or the drafter takes none.
+        done: False where the engine could not do the work in this step, because it was preempted, say: ask again.
+    """
+
+    path: tuple[int, ...] = ()
+    token: int | None = None
+    rows: Rows | None = None
+    done: bool = True
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """How a loaded engine computes, for people.
+
+    Attributes:
+        dtype, device: of the target.
+        batch_invariant: whether results are the same to the bit whatever else is in a step.
+        cache_bytes: the most that the caches may take.
+    """
+
+    dtype: str
+    device: str
+    batch_invariant: bool
+    cache_bytes: int
+
+
+class Engine(Protocol):
+    """A loaded target with the drafter's server half. Not thread-safe: one caller, one event loop at a time."""
+
+    @property
+    def fingerprints(self) -> Fingerprints: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def stop_tokens(self) -> Sequence[int]: ...
+
+    @property
+    def max_context(self) -> int: ...
+
+    @property
+    def forwards(self) -> int:
+        """Forward passes of the target so far, all sequences together."""
+
+    @property
+    def cache_use(self) -> tuple[int, int]:
+        """Tokens that the caches take up, and tokens they may at most."""
+
+    def held(self, sequence: int, prefix: Sequence[int]) -> int:
+        """How many tokens at the beginning of ``prefix`` need not be computed again. Never called during a step."""
+
+    async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        """Do the work of several sequences, each of them in one request at most; outcomes in the order of requests.
+
+        Raises:
+            Exception: the step failed. Sequences that took part may have lost their caches, and stay usable.
+        """
+
+    def release(self, sequence: int) -> None:
+        """Forget a sequence and free its cache. Never called during a step that it takes part in."""
+
+    def close(self) -> None:
+        """Free what the engine holds; nothing is asked of it afterwards."""

@@ -1,0 +1,229 @@
+"""A forward pass of Llama-like targets with few large products, in which no row depends on the rows beside it.
+
+One product makes queries, keys and values, one gate and up. Rows of all sequences share the products; attention is
+computed sequence by sequence (:mod:`attention`). Products are computed in the pass's type; norms, rotary
+positions, attention and the sums over layers in float32.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from moa_drafter.target import Target
+from moa_runtime.session.tree import depths
+from moa_server.engine.attention import Heads, TileAttention, memory_needed, tiles
+from moa_server.engine.forward import Piece
+from moa_server.engine.kv_cache import RoomShape, rounded_up
+from moa_server.engine.packed_linear import Product, product
+
+#: Rows of a pass are padded to a multiple of this. A product of a single row is computed in another way.
+_ROWS = 4
+#: Kinds of rotary positions whose angles depend on nothing but the position.
+_ROPES = ("default", "linear", "llama3", "yarn")
+
+
+def misfit(target: Target) -> str | None:
+    """Why this pass does not compute a target, as far as its structure tells; None where it seems to."""
+    model, config = target.model.model, target.model.config
+    try:
+        layer, norm, angles = model.layers[0], model.norm, model.rotary_emb
+        attention, mlp = layer.self_attn, layer.mlp
+        matrices = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        matrices += [mlp.gate_proj, mlp.up_proj, mlp.down_proj, target.model.get_output_embeddings()]
+        norms = [norm, layer.input_layernorm, layer.post_attention_layernorm]
+        epsilons = [each.variance_epsilon for each in norms]
+    except AttributeError as error:
+        return f"its layers are built in another way ({error})"
+    if any(type(matrix) is not torch.nn.Linear for matrix in matrices):
+        return "not all its matrices are plain linear layers"
+    if len(set(epsilons)) != 1:
+        return "its norms differ"
+    children = {name for name, _ in attention.named_children()} | {name for name, _ in layer.named_children()}
+    known = {"q_proj", "k_proj", "v_proj", "o_proj", "self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+    if children - known:
+        return f"its layers also have {', '.join(sorted(children - known))}"
+    if config.hidden_act != "silu":
+        return f"its activation is {config.hidden_act}"
+    if getattr(angles, "rope_type", None) not in _ROPES:
+        return f"its rotary positions are of the kind {getattr(angles, 'rope_type', 'unknown')}"
+    if any("sliding" in str(kind) for kind in getattr(config, "layer_types", None) or ()):
+        return "some of its layers have a sliding window"
+    return None
+
+
+class _Layer:
+    """One decoder layer's products and norms."""
+
+    def __init__(self, layer: Any, dtype: torch.dtype) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.qkv = _joined(dtype, attention.q_proj, attention.k_proj, attention.v_proj)
+        self.out = _joined(dtype, attention.o_proj)
+        self.gate_up = _joined(dtype, mlp.gate_proj, mlp.up_proj)
+        self.down = _joined(dtype, mlp.down_proj)
+        self.before_attention = layer.input_layernorm.weight.detach().float()
+        self.before_mlp = layer.post_attention_layernorm.weight.detach().float()
+
+
+def _joined(dtype: torch.dtype, *layers: Any) -> Product:
+    weight = torch.cat([layer.weight.detach().to(dtype) for layer in layers])
+    has_bias = [layer.bias is not None for layer in layers]
+    bias = None
+    if any(has_bias):
+        parts = [layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias for layer in layers]
+        bias = torch.cat([part.detach().to(dtype) for part in parts])
+    return product(weight, bias)
+
+
+class FusedLlama:
+    """See the module and :class:`moa_server.engine.forward.TargetPass`.
+
+    Args:
+        target: one without a :func:`misfit`; its layers are not needed any more afterwards.
+        dtype: of the products.
+        keep_last: whether rooms keep the last hidden states.
+    """
+
+    has_own_weights = True
+
+    def __init__(self, target: Target, dtype: torch.dtype, *, keep_last: bool = False) -> None:
+        model, config = target.model.model, target.model.config
+        attention = model.layers[0].self_attn
+        size = attention.head_dim
+        self._heads = Heads(
+            len(attention.k_proj.weight) // size,
+            len(attention.q_proj.weight) // len(attention.k_proj.weight),
+            size,
+            attention.scaling,
+        )
+        self._dtype, self._epsilon, self._angles = dtype, model.norm.variance_epsilon, model.rotary_emb
+        self._embedding = target.embedding.detach()
+        self._layers = [_Layer(layer, dtype) for layer in model.layers]
+        self._norm = model.norm.weight.detach().float()
+        self._head = _joined(dtype, target.model.get_output_embeddings())
+        self.room_shape = RoomShape(
+            len(self._layers),
+            self._heads.kv,
+            size,
+            torch.float32,
+            target.device,
+            blocks=True,
+            last_size=config.hidden_size if keep_last else 0,
+        )
+
+    def first_layers(self, count: int) -> FusedLlama:
+        """The same with some layers only, for checks that need not run all of them; nothing is copied."""
+        shorter = copy.copy(self)
+        shorter._layers = self._layers[:count]
+        shorter.room_shape = dataclasses.replace(self.room_shape, layers=len(shorter._layers))
+        return shorter
+
+    @torch.inference_mode()
+    def forward(self, pieces: Sequence[Piece]) -> tuple[Tensor, int]:
+        """See :meth:`moa_server.engine.forward.TargetPass.forward`; always one forward."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        planned = []
+        for piece in pieces:
+            planned += tiles(piece, len(tokens))
+            behind = piece.cached + len(piece.chain)
+            positions += range(piece.cached, behind)
+            positions += [behind - 1 + depth for depth in depths(piece.parents)]
+            tokens += [*piece.chain, *piece.tree]
+        padding = [0] * (padded(len(tokens)) - len(tokens))
+        rows = len(tokens) + len(padding)
+        heads, device = self._heads, self._embedding.device
+        x = functional.embedding(torch.tensor(tokens + padding, device=device), self._embedding).float()
+        angles = self._rotation(torch.tensor(positions + padding, device=device))
+        states = _LayerStates(heads, rows, self._dtype, device)
+        memory = torch.empty(memory_needed(heads, planned), device=device)
+        attentions = [TileAttention(heads, tile, states.queries, states.mixed, memory) for tile in planned]
+        writes = list(_writes(pieces, states.new))
+        for index, layer in enumerate(self._layers):
+            product = layer.qkv(self._normed(x, layer.before_attention).to(self._dtype)).float()
+            states.fill(product, *angles)
+            for places, new in writes:
+                places[index].copy_(new)
+            for attention in attentions:
+                attention.attend(index)
+            x += layer.out(states.mixed_rows)
+            gate, up = layer.gate_up(self._normed(x, layer.before_mlp).to(self._dtype)).chunk(2, -1)
+            x += layer.down(functional.silu(gate).mul_(up))
+        return self._normed(x, self._norm)[: len(tokens)], 1
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See :meth:`moa_server.engine.forward.TargetPass.logits`."""
+        padding = padded(len(hidden)) - len(hidden)
+        rows = functional.pad(hidden, (0, 0, 0, padding)).to(self._dtype)
+        return self._head(rows)[: len(hidden)].float()
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMS norm; the same as transformers', in fewer operations."""
+        size = x.shape[-1]
+        squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+        return (x * squares.div_(size).add_(self._epsilon).rsqrt_()).mul_(weight)
+
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Factors for :meth:`_LayerStates.fill`, ``[rows, query and key heads, head_dim]`` each."""
+        heads = self._heads
+        cosines, sines = (part[0] for part in self._angles(self._norm[None], positions[None]))
+        half = sines.shape[-1] // 2
+        signed = torch.cat((-sines[:, :half], sines[:, half:]), -1)
+        scale = torch.ones(heads.kv * (heads.per_kv + 1), 1, device=positions.device)
+        scale[: heads.kv * heads.per_kv] = heads.query_factor
+        return cosines[:, None] * scale, signed[:, None] * scale
+
+
+class _LayerStates:
+    """Memory of what one layer after the other computes for attention, so that views of it are made once a pass.
+
+    Attributes:
+        queries: rotated and scaled, ``[rows, kv_heads, heads per kv_head, head_dim]``.
+        new: rotated keys, and values, ``[rows, 2, kv_heads, head_dim]``.
+        mixed: what attention gives, of the shape of the queries; ``mixed_rows [rows, query_heads * head_dim]``.
+    """
+
+    def __init__(self, heads: Heads, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        count = heads.kv * heads.per_kv
+        self._all = torch.empty(rows, count + 2 * heads.kv, heads.size, device=device)
+        self._rotated, self._values = self._all[:, : count + heads.kv], self._all[:, count + heads.kv :]
+        self.queries = self._all[:, :count].unflatten(1, (heads.kv, heads.per_kv))
+        self.new = self._all[:, count:].unflatten(1, (2, heads.kv))
+        self.mixed = torch.zeros(self.queries.shape, dtype=dtype, device=device)
+        self.mixed_rows = self.mixed.flatten(1)
+
+    def fill(self, product: Tensor, cosines: Tensor, signed_sines: Tensor) -> None:
+        """Take ``product [rows, (query_heads + 2 * kv_heads) * head_dim]``; queries and keys are rotated."""
+        product = product.view(self._all.shape)
+        rotating = product[:, : self._rotated.shape[1]]
+        torch.mul(rotating, cosines, out=self._rotated)
+        self._rotated.addcmul_(rotating.roll(rotating.shape[-1] // 2, -1), signed_sines)
+        self._values.copy_(product[:, self._rotated.shape[1] :])
+
+
+def _writes(pieces: Sequence[Piece], new: Tensor) -> Iterator[tuple[Sequence[Tensor], Tensor]]:
+    """Where keys and values of each piece go, layer by layer, and where they come from."""
+    first = 0
+    for piece in pieces:
+        own = new[first : first + len(piece)].permute(1, 2, 0, 3)
+        first += len(piece)
+        for block, place, part in piece.room.segments(piece.cached, len(piece)):
+            for half, tokens in zip((piece.room.keys, piece.room.values), own, strict=True):
+                places = half[:, block, :, place : place + part.stop - part.start]
+                yield places.unbind(0), tokens[:, part]
+
+
+def padded(rows: int) -> int:
+    """How many rows a product is computed with: multiples of 4, of 8 above 64, of 32 above 128.
+
+    oneDNN generates code for each number of rows that it meets, and keeps it: few numbers are quick and take little
+    memory. ``padded(70)`` is 72.
+    """
+    return rounded_up(rows, _ROWS if rows <= 64 else 8 if rows <= 128 else 32)

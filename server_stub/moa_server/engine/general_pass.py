@@ -1,0 +1,112 @@
+"""A forward pass through transformers, for targets that :mod:`moa_server.engine.fused_llama` does not compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+from moa_drafter.target import Target
+from moa_drafter.weight_layout import lay_out_for_few_rows
+from moa_runtime.session.tree import chain, depths
+from moa_server.engine.forward import Piece
+from moa_server.engine.kv_cache import Room, RoomShape
+from moa_server.engine.tree_mask import tree_mask
+
+
+class GeneralPass:
+    """See :class:`moa_server.engine.forward.TargetPass`: one forward for each piece, in the target's own type.
+
+    On a CPU the target's layers are laid out for few rows (:mod:`moa_drafter.weight_layout`).
+
+    Args:
+        keep_last: whether rooms keep the last hidden states.
+
+    Raises:
+        ValueError: keys and values whose shapes are not the same in all layers.
+    """
+
+    has_own_weights = False
+
+    def __init__(self, target: Target, *, keep_last: bool = False) -> None:
+        self._target = target
+        if target.device.type == "cpu":
+            for layer in target.layers:  # the head stays as it is: where it is the embedding too, rows are picked of it
+                lay_out_for_few_rows(layer)
+        shapes = {tuple(part.shape) for layer in _trial(target).layers for part in (layer.keys, layer.values)}
+        if len(shapes) != 1:
+            raise ValueError("keys and values of different shapes in one target are not supported")
+        (shape,) = shapes
+        config = target.model.config
+        self.room_shape = RoomShape(
+            config.num_hidden_layers,
+            shape[1],
+            shape[3],
+            target.model.dtype,
+            target.device,
+            blocks=False,
+            last_size=config.hidden_size if keep_last else 0,
+        )
+
+    @torch.inference_mode()
+    def forward(self, pieces: Sequence[Piece]) -> tuple[Tensor, int]:
+        """See :meth:`moa_server.engine.forward.TargetPass.forward`; as many forwards as pieces."""
+        return torch.cat([self._forward(piece) for piece in pieces]), len(pieces)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See :meth:`moa_server.engine.forward.TargetPass.logits`."""
+        return self._target.model.get_output_embeddings()(hidden).float()
+
+    def _forward(self, piece: Piece) -> Tensor:
+        device = self._target.device
+        root = len(piece.chain)
+        parents = chain(root) + [root + parent for parent in piece.parents]
+        positions = torch.tensor(depths(parents), device=device) + (piece.cached - 1)
+        # A mask of our own makes transformers build none. A single token needs none at all.
+        mask = None if len(piece) == 1 else tree_mask(piece.cached, parents)[None, None].to(device)
+        out = self._target.model.model(
+            input_ids=torch.tensor([[*piece.chain, *piece.tree]], device=device),
+            position_ids=positions[None],
+            attention_mask=mask,
+            past_key_values=_RoomCache(piece.room, piece.cached),
+            use_cache=True,
+        )
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+
+class _RoomLayer(DynamicLayer):
+    """One layer of a room for transformers: ``keys`` and ``values`` are ``[1, kv_heads, length, head_dim]``."""
+
+    def __init__(self, room: Room, index: int, cached: int) -> None:
+        super().__init__()
+        self._halves = room.keys[index], room.values[index]  # [1, kv_heads, capacity, head_dim]
+        self.dtype, self.device, self.is_initialized = room.shape.dtype, room.shape.device, True
+        self._end_at(cached)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Append ``[1, kv_heads, n, head_dim]`` and return all keys and values."""
+        start = self.keys.shape[-2]
+        self._end_at(start + key_states.shape[-2])
+        self.keys[:, :, start:], self.values[:, :, start:] = key_states, value_states
+        return self.keys, self.values
+
+    def _end_at(self, length: int) -> None:
+        self.keys, self.values = (half[:, :, :length] for half in self._halves)
+
+
+class _RoomCache(Cache):
+    def __init__(self, room: Room, cached: int) -> None:
+        super().__init__(layers=[_RoomLayer(room, index, cached) for index in range(room.shape.layers)])
+
+
+@torch.inference_mode()
+def _trial(target: Target) -> DynamicCache:
+    """The cache after one token."""
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
+    return target.model.model(input_ids=ids, past_key_values=DynamicCache(), use_cache=True).past_key_values

@@ -1,0 +1,118 @@
+"""Memory rows: what the drafter's server half makes of the target's states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from moa_drafter.drafter import Drafter
+from moa_drafter.llama import KeysValues
+from moa_drafter.model import MoADrafter
+from moa_drafter.target_features import Reads, TargetStates
+from moa_server.drafting.packed_rows import PackedRows
+from moa_server.engine.base import Rows
+
+
+class HeldStates(Protocol):
+    """The target's states of one sequence, as a :class:`moa_server.engine.kv_cache.Room` has them.
+
+    Attributes:
+        last: last hidden states ``[slots, hidden]``; ``[slots, 0]`` where they are not kept.
+    """
+
+    last: Tensor
+
+    def read(self, layers: Sequence[int], start: int, stop: int) -> Tensor:
+        """See :meth:`moa_server.engine.kv_cache.Room.read`."""
+
+
+#: Rows computed at once; bounds the memory they take.
+_CHUNK = 512
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """The tokens of a sequence from position ``start`` up to ``stop``, which is left out."""
+
+    held: HeldStates
+    start: int
+    stop: int
+
+
+class MemoryRows:
+    """Makes them of what a step's sequences hold, all at once: most want a row or two, and matrices are read for all.
+
+    Args:
+        drafter: None, or one that reads nothing of the target, and there are no rows.
+        dtype: of the products, where the drafter leaves the choice.
+    """
+
+    def __init__(self, drafter: Drafter | None, dtype: torch.dtype) -> None:
+        self._drafter, self.reads = drafter, Reads() if drafter is None else drafter.row_reads
+        self._packed = PackedRows(drafter, dtype) if isinstance(drafter, MoADrafter) else None
+
+    def of(self, spans: Sequence[Span | None]) -> list[Rows | None]:
+        """The rows of each, which but for rounding do not depend on what else is asked for; None of None."""
+        wanted = [span for span in spans if span is not None]
+        if self._drafter is None or not self.reads:
+            return [None] * len(spans)
+        found: dict[Span, list[KeysValues]] = {span: [] for span in wanted}
+        for parts in _chunks(wanted):
+            counts = [part.stop - part.start for _, part in parts]
+            keys, values = (half.split(counts) for half in self._computed([part for _, part in parts]))
+            for (span, _), *both in zip(parts, keys, values, strict=True):
+                found[span].append((both[0], both[1]))
+        return [None if span is None else _rows(span.start, found[span]) for span in spans]
+
+    def _computed(self, spans: Sequence[Span]) -> KeysValues:
+        assert self._drafter is not None
+        weight = next(self._drafter.parameters())
+        states = _joined([_states(span, self.reads) for span in spans]).to(weight.device).to(weight.dtype)
+        positions = torch.cat([torch.arange(span.start, span.stop) for span in spans]).to(weight.device)
+        return (self._packed or self._drafter.rows)(states, positions)
+
+
+def _chunks(spans: Sequence[Span]) -> Iterator[list[tuple[Span, Span]]]:
+    """Cuts spans into parts, of which a chunk holds :data:`_CHUNK` tokens at most: pairs of a span and a part of it.
+
+    An empty span is one empty part, for the shape of its rows.
+    """
+    chunk: list[tuple[Span, Span]] = []
+    free = _CHUNK
+    for span in spans:
+        start = span.start
+        while True:
+            stop = max(start, min(start + free, span.stop))
+            chunk.append((span, Span(span.held, start, stop)))
+            free -= stop - start
+            start = stop
+            if not free:
+                yield chunk
+                chunk, free = [], _CHUNK
+            if start >= span.stop:
+                break
+    if chunk:
+        yield chunk
+
+
+def _rows(start: int, parts: Sequence[KeysValues]) -> Rows:
+    keys, values = (torch.cat(halves).float().cpu().numpy() for halves in zip(*parts, strict=True))
+    return Rows(start, keys, values)
+
+
+def _states(span: Span, reads: Reads) -> TargetStates:
+    """What a drafter reads of the tokens."""
+    held, start, stop = span.held, span.start, span.stop
+    nothing = held.last.new_empty(stop - start, 0, 0)
+    kv = held.read(reads.kv_layers, start, stop) if reads.kv_layers else nothing
+    return TargetStates(kv, nothing, held.last[start:stop] if reads.last else nothing.flatten(1))
+
+
+def _joined(states: Sequence[TargetStates]) -> TargetStates:
+    if len(states) == 1:
+        return states[0]
+    return TargetStates(*(torch.cat([getattr(each, part) for each in states]) for part in ("kv", "inner", "last")))

@@ -1,0 +1,265 @@
+"""The engine that runs a target loaded with transformers, and the drafter's server half beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from moa_drafter.checkpoint import load_checkpoint
+from moa_drafter.checkpoint_files import drafter_fingerprint
+from moa_drafter.compatibility import check_fit
+from moa_drafter.drafter import Drafter
+from moa_drafter.model import MoADrafter
+from moa_drafter.target import Target, load_target
+from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
+from moa_runtime.session.handshake import Fingerprints
+from moa_runtime.session.tree import chain, depths, walk
+from moa_server.engine.base import Capabilities, EngineFacts, Outcome, StepRequest
+from moa_server.engine.forward import Piece
+from moa_server.engine.kv_cache import rounded_up
+from moa_server.engine.memory_rows import MemoryRows
+from moa_server.engine.passes import target_pass
+from moa_server.engine.requests import check_request, grouped
+from moa_server.engine.sampling import choose
+from moa_server.engine.sequences import Sequences
+from moa_server.engine.step_work import StepWork
+from moa_server.engine.target_settings import context_of, dtype_of
+
+#: Most tokens of prefill in one forward, and most memory rows computed at once; bounds the memory they take.
+CHUNK = 512
+#: Tokens of a draft that fit into the cache behind a context that is full.
+_DRAFT_ROOM = 128
+
+_log = logging.getLogger(__name__)
+
+
+class TransformersEngine:
+    """A target, the server half of its drafter (or none), and the caches of all sequences.
+
+    Implements :class:`moa_server.engine.base.Engine`. A step runs in a thread of the engine's own.
+
+    Args:
+        drafter: with its fingerprint; without one, or with one that reads nothing, there are no memory rows.
+        max_context: tokens of a conversation; the target's own limit when omitted.
+        dtype: of the products, "float32" or "bfloat16"; "auto" is float32 on a CPU, bfloat16 elsewhere.
+        cache_tokens: tokens that the caches of all sequences may take up together; at least the context and a draft.
+        release_weights: free the weights of the target's own layers where the pass has its own; nothing but the engine
+            can use the target afterwards.
+
+    Attributes:
+        forwards: forward passes of the target so far.
+        row_reads: what of the target is made into memory rows.
+        batch_invariant: whether each sequence's results are the same to the bit whatever else is in its steps.
+
+    Raises:
+        EngineError: see there.
+    """
+
+    capabilities = Capabilities()
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None = None,
+        drafter_fingerprint: str = "",
+        max_context: int | None = None,
+        *,
+        dtype: str = "auto",
+        cache_tokens: int = 32768,
+        release_weights: bool = False,
+    ) -> None:
+        self.target, self.drafter = target, drafter
+        self.fingerprints = Fingerprints(
+            target.fingerprint, tokenizer_fingerprint(target.folder / TOKENIZER_FILE), drafter_fingerprint
+        )
+        self.vocab_size = int(target.model.config.vocab_size)
+        self.stop_tokens = target.stop_tokens
+        self.max_context = context_of(target, max_context)
+        self.forwards = 0
+        products = dtype_of(dtype, target.device)
+        self._rows = MemoryRows(drafter, products)
+        self.row_reads = self._rows.reads
+        if drafter is not None and (note := check_fit(drafter.config, target)):
+            _log.warning(note)
+        if isinstance(drafter, MoADrafter) and not drafter.is_whole:
+            drafter.bind_target(target.embedding, target.head, target.layers)  # as long as they have weights
+        self.target_pass, self.batch_invariant = target_pass(target, products, keep_last=self.row_reads.last)
+        if release_weights and self.target_pass.has_own_weights:
+            for parameter in (each for layer in target.layers for each in layer.parameters()):
+                parameter.data = parameter.data.new_empty(0)
+        bound = max(rounded_up(cache_tokens), rounded_up(self.max_context + _DRAFT_ROOM))
+        self._sequences = Sequences(self.target_pass.room_shape, bound)
+        self._worker = ThreadPoolExecutor(1, "target")
+
+    @classmethod
+    def load(
+        cls,
+        target_name: str,
+        drafter_folder: Path | None,
+        device: str = "cpu",
+        max_context: int | None = None,
+        *,
+        dtype: str = "auto",
+        cache_tokens: int = 32768,
+        release_weights: bool = False,
+    ) -> TransformersEngine:
+        """Load target and drafter; for the other arguments see the class.
+
+        Raises:
+            MoaError: what cannot be found, read, or does not fit together.
+        """
+        drafter = None if drafter_folder is None else load_checkpoint(drafter_folder)  # the quicker one to fail first
+        fingerprint = "" if drafter_folder is None else drafter_fingerprint(drafter_folder)
+        target = load_target(target_name, device=device, dtype=dtype_of(dtype, torch.device(device)))
+        if drafter is not None:
+            drafter = drafter.to(target.device)
+        settings = {"dtype": dtype, "cache_tokens": cache_tokens, "release_weights": release_weights}
+        return cls(target, drafter, fingerprint, max_context, **settings)
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What :mod:`moa_server.doctor` tells of it."""
+        shape = self.target_pass.room_shape  # its type is its own
+        dtype = str(self.target.model.dtype).removeprefix("torch.")
+        size = shape.token_bytes * self._sequences.bound
+        return EngineFacts(dtype, shape.device.type, self.batch_invariant, size)
+
+    @property
+    def cache_use(self) -> tuple[int, int]:
+        """See :attr:`moa_server.engine.base.Engine.cache_use`."""
+        return self._sequences.tokens_taken, self._sequences.bound
+
+    def held(self, sequence: int, prefix: Sequence[int]) -> int:
+        """See :meth:`moa_server.engine.base.Engine.held`."""
+        return self._sequences.agreed(sequence, prefix)
+
+    def release(self, sequence: int) -> None:
+        """See :meth:`moa_server.engine.base.Engine.release`."""
+        self._sequences.release(sequence)
+
+    def close(self) -> None:
+        """See :meth:`moa_server.engine.base.Engine.close`."""
+        self._worker.shutdown()
+        self._sequences.clear()
+
+    async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        """See :meth:`moa_server.engine.base.Engine.step`.
+
+        Raises:
+            ValueError: a request without a prefix, a draft where nothing is chosen, rows without a drafter, or more
+                tokens than the cache holds.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self.step_now, requests)
+
+    @torch.inference_mode()
+    def step_now(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        """:meth:`step` in the calling thread, for callers that have no event loop and use the engine alone."""
+        for request in requests:
+            self._check(request)
+        try:
+            groups = grouped(requests, self._need, self._sequences.bound)
+            return [outcome for group in groups for outcome in self._run(group)]
+        except BaseException:
+            for request in requests:  # some layers may have the new tokens and others not
+                self.release(request.sequence)
+            raise
+
+    def _check(self, request: StepRequest) -> None:
+        check_request(request, has_drafter=self.drafter is not None)
+        if _most(request) > self._sequences.bound:
+            raise ValueError(f"{_most(request)} tokens do not fit into a cache of {self._sequences.bound}")
+
+    def _need(self, request: StepRequest) -> int:
+        return self._sequences.need(request.sequence, _most(request))
+
+    def _run(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        work = [self._opened(request) for request in requests]
+        self._sequences.make_rooms({request.sequence: _most(request) for request in requests})
+        while batch := self._next_batch(work):
+            self._forward(batch)
+        chosen = self._choose([each for each in work if each.choosing])
+        rows = self._rows.of([each.rows_wanted for each in work])
+        return [
+            Outcome(*chosen.get(each.request.sequence, ((), None)), own) for each, own in zip(work, rows, strict=True)
+        ]
+
+    def _opened(self, request: StepRequest) -> StepWork:
+        state = self._sequences.opened(request.sequence, request.prefix)
+        if request.sampling is not None:  # the last token's hidden state is needed
+            del state.tokens[len(request.prefix) - 1 :]
+        return StepWork(request, state, list(request.prefix[len(state.tokens) :]))
+
+    def _next_batch(self, work: Sequence[StepWork]) -> list[tuple[StepWork, Piece]]:
+        """Pieces of at most ``CHUNK`` tokens in all, one of each sequence; a draft stays with the token before it."""
+        batch: list[tuple[StepWork, Piece]] = []
+        free = CHUNK
+        for each in work:
+            if not each.waiting or (batch and free < 1):
+                continue
+            draft = list(each.request.draft)
+            whole = len(each.waiting) + len(draft)
+            if whole <= free or (len(each.waiting) == 1 and not batch):
+                part = each.waiting
+            else:
+                # At least one token is left for the draft to hang from, where something is chosen.
+                part = each.waiting[: min(free, len(each.waiting) - each.choosing)]
+                draft = []
+                if not part:
+                    continue
+            piece = each.piece(part, draft)
+            batch.append((each, piece))
+            free -= len(piece)
+        return batch
+
+    def _forward(self, batch: Sequence[tuple[StepWork, Piece]]) -> None:
+        hidden, count = self.target_pass.forward([piece for _, piece in batch])
+        self.forwards += count
+        first = 0
+        for each, piece in batch:
+            own = hidden[first : first + len(piece)]
+            first += len(piece)
+            if self.row_reads.last:
+                piece.room.last[piece.cached : piece.cached + len(piece)] = own
+            new = len(piece) if not each.request.draft else min(len(piece), len(each.waiting))
+            each.state.tokens += each.waiting[:new]
+            each.waiting = each.waiting[new:]
+            if not each.waiting:
+                each.hidden = own[new - 1 :]
+
+    def _choose(self, work: Sequence[StepWork]) -> dict[int, tuple[tuple[int, ...], int]]:
+        """Walk down each draft, and let the caches hold the accepted paths.
+
+        Returns:
+            path and the token behind it, by sequence.
+        """
+        if not work:
+            return {}
+        logits = self.target_pass.logits(torch.cat([each.hidden for each in work if each.hidden is not None]))
+        chosen = {}
+        first = 0
+        for each in work:
+            request = each.request
+            parents = list(request.parents) or chain(len(request.draft))
+            levels, own = [0, *depths(parents)], first
+
+            def choice(node: int, request: StepRequest = request, levels: list[int] = levels, own: int = own) -> int:
+                row = logits[own + node].cpu().numpy()
+                return choose(row, request.sampling, len(request.prefix) + levels[node])
+
+            path, token = walk(request.draft, parents, choice)
+            first += 1 + len(request.draft)
+            if each.state.room is not None:
+                each.state.room.keep(len(each.state.tokens), path)
+            each.state.tokens += [request.draft[index] for index in path]
+            chosen[request.sequence] = (tuple(path), token)
+        return chosen
+
+
+def _most(request: StepRequest) -> int:
+    """Tokens that the sequence's cache must have room for, now or soon."""
+    return max(request.expected, len(request.prefix) + len(request.draft))

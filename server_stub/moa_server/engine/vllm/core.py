@@ -1,0 +1,185 @@
+"""vLLM's engine core in this process: its configuration, its steps, its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm.platforms import current_platform
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor import Executor
+from vllm.v1.request import Request, RequestStatus
+
+from moa_drafter.config import head_size, key_value_size
+from moa_drafter.target import TargetFacts
+from moa_runtime.session.sampling import Sampling
+from moa_server.engine.target_settings import EngineError
+from moa_server.engine.vllm.layout import PagedCaches, PagedLayer
+from moa_server.engine.vllm.limits import BLOCK, MOST_DRAFTED, SPARE, block_bytes, refused
+from moa_server.engine.vllm.proposer import NoProposals
+from moa_server.engine.vllm.sampler import Choices
+from moa_server.engine.vllm.scheduler import ParkingScheduler
+
+#: Tokens of one step of vLLM's at most; bounds the memory that it takes.
+_STEP_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class TargetEnds:
+    """See :class:`moa_server.drafting.torch_backend.TargetEnds`."""
+
+    device: torch.device
+    embedding: Tensor
+    head: Tensor
+
+
+class Core:
+    """A target that vLLM has loaded. One call at a time; steps belong to the thread that loaded it.
+
+    Args:
+        dtype: of the target.
+        max_context: tokens of a conversation.
+        blocks: that the caches have.
+        sequences: in one step at most.
+
+    Raises:
+        EngineError: vLLM cannot run the target, or not here.
+    """
+
+    def __init__(self, target: TargetFacts, dtype: torch.dtype, max_context: int, blocks: int, sequences: int) -> None:
+        self.blocks = blocks
+        config = _config(target, dtype, max_context, blocks, sequences)
+        try:
+            self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        except (ValueError, RuntimeError, NotImplementedError, KeyError, ImportError) as error:
+            raise refused(target, error) from error
+        self._scheduler: ParkingScheduler = self._core.scheduler
+        groups = self._scheduler.kv_cache_config.kv_cache_groups
+        if len(groups) != 1 or groups[0].kv_cache_spec.block_size != BLOCK:
+            raise EngineError(
+                f"the target in {target.folder} has several kinds of caches: choose --engine transformers"
+            )
+        self._runner: Any = self._core.model_executor.driver_worker.worker.model_runner
+        self._layers: dict[str, Any] = {
+            name: config.compilation_config.static_forward_context[name] for name in groups[0].layer_names
+        }
+        self._choices = Choices(self._runner)
+        self._params = SamplingParams(
+            temperature=0.0, max_tokens=max_context + SPARE, ignore_eos=True, detokenize=False
+        )
+        self._target = target
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether vLLM's kernels give a token the same bits whatever stands beside it, as VLLM_BATCH_INVARIANT asks."""
+        return bool(envs.VLLM_BATCH_INVARIANT) and current_platform.is_cuda_alike()
+
+    @property
+    def ends(self) -> TargetEnds:
+        """The target's embedding and head: vLLM's own memory."""
+        model, vocabulary = self._runner.get_model(), self._target.config.vocab_size
+        embedding, head = model.model.embed_tokens.weight, model.lm_head.weight  # padded
+        return TargetEnds(embedding.device, embedding[:vocabulary], head[:vocabulary])
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that no request holds; what lies in them may still be found."""
+        return int(self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def table(self, name: str) -> list[int]:
+        """The blocks of a request, in the order of its tokens; none where it has not begun."""
+        (blocks,) = self._scheduler.kv_cache_manager.get_block_ids(name)
+        return list(blocks)
+
+    def lost(self, name: str) -> bool:
+        """Whether vLLM has preempted a request, or ended it."""
+        request = self._scheduler.requests.get(name)
+        return request is None or request.status == RequestStatus.PREEMPTED
+
+    def begin(self, name: str, tokens: Sequence[int]) -> None:
+        """A new request, which the next step works on."""
+        own = Request(name, list(tokens), self._params, None, block_hasher=self._core.request_block_hasher)
+        self._core.add_request(own)
+
+    def rewrite(self, name: str, keep: int, tokens: Sequence[int]) -> None:
+        """See :meth:`ParkingScheduler.rewrite`."""
+        self._scheduler.rewrite(name, keep, tokens)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Forget requests, and free their blocks."""
+        self._core.abort_requests(list(names))
+
+    def step(
+        self, drafts: Mapping[str, Sequence[int]], samplings: Mapping[str, Sampling | None]
+    ) -> dict[str, list[int]] | None:
+        """One forward for these requests, by name: each has a draft, perhaps an empty one, and a way to choose.
+
+        Returns:
+            of each that came to the end of its tokens, those of the draft that were accepted and the choice behind
+            them; None where there was no room for any of them.
+        """
+        self._scheduler.wake(drafts)
+        self._choices.samplings = samplings
+        outputs, ran = self._core.step()
+        if not ran:
+            return None
+        return {each.request_id: each.new_token_ids for group in outputs.values() for each in group.outputs}
+
+    def caches(self) -> PagedCaches:
+        """What reads keys and values. Raises EngineError: see :meth:`PagedLayer.learnt`."""
+        config, learnt = self._target.config, {}
+        size = head_size(config)
+        heads = key_value_size(config) // (2 * size)
+        for name, layer in self._layers.items():
+            if len(layer.kv_cache) != self.blocks + 1:
+                raise EngineError("this attention backend of vLLM has blocks of another size than its scheduler")
+
+            def store(keys: Tensor, values: Tensor, slots: Tensor, layer: Any = layer) -> None:
+                layer.impl.do_kv_cache_update(layer, keys, values, layer.kv_cache, slots)
+
+            learnt[extract_layer_index(name)] = PagedLayer.learnt(layer.kv_cache, store, BLOCK, heads, size)
+        return PagedCaches(learnt, BLOCK)
+
+    def close(self) -> None:
+        """Free what vLLM holds."""
+        self._core.shutdown()
+
+
+def _config(target: TargetFacts, dtype: torch.dtype, max_context: int, blocks: int, sequences: int) -> VllmConfig:
+    cpu = current_platform.is_cpu()
+    pool = blocks + 1  # vLLM keeps one for nothing
+    try:
+        return EngineArgs(
+            model=str(target.folder),
+            skip_tokenizer_init=True,
+            generation_config="vllm",
+            dtype=str(dtype).removeprefix("torch."),
+            seed=0,
+            max_model_len=max_context + SPARE,
+            max_num_seqs=sequences,
+            max_num_batched_tokens=max(_STEP_TOKENS, sequences),
+            block_size=BLOCK,
+            num_gpu_blocks_override=pool,
+            kv_cache_memory_bytes=pool * block_bytes(target, dtype),
+            enable_prefix_caching=True,
+            enforce_eager=cpu,
+            async_scheduling=False,
+            disable_log_stats=True,
+            use_tqdm_on_load=False,
+            scheduler_cls=ParkingScheduler,
+            speculative_config={
+                "method": "custom_class",
+                "model": f"{NoProposals.__module__}.{NoProposals.__qualname__}",
+                "num_speculative_tokens": MOST_DRAFTED,
+            },
+        ).create_engine_config()
+    except ValueError as error:
+        raise refused(target, error) from error

@@ -1,0 +1,249 @@
+"""The engine that runs a target with vLLM, and the drafter's server half beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from moa_drafter.checkpoint import load_checkpoint
+from moa_drafter.checkpoint_files import drafter_fingerprint
+from moa_drafter.compatibility import check_fit
+from moa_drafter.drafter import Drafter
+from moa_drafter.target import TargetFacts, target_facts
+from moa_drafter.target_features import Reads
+from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
+from moa_runtime.session.handshake import Fingerprints
+from moa_server.engine.base import Capabilities, EngineFacts, Outcome, Rows, StepRequest
+from moa_server.engine.kv_cache import rounded_up
+from moa_server.engine.memory_rows import MemoryRows, Span
+from moa_server.engine.requests import check_chain, check_request, grouped
+from moa_server.engine.target_settings import EngineError, context_of, dtype_of
+from moa_server.engine.vllm.core import Core
+from moa_server.engine.vllm.limits import (
+    BLOCK,
+    MOST_DRAFTED,
+    SPARE,
+    block_bytes,
+    check_device,
+    check_memory,
+    pool_blocks,
+)
+from moa_server.engine.vllm.sequences import HeldSequences, Move
+from moa_server.engine.vllm.work import Work
+from moa_server.scheduling.scheduler import MOST_SEQUENCES
+
+_log = logging.getLogger(__name__)
+
+
+class VllmEngine:
+    """A target in vLLM, the server half of its drafter (or none), and a waiting request for each sequence.
+
+    Implements :class:`base.Engine`: chains only. A step runs in a thread of the engine's own, in which
+    vLLM was loaded.
+
+    Args:
+        drafter: with its fingerprint; without one, or with one that reads nothing, there are no memory rows.
+        max_context: tokens of a conversation; the target's own limit, but for two, when omitted.
+        dtype: of the target, "float32" or "bfloat16"; "auto" is float32 on a CPU, bfloat16 elsewhere.
+        device: of the target, as torch names it.
+        cache_tokens: tokens that the caches of all sequences may take up together; at least the context and a draft.
+        threads: of the CPU that torch uses in a step; None for its own choice.
+
+    Attributes:
+        forwards: forward passes of the target so far.
+        target: the target's embedding and head, which a drafter beside it shares.
+
+    Raises:
+        EngineError: what vLLM cannot run, or a drafter whose memory rows need what vLLM does not give.
+        FitError: a drafter of another target.
+    """
+
+    capabilities = Capabilities(trees=False, max_draft_tokens=MOST_DRAFTED, row_states=("keys_values",))
+
+    def __init__(
+        self,
+        target: TargetFacts,
+        drafter: Drafter | None = None,
+        drafter_fingerprint: str = "",
+        max_context: int | None = None,
+        *,
+        dtype: str = "auto",
+        device: str = "cpu",
+        cache_tokens: int = 32768,
+        threads: int | None = None,
+    ) -> None:
+        self.fingerprints = Fingerprints(
+            target.fingerprint, tokenizer_fingerprint(target.folder / TOKENIZER_FILE), drafter_fingerprint
+        )
+        self.vocab_size, self.stop_tokens = int(target.config.vocab_size), target.stop_tokens
+        self.max_context = context_of(target, max_context, spare=SPARE)
+        self.forwards = 0
+        self.drafter = drafter
+        self.row_reads = Reads() if drafter is None else drafter.row_reads
+        if self.row_reads.last:
+            raise EngineError(
+                "this drafter's memory rows are made from hidden states, which --engine vllm does not give: "
+                "choose --engine transformers"
+            )
+        if drafter is not None and (note := check_fit(drafter.config, target)):
+            _log.warning(note)
+        self._dtype, self._device = dtype_of(dtype, torch.device(device)), torch.device(device)
+        self._block_bytes, blocks = block_bytes(target, self._dtype), pool_blocks(cache_tokens, self.max_context)
+        check_memory(target, self._dtype, blocks, self._device)
+        self._sequences = HeldSequences()
+        self._worker = ThreadPoolExecutor(1, "target")
+        try:
+            self._worker.submit(self._load, target, blocks, threads).result()
+        except BaseException:
+            self._worker.shutdown()
+            raise
+
+    def _load(self, target: TargetFacts, blocks: int, threads: int | None) -> None:
+        if threads is not None:  # of this thread: vLLM's loops ask OpenMP, which counts them for each
+            torch.set_num_threads(threads)
+        self._core = Core(target, self._dtype, self.max_context, blocks, MOST_SEQUENCES + 1)  # and a prompt
+        self.target = self._core.ends
+        self._rows = MemoryRows(self.drafter, self._dtype)
+        self._caches = self._core.caches() if self.row_reads else None
+
+    @classmethod
+    def load(
+        cls,
+        target_name: str,
+        drafter_folder: Path | None,
+        device: str = "cpu",
+        max_context: int | None = None,
+        *,
+        dtype: str = "auto",
+        cache_tokens: int = 32768,
+        threads: int | None = None,
+    ) -> VllmEngine:
+        """Load target and drafter; for the other arguments see the class.
+
+        Raises:
+            MoaError: what cannot be found, read, or does not fit together.
+        """
+        check_device(device)
+        drafter = None if drafter_folder is None else load_checkpoint(drafter_folder).to(torch.device(device))
+        fingerprint = "" if drafter_folder is None else drafter_fingerprint(drafter_folder)
+        settings = {"dtype": dtype, "device": device, "cache_tokens": cache_tokens, "threads": threads}
+        return cls(target_facts(target_name), drafter, fingerprint, max_context, **settings)
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What :mod:`moa_server.doctor` tells of it."""
+        dtype = str(self._dtype).removeprefix("torch.")
+        size = self._block_bytes * self._core.blocks
+        return EngineFacts(dtype, self._device.type, self._core.batch_invariant, size)
+
+    @property
+    def cache_use(self) -> tuple[int, int]:
+        """See :attr:`moa_server.engine.base.Engine.cache_use`."""
+        blocks = self._core.blocks
+        return (blocks - self._core.free_blocks) * BLOCK, blocks * BLOCK
+
+    def held(self, sequence: int, prefix: Sequence[int]) -> int:
+        """See :meth:`moa_server.engine.base.Engine.held`."""
+        return self._sequences.agreed(sequence, prefix)
+
+    def release(self, sequence: int) -> None:
+        """See :meth:`moa_server.engine.base.Engine.release`; no step is under way."""
+        name = self._sequences.forget(sequence)
+        if name is not None:
+            self._core.drop([name])
+
+    def close(self) -> None:
+        """See :meth:`moa_server.engine.base.Engine.close`."""
+        self._worker.submit(self._core.close).result()
+        self._worker.shutdown()
+
+    async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        """See :meth:`moa_server.engine.base.Engine.step`.
+
+        Raises:
+            ValueError: a request without a prefix, a draft where nothing is chosen, a tree, rows without a drafter, or
+                more tokens than a context or a draft has.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._step, requests)
+
+    def _step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        for request in requests:
+            self._check(request)
+        try:
+            groups = grouped(requests, self._need, self._core.blocks)
+            return [outcome for group in groups for outcome in self._run(group)]
+        except BaseException:
+            for request in requests:
+                self.release(request.sequence)
+            raise
+
+    def _check(self, request: StepRequest) -> None:
+        check_request(request, has_drafter=self.drafter is not None)
+        check_chain(request, MOST_DRAFTED, self.max_context)
+
+    def _need(self, request: StepRequest) -> int:
+        """Blocks that the request's sequence holds in the step at most."""
+        whole = rounded_up(len(request.prefix) + len(request.draft) + 1, BLOCK) // BLOCK
+        return max(whole, self._blocks_of(request.sequence))
+
+    def _blocks_of(self, sequence: int) -> int:
+        held = self._sequences.use(sequence)
+        return 0 if held is None else len(self._core.table(held.name))
+
+    def _run(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        missing = sum(self._need(request) - self._blocks_of(request.sequence) for request in requests)
+        self._make_room(missing, {request.sequence for request in requests})
+        works = [self._begun(request) for request in requests]
+        while awake := [work for work in works if not work.done and not self._core.lost(work.held.name)]:
+            drafts = {work.held.name: work.draft for work in awake}
+            given = self._core.step(drafts, {work.held.name: work.request.sampling for work in awake})
+            if given is None:
+                break
+            self.forwards += 1
+            for work in awake:
+                if work.held.name in given:
+                    work.take(given[work.held.name])
+                elif self._core.lost(work.held.name):  # else vLLM would resume it in a step of others
+                    self.release(work.request.sequence)
+        rows = self._rows.of([self._rows_wanted(work) for work in works])
+        return [self._outcome(work, own) for work, own in zip(works, rows, strict=True)]
+
+    def _make_room(self, missing: int, staying: set[int]) -> None:
+        """So many free blocks: those who are not in the step give way, the least recently used first. They are never
+        waited for, so nobody waits for a block that only they hold."""
+        for number in self._sequences.oldest(staying):
+            if self._core.free_blocks >= missing:
+                return
+            self.release(number)
+
+    def _begun(self, request: StepRequest) -> Work:
+        """Let vLLM have what the sequence lacks of the prefix."""
+        number, prefix = request.sequence, request.prefix
+        held = self._sequences.use(number)
+        move, keep = Move.ANEW, 0
+        if held is not None:
+            move, keep = held.move(prefix, BLOCK, choosing=request.sampling is not None)
+        if held is None or move is Move.ANEW:
+            self.release(number)
+            held = self._sequences.begin(number)
+            self._core.begin(held.name, prefix)
+        elif move is Move.REWRITE:
+            self._core.rewrite(held.name, keep, prefix[keep:])
+        return Work(request, held, done=move is Move.NOTHING)
+
+    def _rows_wanted(self, work: Work) -> Span | None:
+        start = work.request.rows_from
+        if start is None or self._caches is None or not work.done:
+            return None
+        return Span(self._caches.of(self._core.table(work.held.name)), start, len(work.processed))
+
+    def _outcome(self, work: Work, rows: Rows | None) -> Outcome:
+        if not work.done:
+            self.release(work.request.sequence)
+            return Outcome(done=False)
+        return Outcome(tuple(range(work.accepted)), work.token, rows)

@@ -1,0 +1,74 @@
+"""What the target chooses in vLLM's steps: by our generator, a function of seed and position, in place of vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.outputs import SamplerOutput
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+from moa_runtime.session.sampling import Sampling
+from moa_server.engine.sampling import choose
+
+#: What stands behind the last token of a row of vLLM's output.
+_NOTHING = -1
+
+
+class Choices:
+    """Takes the place of both samplers of vLLM's model runner.
+
+    Attributes:
+        samplings: how each request of the step chooses, by name; None where nothing is chosen.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        self.samplings: Mapping[str, Sampling | None] = {}
+        self._batch = runner.input_batch
+        runner.sampler, runner.rejection_sampler = self._without_drafts, self._with_drafts
+
+    def _without_drafts(self, logits: Tensor, sampling_metadata: object) -> SamplerOutput:
+        """Of each request of the batch its next token; logits ``[requests, vocab_size]``."""
+        tokens = [[self._choice(row, logits[row], 0)] for row in range(len(logits))]
+        return _output(tokens, logits.device)
+
+    def _with_drafts(
+        self, metadata: SpecDecodeMetadata, draft_probs: object, logits: Tensor, sampling_metadata: object
+    ) -> SamplerOutput:
+        """Of each request the drafted tokens that are what the target chooses, and its own choice behind them.
+
+        Args:
+            logits: ``[drafted tokens + requests, vocab_size]``; the metadata says whose.
+        """
+        drafted, rows = metadata.draft_token_ids.tolist(), metadata.target_logits_indices.tolist()
+        last, first, tokens = metadata.bonus_logits_indices.tolist(), 0, []
+        for number, count in enumerate(metadata.num_draft_tokens):
+            own = slice(first, first + count)
+            tokens.append(self._verdict(number, drafted[own], logits[[*rows[own], last[number]]]))
+            first += count
+        return _output(tokens, logits.device)
+
+    def _verdict(self, number: int, draft: list[int], logits: Tensor) -> list[int]:
+        """Args: logits ``[drafted + 1, vocab_size]``."""
+        chosen: list[int] = []
+        for index, row in enumerate(logits):
+            chosen.append(self._choice(number, row, index))
+            if index == len(draft) or chosen[-1] != draft[index]:
+                break
+        return chosen
+
+    def _choice(self, number: int, logits: Tensor, ahead: int) -> int:
+        """The target's token ``ahead`` of what the request at this place of the batch holds; 0 where none is asked."""
+        sampling = self.samplings.get(self._batch.req_ids[number])
+        if sampling is None:
+            return 0
+        position = int(self._batch.num_tokens_no_spec[number]) + ahead
+        return choose(logits.float().cpu().numpy(), sampling, position)
+
+
+def _output(tokens: list[list[int]], device: torch.device) -> SamplerOutput:
+    longest = max(map(len, tokens))
+    padded = [each + [_NOTHING] * (longest - len(each)) for each in tokens]
+    return SamplerOutput(torch.tensor(padded, dtype=torch.int32, device=device), None)

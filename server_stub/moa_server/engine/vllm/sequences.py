@@ -1,0 +1,103 @@
+"""What vLLM holds of each sequence. Pure: tokens in, decisions out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from moa_runtime.tokens import common_length
+
+
+class Move(Enum):
+    """How a request of vLLM's comes to hold a prefix."""
+
+    #: It holds all of it.
+    NOTHING = auto()
+    #: The prefix is what it holds and the token that it chose last: a draft can be verified.
+    GO_ON = auto()
+    #: Its last tokens are replaced, and more follow.
+    REWRITE = auto()
+    #: Another request takes its place. What both begin with is found in vLLM's cache, but for part of a block.
+    ANEW = auto()
+
+
+@dataclass
+class HeldSequence:
+    """One sequence.
+
+    Attributes:
+        name: of vLLM's request.
+        tokens: that are processed.
+        chosen: the token behind them, which the next step processes; None where it is to be replaced.
+    """
+
+    name: str
+    tokens: list[int] = field(default_factory=list)
+    chosen: int | None = None
+
+    def move(self, prefix: Sequence[int], block: int, *, choosing: bool) -> tuple[Move, int]:
+        """What is to be done for ``prefix``, and how many of the tokens stay.
+
+        ::
+
+            >>> held = HeldSequence("r", [5, 6, 7], chosen=8)
+            >>> held.move([5, 6, 7, 8], 2, choosing=True)
+            (<Move.GO_ON: 2>, 3)
+            >>> held.move([5, 6, 9], 2, choosing=True)     # the block [5, 6] stays as it is
+            (<Move.REWRITE: 3>, 2)
+            >>> held.move([5, 9], 2, choosing=True)        # in the middle of a block that is full
+            (<Move.ANEW: 4>, 0)
+
+        Args:
+            block: tokens of a block. One that is full may belong to several sequences.
+            choosing: whether a choice behind the prefix is wanted: then its last token is processed in any case.
+        """
+        agreed = common_length(self.tokens, prefix)
+        if not choosing and agreed == len(prefix):
+            return Move.NOTHING, len(self.tokens)
+        if agreed == len(self.tokens) == len(prefix) - 1 and self.chosen == prefix[-1]:
+            return Move.GO_ON, agreed
+        keep = min(agreed, len(prefix) - 1)
+        if keep and keep >= len(self.tokens) // block * block:
+            return Move.REWRITE, keep
+        return Move.ANEW, 0
+
+
+class HeldSequences:
+    """All of them by the caller's numbers, the least recently used first."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, HeldSequence] = {}
+        self._named = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def agreed(self, number: int, prefix: Sequence[int]) -> int:
+        """How many tokens at the beginning of ``prefix`` are processed."""
+        held = self._held.get(number)
+        return 0 if held is None else common_length(held.tokens, prefix)
+
+    def use(self, number: int) -> HeldSequence | None:
+        """The sequence, now the most recently used; None for one that is not held."""
+        held = self._held.pop(number, None)
+        if held is not None:
+            self._held[number] = held
+        return held
+
+    def begin(self, number: int) -> HeldSequence:
+        """A sequence that holds nothing, with a name that no other had."""
+        self._held.pop(number, None)
+        self._named += 1
+        held = self._held[number] = HeldSequence(f"{number}.{self._named}")
+        return held
+
+    def forget(self, number: int) -> str | None:
+        """The name of its request, which is to be dropped; None where there is none."""
+        held = self._held.pop(number, None)
+        return None if held is None else held.name
+
+    def oldest(self, staying: Collection[int]) -> Iterator[int]:
+        """Who gives way first where memory is short: all but those ``staying``, the least recently used first."""
+        return iter([number for number in self._held if number not in staying])

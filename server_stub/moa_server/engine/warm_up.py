@@ -1,0 +1,127 @@
+"""Steps over made-up tokens, through the contract: what they take, before the first client comes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from moa_runtime.errors import MoaError
+from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.tree import chain
+from moa_server.engine.base import Engine, Outcome, StepRequest, new_sequence
+from moa_server.scheduling.step_cost import StepCost
+
+_PREFILL, _DRAFT = 64, 15
+#: Of made-up texts: ``(7919 * position + sequence) % vocab_size``. They differ between sequences, for an engine may
+#: compute what two of them begin with only once.
+_STRIDE = 7919
+
+
+class TrialError(MoaError):
+    """The engine cannot do the simplest of steps."""
+
+
+class Trial:
+    """Sequences of made-up tokens, and timed steps on them. Nobody else may use the engine meanwhile.
+
+    Args:
+        cost: learns what the steps took.
+        clock: seconds, monotonic.
+        rows: whether memory rows are made, where the engine has a drafter.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        cost: StepCost,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        rows: bool = True,
+    ) -> None:
+        self._engine, self._cost, self._clock = engine, cost, clock
+        self._rows = rows and bool(engine.fingerprints.drafter)
+        self._lengths: dict[int, int] = {}
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for sequence in self._lengths:
+            self._engine.release(sequence)
+
+    def open(self) -> int:
+        """A new, empty sequence."""
+        sequence = new_sequence()
+        self._lengths[sequence] = 0
+        return sequence
+
+    async def prefill(self, sequence: int, count: int) -> float:
+        """Let a sequence hold ``count`` more tokens. Returns seconds."""
+        length = self._lengths[sequence] + count
+        request = StepRequest(sequence, self._tokens(sequence, length), rows_from=self._rows_from(length - count))
+        seconds = await self._timed([request], count)
+        self._lengths[sequence] = length
+        return seconds
+
+    async def verify(self, sequences: Sequence[int], drafted: int = 0) -> float:
+        """One token of each sequence, which are not empty, and a draft of a chain behind it. Returns seconds."""
+        requests = []
+        for sequence in sequences:
+            length = self._lengths[sequence]
+            tokens = self._tokens(sequence, length + drafted)
+            prefix, draft = tokens[:length], tokens[length:]
+            rows_from = self._rows_from(length - 1)
+            requests.append(StepRequest(sequence, prefix, draft, chain(drafted), Sampling(), rows_from))
+        return await self._timed(requests, drafted + 1)
+
+    async def _timed(self, requests: Sequence[StepRequest], each: int) -> float:
+        """Seconds of a step in which every request processes ``each`` tokens."""
+        began = self._clock()
+        try:
+            outcomes = await self._step(requests)
+        except Exception as error:
+            text = f"the target failed on {each} tokens: {type(error).__name__}: {error}"
+            raise TrialError(text) from error
+        seconds = max(self._clock() - began, 1e-6)
+        if all(outcome.done for outcome in outcomes):
+            contexts = sum(len(request.prefix) + len(request.draft) for request in requests)
+            self._cost.observe(each * len(requests), each * contexts, contexts, seconds)
+        return seconds
+
+    async def _step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        if not self._engine.capabilities.schedules_itself:
+            return await self._engine.step(requests)
+        answers = await asyncio.gather(*(self._engine.step([request]) for request in requests))
+        return [outcome for answer in answers for outcome in answer]
+
+    def _tokens(self, sequence: int, count: int) -> list[int]:
+        return [(_STRIDE * position + sequence) % self._engine.vocab_size for position in range(count)]
+
+    def _rows_from(self, position: int) -> int | None:
+        return position if self._rows else None
+
+
+async def warm_up(engine: Engine, cost: StepCost, clock: Callable[[], float] = time.perf_counter) -> None:
+    """Run the first steps, which take longer than others, and teach ``cost`` what the next ones take.
+
+    About a second for the default target on one core. An engine that schedules itself needs no StepCost.
+
+    Raises:
+        TrialError: see there.
+    """
+    if engine.capabilities.schedules_itself:
+        return
+    room = engine.max_context - _DRAFT
+    piece = max(1, min(_PREFILL, room // 2))
+    drafted = max(0, min(_DRAFT, engine.capabilities.max_draft_tokens, engine.max_context - 2 * piece))
+    with Trial(engine, StepCost()) as first:
+        await first.prefill(first.open(), piece)
+    with Trial(engine, cost, clock) as trial:
+        sequence = trial.open()
+        for _ in range(2):  # behind a short context, and behind a longer one
+            for _ in range(2 if room >= 4 * piece else 1):
+                await trial.prefill(sequence, piece)
+            for _ in range(2):
+                await trial.verify([sequence])
+            await trial.verify([sequence], drafted)

@@ -1,0 +1,161 @@
+"""The process around the app: its server, its signals, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from moa_runtime.errors import MoaError
+from moa_runtime.timeline import NO_TIMELINE, Timeline
+from moa_server.app import create_app
+from moa_server.drafting.server_drafting import ServerDrafts
+from moa_server.edge.connection_limits import EdgeLimits
+from moa_server.edge.server import EdgeServer
+from moa_server.engine.base import Engine
+from moa_server.engine.warm_up import warm_up
+from moa_server.logging import handle_loop_error
+from moa_server.settings import Settings
+from moa_server.web.files import WebFile
+
+_PING_SECONDS = 20.0
+_RENEW_SECONDS = 600.0
+#: Seconds that connections get to close behind the last frame.
+_CLOSE_SECONDS = 2
+
+_log = logging.getLogger(__name__)
+
+
+class VerifierServer(EdgeServer):
+    """Serves the verifier on a socket until a signal: the first SIGINT or SIGTERM drains, a second one ends at once.
+
+    SIGHUP reads the token file again.
+
+    Args:
+        drain_seconds: how long frames under way may take after the signal.
+        on_ready: called when clients may connect.
+        tls: certificate and key files.
+        renew_tls: called from time to time, in a thread; writes these files anew where that is needed.
+        drafts, files: see :func:`moa_server.app.create_app`.
+        warm: run some steps before clients may connect, see :func:`moa_server.engine.warm_up.warm_up`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        *,
+        limits: EdgeLimits | None = None,
+        drain_seconds: float = 10.0,
+        on_ready: Callable[[], None] = lambda: None,
+        tls: tuple[Path, Path] | None = None,
+        renew_tls: Callable[[], object] | None = None,
+        timeline: Timeline = NO_TIMELINE,
+        drafts: ServerDrafts | None = None,
+        files: Mapping[str, WebFile] | None = None,
+        warm: bool = False,
+    ) -> None:
+        self.app = create_app(engine, settings, timeline, drafts, files)
+        secure: dict[str, Any] = {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]} if tls else {}
+        config = uvicorn.Config(
+            self.app,
+            # The app answers a frame that is too large with a fault; far larger ones never reach it.
+            ws_max_size=2 * settings.max_frame_bytes,
+            ws_ping_interval=_PING_SECONDS,
+            ws_ping_timeout=_PING_SECONDS,
+            ws_per_message_deflate=False,
+            timeout_graceful_shutdown=_CLOSE_SECONDS,
+            server_header=False,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            **secure,
+        )
+        super().__init__(config, limits)
+        self._engine, self._warm = engine, warm
+        self._tls, self._renew_tls = tls, renew_tls
+        self._renewing: asyncio.Future[None] | None = None
+        self._on_ready, self._drain_seconds = on_ready, drain_seconds
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Future[None] | None = None
+        self._hurry = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(handle_loop_error)
+        if self._warm:
+            await warm_up(self._engine, self.app.state.verifier.worker.cost)
+            # What is loaded stays: a collector that looks at all of it takes a second, whatever made it look.
+            gc.collect()
+            gc.freeze()
+        await super().startup(sockets)
+        places, metrics, website = self.places, self.app.state.verifier.metrics, self.app.state.verifier.website
+        if places is not None:
+            if website is not None:  # a connection that downloads is busy, and most of those are for sessions
+                website.downloads.most = min(website.downloads.most, max(1, places.ceiling // 4))
+            metrics.watch("moa_connections", "TCP connections, sessions and requests alike.", lambda: len(places))
+            metrics.watch("moa_connections_limit", "TCP connections that may be open.", lambda: places.ceiling)
+        self._loop = loop
+        if self._renew_tls is not None:
+            self._renewing = asyncio.ensure_future(self._keep_renewed(self._renew_tls))
+        with contextlib.suppress(NotImplementedError, AttributeError, ValueError, RuntimeError):  # Windows, a thread
+            self._loop.add_signal_handler(signal.SIGHUP, self.app.state.verifier.bearers.reload)
+        if not self.should_exit:
+            self._on_ready()
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        """A signal came. Unlike uvicorn's own, this does not raise the signal again when the server has ended."""
+        if self._loop is None:  # not ready yet
+            self.should_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self.stop)
+
+    def stop(self) -> None:
+        """Drain, then end; the second time, end at once. Belongs to the event loop's thread."""
+        if self._draining is None:
+            _log.info("shutting down: frames under way have %g seconds", self._drain_seconds)
+            self._draining = asyncio.ensure_future(self._drain())
+        else:
+            self._hurry.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+        await super().shutdown(sockets)
+
+    async def _keep_renewed(self, renew: Callable[[], object]) -> None:
+        """Before the certificate ends, and when this machine has got another address. Connections keep the old one."""
+        assert self._tls is not None and self.config.ssl is not None
+        while True:
+            await asyncio.sleep(_RENEW_SECONDS)
+            try:
+                await asyncio.to_thread(renew)
+                self.config.ssl.load_cert_chain(*self._tls)
+            except (MoaError, OSError) as error:
+                _log.warning("the certificate was not renewed: %s", error)
+
+    async def _drain(self) -> None:
+        try:
+            await self._answer_and_close()
+        finally:
+            self.should_exit = True
+
+    async def _answer_and_close(self) -> None:
+        await self.app.state.verifier.drain(self._drain_seconds, self._hurry)
+        # What was written goes out. uvicorn would complain of those that do not read it, and of their cancelled tasks.
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        while self.server_state.tasks and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        if self.server_state.tasks:
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()  # type: ignore[union-attr]
+            await asyncio.sleep(0.1)

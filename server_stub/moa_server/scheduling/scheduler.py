@@ -1,0 +1,267 @@
+"""What goes into the next step. Pure: jobs and a clock's readings in, requests out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from moa_server.engine.base import StepRequest
+from moa_server.scheduling.step_cost import StepCost
+from moa_server.scheduling.verify_job import Job
+
+#: While others are being served, a step may take so many times what one token for each of them takes ...
+STRETCH = 2.25
+#: ... and their drafts so many times; the rest is left for prefill, which is never starved.
+DRAFT_STRETCH = 1.8
+#: While others are being served, a step that none of them wants takes at most so many times what one token takes: their
+#: next frames wait for it.
+ASIDE_STRETCH = 1.25
+#: A step takes on tokens until its forward would take so long, seconds, whoever waits. One token's price is exceeded.
+LONGEST_S = 0.25
+#: Seconds after its last step for which a sequence counts as being served: its next frame is on its way.
+ATTENTIVE_S = 2.0
+#: Sequences in one step at most.
+MOST_SEQUENCES = 64
+
+#: How many tokens at the beginning of a prefix a sequence holds: ``held(sequence, prefix)``.
+Held = Callable[[int, Sequence[int]], int]
+
+
+@dataclass
+class Waiting:
+    """A job since it was added: a clock reading in seconds, whether it is only for steps that no other job wants, and
+    whether a step had a piece of it."""
+
+    job: Job
+    since: float
+    background: bool = False
+    started: bool = False
+
+
+@dataclass
+class Piece:
+    """One request of a step, with the tokens that it has processed."""
+
+    waiting: Waiting
+    request: StepRequest
+    held: int
+
+    @property
+    def prefill(self) -> int:
+        """Tokens of the prefix."""
+        return max(0 if self.request.sampling is None else 1, len(self.request.prefix) - self.held)
+
+    @property
+    def tokens(self) -> int:
+        return self.prefill + len(self.request.draft)
+
+    @property
+    def context(self) -> int:
+        """Tokens of the sequence after the step, as if all of the draft were accepted."""
+        return len(self.request.prefix) + len(self.request.draft)
+
+
+@dataclass
+class Step:
+    """What goes into one call of the engine, and the jobs that cannot: what the engine raised when asked about them."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    failed: list[tuple[Job, Exception]] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return sum(piece.tokens for piece in self.pieces)
+
+    @property
+    def products(self) -> int:
+        """Pairs of a token and a token that it attends to, about."""
+        return sum(piece.tokens * piece.context for piece in self.pieces)
+
+    @property
+    def contexts(self) -> int:
+        """Tokens that the sequences hold."""
+        return sum(piece.context for piece in self.pieces)
+
+
+class Scheduler:
+    """Verification first, prefill in pieces behind it, round-robin over sequences.
+
+    A sequence that is alone gets all of a step. Where others are served too, a step takes at most :data:`STRETCH` times
+    what it takes to give each of them one token, by :class:`StepCost`, or ``step_tokens`` tokens where the operator
+    fixed them: nobody's next token waits for a long prompt or draft of somebody else.
+
+    Args:
+        step_tokens: most tokens of a step while others are served; None for as many as the cost of steps allows.
+        cache_tokens: tokens that the engine's caches hold together. Only so many prompts are read at once as fit: in
+            turns, they would evict each other for ever.
+        most_sequences: in one step.
+    """
+
+    def __init__(
+        self,
+        cost: StepCost,
+        step_tokens: int | None = None,
+        cache_tokens: int = 1 << 60,
+        most_sequences: int = MOST_SEQUENCES,
+    ) -> None:
+        self._cost, self._step_tokens, self._cache_tokens = cost, step_tokens, cache_tokens
+        self._most_sequences = most_sequences
+        self._queue: list[Waiting] = []  # those served least recently first
+        self._served: dict[int, float] = {}  # sequence -> last step that gave it a token
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def serving(self) -> int:
+        """Sequences that got a token lately, or wait for their first."""
+        return len(self._served.keys() | {waiting.job.sequence for waiting in self._queue if not waiting.background})
+
+    def add(self, waiting: Waiting) -> None:
+        self._queue.append(waiting)
+
+    def drop(self, job: Job) -> None:
+        """Forget a job; nothing where it is not waiting."""
+        self._queue = [waiting for waiting in self._queue if waiting.job is not job]
+
+    def rest(self, sequence: int) -> None:
+        """A sequence's answer has ended, or its client is gone: nobody waits for its next token."""
+        self._served.pop(sequence, None)
+
+    def plan(self, now: float, held: Held, *, aside: bool = True) -> Step:
+        """The next step; without pieces where nothing waits. Jobs in it stay in the queue until :meth:`stepped`.
+
+        Args:
+            aside: whether jobs in the background may have it where no other wants it.
+        """
+        step = Step()
+        self._served = {sequence: at for sequence, at in self._served.items() if now - at < ATTENTIVE_S}
+        queue: list[tuple[Waiting, int]] = []
+        wanted = [waiting for waiting in self._queue if not waiting.background]
+        for waiting in wanted or (self._queue if aside else []):
+            try:
+                queue.append((waiting, held(waiting.job.sequence, waiting.job.prefix)))
+            except Exception as error:
+                step.failed.append((waiting.job, error))
+        for job, _ in step.failed:
+            self.drop(job)
+        rounds = [entry for entry in queue if not entry[0].job.prefills(entry[1])][: self._most_sequences]
+        prefills = [entry for entry in queue if entry[0].job.prefills(entry[1])]
+        if self._served and not wanted:
+            rounds = rounds[: self._few(rounds)]
+        self._add_rounds(step, rounds, alone=self._alone([entry[0] for entry in queue]))
+        self._add_prefills(step, self._admitted(prefills, rounds))
+        return step
+
+    def stepped(self, step: Step, now: float) -> None:
+        """A step was run and its outcomes are taken: jobs that are done leave, the others line up behind."""
+        for piece in step.pieces:
+            piece.waiting.started = True
+            heard = piece.waiting.job.done and not piece.waiting.background
+            if heard and piece.waiting in self._queue:  # else its client left in the middle
+                self._served[piece.waiting.job.sequence] = now
+        ran = {id(piece.waiting) for piece in step.pieces}
+        behind = [waiting for waiting in self._queue if id(waiting) in ran and not waiting.job.done]
+        self._queue = [waiting for waiting in self._queue if id(waiting) not in ran] + behind
+
+    def _few(self, rounds: Sequence[tuple[Waiting, int]]) -> int:
+        """How many rounds go into a step that nobody who is being served wants."""
+        context = max((len(waiting.job.prefix) for waiting, _ in rounds), default=0)
+        base = self._cost.seconds(1, context, context)
+        return 1 + self._cost.fitting((ASIDE_STRETCH - 1) * base, context)
+
+    def _alone(self, queue: Sequence[Waiting]) -> bool:
+        """Whether only one sequence waits or was served lately."""
+        return len({waiting.job.sequence for waiting in queue} | self._served.keys()) <= 1
+
+    def _add_rounds(self, step: Step, rounds: Sequence[tuple[Waiting, int]], *, alone: bool) -> None:
+        """Give each round what it lacks and an equal share of what drafts may have."""
+        sure = [max(1, len(waiting.job.prefix) - held) for waiting, held in rounds]
+        wanted = [waiting.job.draft_length for waiting, _ in rounds]
+        room = self._draft_room(rounds, sum(sure), alone=alone)
+        for share, (waiting, held), least in zip(_shares(wanted, room), rounds, sure, strict=True):
+            step.pieces.append(Piece(waiting, waiting.job.request(held, least + share), held))
+
+    def _admitted(
+        self, prefills: Sequence[tuple[Waiting, int]], rounds: Sequence[tuple[Waiting, int]]
+    ) -> list[tuple[Waiting, int]]:
+        """The prompts that fit into the cache beside the rounds, at least one; those that were begun come first."""
+        room = self._cache_tokens - sum(_room_of(waiting.job) for waiting, _ in rounds)
+        admitted: set[int] = set()
+        for waiting, _ in sorted(prefills, key=lambda entry: (not entry[0].started, entry[0].since)):
+            room -= _room_of(waiting.job)
+            if admitted and room < 0:
+                break
+            admitted.add(id(waiting))
+        return [entry for entry in prefills if id(entry[0]) in admitted]
+
+    def _add_prefills(self, step: Step, prefills: Sequence[tuple[Waiting, int]]) -> None:
+        """Whose turn it is gets half of the room, the prompt with the least left the rest: short ones pass."""
+        if not prefills:
+            return
+        shortest = min(prefills, key=lambda entry: len(entry[0].job.prefix) - entry[1])
+        turns = [prefills[0], *([] if shortest is prefills[0] else [shortest])]
+        turns += [entry for entry in prefills[1:] if entry is not shortest]
+        for number, (waiting, held) in enumerate(turns):
+            room = self._prefill_room(step, waiting, held)
+            if room < 1 or len(step.pieces) >= self._most_sequences + 1:
+                return
+            half = number == 0 and shortest is not prefills[0]
+            step.pieces.append(Piece(waiting, waiting.job.request(held, max(1, room // 2) if half else room), held))
+
+    def _draft_room(self, rounds: Sequence[tuple[Waiting, int]], sure: int, *, alone: bool) -> int:
+        """Drafted tokens that all rounds of a step together may have, besides ``sure`` other tokens."""
+        if self._step_tokens is not None and not alone:
+            return max(0, self._step_tokens - sure)
+        context = max((len(waiting.job.prefix) for waiting, _ in rounds), default=0)
+        base = self._cost.seconds(sure, sure * context, len(rounds) * context)
+        longest = max(LONGEST_S, 2 * base)
+        return self._cost.fitting((longest if alone else min(DRAFT_STRETCH * base, longest)) - base, context)
+
+    def _prefill_room(self, step: Step, waiting: Waiting, held: int) -> int:
+        """Tokens of prefill that still go into the step."""
+        first = len(_rounds_of(step)) == len(step.pieces)
+        others = bool(_rounds_of(step) or self._served.keys() - {waiting.job.sequence})
+        if others and self._step_tokens is not None:
+            return max(self._step_tokens - step.tokens, self._step_tokens // 4 if first else 0, 0)
+        base = self._base(step)
+        longest = STRETCH * base if others else max(LONGEST_S, 2 * base)
+        taken = self._cost.seconds(step.tokens, step.products, step.contexts + held)
+        room = self._cost.fitting(longest - taken, held)
+        return max(room, 1) if first else room  # the first one always goes on, however full the step is
+
+    def _base(self, step: Step) -> float:
+        """Seconds of one token for each sequence that is served."""
+        rounds = _rounds_of(step)
+        context = max((len(piece.request.prefix) for piece in rounds), default=0)
+        count = max(1, len(rounds))
+        return self._cost.seconds(count, count * context, count * context)
+
+
+def _rounds_of(step: Step) -> list[Piece]:
+    """The pieces of a step that belong to no prompt."""
+    return [
+        piece
+        for piece in step.pieces
+        if piece.request.sampling is not None and not piece.waiting.job.prefills(piece.held)
+    ]
+
+
+def _room_of(job: Job) -> int:
+    """Tokens that the engine sets aside for a job's sequence at most."""
+    return len(job.prefix) + job.draft_length + 128
+
+
+def _shares(wanted: Sequence[int], room: int) -> list[int]:
+    """Share ``room`` evenly: ``_shares([1, 8, 8], 11)`` -> ``[1, 5, 5]``; what is left over goes to the first ones."""
+    shares = [0] * len(wanted)
+    open_ = [index for index, want in enumerate(wanted) if want]
+    while open_ and room > 0:
+        each = max(1, room // len(open_))
+        for index in list(open_):
+            given = min(each, wanted[index] - shares[index], room)
+            shares[index] += given
+            room -= given
+            if shares[index] == wanted[index]:
+                open_.remove(index)
+    return shares

@@ -1,0 +1,132 @@
+"""Does what a session asks of the engine, and drafts for it where the server is the one to draft."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+from moa_runtime.session.handshake import fault
+from moa_runtime.session.work import RowsWork, Verify
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.drafting.server_drafting import Proposal
+from moa_server.edge.rate_limits import Budgets, Kind
+from moa_server.parts import Parts
+from moa_server.refusals import busy
+from moa_server.scheduling.rounds import job_of, take_rows, verdict_of
+from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, Job
+from moa_server.sessions import Conversation
+
+
+class SessionWork:
+    """The work of one connection, one piece after the other.
+
+    Args:
+        budgets: of the bearer. Beyond them work waits.
+
+    Attributes:
+        track: of the timeline, for spans ``verify`` (queueing included).
+        verdicts, committed: how many there were, and tokens in them.
+    """
+
+    def __init__(self, parts: Parts, budgets: Budgets) -> None:
+        self.track = ""
+        self.verdicts = self.committed = 0
+        self._parts, self._budgets = parts, budgets
+        self._doing: asyncio.Future[wire.ServerMessage | None] | None = None
+
+    def abandon(self) -> None:
+        """Nobody waits for the piece that is being done."""
+        if self._doing is not None:
+            self._doing.cancel()
+
+    async def do(self, conversation: Conversation, work: Verify | RowsWork) -> wire.ServerMessage | None:
+        """One piece: the verdict, or the fault that answers instead; None for memory rows, and where it was abandoned.
+
+        Raises:
+            GivenUpError: the verifier ends.
+        """
+        settings = self._parts.settings
+        doing = self._rows(conversation, work) if isinstance(work, RowsWork) else self._verdict(conversation, work)
+        self._doing = asyncio.ensure_future(doing)
+        try:
+            await asyncio.wait({self._doing})
+            return None if self._doing.cancelled() else self._doing.result()
+        except ExpiredError:
+            text = f"the verifier is too busy: no verdict within {settings.answer_seconds:g} seconds"
+            return busy(text, settings)
+        except EngineFailedError:
+            text = "the verifier failed on this frame; sending it again may help"
+            return fault(wire.FAULT_CODE_INTERNAL, text, retry_after_ms=settings.retry_after_ms)
+        finally:
+            self._doing.cancel()
+            self._doing = None
+
+    async def _rows(self, conversation: Conversation, work: RowsWork) -> None:
+        job = job_of(work, conversation.sequence)
+        await self._parts.worker.run(job, self._parts.settings.answer_seconds)
+        take_rows(conversation.session, job)
+
+    async def _verdict(self, conversation: Conversation, work: Verify) -> wire.ServerMessage:
+        parts, began, began_ns = self._parts, time.monotonic(), time.time_ns()
+        work, proposal = await self._drafted(conversation, work)
+        job = job_of(work, conversation.sequence)
+        used = {Kind.PREFILL_TOKENS: work.supplied, Kind.DRAFTED_TOKENS: len(work.draft)}
+        charges = [(kind, amount) for kind, amount in used.items() if amount]
+        owed_s = max((self._budgets.wait_s(kind, amount) for kind, amount in charges), default=0.0)
+        try:
+            await parts.worker.run(job, parts.settings.answer_seconds, owed_s)
+        except BaseException:
+            for kind, amount in charges:
+                self._budgets.give_back(kind, amount)
+            raise
+        draft_s = 0.0 if proposal is None else proposal.seconds
+        sharing = parts.worker.serving
+        verdict = verdict_of(conversation.session, work, job, job.seconds, draft_s, sharing)
+        verdict.verdict.drafts_wanted = parts.store.asks(conversation)
+        if proposal is not None:
+            self._learn(conversation, work, proposal, job, time.monotonic() - began, sharing)
+        if verdict.verdict.finish:
+            parts.worker.rest(conversation.sequence)
+        counts = {"drafted": len(work.draft), "accepted": verdict.verdict.accepted, "prefill": work.supplied}
+        parts.timeline.span("verify", began_ns, time.time_ns(), self.track, **counts, steps=job.steps)
+        committed = len(verdict.verdict.tokens)
+        parts.metrics.decided(drafted=len(work.draft), accepted=verdict.verdict.accepted, committed=committed)
+        self.verdicts += 1
+        self.committed += committed
+        return verdict
+
+    async def _drafted(self, conversation: Conversation, work: Verify) -> tuple[Verify, Proposal | None]:
+        """Work that no frame asked for, with a draft of the server's own if its bearer need not wait for that."""
+        drafts, sequence = self._parts.drafts, conversation.sequence
+        if drafts is None or not work.pushed or self._budgets.wait_s(Kind.DRAFTED_TOKENS, 0):
+            return work, None
+        start = drafts.rows_from(sequence, work.prefix)
+        room = conversation.session.room
+        with self._parts.worker.coming():
+            proposal = await drafts.propose(sequence, work.prefix, work.sampling, room=room)
+        tree = proposal.tree
+        return replace(work, draft=tree.tokens, parents=tree.parents, rows_from=start), proposal
+
+    def _learn(
+        self,
+        conversation: Conversation,
+        work: Verify,
+        proposal: Proposal,
+        job: Job,
+        seconds: float,
+        sharing: int,
+    ) -> None:
+        """The server's drafter hears what became of its draft, which took so many seconds with its verdict."""
+        drafts, sequence = self._parts.drafts, conversation.sequence
+        assert drafts is not None
+        waited_s = max(0.0, seconds - proposal.seconds)
+        drafts.observe(
+            sequence,
+            proposal,
+            len(job.path),
+            waited_s=waited_s,
+            compute_s=job.seconds,
+            sharing=sharing,
+        )
+        drafts.add_rows(sequence, [*work.prefix, *(work.draft[index] for index in job.path)], job.rows)

@@ -1,0 +1,280 @@
+"""Runs jobs on an engine, step by step."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.engine.base import Engine
+from moa_server.logging import log_unexpected
+from moa_server.metrics import Metrics
+from moa_server.scheduling.batch_window import Announced
+from moa_server.scheduling.callers import Callers
+from moa_server.scheduling.load import Load
+from moa_server.scheduling.scheduler import Piece, Scheduler, Step, Waiting
+from moa_server.scheduling.step_cost import StepCost
+from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, GivenUpError, Job
+
+_log = logging.getLogger(__name__)
+
+
+#: Turns of the event loop between two steps: who was answered, and has more work at hand, hands it in. A conversation
+#: that the server drafts for needs more than ten until its next job is announced. A turn takes some 10 microseconds.
+_BREATHS = 40
+
+
+class Worker:
+    """One for an engine. All methods belong to the event loop's thread.
+
+    Args:
+        step_tokens: see :class:`Scheduler`.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        metrics: Metrics,
+        step_tokens: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.cost = StepCost()
+        self._announced = Announced(clock)
+        self._load = Load()
+        self._engine, self._metrics, self._clock = engine, metrics, clock
+        self._scheduler = Scheduler(self.cost, step_tokens, engine.cache_use[1])
+        self._callers = Callers()
+        self._released: set[int] = set()  # once the engine is done with their steps
+        self._under_way: asyncio.Task[set[int]] | None = None
+        self._unscheduled: dict[int, asyncio.Task[None]] = {}  # by sequence
+        self._more = asyncio.Event()
+        self._step_s = 0.0  # of the last step
+        self._given_up = False
+        self._loop: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        """Jobs that wait or are being worked on."""
+        return len(self._callers)
+
+    @property
+    def load(self) -> wire.Load:
+        """How busy it is, for a Welcome."""
+        return self._load.message(self._scheduler.serving)
+
+    @property
+    def serving(self) -> int:
+        """Sequences that wait for their next token, or got one lately; none is known of an engine that schedules
+        itself."""
+        return self._scheduler.serving
+
+    async def run(self, job: Job, within: float, after: float = 0.0, *, background: bool = False) -> None:
+        """Do a job; when this is cancelled, the job is dropped before the next step.
+
+        Args:
+            within: seconds that it may take once it has begun, whatever the engine does meanwhile.
+            after: seconds before it begins.
+            background: only in steps that no other job wants; an engine that schedules itself is not told.
+
+        Raises:
+            ExpiredError: it took longer.
+            EngineFailedError, GivenUpError: see there.
+        """
+        if self._given_up:
+            raise GivenUpError
+        result = self._callers.add(job)
+        unscheduled: asyncio.Task[None] | None = None
+        try:
+            if after > 0 and (await asyncio.wait({result}, timeout=after))[0]:
+                result.result()
+            waiting = Waiting(job, self._clock(), background)
+            if self._engine.capabilities.schedules_itself:
+                unscheduled = asyncio.create_task(self._run_unscheduled(waiting))
+            else:
+                self._schedule(waiting)
+            if not (await asyncio.wait({result}, timeout=within))[0]:
+                raise ExpiredError
+            result.result()
+        except ExpiredError:
+            self._metrics.dropped("expired")
+            raise
+        except EngineFailedError:
+            self._metrics.dropped("failed")
+            raise
+        except GivenUpError:
+            self._metrics.dropped("given up")
+            raise
+        except asyncio.CancelledError:
+            self._metrics.dropped("left")
+            raise
+        finally:
+            self._callers.remove(job)
+            self._scheduler.drop(job)
+            if unscheduled is not None:
+                unscheduled.cancel()
+
+    @contextlib.contextmanager
+    def coming(self) -> Iterator[None]:
+        """A job is prepared in this block, a draft say, and handed in behind it: the next step waits for it a little,
+        and none that only jobs in the background want begins meanwhile. An engine that schedules itself waits for
+        none."""
+        try:
+            with self._announced.coming():
+                yield
+        finally:
+            self._more.set()
+
+    def give_up(self) -> None:
+        """Whoever waits for a job, and whoever will, gets a GivenUpError."""
+        self._given_up = True
+        self._callers.fail_all(GivenUpError())
+
+    def rest(self, sequence: int) -> None:
+        """Nobody waits for the next token of a sequence: others may have all of a step."""
+        self._scheduler.rest(sequence)
+
+    def release(self, sequence: int) -> None:
+        """Let the engine forget a sequence, after the step under way."""
+        self.rest(sequence)
+        if self._under_way is not None or sequence in self._unscheduled:
+            self._released.add(sequence)
+        else:
+            self._engine.release(sequence)
+
+    async def close(self) -> None:
+        """Wait for the step under way, forget everything else. The engine stays open."""
+        if self._loop is not None:
+            self._loop.cancel()
+        ending = [self._loop, self._under_way, *self._unscheduled.values()]
+        await asyncio.gather(*filter(None, ending), return_exceptions=True)
+
+    # -- an engine that we schedule ----------------------------------------------------------------
+
+    def _schedule(self, waiting: Waiting) -> None:
+        self._scheduler.add(waiting)
+        self._more.set()
+        if self._loop is None:
+            self._loop = contextvars.Context().run(asyncio.create_task, self._run())  # it is nobody's own
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._turn()
+            except Exception as error:  # else nobody would ever get an answer again
+                log_unexpected(_log, "a step", error)
+                self._callers.fail_all(EngineFailedError())
+                await asyncio.sleep(0)  # they drop their jobs
+
+    async def _turn(self) -> None:
+        """Take one step, or wait until there is something to do."""
+        await _breathe()
+        if len(self._scheduler) and await self._announced.wait(self._step_s):
+            await _breathe()
+        coming = self._announced.any
+        step = self._scheduler.plan(self._clock(), self._engine.held, aside=not coming)
+        for job, error in step.failed:
+            self._callers.log_failure(job, error)
+            self._callers.fail(job)
+        if step.pieces:
+            await self._take_step(step)
+        elif coming or not len(self._scheduler):
+            self._more.clear()
+            await self._more.wait()
+
+    async def _take_step(self, step: Step) -> None:
+        began = self._clock()
+        self._under_way = asyncio.create_task(self._step(step.pieces))
+        failures = await asyncio.shield(self._under_way)  # a step is never broken off
+        ended = self._clock()
+        self._step_s = ended - began
+        self._load.stepped(began - min(piece.waiting.since for piece in step.pieces), ended - began)
+        if not failures and step.tokens:  # memory rows alone tell nothing of the target
+            self.cost.observe(step.tokens, step.products, step.contexts, max(ended - began, 1e-6))
+        self._metrics.stepped(step, began, ended)
+        self._scheduler.stepped(step, ended)
+        for piece in step.pieces:
+            job = piece.waiting.job
+            job.seconds += ended - began
+            if id(job) in failures:
+                self._scheduler.drop(job)
+                self._callers.fail(job)
+            elif job.done:
+                self._callers.resolve(job)
+
+    async def _step(self, pieces: list[Piece]) -> set[int]:
+        """Run one step; where it fails, each piece alone, so that one that the engine cannot do harms no other.
+
+        Returns:
+            identities of the jobs that failed alone too.
+        """
+        try:
+            return await self._step_or_split(pieces)
+        finally:
+            self._under_way = None
+            while self._released:
+                self._engine.release(self._released.pop())
+
+    async def _step_or_split(self, pieces: list[Piece]) -> set[int]:
+        try:
+            outcomes = await self._engine.step([piece.request for piece in pieces])
+        except (Exception, asyncio.CancelledError) as error:  # a step is not ours to cancel: an engine's own fault
+            if len(pieces) > 1:
+                return set().union(*[await self._step_or_split([piece]) for piece in pieces])
+            job = pieces[0].waiting.job
+            self._callers.log_failure(job, error)
+            return {id(job)}
+        for piece, outcome in zip(pieces, outcomes, strict=True):
+            piece.waiting.job.take(piece.request, outcome)
+        return set()
+
+    # -- an engine that schedules itself -----------------------------------------------------------
+
+    async def _run_unscheduled(self, waiting: Waiting) -> None:
+        """Do a job, once the engine is done with the sequence's job before; that may have been dropped."""
+        sequence = waiting.job.sequence
+        while (before := self._unscheduled.get(sequence)) is not None:
+            await asyncio.wait({before})
+        steps = self._unscheduled[sequence] = asyncio.create_task(self._steps(waiting))
+        steps.add_done_callback(lambda _: self._left(sequence))
+        try:
+            await asyncio.wait({steps})
+        finally:
+            steps.cancel()
+
+    def _left(self, sequence: int) -> None:
+        """The engine is done with a job of the sequence."""
+        del self._unscheduled[sequence]
+        if sequence in self._released:
+            self._released.remove(sequence)
+            self._engine.release(sequence)
+
+    async def _steps(self, waiting: Waiting) -> None:
+        job, most = waiting.job, self._engine.max_context
+        try:
+            while not job.done:
+                held = self._engine.held(job.sequence, job.prefix)
+                piece = Piece(waiting, job.request(held, most), held)
+                began = self._clock()
+                [outcome] = await self._engine.step([piece.request])
+                job.take(piece.request, outcome)
+                ended = self._clock()
+                job.seconds += ended - began
+                self._metrics.stepped(Step([piece]), began, ended)
+                waiting.started = True
+        except Exception as error:
+            self._callers.log_failure(job, error)
+            self._callers.fail(job)
+        except asyncio.CancelledError:  # the job was dropped; else it is the engine's own fault
+            self._callers.fail(job)
+            raise
+        else:
+            self._callers.resolve(job)
+
+
+async def _breathe() -> None:
+    for _ in range(_BREATHS):
+        await asyncio.sleep(0)

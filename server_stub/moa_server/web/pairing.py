@@ -1,0 +1,163 @@
+"""How a phone gets to the page: this machine's addresses, a QR code for a terminal, and what the phone has to trust."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import ipaddress
+import os
+import re
+import secrets
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from moa_runtime.errors import MoaError
+from moa_runtime.sockets import is_loopback
+
+AUTHORITY_PATH = "/ca.crt"
+
+#: Addresses of documentation (RFC 5737, 3849): nothing is sent there, but a route to them says which address is ours.
+_ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*")
+_QUIET_ZONE = 2  # the standard says 4, scanners are content with less, and a terminal has few lines
+
+
+def hosts_of(host: str) -> list[str]:
+    """Under what others reach a verifier that listens on ``host``, as far as this machine knows: addresses, then names.
+
+    Args:
+        host: an address, a name, or ``0.0.0.0`` or ``::`` for all addresses.
+    """
+    if host not in ("0.0.0.0", "::", ""):
+        return [host]
+    families = (socket.AF_INET,) if host == "0.0.0.0" else (socket.AF_INET, socket.AF_INET6)
+    found = [*_addresses_with_a_route(families), *_addresses_of_the_name(families)]
+    addresses = [each for each in dict.fromkeys(found) if _reachable(each)]
+    return addresses + _names()
+
+
+def page_urls(scheme: str, hosts: Iterable[str], port: int) -> list[str]:
+    """The page's address under each host."""
+    usual = port == {"http": 80, "https": 443}[scheme]
+    return [f"{scheme}://{f'[{host}]' if ':' in host else host}{'' if usual else f':{port}'}/" for host in hosts]
+
+
+def link_with_token(url: str, token: str) -> str:
+    """The page's address with the token in its fragment, which a browser sends to nobody."""
+    return f"{url}#token={quote(token, safe='')}" if token else url
+
+
+def qr_code(text: str) -> str | None:
+    """Lines that a terminal shows as a QR code, black on white in every colour scheme; None without segno."""
+    if importlib.util.find_spec("segno") is None:
+        return None
+    import segno
+
+    matrix = segno.make(text, error="l", micro=False, boost_error=False).matrix
+    width = len(matrix) + 2 * _QUIET_ZONE
+    blank = [0] * width
+    rows = [[*[0] * _QUIET_ZONE, *row, *[0] * _QUIET_ZONE] for row in matrix]
+    rows = [*[blank] * _QUIET_ZONE, *rows, *[blank] * (_QUIET_ZONE + len(matrix) % 2)]
+    # Two modules in a character: the upper one is its ink where the block is an upper half.
+    shown = {(0, 0): " ", (1, 0): "▀", (0, 1): "▄", (1, 1): "█"}
+    lines = (
+        "".join(shown[pair] for pair in zip(upper, lower, strict=True))
+        for upper, lower in zip(rows[::2], rows[1::2], strict=True)
+    )
+    return "\n".join(f"\x1b[30;107m{line}\x1b[0m" for line in lines)
+
+
+def invitation(
+    urls: Sequence[str], *, token: str, token_from: str, fingerprint: str | None, secure: bool, drawn: bool
+) -> str:
+    """What the operator is told once clients may connect.
+
+    Args:
+        urls: of the page, the best one first; none where this machine knows no address of its own.
+        token: for the QR code; empty where none is asked for, or it is not known here.
+        token_from: where the user of the page finds the token that it asks for; empty where none is asked for.
+        fingerprint: of the authority that a phone has to trust; None where the certificate is the operator's own.
+        secure: whether the page is served over TLS.
+        drawn: whether this goes to a terminal, which shows a QR code. It has the token, so a log must not get one.
+    """
+    if not urls:
+        return "moa-serve: this machine knows no address of its own; name one with --host"
+    lines = [f"moa-serve: the page: {'  '.join(urls)}"]
+    if token_from:
+        lines.append(f"It asks for a token: {token_from}.")
+    if is_loopback(urlsplit(urls[0]).hostname or ""):
+        return "\n".join(lines)
+    if drawn:
+        code = qr_code(link_with_token(urls[0], token))
+        lines.append(code or 'pip install "moa-edge[web]" draws a QR code of it here.')
+        if code and token:
+            lines.append("The code has the token: who takes a picture of it can use this verifier.")
+    if fingerprint is not None:
+        lines += [
+            f"A phone must trust this verifier's authority once: open {urls[0].rstrip('/')}{AUTHORITY_PATH} there,",
+            "past the browser's warning, and install what it downloads. Its SHA-256 fingerprint is",
+            f"  {fingerprint}",
+            "Android: Settings, Security, Encryption & credentials, Install a certificate, CA certificate.",
+            "iOS: Settings, Profile downloaded; then switch it on in General, About, Certificate Trust Settings.",
+        ]
+    elif not secure:
+        lines.append(
+            "Without TLS a browser lets the page store and compute nothing on the phone: it only works online. "
+            "--tls-cert auto makes it whole."
+        )
+    return "\n".join(lines)
+
+
+def kept_token(file: Path) -> str:
+    """The token in a file that only the user may read, made now where there is none: a phone keeps it across starts.
+
+    Raises:
+        MoaError: the file cannot be read or written.
+    """
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="ascii") as made:
+                made.write(secrets.token_urlsafe(24))
+        token = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise MoaError(f"no token can be kept in {file}: {error}") from error
+    if not token:
+        raise MoaError(f"the file {file} has no token: remove it, and one is made")
+    return token
+
+
+def _addresses_with_a_route(families: Iterable[int]) -> Iterable[str]:
+    for family, elsewhere in _ELSEWHERE:
+        if family in families:
+            try:
+                with socket.socket(family, socket.SOCK_DGRAM) as routed:
+                    routed.connect((elsewhere, 9))
+                    yield str(routed.getsockname()[0])
+            except OSError:  # no such network
+                continue
+
+
+def _addresses_of_the_name(families: Iterable[int]) -> Iterable[str]:
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        return
+    yield from (str(address[0]) for family, _, _, _, address in found if family in families)
+
+
+def _reachable(address: str) -> bool:
+    """Whether other machines can use it: no loopback, and none that is good on one link only."""
+    number = ipaddress.ip_address(address.partition("%")[0])
+    return not (number.is_loopback or number.is_link_local or number.is_unspecified)
+
+
+def _names() -> list[str]:
+    """This machine's name, with ``.local`` where it is a bare one, as multicast DNS announces it."""
+    name = socket.gethostname().lower().rstrip(".")
+    if not _NAME.fullmatch(name) or name.startswith("localhost"):
+        return []
+    return [name if "." in name else f"{name}.local"]
