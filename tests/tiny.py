@@ -107,31 +107,25 @@ def make_tiny_drafter(target_folder: Path, folder: Path, *, seed: int = 1) -> Pa
     return folder
 
 
-def tiny_with_layers(
-    drafter_folder: Path, target: Target, last: int = 0, first: int = 0, *, trained: bool = False
-) -> MoADrafter:
-    """The drafter of :func:`make_tiny_drafter` with so many of the target's last and first layers, bound to it.
+def tiny_with_layers(drafter_folder: Path, target: Target, count: int, *, trained: bool = False) -> MoADrafter:
+    """The drafter of :func:`make_tiny_drafter` with ``count`` of the target's last layers, bound to it.
 
-    What first layers compute is looked at, and trained copies are no longer the target's.
+    Trained copies are no longer the target's.
     """
     import torch
 
     from moa_drafter.checkpoint import load_checkpoint
     from moa_drafter.training.target_layers import with_target_layers
 
-    drafter = with_target_layers(load_checkpoint(drafter_folder), last, first, trained=trained)
+    drafter = with_target_layers(load_checkpoint(drafter_folder), count, trained=trained)
     drafter.bind_target(target.embedding, target.head, target.layers)
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(2)
         drafter.norm.load_state_dict(target.model.model.norm.state_dict())
-        if first:
-            drafter.below_proj.weight.normal_(std=0.1)
-            drafter.below_norm.weight.uniform_(0.5, 1.5)
         if trained:
             drafter.start_copies(target.layers)
-            for part in (drafter.below, drafter.tail):
-                for weight in part.parameters():
-                    weight.mul_(1 + 0.1 * torch.randn_like(weight))
+            for weight in drafter.tail.parameters():
+                weight.mul_(1 + 0.1 * torch.randn_like(weight))
     return drafter.eval()
 
 

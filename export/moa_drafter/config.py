@@ -13,6 +13,12 @@ from moa_drafter.config_fields import ConfigError, check_fields
 #: More numbers than a layer of any model has in one direction; a file that asks for more is wrong.
 _WIDEST = 1 << 17
 
+#: Why a checkpoint, training run or configuration of version 0.1.0 cannot be used.
+FIRST_LAYERS = (
+    "first_layers must be 0: drafters with copies of the target's first layers are no longer supported "
+    "(target_layers, copies of its last ones, are)"
+)
+
 
 @dataclass(frozen=True)
 class LayerDims:
@@ -53,9 +59,8 @@ class DrafterConfig:
     self-attention's width is the target's key-value vector, ``target_kv_size``. It sees the target
     layers named in ``lsa_layers``; the published drafter sees all of them.
 
-    ``first_layers`` and ``target_layers`` are how many copies of the target's first and last layers the device half
-    contains: the former below the self-attention, the latter behind the cross-attention. They are the target's own,
-    frozen and no part of a checkpoint, unless ``trained_target_layers``.
+    ``target_layers`` is how many copies of the target's last layers the device half contains, after the
+    cross-attention. They are the target's own, frozen and no part of a checkpoint, unless ``trained_target_layers``.
 
     ``sharpness`` is the one number that fixes no shape: see :meth:`moa_drafter.drafter.Drafter.sharpen`.
     """
@@ -75,7 +80,6 @@ class DrafterConfig:
     target_fingerprint: str = ""
     architecture: str = "moa"
     target_layers: int = 0
-    first_layers: int = 0
     trained_target_layers: bool = False
     sharpness: float = 1.0
 
@@ -97,23 +101,17 @@ class DrafterConfig:
         self._check_target_layers()
 
     def _check_target_layers(self) -> None:
-        for name in ("target_layers", "first_layers"):
-            count = getattr(self, name)
-            if not isinstance(count, int) or not 0 <= count < self.target_num_layers:
-                raise ConfigError(
-                    f"{name} must lie in 0..{self.target_num_layers - 1} (the target has "
-                    f"{self.target_num_layers} layers), not {count!r}"
-                )
-        if self.copied_layers >= self.target_num_layers:
+        count = self.target_layers
+        if not isinstance(count, int) or not 0 <= count < self.target_num_layers:
             raise ConfigError(
-                f"first_layers and target_layers must together be fewer than the target's {self.target_num_layers} "
-                f"layers, not {self.first_layers} and {self.target_layers}"
+                f"target_layers must lie in 0..{self.target_num_layers - 1} (the target has "
+                f"{self.target_num_layers} layers), not {count!r}"
             )
-        if self.trained_target_layers and not self.copied_layers:
-            raise ConfigError("no layer of the target to train: set first_layers or target_layers")
-        if self.target_layers and not self.final_norm:
+        if self.trained_target_layers and not count:
+            raise ConfigError("no layer of the target to train: set target_layers")
+        if count and not self.final_norm:
             raise ConfigError("target_layers need the norm that follows them: set final_norm")
-        if self.copied_layers and 2 * self.decoder.num_kv_heads * self.decoder.head_dim != self.target_kv_size:
+        if count and 2 * self.decoder.num_kv_heads * self.decoder.head_dim != self.target_kv_size:
             raise ConfigError(
                 "layers of the target need a decoder of its shape: its keys and values of a token are "
                 f"{2 * self.decoder.num_kv_heads * self.decoder.head_dim} numbers, the target's {self.target_kv_size}"
@@ -122,22 +120,12 @@ class DrafterConfig:
     @property
     def step_layers(self) -> int:
         """Decoder layers that a drafting step runs."""
-        return 2 + self.copied_layers
-
-    @property
-    def copied_layers(self) -> int:
-        """Copies of the target's layers among them."""
-        return self.first_layers + self.target_layers
+        return 2 + self.target_layers
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys, or of values, in a cache entry: those of the ``first_layers``, of the self-attention, then of
-        the ``target_layers``."""
-        return (1 + self.copied_layers) * self.decoder.num_kv_heads
-
-    @property
-    def row_heads(self) -> int:
-        """Heads of keys, or of values, in a memory row: those of the cross-attention, then of the ``target_layers``."""
+        """Heads of keys, or of values, in a cache entry and in a memory row: those of the self-attention or of the
+        cross-attention, then of the ``target_layers``."""
         return (1 + self.target_layers) * self.decoder.num_kv_heads
 
     @property
@@ -148,18 +136,22 @@ class DrafterConfig:
     @property
     def memory_row_size(self) -> int:
         """Numbers in one memory row: all its keys and values."""
-        return 2 * self.row_heads * self.decoder.head_dim
+        return 2 * self.kv_heads * self.decoder.head_dim
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @classmethod
     def from_mapping(cls, raw: Mapping[str, Any]) -> DrafterConfig:
-        """Parse what :meth:`to_json` wrote.
+        """Parse what :meth:`to_json` wrote, also that of version 0.1.0, which had a field ``first_layers``.
 
         Raises:
-            ConfigError: an unknown or missing field, or a value out of range.
+            ConfigError: an unknown or missing field, a value out of range, or a drafter with copies of the target's
+                first layers.
         """
+        raw = dict(raw)
+        if raw.pop("first_layers", 0) != 0:
+            raise ConfigError(FIRST_LAYERS)
         check_fields(cls, raw)
         layers = {name: LayerDims.from_mapping(raw[name], name) for name in ("decoder", "layer_attention")}
         return cls(**{**raw, **layers, "lsa_layers": tuple(raw["lsa_layers"])})
@@ -171,7 +163,6 @@ def config_for_target(
     draft_vocab_size: int,
     lsa_layers: int = 6,
     target_layers: int = 0,
-    first_layers: int = 0,
     trained_target_layers: bool = False,
     target_fingerprint: str = "",
 ) -> DrafterConfig:
@@ -183,7 +174,7 @@ def config_for_target(
         target: the target's transformers configuration.
         draft_vocab_size: rows of the draft head, at most the target's vocabulary.
         lsa_layers: how many target layers, evenly spaced and ending with the last, are seen.
-        target_layers, first_layers, trained_target_layers: see :class:`DrafterConfig`.
+        target_layers, trained_target_layers: see :class:`DrafterConfig`.
         target_fingerprint: see :func:`moa_drafter.target.target_fingerprint`.
 
     Raises:
@@ -192,7 +183,7 @@ def config_for_target(
     head_dim, kv_size = head_size(target), key_value_size(target)
     layers = target.num_hidden_layers
     seen = min(lsa_layers, layers)
-    if target_layers or first_layers:
+    if target_layers:
         check_copied_exactly(target)
     return DrafterConfig(
         target_num_layers=layers,
@@ -219,7 +210,6 @@ def config_for_target(
         max_position_embeddings=target.max_position_embeddings,
         target_fingerprint=target_fingerprint,
         target_layers=target_layers,
-        first_layers=first_layers,
         trained_target_layers=trained_target_layers,
     )
 

@@ -17,7 +17,7 @@ from moa_runtime.bundle import TensorSpec
 def signature(config: DrafterConfig | TokenConfig, top_k: int) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """Inputs and outputs of the device half, see :func:`signature_of`."""
     kv_shape, top_k = (config.kv_heads, config.decoder.head_dim), min(top_k, config.draft_vocab_size)
-    return signature_of(kv_shape, top_k, row_heads=config.row_heads if isinstance(config, DrafterConfig) else 0)
+    return signature_of(kv_shape, top_k, row_heads=config.kv_heads if isinstance(config, DrafterConfig) else 0)
 
 
 def signature_of(
@@ -80,21 +80,17 @@ class DeviceHalf(nn.Module):
         heads = self.drafter.config.decoder.num_kv_heads
         # Without any row there is one of zeros, see MoaDrafter.
         given = memory_keys[0].ne(0).any()
-        angles, cached = self.drafter.angles(positions), by_layer(self_keys, self_values, heads)
-        count = len(self.drafter.below)
-        x, below = self.drafter.run_below(self.embed(tokens), angles, self_mask, cached[:count])
-        hidden, above = self.drafter.draft(
-            x,
-            angles,
+        hidden, new = self.drafter.draft(
+            self.embed(tokens),
+            self.drafter.angles(positions),
             queries,
             self_mask,
             memory=by_layer(memory_keys, memory_values, heads),
             memory_mask=None,
             tail_mask=self_mask,
-            cached=cached[count:],
+            cached=by_layer(self_keys, self_values, heads),
             with_rows=lambda rows, own: (in_place(rows[0], own[0], given), in_place(rows[1], own[1], given)),
         )
-        new = [*below, *above]
         keys, values = new[0] if len(new) == 1 else (torch.cat(part, dim=1) for part in zip(*new, strict=True))
         return *self.drafter.candidates(hidden, self.top_k), keys, values
 

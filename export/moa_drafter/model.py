@@ -6,16 +6,11 @@ memory rows into draft logits. The training forward is the two halves run over a
 With target layer inference (section 3.3) the device half ends with the target's own last layers. There a token
 attends to what the target computed for the tokens it has processed, which travels in the memory rows, and to what
 the device computed for those it has not.
-
-The target's first layers may stand below the self-attention, which is then given their output, normed and projected,
-added to the embedding. It depends on the tokens alone, so on the device it is exactly what the target computes there,
-and nothing travels for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +19,7 @@ from torch import Tensor, nn
 from moa_drafter.compatibility import FitError
 from moa_drafter.config import DrafterConfig
 from moa_drafter.drafter import Drafter
-from moa_drafter.llama import DecoderLayer, KeysValues, RMSNorm, joined, rotary_angles, run_layers
+from moa_drafter.llama import DecoderLayer, KeysValues, RMSNorm, joined, rotary_angles
 from moa_drafter.target_features import Reads, TargetStates
 from moa_drafter.target_layers import copy_exactly, frozen_layers
 
@@ -47,32 +42,20 @@ class MoADrafter(Drafter):
         self.Ekv2E = nn.Linear(config.target_kv_size, hidden, bias=True)
         self.self_attention = DecoderLayer(config.decoder, eps)
         self.cross_attention = DecoderLayer(config.decoder, eps)
-        if config.first_layers:
-            self.below_norm = RMSNorm(hidden, eps)
-            self.below_proj = nn.Linear(hidden, hidden, bias=False)
-        # Copies of the target's first and last layers: frozen ones come with bind_target.
-        copies = (config.first_layers, config.target_layers) if config.trained_target_layers else (0, 0)
-        self.below, self.tail = (
-            nn.ModuleList(DecoderLayer(config.decoder, eps) for _ in range(count)) for count in copies
-        )
+        # Copies of the target's last layers: frozen ones come with bind_target.
+        copies = config.target_layers if config.trained_target_layers else 0
+        self.tail = nn.ModuleList(DecoderLayer(config.decoder, eps) for _ in range(copies))
         self.norm = RMSNorm(hidden, eps) if config.final_norm else nn.Identity()
 
     @property
     def reads(self) -> Reads:
-        """What its rows are made from, and for training the output of the target's first layers, if they are frozen."""
-        config = self.config
-        inner = (config.first_layers - 1,) if config.first_layers and not config.trained_target_layers else ()
-        return replace(self.row_reads, inner_layers=inner)
-
-    @property
-    def row_reads(self) -> Reads:
         """Keys and values of the layers that the layer self-attention sees, then of the tail's."""
         return Reads(kv_layers=self.config.lsa_layers + self.config.tail_layers)
 
     @property
     def device_layers(self) -> tuple[DecoderLayer, ...]:
         """The decoder layers of the device half, in order."""
-        return (*self.below, self.self_attention, self.cross_attention, *self.tail)
+        return (self.self_attention, self.cross_attention, *self.tail)
 
     @property
     def is_whole(self) -> bool:
@@ -82,11 +65,10 @@ class MoADrafter(Drafter):
     @property
     def frozen_parameters(self) -> int:
         """See :attr:`Drafter.frozen_parameters`: of the copies, unless they are trained."""
-        return sum(tensor.numel() for part in (self.below, self.tail) for tensor in part.buffers())
+        return sum(tensor.numel() for tensor in self.tail.buffers())
 
     def bind_target(self, embedding: Tensor, head: Tensor, layers: Sequence[nn.Module] = ()) -> None:
-        """See :meth:`Drafter.bind_target`; the first and the last of ``layers`` are copied, unless the
-        drafter has trained copies.
+        """See :meth:`Drafter.bind_target`; the last of ``layers`` are copied, unless the drafter has trained copies.
 
         Raises:
             FitError: layers that are missing, or have other parts or sizes than the drafter's own.
@@ -95,21 +77,10 @@ class MoADrafter(Drafter):
         config = self.config
         if config.trained_target_layers:
             return
-        if len(layers) < config.copied_layers:
-            raise FitError(f"the drafter contains {config.copied_layers} of the target's layers: bind them too")
-        self.below, self.tail = (
-            nn.ModuleList(frozen_layers(part, config.decoder, config.rms_norm_eps)).to(self.embedding)
-            for part in self._own_of(layers)
-        )
-
-    def start_below(self) -> None:
-        """Let the projection begin at zero, so that a drafter begins as it would without first layers.
-
-        What is projected begins in the size of the embedding: as the layers compute it, it is many times as large, and
-        a few steps of training would drown the embedding.
-        """
-        nn.init.zeros_(self.below_proj.weight)
-        self.below_norm.weight.data.fill_(float(self.embedding.square().mean().sqrt()))
+        if len(layers) < config.target_layers:
+            raise FitError(f"the drafter contains {config.target_layers} of the target's layers: bind them too")
+        copies = frozen_layers(layers[len(layers) - config.target_layers :], config.decoder, config.rms_norm_eps)
+        self.tail = nn.ModuleList(copies).to(self.embedding)
 
     def start_copies(self, layers: Sequence[nn.Module]) -> None:
         """Let the trained copies begin as the target's ``layers``.
@@ -117,13 +88,7 @@ class MoADrafter(Drafter):
         Raises:
             FitError: layers of other parts or sizes than the drafter's own.
         """
-        for ours, theirs in zip((self.below, self.tail), self._own_of(layers), strict=True):
-            copy_exactly(list(ours), theirs)  # type: ignore[arg-type]
-
-    def _own_of(self, layers: Sequence[nn.Module]) -> tuple[Sequence[nn.Module], Sequence[nn.Module]]:
-        """Those of the target's ``layers`` that the device half has copies of, the first ones and the last ones."""
-        config = self.config
-        return layers[: config.first_layers], layers[len(layers) - config.target_layers :]
+        copy_exactly(list(self.tail), layers[len(layers) - len(self.tail) :])  # type: ignore[arg-type]
 
     # -- server half ---------------------------------------------------------------------------
 
@@ -169,26 +134,6 @@ class MoADrafter(Drafter):
 
     # -- device half ---------------------------------------------------------------------------
 
-    def run_below(
-        self, x: Tensor, angles: tuple[Tensor, Tensor], self_mask: Tensor, cached: Sequence[KeysValues] = ()
-    ) -> tuple[Tensor, list[KeysValues]]:
-        """The target's first layers over new tokens; without any of them ``x`` as it is.
-
-        Args:
-            x: embeddings ``[T, hidden]``; the rest see :meth:`draft`, ``cached`` by these layers.
-
-        Returns:
-            what the self-attention is given, ``[T, hidden]``, and keys and values of the new tokens by layer.
-        """
-        if not self.below:
-            return x, []
-        inner, new = run_layers(list(self.below), x, angles, self_mask, past=cached)  # type: ignore[arg-type]
-        return self._with_inner(x, inner), new
-
-    def _with_inner(self, x: Tensor, inner: Tensor) -> Tensor:
-        """What the self-attention is given, from embeddings and what the first layers compute, ``[T, hidden]`` each."""
-        return x + self.below_proj(self.below_norm(inner))
-
     def draft(
         self,
         x: Tensor,
@@ -204,7 +149,7 @@ class MoADrafter(Drafter):
         """Device half from the self-attention up to the head.
 
         Args:
-            x: what :meth:`run_below` gives for new tokens, ``[T, hidden]``, and their ``angles``.
+            x: embeddings of new tokens, ``[T, hidden]``, and the ``angles`` of their positions.
             queries: indices ``[Q]`` of the tokens whose prediction is wanted.
             self_mask: boolean ``[T, S + T]``, true where a token may look, cached tokens first.
             memory: by layer, the cross-attention first, keys and values of memory rows ``[M, kv_heads, head_dim]``.
@@ -253,8 +198,7 @@ class MoADrafter(Drafter):
     def predict(self, batch: Batch) -> Tensor:
         """See :meth:`Drafter.predict`."""
         states, masks = batch.states, (batch.self_mask, batch.memory_mask)
-        inner = states.inner[:, 0] if self.reads.inner_layers else None
-        return self(batch.tokens, batch.positions, states.kv, *masks, batch.queries, inner)
+        return self(batch.tokens, batch.positions, states.kv, *masks, batch.queries)
 
     def forward(
         self,
@@ -264,7 +208,6 @@ class MoADrafter(Drafter):
         self_mask: Tensor,
         memory_mask: Tensor,
         queries: Tensor | None = None,
-        inner: Tensor | None = None,
     ) -> Tensor:
         """Training forward over packed conversations.
 
@@ -274,7 +217,6 @@ class MoADrafter(Drafter):
             self_mask, memory_mask: boolean ``[T, T]``; the latter says which rows each token may see. A token
                 that a query attends to without its row must see the rows that the query sees.
             queries: indices ``[Q]`` of the positions whose prediction is wanted; all when omitted.
-            inner: what the first layers compute, ``[T, hidden]``, where the target has told; they are run when omitted.
 
         Returns:
             normed hidden states ``[Q, hidden]``; :meth:`logits` makes them draft logits.
@@ -282,7 +224,6 @@ class MoADrafter(Drafter):
         angles = self.angles(positions)
         queries = torch.arange(len(tokens), device=tokens.device) if queries is None else queries
         x = self.embed(tokens)
-        x = self.run_below(x, angles, self_mask)[0] if inner is None else self._with_inner(x, inner)
         (keys, values), *tail_rows = self._row_parts(target_kv, angles)
         # As on the device: who sees no row at all sees one of zeros.
         zero = keys.new_zeros(1, *keys.shape[1:])

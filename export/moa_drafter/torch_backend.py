@@ -19,10 +19,7 @@ class TorchBackend(Backend):
 
     def __init__(self, drafter: MoADrafter, *, top_k: int) -> None:
         self._half = DeviceHalf(drafter, top_k=top_k).eval()
-        config = drafter.config
-        self._kv_shape, self._row_shape = (
-            (heads, config.decoder.head_dim) for heads in (config.kv_heads, config.row_heads)
-        )
+        self._kv_shape = (drafter.config.kv_heads, drafter.config.decoder.head_dim)
 
     @property
     def top_k(self) -> int:
@@ -31,10 +28,6 @@ class TorchBackend(Backend):
     @property
     def kv_shape(self) -> tuple[int, int]:
         return self._kv_shape
-
-    @property
-    def row_shape(self) -> tuple[int, int]:
-        return self._row_shape
 
     @property
     def max_positions(self) -> None:

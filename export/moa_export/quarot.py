@@ -13,7 +13,6 @@ from torch import Tensor
 
 from moa_drafter.checkpoint import DeviceDrafter
 from moa_drafter.llama import RMSNorm
-from moa_drafter.model import MoADrafter
 
 
 @torch.no_grad()
@@ -40,10 +39,6 @@ def rotate_residual_stream(drafter: DeviceDrafter) -> DeviceDrafter:
             norm.weight.fill_(1)
         for writer in (attention.o_proj, mlp.down_proj):
             writer.weight.copy_(rotation.T @ writer.weight)
-    if isinstance(drafter, MoADrafter) and drafter.config.first_layers:
-        projection, norm = drafter.below_proj.weight, drafter.below_norm.weight
-        projection.copy_(rotation.T @ (projection * norm) @ rotation)
-        norm.fill_(1)
     if isinstance(drafter.norm, RMSNorm):
         drafter.head = drafter.head * drafter.norm.weight
         drafter.norm.weight.fill_(1)

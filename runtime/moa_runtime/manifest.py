@@ -84,8 +84,7 @@ class Manifest:
 
     Attributes:
         target: the target's name, for messages; ``fingerprints.target`` is its identity.
-        kv_heads, head_dim: shape of one cache entry and, where there are rows, of a memory row's key and value; rows of
-            a drafter with first layers of the target have fewer heads: those of ``memory_keys`` in the graph's inputs.
+        kv_heads, head_dim: shape of one cache entry and, where there are rows, of a memory row's key and value.
         stop_tokens: ids that end the assistant's turn.
         special_tokens: the texts a chat template may name, such as ``{"eos_token": "<|im_end|>"}``.
         recipe: how the weights were rounded and what may be lost, in plain values.

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import json
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -23,21 +24,23 @@ from moa_drafter.config_fields import ConfigError
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import Reads, target_states
+from moa_drafter.training.config_file import read_settings
 from moa_drafter.training.losses import forward_kl
 from moa_drafter.training.masks import FutureLengths, packed_masks, row_limits
-from moa_drafter.training.target_layers import fit_to_target_layers, with_target_layers
+from moa_drafter.training.target_layers import fit_to_target_layers, start_target_layers, with_target_layers
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.errors import MoaError
 from tiny import tiny_with_layers
 
 TOKENS = torch.randint(3, 512, (26,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
-@pytest.fixture(scope="module", params=["0,0", "1,0", "3,0", "0,2", "1,2", "1,2,trained"])
+@pytest.fixture(scope="module", params=["0", "1", "3", "2,trained"])
 def drafter(request: pytest.FixtureRequest, tiny_drafter: Path, target: Target) -> MoADrafter:
-    """With so many of the target's last and first layers."""
-    last, first, *trained = request.param.split(",")
-    return tiny_with_layers(tiny_drafter, target, int(last), int(first), trained=bool(trained))
+    """With so many of the target's last layers."""
+    count, *trained = request.param.split(",")
+    return tiny_with_layers(tiny_drafter, target, int(count), trained=bool(trained))
 
 
 @torch.no_grad()
@@ -165,9 +168,12 @@ def test_a_node_of_a_tree_scores_like_the_chain_along_its_path(target: Target, d
         assert tree.scores[node] == pytest.approx(score, abs=5e-4)
 
 
-def test_training_leaves_the_targets_layers_alone(target: Target, tmp_path: Path) -> None:
+@pytest.mark.parametrize("copies", ["frozen", "trained"])
+def test_training_leaves_the_targets_layers_alone_or_trains_copies(target: Target, tmp_path: Path, copies: str) -> None:
     torch.manual_seed(0)
-    trained = new_drafter("moa", target, draft_vocab_size=512, lsa_layers=2, target_layers=1)
+    trained = new_drafter(
+        "moa", target, draft_vocab_size=512, lsa_layers=2, target_layers=1, trained_target_layers=copies == "trained"
+    )
     assert isinstance(trained, MoADrafter)
     trained.bind_target(target.embedding, target.head, target.layers)
     states = target_states(target, TOKENS, trained.reads)
@@ -184,10 +190,12 @@ def test_training_leaves_the_targets_layers_alone(target: Target, tmp_path: Path
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.7 * losses[0]
-    for name, tensor in trained.tail[0].named_buffers():
-        assert torch.equal(tensor, target.layers[-1].state_dict()[name])
+    tail = {**trained.tail[0].state_dict(), **dict(trained.tail[0].named_buffers())}
+    same = [torch.equal(tensor, target.layers[-1].state_dict()[name]) for name, tensor in tail.items()]
+    assert same == [copies == "frozen"] * 9
     save_checkpoint(trained, tmp_path, dtype=torch.float32)
-    assert not any(name.startswith("tail") for name in load_file(tmp_path / "model.safetensors"))
+    stored = [name for name in load_file(tmp_path / "model.safetensors") if name.startswith("tail")]
+    assert len(stored) == (9 if copies == "trained" else 0)
     again = load_bound(tmp_path, target)
     assert isinstance(again, MoADrafter) and again.config.target_layers == 1 and len(again.tail) == 1
     with torch.no_grad():
@@ -248,26 +256,61 @@ def test_moa_train_goes_on_with_target_layers(target: Target, tiny_drafter: Path
     store.write_text(
         "".join(json.dumps({"p": TOKENS[n : n + 5], "r": TOKENS[n + 5 : n + 17]}) + "\n" for n in range(9))
     )
-    command = ["--model", str(target.folder), "--data", str(store), "--init", str(tiny_drafter), "--steps", "2"]
-    assert main([*command, "--target-layers", "1", "--out", str(tmp_path / "run")]) == 0
-    assert load_checkpoint(tmp_path / "run" / "drafter").config.target_layers == 1
+    command = ["--model", str(target.folder), "--data", str(store), "--steps", "2"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert main([*command, "--init", str(tiny_drafter), "--target-layers", "1", "--out", str(first)]) == 0
+    config = load_checkpoint(first / "drafter").config
+    assert config.target_layers == 1 and not config.trained_target_layers
+    assert main([*command, "--init", str(first / "drafter"), "--train-target-layers", "--out", str(second)]) == 0
+    config = load_checkpoint(second / "drafter").config
+    assert config.target_layers == 1 and config.trained_target_layers
+
+
+def test_trained_copies_begin_as_the_targets_layers_and_keep_their_number(tiny_drafter: Path, target: Target) -> None:
+    plain = load_checkpoint(tiny_drafter)
+    assert isinstance(plain, MoADrafter)
+    deeper = with_target_layers(plain, 1, trained=True)
+    deeper.bind_target(target.embedding, target.head, target.layers)
+    start_target_layers(
+        deeper, plain.config, target.model, [(torch.tensor(TOKENS), target_states(target, TOKENS, deeper.reads))]
+    )
+    assert torch.equal(deeper.tail[0].mlp.up_proj.weight, target.layers[-1].mlp.up_proj.weight)
+    assert with_target_layers(deeper, 1).config == deeper.config
+    with pytest.raises(ConfigError, match="trained copies of the target's layers: their number cannot be changed"):
+        with_target_layers(deeper, 2)
+    with pytest.raises(ConfigError, match="not of eagle"):
+        new_drafter("eagle", target, draft_vocab_size=64, target_layers=1)
 
 
 def test_a_row_grows_by_the_keys_and_values_of_each_layer(drafter: MoADrafter) -> None:
     config = drafter.config
-    assert config.row_heads == 2 * (1 + config.target_layers)
-    assert config.kv_heads == config.row_heads + 2 * config.first_layers
-    assert config.memory_row_size == 2 * config.row_heads * 16
+    assert config.kv_heads == 2 * (1 + config.target_layers)
+    assert config.memory_row_size == 2 * config.kv_heads * 16
     assert drafter.reads.kv_layers == (*config.lsa_layers, *range(4 - config.target_layers, 4))
-    copies = (*drafter.below, *drafter.tail)
-    assert drafter.frozen_parameters == sum(p.numel() for layer in copies for p in layer.buffers())
+    assert drafter.frozen_parameters == sum(p.numel() for layer in drafter.tail for p in layer.buffers())
 
 
 def test_a_configuration_without_the_field_has_no_target_layers(drafter: MoADrafter) -> None:
     raw = json.loads(drafter.config.to_json())
-    del raw["target_layers"], raw["first_layers"], raw["trained_target_layers"]
+    del raw["target_layers"], raw["trained_target_layers"]
     plain = DrafterConfig.from_mapping(raw)
-    assert not plain.copied_layers and not plain.trained_target_layers
+    assert not plain.target_layers and not plain.trained_target_layers
+
+
+def test_what_an_older_version_wrote_opens_unless_it_has_first_layers(tiny_drafter: Path, tmp_path: Path) -> None:
+    """A checkpoint, and the record of a training run."""
+    old, record = tmp_path / "old", tmp_path / "training.yaml"
+    shutil.copytree(tiny_drafter, old)
+    raw = json.loads((old / "config.json").read_text())
+    (old / "config.json").write_text(json.dumps({**raw, "first_layers": 0}))
+    record.write_text("settings: {steps: 2, first_layers: 0}")
+    assert load_checkpoint(old).config == load_checkpoint(tiny_drafter).config
+    assert read_settings(record) == {"steps": 2}
+    (old / "config.json").write_text(json.dumps({**raw, "first_layers": 2}))
+    record.write_text("settings: {steps: 2, first_layers: 2}")
+    for opens in (lambda: load_checkpoint(old), lambda: read_settings(record)):
+        with pytest.raises(MoaError, match="first_layers must be 0"):
+            opens()
 
 
 @pytest.mark.parametrize(
@@ -275,8 +318,6 @@ def test_a_configuration_without_the_field_has_no_target_layers(drafter: MoADraf
     [
         ({"target_layers": 4}, "must lie in 0..3"),
         ({"target_layers": -1}, "must lie in 0..3"),
-        ({"first_layers": 4}, "first_layers must lie in 0..3"),
-        ({"first_layers": 2, "target_layers": 2}, "must together be fewer than the target's 4 layers, not 2 and 2"),
         ({"trained_target_layers": True}, "no layer of the target to train"),
         ({"target_layers": 1, "final_norm": False}, "set final_norm"),
         ({"target_layers": 1, "decoder": LayerDims(64, 4, 1, 16, 128)}, "a decoder of its shape"),

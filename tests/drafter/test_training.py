@@ -311,7 +311,7 @@ def test_moa_train_end_to_end(target: Target, tokens: Path, tmp_path: Path, caps
         (["--conversations", "9", "--draft-vocab", "513"], "draft_vocab (513) must be at most 512"),
         (["--conversations", "9", "--lsa-layers", "40"], "lsa_layers (40) must be at most"),
         (["--prompts", __file__], "line 1: expected {'prompt': text} or"),
-        (["--conversations", "9", "--first-layers", "40"], "first_layers must lie in 0.."),
+        (["--conversations", "9", "--target-layers", "40"], "target_layers must lie in 0.."),
     ],
 )
 def test_moa_train_says_what_is_wrong(

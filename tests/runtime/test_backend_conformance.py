@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from drafted import draft_of
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
+from moa_runtime.backends.onnx import OnnxBackend
 from moa_runtime.backends.shared import SharedBackend
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.errors import MoaError
 
 KV_HEADS, HEAD_DIM, VOCAB_SIZE = 2, 16, 512
 PREFIX = list(range(40, 52))
@@ -54,6 +59,20 @@ def test_the_fields_of_a_step_are_the_inputs_of_the_graph(every_target: Bundle) 
     assert list(named) == [spec.name for spec in specs]
     assert [str(array.dtype) for array in named.values()] == [spec.dtype for spec in specs]
     assert named["memory_keys"] is nothing[0] and named["memory_values"] is nothing[1]
+
+
+def test_a_graph_of_an_older_version_that_begins_with_layers_of_the_target_is_refused(tmp_path: Path) -> None:
+    """Its cache entries have more heads than its memory rows."""
+    shapes = {"self_keys": ["S", 6, 16], "memory_keys": ["M", 4, 16], "logprobs": ["Q", 16]}
+    held = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()}
+    held["top_tokens"] = helper.make_tensor_value_info("top_tokens", TensorProto.FLOAT, shapes["logprobs"])
+    given = [held["self_keys"], held["memory_keys"], held["logprobs"]]
+    node = helper.make_node("Identity", ["logprobs"], ["top_tokens"])
+    graph = helper.make_graph([node], "device half", given, [held["top_tokens"]])
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), tmp_path / "graph.onnx")
+    with pytest.raises(MoaError, match="begins with layers of the target, which is no longer supported"):
+        OnnxBackend(tmp_path / "graph.onnx")
 
 
 def test_a_shared_backend_says_of_itself_what_the_one_behind_it_says() -> None:

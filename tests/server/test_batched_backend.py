@@ -42,7 +42,7 @@ def half() -> Half:
 
 @pytest.fixture
 def backend(half):
-    backend = BatchedBackend(half.steps, top_k=1, kv_shape=(1, 2), row_shape=(1, 2))
+    backend = BatchedBackend(half.steps, top_k=1, kv_shape=(1, 2))
     yield backend
     backend.close()
 

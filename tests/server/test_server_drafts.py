@@ -50,11 +50,7 @@ def new_drafts(half, engine):
     made: list[ServerDrafts] = []
 
     def new(limits: Limits = LIMITS, *, backend: bool = True, run=None, **settings) -> ServerDrafts:
-        own = (
-            BatchedBackend(run or half.steps, top_k=half.top_k, kv_shape=half.kv_shape, row_shape=half.row_shape)
-            if backend
-            else None
-        )
+        own = BatchedBackend(run or half.steps, top_k=half.top_k, kv_shape=half.kv_shape) if backend else None
         made.append(ServerDrafts(own, limits, engine.stop_tokens, **settings))
         return made[-1]
 

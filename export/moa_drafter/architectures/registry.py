@@ -30,7 +30,6 @@ def new_drafter(
     draft_vocab_size: int,
     lsa_layers: int = 6,
     target_layers: int = 0,
-    first_layers: int = 0,
     trained_target_layers: bool = False,
 ) -> Drafter:
     """A drafter with random weights for ``target``, not bound to it; it can draft the first tokens of the vocabulary.
@@ -39,21 +38,19 @@ def new_drafter(
         architecture: one of :data:`ARCHITECTURES`.
         draft_vocab_size: tokens that can be drafted, at most the target's.
         lsa_layers: see :func:`~moa_drafter.config.config_for_target`; of MoA alone.
-        target_layers, first_layers, trained_target_layers: see :class:`~moa_drafter.config.DrafterConfig`; of MoA
-            alone.
+        target_layers, trained_target_layers: see :class:`~moa_drafter.config.DrafterConfig`; of MoA alone.
 
     Raises:
         ValueError: an unknown architecture.
         ConfigError: a number out of range, or a target whose layers cannot be copied into the drafter.
     """
-    if (target_layers or first_layers) and architecture != "moa":
-        raise ConfigError(f"target_layers and first_layers are a part of moa, not of {architecture}")
+    if target_layers and architecture != "moa":
+        raise ConfigError(f"target_layers are a part of moa, not of {architecture}")
     moa = config_for_target(
         target.model.config,
         draft_vocab_size=draft_vocab_size,
         lsa_layers=lsa_layers,
         target_layers=target_layers,
-        first_layers=first_layers,
         trained_target_layers=trained_target_layers,
         target_fingerprint=target.fingerprint,
     )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from moa_drafter.config import FIRST_LAYERS
 from moa_drafter.pretrained import checkpoint_of
 from moa_drafter.training.settings import DEFAULT_STEPS, RunSettings
 from moa_drafter.yaml_file import read_mapping
@@ -33,6 +34,9 @@ def read_settings(path: Path) -> dict[str, Any]:
     raw = raw.get("settings", raw)
     if not isinstance(raw, dict):
         raise MoaError(f"{path} must hold keys and values, such as `{_EXAMPLE}`")
+    raw = dict(raw)
+    if raw.pop("first_layers", 0) != 0:  # a setting of version 0.1.0, in the record of each of its runs
+        raise MoaError(f"{path}: {FIRST_LAYERS}")
     for key in raw:
         if key not in FIELDS:
             raise MoaError(f"{path} has an unknown key {key!r}: known are {', '.join(FIELDS)}")

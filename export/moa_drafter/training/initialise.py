@@ -65,8 +65,6 @@ def _copy_target_layers(drafter: MoADrafter, target: Any) -> None:
     replaced = layers[-1 - drafter.config.target_layers]
     for ours, theirs in ((drafter.self_attention, layers[0]), (drafter.cross_attention, replaced)):
         copy_layer(ours, theirs)
-    if drafter.config.first_layers:
-        drafter.start_below()
     if drafter.config.trained_target_layers:
         drafter.start_copies(layers)
     if not isinstance(drafter.norm, nn.Identity):

@@ -158,12 +158,10 @@ def start_drafter(target: Target, conversations: Sequence[Conversation], setting
         if theirs.architecture != settings.arch:
             raise MoaError(f"{settings.init} is of architecture {theirs.architecture}, not {settings.arch}")
         _check_kept(drafter, settings)
-        if settings.target_layers or settings.first_layers or settings.train_target_layers:
+        if settings.target_layers or settings.train_target_layers:
             if not isinstance(drafter, MoADrafter):
                 raise MoaError(f"layers of the target are a part of moa, and {settings.init} is {theirs.architecture}")
-            drafter = with_target_layers(
-                drafter, settings.target_layers, settings.first_layers, trained=settings.train_target_layers
-            )
+            drafter = with_target_layers(drafter, settings.target_layers, trained=settings.train_target_layers)
     else:
         drafter = _new_drafter(target, conversations, settings)
     drafter.bind_target(target.embedding, target.head, target.layers)
@@ -203,7 +201,6 @@ def _new_drafter(target: Target, conversations: Sequence[Conversation], settings
             draft_vocab_size=size,
             lsa_layers=settings.lsa_layers or DEFAULT_LSA_LAYERS,
             target_layers=settings.target_layers,
-            first_layers=settings.first_layers,
             trained_target_layers=settings.train_target_layers,
         )
     except ConfigError as error:

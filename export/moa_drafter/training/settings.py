@@ -167,7 +167,6 @@ class RunSettings(TrainSettings, GenerateSettings):
         above=0,
     )
     target_layers: int = knob(0, "the target's last layers inside the drafter (TLI); with init 0: as it has", least=0)
-    first_layers: int = knob(0, "the target's first layers below the drafter's own; with init 0: as it has", least=0)
     train_target_layers: bool = knob(False, "train these layers too, as copies in the checkpoint")
     held_out: int | None = knob(None, "conversations for evaluation only (default 48, at most a fifth)", above=0)
     longest: int = knob(448, "longer conversations are left out, in tokens", above=1)

@@ -25,15 +25,13 @@ from moa_drafter.training.masks import FutureLengths, packed_masks, row_limits
 _DEPTHS = FutureLengths(1, 6)  # at which the projections are fitted
 
 
-def with_target_layers(
-    drafter: MoADrafter, target_layers: int = 0, first_layers: int = 0, *, trained: bool = False
-) -> MoADrafter:
+def with_target_layers(drafter: MoADrafter, target_layers: int = 0, *, trained: bool = False) -> MoADrafter:
     """The weights of ``drafter`` in one that contains layers of the target, not bound to it.
 
     :func:`start_target_layers` must follow.
 
     Args:
-        target_layers, first_layers: see :class:`~moa_drafter.config.DrafterConfig`; 0 for as many as it has.
+        target_layers: see :class:`~moa_drafter.config.DrafterConfig`; 0 for as many as it has.
         trained: whether its copies are to be trained; those that are stay so.
 
     Raises:
@@ -44,11 +42,8 @@ def with_target_layers(
     config = dataclasses.replace(
         was,
         target_layers=target_layers or was.target_layers,
-        first_layers=first_layers or was.first_layers,
         trained_target_layers=trained or was.trained_target_layers,
     )
-    if was.first_layers and config.first_layers != was.first_layers:
-        raise ConfigError(f"this drafter was trained with {was.first_layers} first_layers: that cannot be changed")
     if was.trained_target_layers and config != was:
         raise ConfigError("this drafter has trained copies of the target's layers: their number cannot be changed")
     deeper = MoADrafter(config)
@@ -62,15 +57,11 @@ def start_target_layers(
 ) -> None:
     """Let a drafter of :func:`with_target_layers` start well.
 
-    With first layers alone it begins as it was, see :meth:`~moa_drafter.model.MoADrafter.start_below`.
-
     Args:
         drafter: bound to its target.
         was: the configuration that its weights were trained with.
         target, samples: see :func:`fit_to_target_layers`.
     """
-    if drafter.config.first_layers != was.first_layers:
-        drafter.start_below()
     if drafter.config.trained_target_layers and not was.trained_target_layers:
         drafter.start_copies(target.model.layers)
     if drafter.config.target_layers != was.target_layers:

@@ -51,7 +51,7 @@ class CoremlTarget:
     def check(self, config: DrafterConfig) -> None:
         """See :meth:`moa_export.targets.base.ExportTarget.check`."""
         refuse_without_rows("coreml", config)
-        refuse_copied_layers("coreml", config.copied_layers)
+        refuse_copied_layers("coreml", config.target_layers)
         context = self._options.context
         if context % _CAPACITY_STEP or not 0 < context <= _MOST_CAPACITY:
             raise ExportError(

@@ -53,7 +53,7 @@ class ExecutorchTarget:
     def check(self, config: DrafterConfig) -> None:
         """See :meth:`moa_export.targets.base.ExportTarget.check`."""
         refuse_without_rows("executorch", config)
-        refuse_copied_layers("executorch", config.copied_layers)
+        refuse_copied_layers("executorch", config.target_layers)
         for delegate in self._delegates:
             delegate.check(self._recipe)
         self._recipe.check_divides(config)

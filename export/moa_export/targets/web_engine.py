@@ -100,8 +100,8 @@ class WebBackend(Backend):
     ) -> None:
         shapes = {spec.name: spec.shape for spec in specs}
         self._looks_at_rows, self._top_k = "memory_keys" in shapes, int(shapes["top_tokens"][1])
-        (_, *entry), (_, *row) = shapes["self_keys"], shapes["memory_keys" if self._looks_at_rows else "self_keys"]
-        self._kv_shape, self._row_shape = ((int(heads), int(size)) for heads, size in (entry, row))
+        _, heads, size = shapes["self_keys"]
+        self._kv_shape = (int(heads), int(size))
         command = [engine.node, str(_PROGRAM), str(engine.module), str(graph), json.dumps(session)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -120,10 +120,6 @@ class WebBackend(Backend):
     @property
     def kv_shape(self) -> tuple[int, int]:
         return self._kv_shape
-
-    @property
-    def row_shape(self) -> tuple[int, int]:
-        return self._row_shape
 
     @property
     def max_positions(self) -> None:

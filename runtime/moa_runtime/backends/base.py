@@ -118,8 +118,7 @@ class Backend(Protocol):
     def kv_shape(self) -> tuple[int, int]:
         """``(kv_heads, head_dim)`` of a cache entry.
 
-        Heads come layer by layer: the target's first layers, if the device half begins with some, the self-attention,
-        then the target's last layers, if it ends with some.
+        Heads come layer by layer: the self-attention, then the target's last layers, if the device half ends with some.
         """
 
     @property
@@ -129,8 +128,10 @@ class Backend(Protocol):
 
     @property
     def row_shape(self) -> tuple[int, int]:
-        """Of a memory row's keys, and of its values: that of a cache entry, unless the device half begins with layers
-        of the target. Heads of the cross-attention come first, then those of the target's last layers."""
+        """``(heads, head_dim)`` of a memory row's keys, and of its values: those of a cache entry.
+
+        Heads of the cross-attention come first, then those of the target's last layers.
+        """
         return self.kv_shape
 
     @property

@@ -39,7 +39,8 @@ class OnnxBackend(Backend):
             _, self._kv_heads, self._head_dim = inputs["self_keys"]
             self._top_k = outputs["top_tokens"][1]
             self._looks_at_rows = "memory_keys" in inputs
-            _, self._row_heads, self._row_size = inputs["memory_keys" if self._looks_at_rows else "self_keys"]
+            if self._looks_at_rows and inputs["memory_keys"][1:] != inputs["self_keys"][1:]:
+                raise ValueError("it begins with layers of the target, which is no longer supported")
         except Exception as error:  # onnxruntime's errors share no public base class
             raise MoaError(f"onnxruntime cannot load {graph} as a device half: {error}") from error
 
@@ -50,10 +51,6 @@ class OnnxBackend(Backend):
     @property
     def kv_shape(self) -> tuple[int, int]:
         return int(self._kv_heads), int(self._head_dim)
-
-    @property
-    def row_shape(self) -> tuple[int, int]:
-        return int(self._row_heads), int(self._row_size)
 
     @property
     def max_positions(self) -> None:

@@ -8,7 +8,6 @@ const LESS = [0, 1, 1.75, 2.5];
 
 export class CountingBackend implements Backend {
   readonly kvShape: KvShape = { kvHeads: 1, headDim: 2 };
-  rowShape: KvShape = this.kvShape;
   /** Of each step: new tokens, cached ones, memory rows. */
   steps: number[][] = [];
   released = false;

@@ -24,6 +24,13 @@ const MANIFEST: Manifest = {
   files: new Map([["drafter.onnx", { sha256: "", bytes: 7 }], ["writer.onnx", { sha256: "", bytes: 6 }]]),
 };
 
+test("models: a graph of an older version that begins with layers of the target is refused", async () => {
+  const inputs = [...ENTRY.inputs, { name: "memory_keys", dtype: "float32", shape: ["M", 2, 2] }];
+  const bundle = bundleOf([], { ...MANIFEST, web: { file: "drafter.onnx", ...ENTRY, inputs } });
+  const line = /^EngineError: drafter\.onnx begins with layers of the target, which is no longer supported$/;
+  await assert.rejects(loadModels(bundle, { ort: new CountingOrt() }), line);
+});
+
 /** A bundle in memory, and what was read of it. */
 function bundleOf(read: string[] = [], manifest: Manifest = MANIFEST): Bundle {
   return new Bundle(manifest, {

@@ -29,11 +29,11 @@ class BatchedBackend(Backend):
     who are computing, and who leaves, however it ends, holds nobody up. While a batch runs the next one gathers.
 
     Args:
-        top_k, kv_shape, row_shape: see :class:`moa_runtime.backends.base.Backend`.
+        top_k, kv_shape: see :class:`moa_runtime.backends.base.Backend`.
     """
 
-    def __init__(self, run: RunSteps, *, top_k: int, kv_shape: tuple[int, int], row_shape: tuple[int, int]) -> None:
-        self._run, self._top_k, self._kv_shape, self._row_shape = run, top_k, kv_shape, row_shape
+    def __init__(self, run: RunSteps, *, top_k: int, kv_shape: tuple[int, int]) -> None:
+        self._run, self._top_k, self._kv_shape = run, top_k, kv_shape
         self._lock = threading.Lock()
         self._drafting = 0  # threads inside of drafting()
         self._waiting: list[_Asked] = []
@@ -48,10 +48,6 @@ class BatchedBackend(Backend):
     @property
     def kv_shape(self) -> tuple[int, int]:
         return self._kv_shape
-
-    @property
-    def row_shape(self) -> tuple[int, int]:
-        return self._row_shape
 
     @property
     def max_positions(self) -> None:

@@ -62,7 +62,7 @@ def backend_of(engine: Engine) -> BatchedBackend | None:
     if not isinstance(drafter, MoADrafter) or not drafter.is_whole:
         return None
     half = PackedDeviceHalf(drafter, target, fastest_dtype(target.device.type), top_k=TOP_K)
-    return BatchedBackend(half.steps, top_k=half.top_k, kv_shape=half.kv_shape, row_shape=half.row_shape)
+    return BatchedBackend(half.steps, top_k=half.top_k, kv_shape=half.kv_shape)
 
 
 class PackedDeviceHalf:
@@ -80,19 +80,11 @@ class PackedDeviceHalf:
     def __init__(self, drafter: MoADrafter, target: TargetEnds, dtype: torch.dtype, *, top_k: int) -> None:
         config = drafter.config
         self.top_k = min(top_k, config.draft_vocab_size)
-        self.kv_shape, self.row_shape = (
-            (heads, config.decoder.head_dim) for heads in (config.kv_heads, config.row_heads)
-        )
+        self.kv_shape = (config.kv_heads, config.decoder.head_dim)
         self._dtype, self._device, self._layer_heads = dtype, target.device, config.decoder.num_kv_heads
         self._embedding, self._angles, self._norm = target.embedding.detach(), drafter.angles, drafter.norm
-        self._below, [self._self], self._tail = (
-            [OwnLayer(layer, dtype) for layer in part]
-            for part in (drafter.below, [drafter.self_attention], drafter.tail)
-        )
+        self._self, *self._tail = (OwnLayer(layer, dtype) for layer in (drafter.self_attention, *drafter.tail))
         self._cross = PackedLayer(drafter.cross_attention, dtype)
-        if self._below:
-            self._below_norm = drafter.below_norm
-            self._below_projection = product(drafter.below_proj.weight.detach().to(dtype))
         self._tokens = drafter.draft_to_target.to(target.device)
         self._head = product(target.head.detach()[self._tokens].to(dtype))
         self._sharpness = config.sharpness
@@ -102,11 +94,7 @@ class PackedDeviceHalf:
         """What :meth:`moa_runtime.backends.base.Backend.step` gives for each of the inputs, which have one query each
         at least; the same as alone but for rounding."""
         batch = Batch(inputs, self._angles, self._layer_heads, self._device)
-        embedded = x = functional.embedding(batch.tokens, self._embedding).float()
-        for layer in self._below:
-            x = layer(x, batch)
-        if self._below:
-            x = embedded + multiplied(self._below_projection, self._below_norm(x), self._dtype)
+        x = functional.embedding(batch.tokens, self._embedding).float()
         x = self._self(x, batch, last=not self._tail)  # the other tokens only had to leave their keys and values
         x = self._cross(x, batch.looking.angles, batch.looking.at([rows[0] for rows in batch.rows], everywhere=True))
         for at, layer in enumerate(self._tail, start=1):

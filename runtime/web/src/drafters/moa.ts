@@ -62,7 +62,7 @@ export class MoaDrafter implements Drafter {
     this.mixture = mixture;
     this.manners = manners;
     this.cache = new GrowingRows(backend.kvShape);
-    this.memory = new GrowingRows(backend.rowShape);
+    this.memory = new GrowingRows(backend.kvShape);
   }
 
   get rows(): number {
@@ -197,7 +197,7 @@ export class MoaDrafter implements Drafter {
     if (held > 0 || !this.backend.needsRow) return this.memory.first(held);
     // A softmax needs one row. A zero row has a zero value, so it adds nothing to the residual. The target's own layers,
     // where it would take attention from the tokens, know it by its zeros.
-    const { kvHeads, headDim } = this.backend.rowShape;
+    const { kvHeads, headDim } = this.backend.kvShape;
     const zero = { kvHeads, headDim, count: 1, data: new Float32Array(kvHeads * headDim) };
     return [zero, zero];
   }

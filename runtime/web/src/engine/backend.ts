@@ -43,10 +43,7 @@ export interface KvShape {
 
 /** The device half, compiled, or a writer. Caches stay with the caller. */
 export interface Backend {
-  /** Of a cache entry. */
   readonly kvShape: KvShape;
-  /** Of a memory row: as of a cache entry, but with fewer heads where the device half begins with layers of the target. */
-  readonly rowShape: KvShape;
   /** Whether a step needs a memory row, so that it is given one of zeros where there is none; false of a writer, which has none. */
   readonly needsRow: boolean;
 

@@ -16,11 +16,6 @@ export class DeferredBackend implements Backend {
     readonly kvShape: KvShape,
   ) {}
 
-  /** There are none. */
-  get rowShape(): KvShape {
-    return this.kvShape;
-  }
-
   /** See {@link Backend.step}; fails where it cannot be loaded. */
   async step(inputs: StepInputs): Promise<StepResult> {
     this.loaded ??= this.load();

@@ -14,7 +14,6 @@ export class OnnxBackend implements Backend {
     private readonly ort: Ort,
     private readonly session: OrtSession,
     readonly kvShape: KvShape,
-    readonly rowShape: KvShape,
   ) {
     this.needsRow = session.inputNames.includes("memory_keys");
   }
@@ -28,10 +27,10 @@ export class OnnxBackend implements Backend {
    * @throws EngineError onnxruntime cannot load it, or it is no graph of a device half.
    */
   static async load(ort: Ort, graph: Uint8Array, entry: TargetEntry, providers: readonly string[] = ["wasm"]): Promise<OnnxBackend> {
-    const [kvShape, rowShape] = [kvShapeOf(entry), rowShapeOf(entry)];
+    const kvShape = kvShapeOf(entry);
     const options = { executionProviders: providers, logSeverityLevel: 3, ...entry.session };
     try {
-      return new OnnxBackend(ort, await ort.InferenceSession.create(graph, options), kvShape, rowShape);
+      return new OnnxBackend(ort, await ort.InferenceSession.create(graph, options), kvShape);
     } catch (error) {
       throw new EngineError(`onnxruntime cannot load ${entry.file}: ${saidBy(error)}`, { cause: error });
     }
@@ -87,27 +86,20 @@ export class OnnxBackend implements Backend {
 }
 
 /**
- * Of a graph's cache entries.
+ * Of a graph's cache entries, and of its memory rows, if it takes any.
  *
- * @throws EngineError it is no graph of a device half.
+ * @throws EngineError it is no graph of a device half, or begins with layers of the target, whose rows have fewer heads.
  */
-export function kvShapeOf(entry: TargetEntry): KvShape {
-  return shapeOf(entry, "self_keys");
-}
-
-/**
- * Of the memory rows that a graph takes. A writer takes none: as of its cache entries.
- *
- * @throws EngineError it is no graph of a device half.
- */
-export function rowShapeOf(entry: TargetEntry): KvShape {
-  return shapeOf(entry, entry.inputs.some(({ name }) => name === "memory_keys") ? "memory_keys" : "self_keys");
-}
-
-function shapeOf({ file, inputs }: TargetEntry, input: string): KvShape {
-  const [, kvHeads, headDim] = inputs.find(({ name }) => name === input)?.shape ?? [];
-  if (typeof kvHeads === "number" && typeof headDim === "number") return { kvHeads, headDim };
-  throw new EngineError(`${file} is no graph of a device half: the manifest names no ${input} of a fixed size`);
+export function kvShapeOf({ file, inputs }: TargetEntry): KvShape {
+  const sizesOf = (input: string) => inputs.find(({ name }) => name === input)?.shape.slice(1);
+  const [kvHeads, headDim] = sizesOf("self_keys") ?? [];
+  if (typeof kvHeads !== "number" || typeof headDim !== "number") {
+    throw new EngineError(`${file} is no graph of a device half: the manifest names no self_keys of a fixed size`);
+  }
+  if ((sizesOf("memory_keys")?.[0] ?? kvHeads) !== kvHeads) {
+    throw new EngineError(`${file} begins with layers of the target, which is no longer supported`);
+  }
+  return { kvHeads, headDim };
 }
 
 /** A matrix, row by row. */

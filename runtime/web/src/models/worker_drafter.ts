@@ -13,7 +13,7 @@ import type { WorkerLink } from "./worker_link.js";
 interface Served {
   /** Its number. */
   readonly drafter: number;
-  readonly rowShape: KvShape;
+  readonly kvShape: KvShape;
   readonly needsRows: boolean;
   readonly manners: Manners | null;
 }
@@ -35,7 +35,7 @@ export class WorkerDrafter implements Drafter {
   }
 
   addRows(start: number, keys: Numbers, values: Numbers): void {
-    checkRows(start, keys, values, this.rows, this.served.rowShape);
+    checkRows(start, keys, values, this.rows, this.served.kvShape);
     this.rows = start + keys.count;
     const [ours, theirs] = [copied(keys), copied(values)]; // they may be parts of larger arrays
     const transfer = [ours.data.buffer, theirs.data.buffer] as ArrayBuffer[];

@@ -3,7 +3,7 @@
 import type { Bundle } from "../bundle/bundle.js";
 import type { TargetEntry } from "../bundle/manifest.js";
 import { drafterPlan, writerPlan, type DrafterPlan } from "../drafters/for_bundle.js";
-import { kvShapeOf, rowShapeOf } from "../engine/onnx.js";
+import { kvShapeOf } from "../engine/onnx.js";
 import type { ModelName } from "./messages.js";
 import type { Drafters, InWorker, LoadOptions, Models } from "./models.js";
 import { WorkerDrafter } from "./worker_drafter.js";
@@ -47,8 +47,9 @@ export class WorkerModels implements Models {
 
   private make(model: ModelName, entry: TargetEntry, plan: DrafterPlan, ready: () => Promise<void>): WorkerDrafter {
     const drafter = this.made++;
-    this.link.tell({ do: "make", drafter, model, kvShape: kvShapeOf(entry), plan });
-    const served = { drafter, rowShape: rowShapeOf(entry), needsRows: model === "drafter", manners: plan.manners };
+    const kvShape = kvShapeOf(entry);
+    this.link.tell({ do: "make", drafter, model, kvShape, plan });
+    const served = { drafter, kvShape, needsRows: model === "drafter", manners: plan.manners };
     return new WorkerDrafter(this.link, served, ready);
   }
 
