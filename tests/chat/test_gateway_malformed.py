@@ -16,6 +16,8 @@ pytest.importorskip("uvicorn")
 from pooled_chat import ASSISTANT, USER
 from programs import Running, gateway, verifier
 
+from malformed_framing import REQUESTS, SMUGGLED
+
 CHAT, TEXT = "chat/completions", "completions"
 TIMEOUT_S = 60
 
@@ -199,9 +201,37 @@ def test_what_is_no_http_ends_its_connection_alone(endpoint, sent):
         client.shutdown(socket.SHUT_WR)
         answered = client.recv(1 << 16)
     assert b" 400 " in answered or not answered
+    and_no_traceback(endpoint)
+
+
+def and_no_traceback(endpoint: Running) -> None:
+    """The log has none, and an ordinary request is answered as ever."""
     body = {"messages": [USER], "max_tokens": 1}
     assert httpx.post(f"{endpoint.url}/{CHAT}", json=body, timeout=TIMEOUT_S).status_code == 200
     said = [endpoint.process.stderr.readline()]
     while " 200 in " not in said[-1]:
         said.append(endpoint.process.stderr.readline())
     assert not any("Traceback" in line or 'File "' in line for line in said)
+
+
+def read_all(client: socket.socket) -> bytes:
+    return b"".join(iter(lambda: client.recv(1 << 16), b""))
+
+
+@pytest.mark.parametrize("sent", REQUESTS.values(), ids=REQUESTS)
+def test_what_a_proxy_may_end_elsewhere_is_refused_and_nothing_behind_it_answered(endpoint, sent):
+    with socket.create_connection(("127.0.0.1", endpoint.port), timeout=TIMEOUT_S) as client:
+        client.sendall(sent + SMUGGLED)
+        answered = read_all(client)
+    assert b" 400 " in answered and answered.count(b"HTTP/1.1 ") == 1
+    and_no_traceback(endpoint)
+
+
+def test_a_broken_chunk_behind_an_answer_ends_its_connection_without_a_traceback(endpoint):
+    with socket.create_connection(("127.0.0.1", endpoint.port), timeout=TIMEOUT_S) as client:
+        client.sendall(b"POST /v1/nowhere HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        answered = client.recv(1 << 16)
+        client.sendall(b"0\r\n\n")
+        answered += read_all(client)
+    assert answered.count(b"HTTP/1.1 404 ") == answered.count(b"HTTP/1.1 ") == 1
+    and_no_traceback(endpoint)

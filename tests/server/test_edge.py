@@ -11,8 +11,8 @@ import struct
 
 import pytest
 
+from moa_server.edge import server as edge_module
 from moa_server.edge.connection_limits import EdgeLimits
-from moa_server.edge.server import server as edge_module
 from server.edge_running import edge, error_of, eventually, is_closed, read_all, status_of
 
 PATIENT = EdgeLimits(connections=20, per_address=1000, header_seconds=60)

@@ -16,6 +16,7 @@ from moa_chat.chat_config import Setup
 from moa_chat.gateway.address import Address
 from moa_chat.gateway.app import Access, create_app
 from moa_chat.gateway.guard import LOOPBACK_NAMES
+from moa_chat.gateway.http_protocol import StrictHttp
 from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.request import Defaults
 from moa_chat.local_verifier import LocalVerifier
@@ -117,6 +118,7 @@ def _serve(app: Starlette, listening: socket.socket, model: str, verifier: Local
         signal.signal(number, _exit)
     config = uvicorn.Config(
         app,
+        http=StrictHttp,
         ws="none",
         lifespan="on",
         log_config=None,

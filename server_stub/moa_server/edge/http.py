@@ -19,6 +19,7 @@ from uvicorn.server import ServerState
 from websockets.exceptions import InvalidHeaderFormat
 from websockets.headers import parse_subprotocol
 
+from moa_runtime.http_framing import FramingError, StrictConnection
 from moa_server.edge.connection_limits import ALL_BUSY, END_KEY, Place
 from moa_server.edge.protocol import OnPlace
 from moa_server.edge.websocket import EdgeWebSocket
@@ -52,7 +53,7 @@ class EdgeHttp(OnPlace, H11Protocol):
     def __init__(self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], place: Place):
         super().__init__(config, server_state, app_state)
         self._place = place
-        self.conn = h11.Connection(h11.SERVER, max_incomplete_event_size=place.limits.header_bytes)
+        self.conn = StrictConnection(h11.SERVER, max_incomplete_event_size=place.limits.header_bytes)
         self.logger = _ClientFaults(self.logger, {})  # type: ignore[assignment]
         self.ws_protocol_class = functools.partial(EdgeWebSocket, place=place)  # type: ignore[assignment]
         self.app = self._unless_refused
@@ -111,8 +112,11 @@ class EdgeHttp(OnPlace, H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Where the base answers what h11 could not parse."""
-        status = getattr(sys.exc_info()[1], "error_status_hint", 400)
-        if status == 431:
+        error = sys.exc_info()[1]
+        status = getattr(error, "error_status_hint", 400)
+        if isinstance(error, FramingError):
+            msg = str(error)
+        elif status == 431:
             msg = f"the request header has more than {self._place.limits.header_bytes} bytes"
         self._refuse(status, msg)
 
