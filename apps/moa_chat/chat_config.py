@@ -8,7 +8,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from moa_chat.chats_datastore import DatastoreChoice, datastore_for
 from moa_chat.drafters import check_drafter
 from moa_chat.sampling import sampling_for
 from moa_runtime.bundle import Bundle
@@ -32,7 +31,7 @@ class Setup:
 
     Attributes:
         drafter: None for the bundle's own.
-        datastore: which earlier texts drafts are copied from.
+        datastore: a file of earlier texts that drafts are copied from too.
         store: the file that the conversation is kept in, if it is.
         must_store: whether the user named it: the chat is not to go on without.
     """
@@ -45,7 +44,7 @@ class Setup:
     threads: int = 2
     draft_length: DraftLength = "auto"
     ngrams: bool = True
-    datastore: DatastoreChoice = "on"
+    datastore: Path | None = None
     offline_limit: int = 256
     drafting: Drafting = "auto"
     offline: Offline = "writer"
@@ -71,8 +70,8 @@ class Setup:
         return self.offline == "writer" and self.bundle.manifest.writer is not None
 
     def open_datastore(self) -> Datastore | None:
-        """See :func:`moa_chat.chats_datastore.datastore_for`."""
-        return datastore_for(self.datastore, self.bundle, self.server)
+        """See :func:`open_datastore`."""
+        return open_datastore(self.datastore, self.bundle)
 
     async def connect(self, *, wait: bool = True) -> Chat:
         """See :meth:`moa_runtime.chat.Chat.connect`."""
@@ -142,6 +141,15 @@ def open_bundle(folder: Path | None, drafter: DrafterName | None = None) -> Bund
     bundle = Bundle.open(path)
     check_drafter(bundle, drafter)
     return bundle
+
+
+def open_datastore(path: Path | None, bundle: Bundle) -> Datastore | None:
+    """Open a datastore for the tokenizer of a bundle; None without a path.
+
+    Raises:
+        DatastoreError: it cannot be read, or was made with another tokenizer.
+    """
+    return None if path is None else Datastore.open(path, bundle.manifest.fingerprints.tokenizer)
 
 
 def endpoint_for(server: str, token: str, tls_ca: Path | None) -> Endpoint:

@@ -8,13 +8,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from moa_chat.chats_datastore import datastore_for, forget
 from moa_chat.options import DEFAULT_SERVER, build_parser, check_options
+from moa_runtime.atomic_file import remove_private
 from moa_runtime.cli_main import run_program
 from moa_runtime.drafter_names import drafter_option
-from moa_runtime.errors import MoaError
+from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.paths import data_dir
 
@@ -31,12 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     check_options(options)
-    if options.datastore == "off" and forget(data_dir()):  # first, as nothing else has to go well for it
-        print("moa-chat: the datastore of your chats is deleted", file=sys.stderr)
+    _delete_datastore_of_chats()
     if options.once is None and options.serve is None and not options.terminal:
         return _open_window(options)
     # Imported late, so that --help and refused options answer at once.
-    from moa_chat.chat_config import endpoint_for, open_bundle, setup_for
+    from moa_chat.chat_config import endpoint_for, open_bundle, open_datastore, setup_for
     from moa_chat.local_verifier import ensure_bundle, local_verifier
     from moa_chat.oneshot import run_once
     from moa_chat.terminal.app import run_terminal
@@ -57,8 +55,7 @@ def _run(options: argparse.Namespace) -> int:
             if options.bundle is None:
                 ensure_bundle(options.drafter)
             bundle = open_bundle(options.bundle, options.drafter)
-            if isinstance(options.datastore, Path):
-                datastore_for(options.datastore, bundle, "")  # refused before a verifier is started for it
+            open_datastore(options.datastore, bundle)  # refused before a verifier is started for it
             # With the same drafter, so that no other one drafts where the verifier does.
             verifier = stack.enter_context(local_verifier(drafter_option(options.drafter)))
             endpoint = verifier.endpoint
@@ -75,6 +72,19 @@ def _run(options: argparse.Namespace) -> int:
         if options.serve is not None:
             return run_gateway(setup, address, verifier, as_json=options.json)
         return run_terminal(setup)
+
+
+def _delete_datastore_of_chats() -> None:
+    """Delete the copies of the user's chats that older versions made for drafting. A failure is only reported."""
+    path = data_dir() / "chats.moadata"
+    there = os.path.lexists(path)
+    try:
+        remove_private(path)
+    except OSError as error:
+        print(f"moa-chat: {path}, which is no longer used, cannot be deleted: {reason_of(error)}", file=sys.stderr)
+    else:
+        if there:
+            print(f"moa-chat: {path}, which is no longer used, is deleted", file=sys.stderr)
 
 
 def _open_window(options: argparse.Namespace) -> int:

@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
-from moa_chat.chats_datastore import datastore_choice_of
 from moa_chat.drafters import drafter_name_of, drafters_help
 from moa_drafter.pretrained import offered_names
 from moa_runtime.draft_length import draft_length_of
@@ -14,6 +13,7 @@ from moa_runtime.drafter_names import DRAFTERS
 from moa_runtime.drafting.offline import OFFLINES
 from moa_runtime.errors import MoaError
 from moa_runtime.options import DRAFTINGS
+from moa_runtime.paths import expanded
 
 DEFAULT_SERVER = "ws://127.0.0.1:8765"
 DEFAULT_GATEWAY = "127.0.0.1:11435"
@@ -123,11 +123,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     drafting.add_argument(
         "--datastore",
-        type=datastore_choice_of,
-        default="on",
-        metavar="on|off|FILE",
-        help="copy from earlier texts too: on, what this verifier wrote in the window's chats; FILE, what moa-export "
-        "datastore made; off, nothing, and what was made of the chats is deleted (default: %(default)s)",
+        type=lambda text: None if text == "off" else expanded(text),
+        metavar="FILE",
+        help="copy from earlier texts too, which moa-export datastore made; off, the default, is accepted for one more "
+        "release: chats are no longer copied from",
     )
     drafting.add_argument(
         "--backend", metavar="NAME", help="onnx or coreml (default: the first that the bundle is for)"

@@ -16,11 +16,13 @@ import pytest
 from moa_chat import local_verifier as local
 from moa_chat.chat_config import endpoint_for, setup_for
 from moa_chat.cli import main
-from moa_chat.options import build_parser
+from moa_chat.options import build_parser, check_options
 from moa_runtime import auto_export as first_bundle
 from moa_runtime import optional_deps as extras
-from moa_runtime.bundle import Fingerprints
+from moa_runtime.bundle import Bundle, Fingerprints
+from moa_runtime.datastore.writer import write_datastore
 from moa_runtime.errors import MoaError
+from moa_runtime.transport import Endpoint
 
 
 def refusal(capsys, *argv: str) -> str:
@@ -96,15 +98,51 @@ def test_no_bundle(capsys, monkeypatch, tmp_path):
     assert said in refusal(capsys, "--once", "x")
 
 
-def test_the_datastore_of_the_chats_is_deleted_whatever_follows(capsys, monkeypatch, tmp_path):
+@pytest.mark.parametrize("more", [(), ("--datastore", "off")])
+def test_what_an_older_version_made_of_the_chats_is_deleted_at_the_first_start(capsys, monkeypatch, tmp_path, more):
+    monkeypatch.setenv("MOA_EDGE_BUNDLE", str(tmp_path / "none"))
+    monkeypatch.setattr("moa_chat.cli.data_dir", lambda: tmp_path)
+    made, unfinished, other = (tmp_path / n for n in ("chats.moadata", ".chats.moadata.unfinished", "mine.moadata"))
+    for path in (made, unfinished, other):
+        path.write_bytes(b"answers")
+    assert main(["--once", "x", *more]) == 2
+    said = capsys.readouterr().err
+    assert f"moa-chat: {made}, which is no longer used, is deleted" in said and "there is no bundle" in said
+    assert list(tmp_path.iterdir()) == [other]
+    assert "deleted" not in refusal(capsys, "--once", "x", *more)
+
+
+def test_where_it_cannot_be_deleted_moa_chat_starts(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("MOA_EDGE_BUNDLE", str(tmp_path / "none"))
     monkeypatch.setattr("moa_chat.cli.data_dir", lambda: tmp_path)
     made = tmp_path / "chats.moadata"
-    made.write_bytes(b"answers")
-    assert main(["--once", "x", "--datastore", "off"]) == 2
+    made.mkdir()
+    assert main(["--once", "x"]) == 2
     said = capsys.readouterr().err
-    assert not made.exists() and "the datastore of your chats is deleted" in said and "there is no bundle" in said
-    assert "deleted" not in refusal(capsys, "--once", "x", "--datastore", "off")
+    assert f"moa-chat: {made}, which is no longer used, cannot be deleted" in said and "there is no bundle" in said
+
+
+def test_a_datastore_is_a_file_for_the_bundles_tokenizer(onnx_bundle, tmp_path):
+    bundle, path = Bundle.open(onnx_bundle), tmp_path / "mine.moadata"
+    parse = build_parser().parse_args
+
+    def setup(*words):
+        return setup_for(parse(words), bundle, Endpoint("ws://models.example:8765"))
+
+    for words in ((), ("--datastore", "off")):
+        assert setup(*words).datastore is None and setup(*words).open_datastore() is None
+    named = setup("--datastore", str(path), "--drafter", "sssd")
+    assert (named.drafter, named.datastore) == ("sssd", path)
+    with pytest.raises(MoaError, match="there is no datastore"):
+        named.open_datastore()
+    write_datastore(path, [[1, 2, 3]], bundle.manifest.fingerprints.tokenizer)
+    assert named.open_datastore().count([1, 2, 3]) == 1
+    write_datastore(path, [[1, 2, 3]], "another tokenizer")
+    with pytest.raises(MoaError, match="tokenizer"):
+        named.open_datastore()
+    for more in (["--backend", "onnx"], ["--no-ngrams"]):
+        with pytest.raises(MoaError, match="--drafter sssd has no graph, and copies"):
+            check_options(parse(["--drafter", "sssd", *more]))
 
 
 def test_a_folder_that_is_no_bundle(capsys, tmp_path):

@@ -213,9 +213,7 @@ class ChatController(OpenChat):
 
     def _store_turns(self, answering: Answering) -> None:
         """Question and answer at once: neither is there without the other, whatever the disk could not do before."""
-        answering.message = dataclasses.replace(
-            answering.message, target=self._engine.target, verifier=self._engine.verifier
-        )
+        answering.message = dataclasses.replace(answering.message, target=self._engine.target)
         self._try(lambda: self.history.replace(answering.chat, answering.position - 1, answering.turns), None)
 
     def _say_what_is_read(self) -> None:

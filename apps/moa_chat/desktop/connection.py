@@ -13,7 +13,6 @@ from websockets.exceptions import InvalidHandshake, InvalidStatus, ProxyError
 from moa_chat.chat_config import endpoint_for, open_bundle, setup_for
 from moa_chat.desktop.certificates import Certificate, fetch_certificate
 from moa_chat.desktop.connection_errors import ConnectionFailedError, Trouble
-from moa_chat.desktop.earlier_chats import choice_of
 from moa_chat.desktop.profile import Settings
 from moa_chat.strings import as_sentence
 from moa_runtime.bundle import Bundle, BundleError
@@ -75,7 +74,6 @@ async def connect(
         ConnectionFailedError: why a chat with these settings does not work.
     """
     bundle = await _load_bundle(settings.bundle, options.drafter)
-    options = argparse.Namespace(**{**vars(options), "datastore": choice_of(settings, options)})
     setup = dataclasses.replace(setup_for(options, bundle, endpoint), policy=Policy.ASK, system=None, store=store)
     try:
         return await setup.connect()

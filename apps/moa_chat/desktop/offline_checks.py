@@ -93,10 +93,7 @@ class Checks:
             MoaError: the history cannot be written; nothing has changed.
         """
         chat, position, written = checking.chat, checking.position, checking.written
-        checked, mark = (
-            dataclasses.replace(checking.message, target=written.target, verifier=written.verifier),
-            written.unconfirmed,
-        )
+        checked, mark = dataclasses.replace(checking.message, target=written.target), written.unconfirmed
         if checked.content == written.content or mark is None:
             self._history.save(chat, position, checked)
             self.any_done = True

@@ -34,7 +34,6 @@ class Settings(ChatSettings):
         theme: ``system``, ``light`` or ``dark``.
         zoom: size of the letters in percent.
         origins: colour answers by origin.
-        earlier_chats: copy from the answers of earlier chats, see :mod:`moa_chat.chats_datastore`.
         geometry: of the window, as Qt packs it, in hexadecimal digits.
     """
 
@@ -47,7 +46,6 @@ class Settings(ChatSettings):
     theme: str = "system"
     zoom: int = 100
     origins: bool = False
-    earlier_chats: bool = True
     geometry: str = ""
 
     @property

@@ -10,10 +10,10 @@ from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # another class before Python 3.11
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from moa_chat.chats_datastore import host_of
 from moa_chat.desktop import jobs
 from moa_chat.loop_thread import RunningAnswer, Worker, call_in_loop
 from moa_runtime.drafting.settings import Conditions
@@ -44,9 +44,6 @@ class Engine(QObject):
     Args:
         store: the file in which an answer under way outlives the program.
 
-    Attributes:
-        verifier: the host of the chat's; empty while there is no chat.
-
     Signals:
         events: of the running answer since the last tick, oldest first.
         ended: the answer has no more events; with what went wrong, or None.
@@ -71,7 +68,6 @@ class Engine(QObject):
         self._jobs: list[tuple[Future[Any], Callable[[Any], None], Callable[[MoaError], None]]] = []
         self._link: LinkChanged | None = None
         self._conditions = Conditions()
-        self.verifier = ""
         self._far = False  # whether there is a network between here and the verifier
         self._timer = QTimer(self)
         self._timer.timeout.connect(self._tick)
@@ -116,8 +112,7 @@ class Engine(QObject):
 
         def take(chat: Chat) -> None:
             before, self.chat, self._link = self.chat, chat, None
-            self.verifier = host_of(endpoint.address)
-            self._far = not is_loopback(self.verifier)
+            self._far = not is_loopback(urlsplit(endpoint.address).hostname or "")
             self.tell_conditions(self._conditions)
             if before is not None:
                 self.run(jobs.replace_chat(before, chat, self._store))

@@ -26,7 +26,6 @@ from moa_chat.desktop.style import letters, lines
 from moa_runtime.generation_config import RecommendedSampling
 
 _THEMES = {"system": "As the system", "light": "Light", "dark": "Dark"}
-_EARLIER_CHATS = {True: "Yes", False: "No"}
 _DISAGREEMENTS = {"ask": "Ask", "theirs": "Use the server's version", "mine": "Keep what this device wrote"}
 
 
@@ -56,7 +55,6 @@ class SettingsDialog(QDialog):
         self.theme = Choice("Theme", _THEMES, settings.theme)
         self.zoom = Choice("Size of the letters", {zoom: f"{zoom} %" for zoom in ZOOMS}, settings.zoom)
         self.disagreement = Choice("When the server disagrees", _DISAGREEMENTS, settings.disagreement)
-        self.earlier_chats = Choice("Copy from earlier chats", _EARLIER_CHATS, settings.earlier_chats)
         self.of_chats = ChatSettingsForm(settings, recommended)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Save | QDialogButtonBox.StandardButton.Cancel)
         buttons.accepted.connect(self.save)
@@ -86,11 +84,6 @@ class SettingsDialog(QDialog):
         with_what = QLabel("with text that this device wrote offline, in all chats")
         with_what.setObjectName("muted")
         form.addRow("", with_what)
-        form.addRow("Copy from earlier chats", self.earlier_chats)
-        what_for = QLabel("what this server wrote, which makes similar answers faster; kept on this device")
-        what_for.setObjectName("muted")
-        what_for.setWordWrap(True)
-        form.addRow("", what_for)
         layout.addWidget(note)
         layout.addWidget(self.of_chats)
         layout.addLayout(form)
@@ -113,7 +106,6 @@ class SettingsDialog(QDialog):
                 theme=self.theme.currentData(),
                 zoom=self.zoom.currentData(),
                 disagreement=self.disagreement.currentData(),
-                earlier_chats=self.earlier_chats.currentData(),
                 **dataclasses.asdict(self.of_chats.settings()),
             )
         )

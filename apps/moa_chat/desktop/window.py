@@ -19,7 +19,6 @@ from moa_chat.desktop.checking_controller import CheckingController
 from moa_chat.desktop.commands import add_commands, commands_of
 from moa_chat.desktop.connecting import Connecting
 from moa_chat.desktop.connector import Connector
-from moa_chat.desktop.earlier_chats import choice_of, renew_at_end
 from moa_chat.desktop.first_run import FirstRun
 from moa_chat.desktop.host_conditions import HostHints
 from moa_chat.desktop.profile import Profile, Settings
@@ -48,7 +47,7 @@ class Window(QWidget):
         self.setObjectName("window")
         self.setWindowTitle("moa-chat")
         self._profile, self.settings, self.look = profile, settings, look
-        self._options, self._stored = options, profile.load()
+        self._stored = profile.load()
         self.engine = Engine(profile.answer_path, self)
         self.connector = Connector(self.engine, options, self)
         self.chats = CheckingController(self.engine, history, lambda: self.settings, options, self)
@@ -269,7 +268,5 @@ class Window(QWidget):
         self.chats.close()
         self.connector.close()
         self.engine.close()
-        choice = choice_of(self.settings, self._options)
-        renew_at_end(self.engine, self.chats.history, self._profile.folder, choice)
         self.chats.history.close()
         super().closeEvent(event)

@@ -36,7 +36,6 @@ class Message:
         unconfirmed: of an answer that the device wrote without the verifier, which is still to check it.
         cut_off: how the target chose in an answer that can be continued: one of the greatest length, or stopped.
         target: fingerprint of the target that an answer is of; empty where it is not known.
-        verifier: host of the verifier that an answer is of; empty where it is not known.
         sampling: how the target chose in an answer that it has finished; None where it is not known.
     """
 
@@ -50,7 +49,6 @@ class Message:
     cut_off: Sampling | None = None
     target: str = ""
     sampling: Sampling | None = None
-    verifier: str = ""
 
     @property
     def settled(self) -> Message:
@@ -99,8 +97,6 @@ def origins_to_json(message: Message) -> str:
         stored["unconfirmed"] = asdict(message.unconfirmed)
     if message.target:
         stored["target"] = message.target
-    if message.verifier:
-        stored["verifier"] = message.verifier
     if message.cut_off is not None:
         stored["cut_off"] = asdict(message.cut_off)
     if message.sampling is not None:
@@ -125,7 +121,6 @@ def origins_from_json(text: str, content: str) -> dict[str, Any]:
             "unconfirmed": mark_from_json(raw["unconfirmed"]) if "unconfirmed" in raw else None,
             "cut_off": sampling_from_json(raw["cut_off"]) if "cut_off" in raw else None,
             "target": str(raw.get("target", "")),
-            "verifier": str(raw.get("verifier", "")),
             "sampling": sampling_from_json(raw["sampling"]) if "sampling" in raw else None,
         }
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, MoaError):

@@ -117,25 +117,6 @@ class History:
         )
         return [(int(chat), int(position)) for chat, position in rows]
 
-    def answers(self, target: str, verifier: str) -> list[str]:
-        """Texts of all that a target wrote and confirmed behind a verifier, those of the chat used last at the end.
-
-        Args:
-            target: its fingerprint.
-            verifier: its host.
-        """
-        rows = self._rows(
-            "SELECT content, spans FROM message JOIN chat ON chat.id = chat WHERE NOT deleted AND finished "
-            "AND role = 'assistant' ORDER BY updated, chat, position",
-            (),
-        )
-        known = ((str(content), origins_from_json(spans, str(content))) for content, spans in rows)
-        return [
-            content
-            for content, of in known
-            if of and of["unconfirmed"] is None and (of["target"], of["verifier"]) == (target, verifier)
-        ]
-
     def messages(self, chat: int) -> list[Message]:
         rows = self._rows(
             "SELECT role, content, spans, finished, figures FROM message WHERE chat = ? ORDER BY position", (chat,)

@@ -44,7 +44,7 @@ class Header:
         tokenizer: fingerprint of the tokenizer that its tokens are of.
         documents: how many texts it holds.
         tokens: theirs and the boundaries.
-        source: what it was made of, in the words of the program that made it; empty where nobody asks.
+        source: empty; older versions named what they had made it of.
         crc32: of everything behind the header.
     """
 

@@ -21,7 +21,6 @@ def write_datastore(
     tokenizer: str,
     *,
     most_tokens: int = MOST_TOKENS,
-    source: str = "",
 ) -> Header:
     """Write ``documents`` into a file, which only its user can read, in the place of what was there.
 
@@ -29,7 +28,6 @@ def write_datastore(
         documents: token ids of each, the oldest first. Empty ones are left out.
         tokenizer: its fingerprint, see :func:`moa_runtime.bundle.tokenizer_fingerprint`.
         most_tokens: the newest documents that fit are kept; of one that is longer, its end.
-        source: see :class:`~moa_runtime.datastore.file.Header`.
 
     Raises:
         DatastoreError: it cannot be written; what was there stays.
@@ -44,7 +42,7 @@ def write_datastore(
     crc32 = 0
     for part in parts:
         crc32 = zlib.crc32(part, crc32)
-    header = Header(tokenizer, len(kept), len(tokens), source, crc32)
+    header = Header(tokenizer, len(kept), len(tokens), "", crc32)
     write_file(path, header, parts)
     return header
 
