@@ -238,8 +238,6 @@ class Verifier:
             sweeping.cancel()
             await self._away.close()
             await self.worker.close()
-            if self.website is not None:
-                self.website.close()
             if self._drafts is not None:
                 self._drafts.close()
 

@@ -9,8 +9,8 @@ from moa_runtime.bundle import CHAT_TEMPLATE_FILE, MANIFEST_FILE, TOKENIZER_FILE
 from moa_runtime.errors import MoaError
 from moa_runtime.manifest import Fingerprints, Manifest
 from moa_runtime.paths import cache_dir, default_bundle, expanded
-from moa_server.web.files import OnDisk, WebFile
-from moa_server.web.page import ASK_AGAIN, KEEP_NOTHING, SAFE, held, media_type
+from moa_server.web.files import WebFile
+from moa_server.web.page import ASK_AGAIN, KEEP_NOTHING, SAFE, media_type, small_file
 
 #: Where the bundle is served, with the paths of its folder.
 BUNDLE_PATH = "/bundle/"
@@ -70,13 +70,13 @@ def bundle_files(folder: Path, served: Fingerprints) -> dict[str, WebFile]:
     files: dict[str, WebFile] = {}
     try:
         for name in (MANIFEST_FILE, TOKENIZER_FILE, CHAT_TEMPLATE_FILE):
-            files[BUNDLE_PATH + name] = held(name, (folder / name).read_bytes(), {"cache-control": ASK_AGAIN})
+            files[BUNDLE_PATH + name] = small_file(folder / name, {"cache-control": ASK_AGAIN})
         for entry in (manifest.targets[_TARGET], manifest.web_writer):
             if entry is not None:
                 # The page keeps them in a store of its own: a browser's cache would hold the same once more.
                 headers = {**SAFE, "cache-control": KEEP_NOTHING}
                 digest = manifest.files[entry.file].sha256
-                graph = WebFile(OnDisk(folder / entry.file), media_type(entry.file), digest, headers)
+                graph = WebFile(folder / entry.file, media_type(entry.file), digest, headers)
                 files[BUNDLE_PATH + entry.file] = graph
     except OSError as error:
         raise BundleError(f"the bundle {folder} cannot be read: {error.strerror or error}") from error

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from moa_runtime.errors import MoaError
-from moa_server.web.files import InMemory, WebFile, zipped
+from moa_server.web.files import WebFile, zipped
 
 INDEX = "index.html"
 #: Folder of the files whose names change with their bytes.
@@ -70,16 +70,21 @@ def media_type(name: str) -> str:
     return _OTHER.get(suffix, "application/octet-stream")
 
 
-def held(name: str, data: bytes, headers: Mapping[str, str]) -> WebFile:
-    """A file that is served from memory, in gzip too where that pays."""
-    small = None if Path(name).suffix.lower() in _PACKED else zipped(data)
-    return WebFile(InMemory(data), media_type(name), hashlib.sha256(data).hexdigest(), {**SAFE, **headers}, small)
+def small_file(path: Path, headers: Mapping[str, str]) -> WebFile:
+    """A file of the disk, whose gzip is kept in memory if it pays.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    data = path.read_bytes()
+    small = None if path.suffix.lower() in _PACKED else zipped(data)
+    return WebFile(path, media_type(path.name), hashlib.sha256(data).hexdigest(), {**SAFE, **headers}, small)
 
 
 def page_files(folder: Path) -> dict[str, WebFile]:
     """The built page's files by the path of their URL; its first one also at ``/``. Hidden files are left out.
 
-    All are read now: a page whose files come from two builds, because somebody builds it anew, would not start.
+    A file that is built anew while the verifier runs is refused: a page with files of two builds would not start.
 
     Raises:
         MoaError: the folder has no page, or cannot be read.
@@ -91,7 +96,7 @@ def page_files(folder: Path) -> dict[str, WebFile]:
             if path.is_file() and not any(part.startswith(".") for part in name.split("/")):
                 caching = FOREVER if name.startswith(HASHED) else ASK_AGAIN
                 headers = {"cache-control": caching, "content-security-policy": POLICY}
-                files[f"/{name}"] = held(name, path.read_bytes(), headers)
+                files[f"/{name}"] = small_file(path, headers)
     except OSError as error:
         raise MoaError(f"the page in {folder} cannot be read: {error.strerror or error}") from error
     if f"/{INDEX}" not in files:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from moa_server.options import ServeError
 from moa_server.settings import Settings
 from moa_server.web.bundle import bundle_files, find_bundle
 from moa_server.web.files import WebFile
-from moa_server.web.page import ASK_AGAIN, held, page_files
+from moa_server.web.page import ASK_AGAIN, SAFE, page_files
 from moa_server.web.pairing import AUTHORITY_PATH, hosts_of, invitation, kept_token, page_urls
 
 if TYPE_CHECKING:
@@ -87,8 +88,9 @@ class WebSetup:
         assert self._bundle is not None
         files = {**self._page, **bundle_files(self._bundle, served)}
         if self._own is not None:
-            authority = held("ca.crt", self._own.authority, {"cache-control": ASK_AGAIN})
-            files[AUTHORITY_PATH] = dataclasses.replace(authority, media_type="application/x-x509-ca-cert")
+            data, headers = self._own.authority, {**SAFE, "cache-control": ASK_AGAIN}
+            digest = hashlib.sha256(data).hexdigest()
+            files[AUTHORITY_PATH] = WebFile(data, "application/x-x509-ca-cert", digest, headers)
         return files
 
     def urls(self, port: int) -> list[str]:

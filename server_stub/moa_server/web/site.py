@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Match
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from moa_server.edge.connection_limits import END_KEY, network_of
 from moa_server.metrics import Metrics
 from moa_server.web.downloads import Download, Downloads
-from moa_server.web.files import ChangedError, Content, Reply, WebFile
+from moa_server.web.files import PIECE_BYTES, ChangedError, WebFile
 
-_PIECE = 64 << 10  # what waits for a slow reader, and what the event loop does at once for a fast one
 _RETRY_AFTER_S = 5
 
 _log = logging.getLogger(__name__)
@@ -39,8 +37,6 @@ class Website(BaseRoute):
         self._files, self._refusal, self._metrics = files, refusal, metrics
         self.downloads = Downloads()
         self._bytes = 0
-        # Of its own, so that a slow disk holds up nobody else's threads; one thread gives each download its turn.
-        self._disk = ThreadPoolExecutor(1, "downloads")
         metrics.watch("moa_downloads", "Files that are being sent.", lambda: len(self.downloads))
         metrics.watch_count("moa_download_bytes", "Bytes of files sent.", lambda: self._bytes)
 
@@ -56,71 +52,53 @@ class Website(BaseRoute):
         if refused := self._refusal(asked):
             await refused(scope, receive, send)
             return
-        file, head = self._files[scope["path"]], scope["method"] == "HEAD"
-        reply = file.reply({name: value for name, value in asked.items() if not (head and name == "range")})
-        if head or reply.content is None:
-            await Response(status_code=reply.status, headers=reply.headers)(scope, receive, send)
-        elif reply.stop - reply.start <= _PIECE:
-            await self._send(reply, None, scope, receive, send)
-        else:
-            host = scope["client"][0] if scope.get("client") else ""
-            download = self.downloads.begin(network_of(host), scope.get(END_KEY, _nothing))
-            if download is None:
-                self._metrics.refused("downloads")
-                text = "the verifier sends as many files as it can; try again later"
-                await self._unavailable(text)(scope, receive, send)
-                return
-            try:
-                await self._send(reply, download, scope, receive, send)
-            finally:
-                self.downloads.over(download)
-
-    def close(self) -> None:
-        """Answer nothing more."""
-        self._disk.shutdown(wait=False, cancel_futures=True)
-
-    async def _send(self, reply: Reply, download: Download | None, scope: Scope, receive: Receive, send: Send) -> None:
-        """Piece by piece, as fast as the reader takes them. What was cut off is for the client to ask for again."""
-        assert reply.content is not None
-        content, at = reply.content, reply.start
-        left = asyncio.ensure_future(_left(receive))
+        file, download = self._files[scope["path"]], None
         try:
-            piece = await self._read(content, at, reply.stop, download)
-            headers = [(name.encode(), value.encode("latin-1")) for name, value in reply.headers.items()]
-            await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-            while not left.done():
-                at += len(piece)
-                await send({"type": "http.response.body", "body": piece, "more_body": at < reply.stop})
-                self._bytes += len(piece)
-                if at >= reply.stop:
-                    return
-                piece = await self._read(content, at, reply.stop, download)
+            response = file.response(asked)
+            if scope["method"] == "HEAD":
+                response = Response(None, response.status_code, response.headers)
+            elif int(response.headers.get("content-length", 0)) > PIECE_BYTES:
+                host = scope["client"][0] if scope.get("client") else ""
+                download = self.downloads.begin(network_of(host), scope.get(END_KEY, _nothing))
+                if download is None:
+                    self._metrics.refused("downloads")
+                    response = self._unavailable("the verifier sends as many files as it can; try again later")
+            await self._send(response, file, download, scope, receive, send)
         except ChangedError as error:
             _log.warning("%s", error)
-            if at == reply.start:
-                await self._unavailable("the verifier's files have changed; it has to be started again")(
-                    scope, receive, send
-                )
-            else:
-                scope.get(END_KEY, _nothing)()
-                await left
+            response = self._unavailable("the verifier's files have changed; it has to be started again")
+            await response(scope, receive, send)
         finally:
-            left.cancel()
+            if download is not None:
+                self.downloads.over(download)
 
-    async def _read(self, content: Content, at: int, stop: int, download: Download | None) -> bytes:
-        count = min(_PIECE, stop - at)
-        if download is not None:
-            await asyncio.sleep(self.downloads.wait_s(download, count))
-        return await asyncio.get_running_loop().run_in_executor(self._disk, content.read, at, count)
+    async def _send(
+        self, response: Response, file: WebFile, download: Download | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Send piece by piece, as fast as the reader takes them and the pace of all downloads allows.
+
+        A response whose file changes while it is sent ends with its connection: the client asks for the rest again.
+        """
+
+        async def paced(message: Message) -> None:
+            body = message.get("body", b"")
+            if body and download is not None:
+                await asyncio.sleep(self.downloads.wait_s(download, len(body)))
+                if isinstance(response, FileResponse):
+                    file.check()
+            await send(message)
+            self._bytes += len(body)
+
+        try:
+            await response(scope, receive, paced)
+        except ChangedError as error:
+            _log.warning("%s", error)
+            scope.get(END_KEY, _nothing)()
+            while (await receive())["type"] != "http.disconnect":
+                pass
 
     def _unavailable(self, text: str) -> Response:
         return JSONResponse({"error": text}, 503, headers={"Retry-After": str(_RETRY_AFTER_S)})
-
-
-async def _left(receive: Receive) -> None:
-    """Until the client has left, or was answered."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _nothing() -> None:
