@@ -16,10 +16,9 @@ from pathlib import Path
 
 from moa_chat.local_verifier import LocalVerifier, local_verifier
 from moa_runtime.transport import Endpoint
-from moa_server import replicas
 from system.replica_fleet import REPLICAS, wait_for
 
-CONFIGURATION = Path(replicas.__file__).with_name("haproxy.cfg")
+CONFIGURATION = Path(__file__).parents[2] / "deploy" / "haproxy.cfg"
 _HOST = "127.0.0.1"
 _STOP_SECONDS = 5.0
 _DRAINED, _KILLED = 0, 1  # numbers of the verifiers

@@ -22,8 +22,6 @@ NEEDED = (
     "moa_bench/report/templates/",
     "moa_chat/desktop/window.py",
     "moa_server/cli.py",
-    "moa_server/replicas/haproxy.cfg",
-    "moa_server/replicas/ray.yaml",
     "moa_export/cli.py",
     "moa_page/__init__.py",
 )
