@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import signal
 import socket
 import time
@@ -29,8 +30,6 @@ from moa_server.web.files import WebFile
 
 _PING_SECONDS = 20.0
 _RENEW_SECONDS = 600.0
-#: Seconds that connections get to close behind the last frame.
-_CLOSE_SECONDS = 2
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +63,7 @@ class VerifierServer(EdgeServer):
         files: Mapping[str, WebFile] | None = None,
         warm: bool = False,
     ) -> None:
+        limits = limits or EdgeLimits()
         self.app = create_app(engine, settings, timeline, drafts, files)
         secure: dict[str, Any] = {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]} if tls else {}
         config = uvicorn.Config(
@@ -73,7 +73,7 @@ class VerifierServer(EdgeServer):
             ws_ping_interval=_PING_SECONDS,
             ws_ping_timeout=_PING_SECONDS,
             ws_per_message_deflate=False,
-            timeout_graceful_shutdown=_CLOSE_SECONDS,
+            timeout_graceful_shutdown=math.ceil(limits.close_seconds) + 3,  # deadlines are looked at each second
             server_header=False,
             log_config=None,
             log_level="warning",
@@ -151,9 +151,10 @@ class VerifierServer(EdgeServer):
 
     async def _answer_and_close(self) -> None:
         await self.app.state.verifier.drain(self._drain_seconds, self._hurry)
-        # What was written goes out. uvicorn would complain of those that do not read it, and of their cancelled tasks.
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        while self.server_state.tasks and time.monotonic() < deadline:
+        self._hurry.clear()  # one more signal does not wait for the peers either
+        # What was written goes out, and the peers close. uvicorn would complain of the tasks of those that do not.
+        deadline = time.monotonic() + 2 * self._limits.close_seconds
+        while self.server_state.tasks and time.monotonic() < deadline and not self._hurry.is_set():
             await asyncio.sleep(0.02)
         if self.server_state.tasks:
             for connection in list(self.server_state.connections):

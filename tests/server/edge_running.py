@@ -70,8 +70,8 @@ class Edge:
 
 
 @contextlib.contextmanager
-def edge(limits: EdgeLimits, tls: tuple[Path, Path] | None = None) -> Iterator[Edge]:
-    """Serve until the block ends."""
+def edge(limits: EdgeLimits, tls: tuple[Path, Path] | None = None, graceful_s: int = 1) -> Iterator[Edge]:
+    """Serve until the block ends, and then for ``graceful_s`` at most."""
     running = Edge()
     running.take.set()
     running.hold.set()
@@ -160,7 +160,7 @@ def edge(limits: EdgeLimits, tls: tuple[Path, Path] | None = None) -> Iterator[E
         ws_max_size=MAX_MESSAGE,
         ws_per_message_deflate=False,
         timeout_keep_alive=TIMEOUT_S,
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=graceful_s,
         ssl_certfile=tls[0] if tls else None,
         ssl_keyfile=tls[1] if tls else None,
     )
@@ -208,6 +208,13 @@ def status_of(answer: bytes) -> int:
 
 def error_of(answer: bytes) -> str:
     return json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+
+
+def secured(connected: socket.socket) -> ssl.SSLSocket:
+    """Over TLS, whoever the server may be."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context.wrap_socket(connected)
 
 
 def is_closed(connected: socket.socket) -> bool:

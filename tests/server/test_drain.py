@@ -66,7 +66,8 @@ class Leaver(Client):
                     self.session.extend(drafted[at : at + 2], Origin.DRAFTED)
                     self.session.propose()
                     self.send()
-            self.socket.recv(2 * TIMEOUT_S)
+            while True:  # memory rows may come after the last verdict
+                self.take()
         except ConnectionClosed as closed:
             self.code = closed.rcvd.code if closed.rcvd else None
         self.session.disconnected()

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import socket
-import ssl
-import subprocess
 
 import pytest
 
 from moa_server.edge.connection_limits import EdgeLimits
-from server.edge_running import edge, eventually, is_closed, read_all, status_of
+from server.edge_running import edge, eventually, is_closed, read_all, secured, status_of
 
 PATIENT = EdgeLimits(connections=20, per_address=1000, header_seconds=60)
 HASTY = EdgeLimits(header_seconds=1, close_seconds=0.5)
@@ -21,23 +17,6 @@ HASTY = EdgeLimits(header_seconds=1, close_seconds=0.5)
 def clients():
     with contextlib.ExitStack() as stack:
         yield lambda connected: stack.enter_context(connected)
-
-
-@pytest.fixture(scope="module")
-def tls(tmp_path_factory):
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl command to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    subprocess.run([*make.split(), "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
-    return cert, key
-
-
-def secured(connected: socket.socket) -> ssl.SSLSocket:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context.wrap_socket(connected)
 
 
 def test_connections_in_a_tls_handshake_count_and_give_way(clients, tls):

@@ -33,8 +33,8 @@ def frame(opcode: int, payload: bytes = b"", fin: bool = True) -> bytes:
 def upgraded(running, **options) -> socket.socket:
     connected = running.open(UPGRADE % b"", **options)
     answer = b""
-    while not answer.endswith(b"\r\n\r\n"):
-        answer += connected.recv(1)
+    while not answer.endswith(b"\r\n\r\n") and (byte := connected.recv(1)):
+        answer += byte
     assert answer.startswith(b"HTTP/1.1 101")
     return connected
 

@@ -19,13 +19,19 @@ class Transport:
     """What a place asks of its transport."""
 
     waiting = 0
-    closing = aborted = False
+    closing = aborted = ended = False
 
     def get_write_buffer_size(self) -> int:
         return self.waiting
 
     def is_closing(self) -> bool:
         return self.closing
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.ended = True
 
     def abort(self) -> None:
         self.aborted = True
@@ -115,6 +121,24 @@ def test_a_closed_connection_with_nothing_to_send_ends_soon(opened):
     opened.clock.now += 1
     places.sweep()
     assert place.transport.aborted
+
+
+def test_a_peer_has_its_time_to_close_from_when_the_last_byte_is_sent(opened):
+    places, (place,) = opened()
+    transport = place.transport
+    transport.waiting = 10 * KB
+    assert place.linger() and transport.ended
+    for _ in range(2):
+        places.sweep()
+        opened.clock.now += 9
+    transport.waiting = 0
+    places.sweep()
+    opened.clock.now += 4
+    places.sweep()
+    assert not transport.aborted
+    opened.clock.now += 1
+    places.sweep()
+    assert transport.aborted
 
 
 def test_the_bound_of_what_waits_leaves_room_for_the_largest_message(opened):

@@ -42,7 +42,7 @@ class EdgeLimits:
         body_seconds: from the header to the end of the body.
         send_seconds: in which a peer must read 64 KiB, or all that waits for it beyond what the system and asyncio
             buffer. A slow link is no offence: a large message may take much longer.
-        close_seconds: that a peer has to close as well.
+        close_seconds: that a peer has to close as well, once all that was written for it is sent.
         discard_bytes: of a body that are read and dropped behind an answer that came before its end.
         write_buffer_bytes: that may wait for a peer besides the largest message.
         control_frames_per_second: WebSocket pings and pongs, sustained.
@@ -92,7 +92,8 @@ class Place:
         self.on_deadline: Callable[[], None] = self.end
         self._largest = 0
         self._unread: tuple[float, int] | None = None  # since when the peer has not read enough, bytes that waited then
-        self._closing: float | None = None
+        self._lingering = False
+        self._sent: float | None = None  # since when nothing more is to be sent before the end
 
     def begin(self) -> bool:
         """A whole request or first message is there. False if too many others are busy: it is to be refused."""
@@ -135,6 +136,15 @@ class Place:
             self.end()
         return True
 
+    def linger(self) -> bool:
+        """The last was written: the peer has ``close_seconds`` to close as well, from when that is sent.
+
+        Returns whether :meth:`half_close` could say so to the peer.
+        """
+        self.wait()
+        self._lingering = True
+        return self.half_close()
+
     def set_deadline(self, seconds: float | None) -> None:
         """From now; None for none."""
         self.deadline = None if seconds is None else self._places.clock() + seconds
@@ -158,12 +168,12 @@ class Place:
         if self.transport is None or self.ending:
             return
         waiting = self._waiting_bytes()
-        if self.transport.is_closing():
+        if self._lingering or self.transport.is_closing():
             # What was written before goes out first, for which asyncio sets no limit.
-            if self._closing is None:
-                self._closing = now
             if not waiting:
-                if now - self._closing >= self.limits.close_seconds:
+                if self._sent is None:
+                    self._sent = now
+                elif now - self._sent >= self.limits.close_seconds:
                     self.end()
                 return
             self._unread = self._unread or (now, waiting)

@@ -99,7 +99,7 @@ class _Acceptor:
     def __init__(self, server: EdgeServer, places: Places, sockets: list[socket.socket]) -> None:
         self._server, self._places = server, places
         self._tasks: set[asyncio.Task[None]] = set()
-        self._spawn(self._sweep())
+        self._sweeping = asyncio.ensure_future(self._sweep())
         for listening in sockets:
             listening.setblocking(False)
             listening.listen(_LISTEN_QUEUE)
@@ -110,7 +110,9 @@ class _Acceptor:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Comes once the connections are closed, up to which they have their deadlines."""
+        self._sweeping.cancel()
+        await asyncio.gather(self._sweeping, *self._tasks, return_exceptions=True)
 
     def _spawn(self, work: object) -> None:
         task = asyncio.ensure_future(work)  # type: ignore[call-overload]

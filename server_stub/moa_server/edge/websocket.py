@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from asyncio.transports import BaseTransport
 from typing import Any
 
@@ -19,7 +20,7 @@ from moa_server.edge.rate_limits import TokenBucket
 # What is parsed at once: some hundred of the smallest frames, some milliseconds.
 _SLICE = 4 << 10
 
-_POLICY, _INVALID_TEXT, _TOO_BIG = 1008, 1007, 1009  # close codes (RFC 6455)
+_POLICY, _INVALID_TEXT, _TOO_BIG, _NO_PONG, _RESTART = 1008, 1007, 1009, 1011, 1012  # close codes (RFC 6455)
 
 _BAD_UPGRADE = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
@@ -28,7 +29,8 @@ class EdgeWebSocket(OnPlace, WebSocketsSansIOProtocol):
     """A WebSocket on one connection.
 
     Beyond its base: frames are parsed only as fast as the app takes them, pings and pongs have a rate, a message has a
-    number of fragments, a peer that does not read is cut off, and a close frame that tells a fault is not lost.
+    number of fragments, a peer that does not read is cut off, and a close frame is not lost, whatever the peer still
+    sends: that is dropped until the peer has closed as well, or has had ``close_seconds`` for it.
 
     It is busy from its first whole message, which must be short, until it is closed. Where no more may be busy, each
     message that the app receives has :data:`FULL_KEY`; the app is to say so and close.
@@ -41,7 +43,8 @@ class EdgeWebSocket(OnPlace, WebSocketsSansIOProtocol):
         self._control = TokenBucket(limits.control_frames_per_second, limits.control_frames_burst, self.loop.time)
         self._unparsed = bytearray()
         self._before_first: int | None = 0  # bytes until the first message is whole
-        self._failed = False
+        self._discarding = False
+        self._lost = asyncio.Event()
         self.app = self._guarded
 
     def connection_made(self, transport: BaseTransport) -> None:
@@ -51,9 +54,10 @@ class EdgeWebSocket(OnPlace, WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._unparsed.clear()
+        self._lost.set()
 
     def data_received(self, data: bytes) -> None:
-        if self._failed or self.transport.is_closing():
+        if self._discarding or self.transport.is_closing():
             return
         if not self.handshake_initiated:  # the upgrade request, whole
             super().data_received(data)
@@ -77,7 +81,7 @@ class EdgeWebSocket(OnPlace, WebSocketsSansIOProtocol):
             del self._unparsed[:_SLICE]
             super().data_received(part)
             self._limit_first(len(part))
-            if self._failed:
+            if self._discarding:
                 self._unparsed.clear()
 
     def _limit_first(self, count: int) -> None:
@@ -97,9 +101,9 @@ class EdgeWebSocket(OnPlace, WebSocketsSansIOProtocol):
     async def send(self, message: Any) -> None:
         await super().send(message)
         self._place.check_write_buffer(len(message.get("bytes") or message.get("text") or ""))
-        if self.close_sent:  # however long the client takes to close as well
-            self._place.wait()
-        if self._unparsed:  # the handshake, or the end of the app's interest
+        if self.close_sent:
+            self._linger()
+        elif self._unparsed:  # since before the handshake
             self._go_on_reading()
 
     def _go_on_reading(self) -> None:
@@ -120,11 +124,11 @@ class EdgeWebSocket(OnPlace, WebSocketsSansIOProtocol):
 
     def _control_frame(self) -> bool:
         """Whether one more may come."""
-        if self._failed or self.transport.is_closing():
+        if self._discarding or self.transport.is_closing():
             return False
         if self._control.wait_s(1) > 0:
             self._fail(_POLICY, "too many pings")
-        return not self._failed
+        return not self._discarding
 
     def handle_cont(self, event: Frame) -> None:
         # Empty fragments never reach the limit of bytes.
@@ -135,6 +139,10 @@ class EdgeWebSocket(OnPlace, WebSocketsSansIOProtocol):
 
     def send_receive_event_to_app(self) -> None:
         self._before_first = None
+        if self.close_sent:  # over TLS: the app wants no more, and the sooner the close frame comes the better
+            self.frames = []
+            self._control_frame()
+            return
         if self.curr_msg_data_type == "text":
             try:
                 self.frames = [b"".join(self.frames)]
@@ -144,13 +152,27 @@ class EdgeWebSocket(OnPlace, WebSocketsSansIOProtocol):
                 return
         super().send_receive_event_to_app()
 
+    def handle_close(self, event: Frame) -> None:
+        if self.close_sent:  # over TLS: nothing comes after this frame, so that to close resets nothing
+            self.transport.close()
+        else:
+            super().handle_close(event)
+
     def handle_parser_exception(self) -> None:
-        """Where the base ends after a violation of the protocol, or a message that is too large."""
+        """End after a violation of the protocol, or a message that is too large."""
         self._end()
 
     def keepalive_timeout(self) -> None:
-        super().keepalive_timeout()
-        self.disconnected = True  # else a send of the app raises RuntimeError
+        self.pong_timer = None
+        if not self.transport.is_closing():
+            self._fail(_NO_PONG, "keepalive ping timeout")
+
+    def shutdown(self) -> None:
+        """Close because the server ends. A connection that is being closed already is left to its deadline."""
+        if not self.handshake_complete:
+            super().shutdown()
+        elif not (self.close_sent or self.transport.is_closing()):
+            self._fail(_RESTART, "")
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -160,28 +182,40 @@ class EdgeWebSocket(OnPlace, WebSocketsSansIOProtocol):
         if self.initial_response is not None or self.transport.is_closing():
             # The app refused the upgrade, or its client left first: the base would log that the app forgot to answer.
             self.handshake_complete = True
+        if self.close_sent:  # the base closes the transport when the app has ended
+            await self._lost.wait()
 
     def _fail(self, code: int, reason: str) -> None:
-        if not self._failed:
+        if not self._discarding:
             self.conn.fail(code, reason)
             self._end()
 
     def _end(self) -> None:
         """Send the close frame that websockets has written, tell the app, and wait a little for the client to close."""
-        if self._failed:
+        if self._discarding:
             return
-        self._failed = True
-        self._place.wait()
-        self.stop_keepalive()
-        self.frames = []
-        close = self.conn.close_sent
-        code, reason = (close.code, close.reason) if close else (1006, "")
-        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self._discarding = True
+        if not self.close_sent:
+            close = self.conn.close_sent
+            code, reason = (close.code, close.reason) if close else (1006, "")
+            self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
         self.close_sent = self.disconnected = True
+        self.frames = []
         self.transport.write(b"".join(self.conn.data_to_send()))
-        if self.close_timer is not None:
+        self._linger()
+
+    def _linger(self) -> None:
+        """The close frame is written: wait until the client has closed as well, or has had its time for that.
+
+        To close at once, with data unread or on its way, would reset the connection, and the client might never see
+        what was written last. What it still sends is dropped unparsed. Only over TLS, where its close frame alone says
+        that it has ours, are frames still parsed, as many as pings may come.
+        """
+        self._discarding = self._place.linger() or self._discarding
+        self.stop_keepalive()
+        if self.close_timer is not None:  # the base's deadline, which does not wait until all is sent
             self.close_timer.cancel()
-        self.close_timer = self.loop.call_later(self._place.limits.close_seconds, self.transport.close)
-        self._place.half_close()
-        self.read_paused = False
-        self.transport.resume_reading()
+            self.close_timer = None
+        if self._discarding:
+            self._unparsed.clear()
+        self._go_on_reading()
