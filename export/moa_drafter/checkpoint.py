@@ -9,18 +9,17 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from moa_drafter.architectures.registry import drafter_of
 from moa_drafter.architectures.tokens import TokenDrafter
 from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER, CONFIG_FILE, WEIGHTS_FILE, CheckpointError
 from moa_drafter.compatibility import check_fit
-from moa_drafter.config import DrafterConfig
 from moa_drafter.config_fields import ConfigError
 from moa_drafter.drafter import Drafter
 from moa_drafter.huawei_checkpoint import is_published, keys_before_values, published_config
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
+from moa_drafter.weight_faults import WEIGHTS_DIFFER, WeightFaults
 
 #: What can be exported.
 DeviceDrafter = MoADrafter | TokenDrafter
@@ -45,8 +44,8 @@ def load_checkpoint(folder: Path) -> Drafter:
     A folder in the layout of the paper's authors is taken too (:mod:`moa_drafter.huawei_checkpoint`).
 
     Raises:
-        CheckpointError: a missing file or tensor, a wrong shape, a truncated file, or weights that nothing can be
-            drafted with.
+        CheckpointError: a missing or truncated file, weights that nothing can be drafted with, or tensors that are
+            missing, superfluous or of another shape, with the code ``weights_differ``.
     """
     try:
         published = _published_config(folder / CONFIG_FILE)
@@ -54,8 +53,9 @@ def load_checkpoint(folder: Path) -> Drafter:
             drafter = _read_config(folder)
             state = load_file(folder / WEIGHTS_FILE)
         else:
-            config, state = _converted(published, load_file(folder / WEIGHTS_FILE))
-            drafter = MoADrafter(config)
+            state = load_file(folder / WEIGHTS_FILE)
+            drafter = MoADrafter(published_config(published, {name: tuple(t.shape) for name, t in state.items()}))
+            state["draft_to_target"] = torch.arange(drafter.config.vocab_size)
     except ConfigError as error:
         inside = folder / CHECKPOINT_FOLDER
         meant = (
@@ -66,23 +66,22 @@ def load_checkpoint(folder: Path) -> Drafter:
         raise CheckpointError(f"{folder} has no {WEIGHTS_FILE}: expected a folder written by moa-train") from error
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read {WEIGHTS_FILE} in {folder}: {error}; it may be truncated") from error
-    expected = drafter.state_dict()
-    for name, tensor in expected.items():
-        if name not in state:
-            raise CheckpointError(f"{folder / WEIGHTS_FILE} lacks the tensor {name!r}")
-        if state[name].shape != tensor.shape:
-            raise CheckpointError(
-                f"{folder / WEIGHTS_FILE}: {name!r} has shape {list(state[name].shape)}, "
-                f"config.json asks for {list(tensor.shape)}"
-            )
-        if state[name].is_complex() or not torch.isfinite(state[name]).all():
+    if faults := WeightFaults.between(state, drafter.state_dict()):
+        raise CheckpointError(
+            f"the weights in {folder / WEIGHTS_FILE} are not those of its config.json: {faults}; take another "
+            "checkpoint, or train one",
+            code=WEIGHTS_DIFFER,
+        )
+    for name, tensor in state.items():
+        if tensor.is_complex() or not torch.isfinite(tensor).all():
             raise CheckpointError(
                 f"{folder / WEIGHTS_FILE}: {name!r} holds something else than finite real numbers: a training run that "
                 "diverged writes such; take an earlier checkpoint, or train with a lower learning_rate"
             )
-    unknown = sorted(state.keys() - expected.keys())
-    if unknown:
-        raise CheckpointError(f"{folder / WEIGHTS_FILE} has tensors this drafter does not know: {unknown[:3]}")
+    if published is not None:
+        # The target's key-value heads have the size of the decoder's own heads.
+        heads = drafter.config.target_kv_size // (2 * drafter.config.decoder.head_dim)
+        state = keys_before_values(state, heads)
     drafter.load_state_dict(state)
     low, high = drafter.draft_to_target.aminmax()
     if low < 0 or high >= drafter.config.vocab_size:
@@ -141,11 +140,3 @@ def _published_config(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return raw if isinstance(raw, dict) and is_published(raw) else None
-
-
-def _converted(raw: dict[str, Any], state: dict[str, Tensor]) -> tuple[DrafterConfig, dict[str, Tensor]]:
-    """Configuration and weights of a published checkpoint, as ours."""
-    config = published_config(raw, {name: tuple(tensor.shape) for name, tensor in state.items()})
-    # The target's key-value heads have the size of the decoder's own heads.
-    state = keys_before_values(state, config.target_kv_size // (2 * config.decoder.head_dim))
-    return config, {**state, "draft_to_target": torch.arange(config.vocab_size)}

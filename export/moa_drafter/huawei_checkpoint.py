@@ -70,6 +70,10 @@ def published_config(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, 
         name = error.args[0]
         hint = ": add it, the number of the target's layers" if name == "target_num_layers" else ""
         raise ConfigError(f"the published checkpoint does not say {name}{hint}") from error
+    except ConfigError:
+        raise
+    except (IndexError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ConfigError("the shapes of the published checkpoint's tensors are those of no drafter") from error
 
 
 def keys_before_values(state: Mapping[str, Tensor], target_kv_heads: int) -> dict[str, Tensor]:

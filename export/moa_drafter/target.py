@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from moa_drafter.target_source import DEFAULT_TARGET, TargetError, builtin_of, quiet_transformers, resolve_target
+from moa_drafter.target_error import TargetError
+from moa_drafter.target_source import DEFAULT_TARGET, builtin_of, quiet_transformers, resolve_target
+from moa_drafter.weight_faults import WEIGHTS_DIFFER, WeightFaults
 from moa_runtime.generation_config import RecommendedSampling
 
 
@@ -131,7 +133,9 @@ class TargetFacts:
 
 
 def target_facts(name: str = DEFAULT_TARGET) -> TargetFacts:
-    """Find a target, and read all of it but the weights.
+    """Find a target, and read all of it but the numbers of its weights; their names and shapes are compared.
+
+    Those of quantised weights are not: an engine may read formats that transformers cannot.
 
     Raises:
         TargetError: see :func:`load_target`.
@@ -141,12 +145,14 @@ def target_facts(name: str = DEFAULT_TARGET) -> TargetFacts:
 
     folder = resolve_target(name)
     config = _supported_config(folder)
+    if not hasattr(config, "quantization_config"):
+        _whole_model(folder, device_map="meta")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         own = (folder / "generation_config.json").is_file()
         generation = GenerationConfig.from_pretrained(folder) if own else GenerationConfig.from_model_config(config)
     except (OSError, ValueError, KeyError) as error:
-        raise TargetError(f"cannot load the target in {folder}: {str(error).splitlines()[0]}") from error
+        raise _cannot_load(folder, error) from error
     return TargetFacts(folder, config, target_fingerprint(folder), _stop_tokens(folder, generation, tokenizer))
 
 
@@ -154,25 +160,52 @@ def load_target(name: str = DEFAULT_TARGET, *, device: str = "cpu", dtype: torch
     """Load a target for inference, float32 on the CPU and bfloat16 elsewhere unless ``dtype`` says so.
 
     Raises:
-        TargetError: see :func:`resolve_target`; also a model that is no Llama-like causal model.
+        TargetError: see :func:`resolve_target`; also a model that is no Llama-like causal model, damaged weights, with
+            the code ``damaged``, and tensors that are missing, superfluous or of another shape, with the code
+            ``weights_differ``.
     """
     quiet_transformers()
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     folder = resolve_target(name)
     _supported_config(folder)
     dtype = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
+    model = _whole_model(folder, dtype=dtype, attn_implementation="sdpa")
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        raise TargetError(f"cannot load the target in {folder}: {str(error).splitlines()[0]}") from error
-    except (RuntimeError, SafetensorError) as error:
-        text = "its weights are damaged, or not those of its config.json: fetch it again"
-        raise TargetError(f"cannot load the target in {folder}: {text}") from error
+        raise _cannot_load(folder, error) from error
     if not hasattr(model, "model"):
         raise _unsupported(folder, model.config.model_type)
     return Target(folder, model.eval().to(device), tokenizer, target_fingerprint(folder))
+
+
+def _whole_model(folder: Path, **settings: Any) -> Any:
+    """Load a target's model by transformers, which fills up what is missing with random numbers: that is refused.
+
+    Raises:
+        TargetError: see :func:`load_target`.
+    """
+    from transformers import AutoModelForCausalLM
+
+    settings |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    try:
+        model, loading_info = AutoModelForCausalLM.from_pretrained(folder, **settings)
+    except (OSError, ValueError, KeyError) as error:
+        raise _cannot_load(folder, error) from error
+    except (RuntimeError, SafetensorError) as error:
+        text = f"cannot load the target in {folder}: its weights are damaged; fetch it again"
+        raise TargetError(text, code="damaged") from error
+    if faults := WeightFaults.reported(loading_info):
+        raise TargetError(
+            f"the weights in {folder} are not those of its config.json: {faults}; fetch the target again",
+            code=WEIGHTS_DIFFER,
+        )
+    return model
+
+
+def _cannot_load(folder: Path, error: Exception) -> TargetError:
+    return TargetError(f"cannot load the target in {folder}: {str(error).splitlines()[0]}")
 
 
 def _stop_tokens(folder: Path, generation: Any, tokenizer: Any) -> tuple[int, ...]:

