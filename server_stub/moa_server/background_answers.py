@@ -34,7 +34,7 @@ class Away:
 
     def begin(self, conversation: Conversation) -> None:
         """The connection is gone: go on, if its Prompt allows that."""
-        if self._settings.away_seconds > 0 and conversation.session.goes_on_alone:
+        if self._settings.away_seconds > 0 and conversation.session.continues_without_client:
             task = asyncio.create_task(self._write(conversation))
             self._tasks[conversation.number] = task
             task.add_done_callback(lambda done: self._ended(conversation, done))
@@ -57,13 +57,13 @@ class Away:
         try:
             while written < self._settings.away_tokens and (left := ends - loop.time()) > 0:
                 async with conversation.lock:
-                    work = conversation.session.go_on()
+                    work = conversation.session.next_background_work()
                     if work is None:
                         return
                     job = job_of(work, conversation.sequence)
                     await self._worker.run(job, left, background=True)
                     assert job.token is not None
-                    conversation.session.decide(work, job.path, job.token, told=False)
+                    conversation.session.decide(work, job.path, job.token, sent=False)
                 written += 1
                 self._metrics.decided(drafted=0, accepted=0, committed=1)
         except (EngineFailedError, ExpiredError, GivenUpError):

@@ -212,7 +212,7 @@ class Connection:
                 return False  # the next receive says so
             work = session.next_work(rows=not owed_s)
             said = None if work is None else await self._work.do(conversation, work)
-        if said is not None and said.HasField("fault") and not session.stand_still():
+        if said is not None and said.HasField("fault") and not session.engine_failed():
             said = None  # nobody awaits these rows
         await self._say(said)
         if owed_s and session.rows_due and work is None:
@@ -226,7 +226,7 @@ class Connection:
 
     async def _next_of(self, conversation: Conversation) -> wire.ClientMessage | wire.ServerMessage:
         """The next frame. Who says nothing in the middle of an answer may be away without anybody knowing yet."""
-        silence = min(_SILENCE_S, self._settings.idle_seconds) if conversation.session.goes_on_alone else 0.0
+        silence = min(_SILENCE_S, self._settings.idle_seconds) if conversation.session.continues_without_client else 0.0
         if silence and not await self._inbox.wait(silence):
             self._parts.store.away.begin(conversation)
         try:

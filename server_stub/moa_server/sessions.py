@@ -81,9 +81,11 @@ class SessionStore:
     def asks(self, conversation: Conversation) -> bool:
         """Whether its client is to be asked to draft, if it can: see :func:`asked_to_draft`."""
         others = [c for c in self._conversations.values() if c.taken_over is not None and c.session.runs]
-        if len(others) <= self._settings.ask_from or not conversation.session.drafted_for:
+        if len(others) <= self._settings.ask_from or not conversation.session.client_takes_rows:
             return False
-        able = {c.number: c.session.round_trip_us for c in others if c.session.drafted_for and c.session.round_trip_us}
+        able = {
+            c.number: c.session.round_trip_us for c in others if c.session.client_takes_rows and c.session.round_trip_us
+        }
         return conversation.number in asked_to_draft(able, len(others), self._settings.ask_from)
 
     def attach(

@@ -13,7 +13,7 @@ import httpx
 from websockets.sync.client import connect
 
 from moa_runtime.session.client import ClientSession, LinkState
-from moa_runtime.session.events import Event, Faulted, Finished, Origin, RowsReceived, Sampling
+from moa_runtime.session.events import Faulted, Finished, Origin, RowsReceived, Sampling, SessionEvent
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.app import SESSION_PATH
 from moa_server.app import Verifier as Served
@@ -88,7 +88,7 @@ class Client:
         self.verifier = verifier
         options.setdefault("row_encoding", wire.ROW_ENCODING_FLOAT16)
         self.session = ClientSession(engine.fingerprints, stop_tokens=engine.stop_tokens, **options)
-        self.events: list[Event] = []
+        self.events: list[SessionEvent] = []
 
     def connect(self, verifier: Verifier | None = None) -> None:
         self.verifier = verifier or self.verifier

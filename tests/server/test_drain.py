@@ -226,7 +226,7 @@ def test_clients_that_are_streamed_to_go_on_elsewhere(caplog):
         for client, prompt in zip(clients, PROMPTS, strict=True):
             client.connect()
             client.session.prompt(prompt, Sampling(), length)
-            client.session.lend(1000)
+            client.session.grant_credit(1000)
             client.send()
         for client in clients:
             while len(client.session.committed) < 10:

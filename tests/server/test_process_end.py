@@ -51,7 +51,7 @@ def test_chats_that_have_finished_their_answers_are_not_waited_for(streamed):
             client.connect()
             client.session.prompt([5 + number, 6, 7], Sampling(), COUNT)
             if streamed:
-                client.session.lend(COUNT + 3)
+                client.session.grant_credit(COUNT + 3)
             client.rounds(lambda tokens: [])
             assert client.finished
         verifier.server.handle_exit(signal.SIGTERM, None)

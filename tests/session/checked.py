@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from moa_runtime.session.events import Cause, Committed, Decided, Event, Origin, RolledBack
+from moa_runtime.session.events import Cause, Committed, Decided, Origin, RolledBack, SessionEvent
 from session.wired import Pair, rows_of
 
 
@@ -69,7 +69,7 @@ class CheckedLink(RuleBasedStateMachine):
         self._checked = len(self.pair.taken)
         self.check_accounts()
 
-    def check_origins(self, before: tuple[tuple[int, Origin], ...], events: list[Event]) -> None:
+    def check_origins(self, before: tuple[tuple[int, Origin], ...], events: list[SessionEvent]) -> None:
         """A token of the suffix has its origin there; another was drafted on a branch, or is the target's."""
         decisions = [event for event in events if isinstance(event, Decided)]
         accepted = [0 if event.cause is Cause.PUSHED else event.accepted for event in decisions]

@@ -37,7 +37,7 @@ def frames(pair: Pair) -> list[wire.ServerMessage]:
 
 def test_a_credit_behind_the_prompt_costs_no_round_trip() -> None:
     pair = asked(8)
-    pair.client.lend(100)
+    pair.client.grant_credit(100)
     assert pair.client.credit_open and pair.client.awaiting_prefill and not pair.client.may_propose
     pair.settle()
     assert pair.client.committed == decode(PROMPT, len(PROMPT) + 8)
@@ -50,7 +50,7 @@ def test_a_credit_behind_the_prompt_costs_no_round_trip() -> None:
 
 def test_the_server_stops_at_the_position_and_the_device_goes_on() -> None:
     pair = asked()
-    pair.client.lend(len(PROMPT) + 5)
+    pair.client.grant_credit(len(PROMPT) + 5)
     pair.settle()
     assert len(pair.client.committed) == len(PROMPT) + 5 == len(pair.server.session.committed)
     assert pair.client.may_propose and not pair.client.awaiting_verdict
@@ -62,13 +62,13 @@ def test_the_server_stops_at_the_position_and_the_device_goes_on() -> None:
 
 def test_verdicts_under_way_when_the_device_takes_over_are_not_wasted() -> None:
     pair = asked()
-    pair.client.lend(100)
+    pair.client.grant_credit(100)
     pair.flush()
     pair.deliver_up()
     pair.deliver_up()
     pair.push()
     pair.push()
-    pair.client.take_over()
+    pair.client.revoke_credit()
     pair.flush()
     assert not pair.client.may_propose and pair.client.awaiting_verdict  # until the server stands
     pair.deliver_down()
@@ -81,30 +81,30 @@ def test_verdicts_under_way_when_the_device_takes_over_are_not_wasted() -> None:
 
 def test_an_older_standing_says_nothing() -> None:
     pair = asked()
-    pair.client.lend(100)
-    pair.client.take_over()
+    pair.client.grant_credit(100)
+    pair.client.revoke_credit()
     pair.flush()
     for _ in range(3):
         pair.deliver_up()
     standing = next(frame for frame in pair.down if wire.ServerMessage.FromString(frame).HasField("standing"))
     pair.down.remove(standing)
-    pair.client.take_over()  # no credit is open: nothing
-    assert not pair.client.may_lend  # the server may not have heard
+    pair.client.revoke_credit()  # no credit is open: nothing
+    assert not pair.client.may_grant_credit  # the server may not have heard
     while pair.down:
         pair.deliver_down()
     assert not pair.client.may_propose
     pair.client.resend()
     pair.settle()
     assert pair.client.may_propose
-    pair.client.lend(50)
-    pair.client.take_over()
+    pair.client.grant_credit(50)
+    pair.client.revoke_credit()
     pair.client.receive(standing)  # of the first credit
     assert not pair.client.may_propose
 
 
 def test_what_the_device_wrote_meanwhile_stays_as_far_as_it_agrees() -> None:
     pair = asked()
-    pair.client.lend(100)
+    pair.client.grant_credit(100)
     pair.flush()
     pair.deliver_up()
     pair.deliver_up()
@@ -125,7 +125,7 @@ def test_what_the_device_wrote_meanwhile_stays_as_far_as_it_agrees() -> None:
 
 def test_a_tree_that_the_server_drafted_is_committed_at_once() -> None:
     pair = asked()
-    pair.client.lend(100)
+    pair.client.grant_credit(100)
     pair.flush()
     pair.deliver_up()
     pair.deliver_up()
@@ -139,7 +139,7 @@ def test_a_tree_that_the_server_drafted_is_committed_at_once() -> None:
 
 def test_the_credit_survives_the_link() -> None:
     pair = asked()
-    pair.client.lend(30)
+    pair.client.grant_credit(30)
     pair.flush()
     pair.deliver_up()
     pair.deliver_up()
@@ -154,7 +154,7 @@ def test_the_credit_survives_the_link() -> None:
 def test_a_new_epoch_ends_it() -> None:
     for stop in (lambda pair: pair.client.cancel(), lambda pair: pair.client.keep(len(PROMPT), [3, 4])):
         pair = asked()
-        pair.client.lend(30)
+        pair.client.grant_credit(30)
         pair.flush()
         pair.deliver_up()
         pair.deliver_up()
@@ -169,11 +169,11 @@ def test_a_new_epoch_ends_it() -> None:
 
 def test_a_server_that_failed_is_lent_its_credit_again() -> None:
     pair = asked()
-    pair.client.lend(20)
+    pair.client.grant_credit(20)
     pair.flush()
     pair.deliver_up()
     pair.deliver_up()
-    pair.server.session.stand_still()
+    pair.server.session.engine_failed()
     pair.settle()
     assert len(pair.client.committed) == len(PROMPT) + 1 and pair.client.credit_open
     assert pair.client.resend()
@@ -183,13 +183,13 @@ def test_a_server_that_failed_is_lent_its_credit_again() -> None:
 
 def test_calls_that_make_no_sense_say_so() -> None:
     pair = connected()
-    with pytest.raises(LocalProtocolError, match="can't lend a credit up to 9: the link is up, 0 known"):
-        pair.client.lend(9)
+    with pytest.raises(LocalProtocolError, match="position 9: the link is up, 0 tokens are known"):
+        pair.client.grant_credit(9)
     pair.client.prompt(PROMPT, Sampling())
-    with pytest.raises(LocalProtocolError, match="can't lend a credit up to 3: the link is up, 3 known"):
-        pair.client.lend(3)
+    with pytest.raises(LocalProtocolError, match="position 3: the link is up, 3 tokens are known"):
+        pair.client.grant_credit(3)
     pair.cut()
-    assert pair.client.link is LinkState.DOWN and not pair.client.may_lend
+    assert pair.client.link is LinkState.DOWN and not pair.client.may_grant_credit
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_rows_come_behind_pushed_text_a_few_at_a_time() -> None:
     pair = connected()
     prompt = [1 + at % 12 for at in range(40)]
     pair.client.prompt(prompt, Sampling(), 40)
-    pair.client.lend(100)
+    pair.client.grant_credit(100)
     pair.settle()
     assert pair.client.committed == decode(prompt, 80)[: len(pair.client.committed)]
     sizes = [len(event.keys) for event in pair.events if isinstance(event, RowsReceived)]
@@ -252,7 +252,7 @@ def test_rows_that_the_engine_does_not_make_are_not_waited_for() -> None:
     assert isinstance(work, Verify)
     assert session.decide(work, [], 4).verdict.rows_until == 3
     assert isinstance(session.next_work(), RowsWork)
-    session.no_rows()
+    session.disable_rows()
     assert session.next_work() is None and not session.rows_due
 
 
@@ -302,7 +302,8 @@ def test_masks_travel() -> None:
     pair.client.prompt(PROMPT, sampling)
     pair.flush()
     pair.deliver_up()
-    assert pair.server.session.go_on() is not None and pair.server.session.go_on().sampling == sampling
+    work = pair.server.session.next_background_work()
+    assert work is not None and work.sampling == sampling
 
 
 def test_a_late_draft_is_answered_from_what_was_pushed() -> None:
@@ -311,7 +312,7 @@ def test_a_late_draft_is_answered_from_what_was_pushed() -> None:
     base = len(pair.client.committed)
     pair.write(1, right=True)
     pair.client.propose()
-    pair.client.lend(60)
+    pair.client.grant_credit(60)
     pair.settle()
     assert pair.client.committed == decode(PROMPT, len(PROMPT) + 40)[: len(pair.client.committed)]
     assert not any(isinstance(event, Faulted) for event in pair.events) and base < len(pair.client.committed)
@@ -328,7 +329,7 @@ def test_a_pushed_verdict_that_nobody_asked_for_is_dropped() -> None:
 
 def test_the_answer_ends_within_the_credit() -> None:
     pair = asked(5)
-    pair.client.lend(1000)
+    pair.client.grant_credit(1000)
     pair.settle()
     assert isinstance(pair.told[-1], Finished) and not pair.server.session.pushes
     assert pair.server.session.next_work() is None

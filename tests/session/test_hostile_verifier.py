@@ -6,7 +6,7 @@ import pytest
 
 from moa_runtime.errors import MoaError
 from moa_runtime.session.client import ClientSession
-from moa_runtime.session.events import Decided, Event, Faulted, Sampling
+from moa_runtime.session.events import Decided, Faulted, Sampling, SessionEvent
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from session.wired import PRINTS, STOP, VOCAB
 
@@ -32,7 +32,7 @@ def welcome(**fields: int) -> wire.Welcome:
     return wire.Welcome(protocol_version=2, resume_token="token", limits=limits, **fields)
 
 
-def told(session: ClientSession, **event: object) -> list[Event]:
+def told(session: ClientSession, **event: object) -> list[SessionEvent]:
     return session.receive(wire.ServerMessage(**event).SerializeToString())
 
 

@@ -392,11 +392,11 @@ def test_what_breaks_the_rules_is_a_fault_and_changes_nothing(message: wire.Clie
 
 def test_calls_that_the_state_does_not_allow_say_so() -> None:
     pair = asked()
-    with pytest.raises(LocalProtocolError, match="while an answer runs"):
+    with pytest.raises(LocalProtocolError, match="while an answer is running"):
         pair.client.prompt([1], GREEDY)
     with pytest.raises(LocalProtocolError, match="while the link is up"):
         pair.client.connect()
-    with pytest.raises(LocalProtocolError, match="rewind while an answer runs"):
+    with pytest.raises(LocalProtocolError, match="rewind while an answer is running"):
         pair.client.rewind(0)
     with pytest.raises(LocalProtocolError, match="keep tokens from 1 on"):
         pair.client.keep(1, [2])
@@ -405,7 +405,7 @@ def test_calls_that_the_state_does_not_allow_say_so() -> None:
     pair.client.cancel()
     with pytest.raises(LocalProtocolError, match="rewind to 99: 4 tokens"):
         pair.client.rewind(99)
-    with pytest.raises(LocalProtocolError, match="no answer runs"):
+    with pytest.raises(LocalProtocolError, match="no answer is running"):
         pair.client.extend([1], Origin.DRAFTED)
     assert pair.client.link is LinkState.UP
 

@@ -134,16 +134,16 @@ class LossyLink(CheckedLink):
         self.pair.flush()
 
     @rule(ahead=st.integers(1, 20))
-    @precondition(lambda self: self.pair.client.may_lend)
-    def lend(self, ahead: int) -> None:
+    @precondition(lambda self: self.pair.client.may_grant_credit)
+    def grant_credit(self, ahead: int) -> None:
         """The server may go on by itself."""
         client = self.pair.client
-        client.lend(len(client.committed) + client.supplied + ahead)
+        client.grant_credit(len(client.committed) + client.supplied + ahead)
         self.pair.flush()
 
     @rule()
-    def take_over(self) -> None:
-        self.pair.client.take_over()
+    def revoke_credit(self) -> None:
+        self.pair.client.revoke_credit()
         self.pair.flush()
 
     @rule(drafted=st.integers(0, 6))
@@ -156,7 +156,7 @@ class LossyLink(CheckedLink):
     @rule()
     def the_engine_fails(self) -> None:
         if self.pair.server.session.pushes:
-            self.pair.server.session.stand_still()
+            self.pair.server.session.engine_failed()
             self.pair.down.append(fault(wire.FAULT_CODE_INTERNAL, "it failed", retry_after_ms=1).SerializeToString())
 
     @rule(place=PLACE, upward=st.booleans())

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from moa_runtime.session.client import ClientSession, LinkState
-from moa_runtime.session.events import Committed, Event, Finished, Origin, Policy, RowsReceived
+from moa_runtime.session.events import Committed, Finished, Origin, Policy, RowsReceived, SessionEvent
 from moa_runtime.session.handshake import Fingerprints, Limits, check_hello, fault
 from moa_runtime.session.server import ServerSession
 from moa_runtime.session.tree import DraftTree, accepted_path, chain, depths
@@ -100,10 +100,13 @@ class Server:
     def go_on(self, tokens: int) -> None:
         """What the server writes while no connection stands, or nobody says anything on it; then it is interrupted."""
         for _ in range(tokens):
-            if not (self._greeted and self.session.pushes) and (work := self.session.go_on()) is not None:
-                self._verify(work, told=False)
+            if (
+                not (self._greeted and self.session.pushes)
+                and (work := self.session.next_background_work()) is not None
+            ):
+                self._verify(work, sent=False)
         if not (self._greeted and self.session.pushes):
-            self.session.go_on()
+            self.session.next_background_work()
 
     def _greet(self, message: wire.ClientMessage, resume_token: str) -> list[wire.ServerMessage]:
         if message.WhichOneof("event") != "hello":
@@ -129,14 +132,14 @@ class Server:
         keys = np.array(rows_of(self.session.committed)[start:], np.float32).reshape(-1, 1, 1)
         self.session.add_rows(start, keys, -keys)
 
-    def _verify(self, work: Verify, *, told: bool = True) -> wire.ServerMessage:
+    def _verify(self, work: Verify, *, sent: bool = True) -> wire.ServerMessage:
         self.passes += 1
         paths: list[list[int]] = [list(work.prefix)]
         for token, parent in zip(work.draft, work.parents, strict=True):
             paths.append([*paths[parent], token])
         choices = [choice(path) for path in paths]
         accepted = accepted_path(work.draft, work.parents, choices)
-        verdict = self.session.decide(work, accepted, choices[accepted[-1] + 1 if accepted else 0], told=told)
+        verdict = self.session.decide(work, accepted, choices[accepted[-1] + 1 if accepted else 0], sent=sent)
         if work.rows_from is not None:
             self._add_rows(work.rows_from)
         return verdict
@@ -155,9 +158,9 @@ class Pair:
         self.server = Server(replace(LIMITS, trees=trees))
         self.up: list[bytes] = []
         self.down: list[bytes] = []
-        self.events: list[Event] = []
+        self.events: list[SessionEvent] = []
         self.rows: list[float] = []
-        self.taken: list[tuple[tuple[tuple[int, Origin], ...], list[Event]]] = []
+        self.taken: list[tuple[tuple[tuple[int, Origin], ...], list[SessionEvent]]] = []
 
     def reopen(self, snapshot: object) -> None:
         """The client's program ends, and another goes on from the snapshot."""
@@ -272,7 +275,7 @@ class Pair:
         return [t for e in self.events if isinstance(e, Committed) for t in e.tokens]
 
     @property
-    def told(self) -> list[Event]:
+    def told(self) -> list[SessionEvent]:
         """Events but those of memory rows."""
         return [event for event in self.events if not isinstance(event, RowsReceived)]
 

@@ -47,9 +47,11 @@ def _client_calls() -> str:
     rows = []
     for call, rule in client.CALLS.items():
         names = [f"`{call.value}`", rule.effect]
-        following = {state: None if leads == {state} else leads for state, leads in rule.leads.items()}
-        for states, leads in _alike(following):
-            then = _names(leads, client.State) if isinstance(leads, frozenset) else "the same"
+        following = {
+            state: None if next_states == {state} else next_states for state, next_states in rule.next_states.items()
+        }
+        for states, next_states in _alike(following):
+            then = _names(next_states, client.State) if isinstance(next_states, frozenset) else "the same"
             rows.append([*names, _names(states, client.State), then])
             names = ["", ""]
     return _table(["call", "what it does", "in", "then"], rows)
@@ -62,27 +64,27 @@ def _client_refusals() -> str:
 
 def _client_frames() -> str:
     rows = []
-    for heard in client.Heard:
-        name = heard.value
-        for states, row in _alike(client.FRAMES[heard]):
-            assert isinstance(row, client.Row)
-            following = _names(row.leads, client.State) if row.leads else "the same"
-            rows.append([name, _names(states, client.State), row.does.value, following])
+    for event in client.Event:
+        name = event.value
+        for states, row in _alike(client.FRAMES[event]):
+            assert isinstance(row, client.Transition)
+            following = _names(row.next_states, client.State) if row.next_states else "the same"
+            rows.append([name, _names(states, client.State), row.action.value, following])
             name = ""
-        if len(client.FRAMES[heard]) < len(client.State):
-            which = "all others" if client.FRAMES[heard] else "all"
-            rows.append([name, which, client.Does.DROP.value, "the same"])
+        if len(client.FRAMES[event]) < len(client.State):
+            which = "all others" if client.FRAMES[event] else "all"
+            rows.append([name, which, client.Action.DROP.value, "the same"])
     return _table(["frame", "in", "what comes of it", "then"], rows)
 
 
 def _server_frames() -> str:
     rows = []
-    for heard in server.Heard:
-        name = heard.value
-        for states, row in _alike(server.FRAMES[heard]):
-            assert isinstance(row, server.Row)
-            following = "the same" if row.leads is None else row.leads.name
-            rows.append([name, _names(states, server.State), row.does.value, following])
+    for event in server.Event:
+        name = event.value
+        for states, row in _alike(server.FRAMES[event]):
+            assert isinstance(row, server.Transition)
+            following = "the same" if row.next_state is None else row.next_state.name
+            rows.append([name, _names(states, server.State), row.action.value, following])
             name = ""
     return _table(["frame", "in", "what comes of it", "then"], rows)
 

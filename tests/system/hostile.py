@@ -167,7 +167,7 @@ class Server:
                     )
                 )
             elif event == "credit":
-                peer.say(standing=wire.Standing(epoch=message.credit.epoch, serial=message.credit.serial))
+                peer.say(standing=wire.CreditRevoked(epoch=message.credit.epoch, serial=message.credit.serial))
             elif event in ("prompt", "draft"):
                 frame = message.prompt if event == "prompt" else message.draft
                 supplied = len(frame.tokens) if event == "prompt" else 0

@@ -59,7 +59,7 @@ def features(steps: Iterable[Step]) -> set[str]:
         message = step.get("args", {}).get("data")
         if message is not None:
             found.update(_of_message(message, before, state))
-            if "welcome" in message and before["link"] == "greeting" and state["link"] == "up":
+            if "welcome" in message and before["link"] == "handshake" and state["link"] == "up":
                 found.add(f"resume {_resumed(step, message['welcome'], before, state)}")
         if isinstance(state.get("epoch"), str):
             found.add("larger than 2^53")

@@ -21,7 +21,7 @@ from moa_runtime.session.events import Sampling
 from vectors import as_json
 from vectors.drafts import moa_drafts
 from vectors.given import copying, said, sampling_of, some_budget, some_candidates, tree_of
-from vectors.state_tables import client_states
+from vectors.state_tables import client_table
 from vectors.walks import Draws
 
 Case = dict[str, Any]
@@ -195,7 +195,7 @@ _PARTS: tuple[Callable[[Draws], Iterator[Case]], ...] = (
     placements,
     manners,
     moa_drafts,
-    client_states,
+    client_table,
 )
 
 

@@ -39,8 +39,8 @@ class TimedServer(Server):
             said[0].welcome.capabilities.append(wire.CAPABILITY_DRAFTS)
         return said
 
-    def _verify(self, work: Verify, *, told: bool = True) -> wire.ServerMessage:
-        said = super()._verify(work, told=told)
+    def _verify(self, work: Verify, *, sent: bool = True) -> wire.ServerMessage:
+        said = super()._verify(work, sent=sent)
         tokens = len(work.draft) + work.supplied
         said.verdict.compute_us = int(1e6 * (self.pass_s + self.token_s * tokens) * (0.9 + 0.2 * self._draws.share()))
         said.verdict.draft_us = 1000 * len(work.draft) if work.pushed else 0

@@ -1,4 +1,4 @@
-"""Traces in which each state of a client session hears every frame, and each call is made wherever it leads."""
+"""Traces in which a client session receives every frame and every allowed call in each of its states."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def _down() -> ClientSession:
     return client
 
 
-def _writing() -> ClientSession:
+def _offline_answering() -> ClientSession:
     client = answered()
     client.disconnected()
     return client
 
 
-def _greeting() -> ClientSession:
+def _handshake() -> ClientSession:
     client = _down()
     client.connect()
     client.frames_to_send()
     return client
 
 
-def _returning() -> ClientSession:
-    client = _writing()
+def _resuming() -> ClientSession:
+    client = _offline_answering()
     client.connect()
     client.frames_to_send()
     return client
@@ -48,39 +48,39 @@ def _idle() -> ClientSession:
     return client
 
 
-def _owing() -> ClientSession:
-    client = _returning()
+def _needs_prompt() -> ClientSession:
+    client = _resuming()
     client.held = True
     tell(client, welcome=welcome(committed_length=3, epoch=1))
     return client
 
 
-def _lent() -> ClientSession:
+def _streaming() -> ClientSession:
     client = answered()
-    client.lend(20)
+    client.grant_credit(20)
     client.frames_to_send()
     return client
 
 
-def _reclaiming() -> ClientSession:
-    client = _lent()
-    client.take_over()
+def _revoking() -> ClientSession:
+    client = _streaming()
+    client.revoke_credit()
     client.frames_to_send()
     return client
 
 
 MAKERS: Mapping[State, Callable[[], ClientSession]] = {
     State.DOWN: _down,
-    State.WRITING: _writing,
-    State.GREETING: _greeting,
-    State.RETURNING: _returning,
+    State.OFFLINE_ANSWERING: _offline_answering,
+    State.HANDSHAKE: _handshake,
+    State.RESUMING: _resuming,
     State.IDLE: _idle,
-    State.OWING: _owing,
+    State.NEEDS_PROMPT: _needs_prompt,
     State.DRAFTING: answered,
     State.PROMPTED: asked,
     State.PROPOSED: drafted,
-    State.LENT: _lent,
-    State.RECLAIMING: _reclaiming,
+    State.STREAMING: _streaming,
+    State.REVOKING: _revoking,
 }
 _NUMBERS = np.ones((2, 1, 2), np.float32)
 
@@ -90,8 +90,8 @@ def every_frame_in_every_state() -> None:
         client = make()
         epoch = client.snapshot()["epoch"]
         tell(client, verdict=verdict(4, [2], epoch=epoch + 1, echo=wire.Echo(stamp=1, held_us=5)))
-        tell(client, standing=wire.Standing(epoch=epoch + 1, serial=1))
-        tell(client, standing=wire.Standing(epoch=epoch, serial=99))
+        tell(client, standing=wire.CreditRevoked(epoch=epoch + 1, serial=1))
+        tell(client, standing=wire.CreditRevoked(epoch=epoch, serial=99))
         rows = encode_rows(0, _NUMBERS, _NUMBERS, wire.ROW_ENCODING_INT8)
         rows.epoch = epoch
         tell(client, rows=rows)
@@ -125,15 +125,15 @@ def every_call_in_every_state() -> None:
     client.frames_to_send()
 
 
-def lent_and_taken_back_meanwhile() -> None:
-    """A Prompt or Draft awaits its verdict, which the engine fails to give; the Standing comes first."""
+def credit_granted_and_revoked_before_the_verdict() -> None:
+    """A Prompt or Draft awaits its verdict, which the engine fails to give; CreditRevoked comes first."""
     for make in (asked, drafted):
         client = make()
-        client.lend(20)
-        client.take_over()
+        client.grant_credit(20)
+        client.revoke_credit()
         client.frames_to_send()
         tell(client, fault=wire.Fault(code="FAULT_CODE_INTERNAL", text="again", retry_after_ms=100))
-        tell(client, standing=wire.Standing(epoch=1, serial=2))
+        tell(client, standing=wire.CreditRevoked(epoch=1, serial=2))
         client.resend()
         client.frames_to_send()
         tell(client, verdict=verdict(3 if make is asked else 4, [8, 2], accepted=1))
@@ -141,7 +141,7 @@ def lent_and_taken_back_meanwhile() -> None:
 
 def the_link_is_cut_within_a_credit() -> None:
     """The Hello carries it, and the server goes on."""
-    client = _lent()
+    client = _streaming()
     client.disconnected()
     client.connect()
     client.frames_to_send()
@@ -149,16 +149,16 @@ def the_link_is_cut_within_a_credit() -> None:
     tell(client, verdict=verdict(4, [2, 3], pushed=True))
 
 
-def the_answer_ends_while_the_credit_is_withdrawn() -> None:
-    client = _reclaiming()
+def the_answer_ends_while_the_credit_is_revoked() -> None:
+    client = _revoking()
     tell(client, verdict=verdict(4, [2, 0], pushed=True, finish=wire.FINISH_STOP))
-    tell(client, standing=wire.Standing(epoch=1, serial=2))
+    tell(client, standing=wire.CreditRevoked(epoch=1, serial=2))
 
 
 def kept_in_place_of_a_late_verdict() -> None:
     """In every state in which one is taken; and while nothing is to be asked for."""
     for held in (False, True):
-        for make, base_len in ((asked, 3), (drafted, 4), (_lent, 4), (_reclaiming, 4)):
+        for make, base_len in ((asked, 3), (drafted, 4), (_streaming, 4), (_revoking, 4)):
             client = make()
             client.policy, client.held = Policy.KEEP, held
             client.extend([5, 6], Origin.OFFLINE)
@@ -180,7 +180,7 @@ def kept_in_place_of_a_second_verdict() -> None:
 
 def out_of_sync_while_held() -> None:
     """What the server lacks is owed until it may be asked for."""
-    for state in (State.PROMPTED, State.PROPOSED, State.LENT, State.RECLAIMING):
+    for state in (State.PROMPTED, State.PROPOSED, State.STREAMING, State.REVOKING):
         client = MAKERS[state]()
         if state is State.PROMPTED:
             tell(client, fault=wire.Fault(code="FAULT_CODE_OUT_OF_SYNC", text="less", committed_length=0))
@@ -199,9 +199,9 @@ def out_of_sync_while_held() -> None:
 STATE_SCRIPTS: tuple[Callable[[], None], ...] = (
     every_frame_in_every_state,
     every_call_in_every_state,
-    lent_and_taken_back_meanwhile,
+    credit_granted_and_revoked_before_the_verdict,
     the_link_is_cut_within_a_credit,
-    the_answer_ends_while_the_credit_is_withdrawn,
+    the_answer_ends_while_the_credit_is_revoked,
     kept_in_place_of_a_late_verdict,
     kept_in_place_of_a_second_verdict,
     out_of_sync_while_held,

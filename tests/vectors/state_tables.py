@@ -1,23 +1,27 @@
-"""The table of a client session, rule by rule: a port has the same."""
+"""The transition table of the client session; a port has the same one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from moa_runtime.session.client_table import CALLS, Heard, State, row_of
+from moa_runtime.session.client_table import CALLS, Event, State, transition
 from vectors.walks import Draws
 
 
-def client_states(draws: Draws) -> Iterator[dict[str, Any]]:
-    """Each call, then each frame, with all states; nothing is drawn."""
+def client_table(draws: Draws) -> Iterator[dict[str, Any]]:
+    """Yield each call, then each event, with all states; nothing is drawn."""
     for call, rule in CALLS.items():
-        leads = {state.name.lower(): _named(rule.leads[state]) for state in State if state in rule.leads}
-        yield {"call": call.value, "leads": leads, "refusal": rule.refusal}
-    for heard in Heard:
-        rows = {state: row_of(heard, state) for state in State}
-        said = {s.name.lower(): {"does": row.does.name.lower(), "leads": _named(row.leads)} for s, row in rows.items()}
-        yield {"frame": heard.name.lower(), "rows": said}
+        following = {
+            state.name.lower(): _named(rule.next_states[state]) for state in State if state in rule.next_states
+        }
+        yield {"call": call.value, "next_states": following, "refusal": rule.refusal}
+    for event in Event:
+        transitions = {}
+        for state in State:
+            action, next_states = transition(event, state)
+            transitions[state.name.lower()] = {"action": action.name.lower(), "next_states": _named(next_states)}
+        yield {"event": event.name.lower(), "transitions": transitions}
 
 
 def _named(states: frozenset[State]) -> list[str]:

@@ -7,13 +7,13 @@ from typing import NamedTuple
 from protocol_model.frames import (
     Cancel,
     Credit,
+    CreditRevoked,
     Down,
     Draft,
     Fault,
     Hello,
     Prompt,
     Rows,
-    Standing,
     Tokens,
     Up,
     Verdict,
@@ -41,8 +41,8 @@ class Client(NamedTuple):
     connection: int = 0
     rows: Tokens = ()
     cuts: tuple[tuple[int, int], ...] = ()  # epochs of this connection and where each began
-    link: str = "down"  # greeting, up, refused
-    awaits: str = ""  # prompt, draft, standing
+    link: str = "down"  # handshake, up, refused
+    awaits: str = ""  # prompt, draft, revocation
     asked_from: int = 0  # where the last Prompt began
     shared: int = 0  # committed tokens that the server has too
     credit: int = 0
@@ -65,7 +65,7 @@ Said = tuple[Client, tuple[Up, ...]]
 def connect(client: Client) -> Client:
     """Before the Hello: its count is stored first."""
     return client._replace(
-        link="greeting", connection=client.connection + 1, awaits="", cuts=(), serial=0, repeated=False
+        link="handshake", connection=client.connection + 1, awaits="", cuts=(), serial=0, repeated=False
     )
 
 
@@ -96,14 +96,14 @@ def propose(client: Client, tentative: Tokens) -> Said:
     return client, (Draft(client.epoch, len(client.committed), tentative),)
 
 
-def lend(client: Client) -> Said:
+def grant_credit(client: Client) -> Said:
     """The server goes on by itself."""
     return _credit(client, len(client.known) + WINDOW)
 
 
-def take_over(client: Client) -> Said:
-    """The device drafts again, as soon as the server stands."""
-    return _credit(client._replace(awaits="standing"), 0)
+def revoke_credit(client: Client) -> Said:
+    """The device drafts again, after CreditRevoked arrived."""
+    return _credit(client._replace(awaits="revocation"), 0)
 
 
 def receive(client: Client, frame: Down) -> Said:
@@ -115,8 +115,8 @@ def receive(client: Client, frame: Down) -> Said:
         return _fault(client, frame)
     if frame.epoch != client.epoch or not client.limit:
         return client, ()
-    if isinstance(frame, Standing):
-        stands = client.awaits == "standing" and frame.serial == client.serial
+    if isinstance(frame, CreditRevoked):
+        stands = client.awaits == "revocation" and frame.serial == client.serial
         return client._replace(awaits="" if stands else client.awaits), ()
     return _verdict(client, frame)
 
@@ -171,7 +171,7 @@ def _verdict(client: Client, verdict: Verdict) -> Said:
     while agreed < min(len(new), len(client.tentative)) and new[agreed] == client.tentative[agreed]:
         agreed += 1
     rest = client.tentative[agreed:] if agreed == len(new) else ()
-    awaits = client.awaits if client.awaits == "standing" else ""
+    awaits = client.awaits if client.awaits == "revocation" else ""
     known = client.known + new
     client = client._replace(committed=known, supplied=(), tentative=rest, awaits=awaits, shared=len(known))
     if verdict.finished:
@@ -203,7 +203,7 @@ def _fault(client: Client, fault: Fault) -> Said:
         again = _prompt(client, client.asked_from)
     elif client.awaits == "draft":
         again = propose(client, client.tentative)
-    if not client.limit or not (client.credit or client.awaits == "standing"):
+    if not client.limit or not (client.credit or client.awaits == "revocation"):
         return again
     return client, (*again[1], Credit(client.epoch, client.credit, client.serial))
 

@@ -59,7 +59,7 @@ class Verdict(NamedTuple):
     finished: bool
 
 
-class Standing(NamedTuple):
+class CreditRevoked(NamedTuple):
     epoch: int
     serial: int  # of the Credit that it answers
 
@@ -75,7 +75,7 @@ class Fault(NamedTuple):
 
 
 Up = Hello | Prompt | Draft | Credit | Cancel
-Down = Welcome | Verdict | Standing | Rows | Fault
+Down = Welcome | Verdict | CreditRevoked | Rows | Fault
 
 
 def choice(prefix: Tokens) -> int:

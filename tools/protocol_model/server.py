@@ -7,13 +7,13 @@ from typing import NamedTuple
 from protocol_model.frames import (
     Cancel,
     Credit,
+    CreditRevoked,
     Down,
     Draft,
     Fault,
     Hello,
     Prompt,
     Rows,
-    Standing,
     Tokens,
     Verdict,
     Welcome,
@@ -193,7 +193,7 @@ def _take(session: Session, frame: Frame) -> Answered:
 def _credit(session: Session, credit: Credit) -> Answered:
     session = session._replace(credit=credit.position)
     if credit.position <= session.told:
-        return session, (Standing(session.epoch, credit.serial),)
+        return session, (CreditRevoked(session.epoch, credit.serial),)
     return _known(session, session.told) if session.told < len(session.committed) else (session, ())
 
 

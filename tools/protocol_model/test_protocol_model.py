@@ -11,32 +11,32 @@ from typing import Any
 
 import pytest
 
-from moa_runtime.session.client_table import CALLS, FRAMES, Call, Heard, State
+from moa_runtime.session.client_table import CALLS, FRAMES, Call, Event, State
 from protocol_model import client as device
 from protocol_model import server as verifier
 from protocol_model.client import Client, WrongError
 from protocol_model.explore import FoundError, explore
-from protocol_model.frames import Credit, Rows, Standing, Verdict, Welcome
+from protocol_model.frames import Credit, CreditRevoked, Rows, Verdict, Welcome
 from protocol_model.server import Session
 from protocol_model.world import Bounds
 
 SMALL = {
     "cuts": Bounds(drops=1, answer=3),
     "nothing is written while away": Bounds(drops=2, while_away=False),
-    "the server drafts": Bounds(drops=0, lends=2, answer=3),
-    "hand-over and a cut": Bounds(drops=1, lends=1),
+    "the server drafts": Bounds(drops=0, credits=2, answer=3),
+    "hand-over and a cut": Bounds(drops=1, credits=1),
     "the verifier restarts": Bounds(drops=1, server_restarts=1),
     "the program restarts": Bounds(drops=0, client_restarts=1),
-    "the engine fails": Bounds(drops=0, failures=2, lends=1),
-    "stopped, and asked again": Bounds(drops=0, cancels=1, questions=2, lends=1),
+    "the engine fails": Bounds(drops=0, failures=2, credits=1),
+    "stopped, and asked again": Bounds(drops=0, cancels=1, questions=2, credits=1),
 }
 LARGE = {
     "cuts": Bounds(drops=2, answer=3),
-    "hand-overs and cuts": Bounds(drops=2, lends=2, answer=3),
+    "hand-overs and cuts": Bounds(drops=2, credits=2, answer=3),
     "both ends restart": Bounds(drops=1, server_restarts=1, client_restarts=1),
-    "the engine fails": Bounds(drops=1, failures=1, lends=2, answer=3),
+    "the engine fails": Bounds(drops=1, failures=1, credits=2, answer=3),
     "stopped, and asked again": Bounds(drops=2, cancels=1, questions=2),
-    "everything once": Bounds(drops=1, server_restarts=1, cancels=1, questions=2, lends=1),
+    "everything once": Bounds(drops=1, server_restarts=1, cancels=1, questions=2, credits=1),
 }
 
 
@@ -51,7 +51,7 @@ def test_every_state_of_a_larger_world_does(bounds: Bounds) -> None:
 
 
 RESTORED = Bounds(drops=1, client_restarts=1)
-SILENT = Bounds(drops=0, lends=1, answer=3)
+SILENT = Bounds(drops=0, credits=1, answer=3)
 
 
 @pytest.mark.parametrize("bounds", [RESTORED, SILENT], ids=["restored from an old state", "written unheard"])
@@ -75,7 +75,7 @@ def test_the_explorer_finds_rows_of_what_was_cut(monkeypatch: pytest.MonkeyPatch
     taken = device._rows
     monkeypatch.setattr(device, "_rows", lambda client, frame: uncut(taken, client, frame))
     with pytest.raises(FoundError, match="rows of other tokens"):
-        explore(Bounds(drops=0, cancels=1, questions=2, lends=1))
+        explore(Bounds(drops=0, cancels=1, questions=2, credits=1))
 
 
 def test_the_explorer_finds_a_hand_over_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_the_explorer_finds_a_hand_over_without_an_end(monkeypatch: pytest.Monke
 
     def silent(session: Session, frame: Credit) -> verifier.Answered:
         session, out = credit(session, frame)
-        return session, tuple(frame for frame in out if not isinstance(frame, Standing))
+        return session, tuple(frame for frame in out if not isinstance(frame, CreditRevoked))
 
     monkeypatch.setattr(verifier, "_credit", silent)
     with pytest.raises(FoundError, match="nothing happens any more"):
@@ -91,9 +91,9 @@ def test_the_explorer_finds_a_hand_over_without_an_end(monkeypatch: pytest.Monke
 
 
 def test_the_explorer_finds_a_verdict_that_nobody_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that drafts before the server stands."""
-    over = device.take_over
-    monkeypatch.setattr(device, "take_over", lambda client: (over(client)[0]._replace(awaits=""), over(client)[1]))
+    """A device that drafts before CreditRevoked arrived."""
+    over = device.revoke_credit
+    monkeypatch.setattr(device, "revoke_credit", lambda client: (over(client)[0]._replace(awaits=""), over(client)[1]))
     with pytest.raises(FoundError, match="nobody asked for"):
         explore(SILENT)
 
@@ -121,21 +121,21 @@ def state_of(client: Client) -> State:
     if client.link != "up":
         down = client.link == "down"
         if client.limit:
-            return State.WRITING if down else State.RETURNING
-        return State.DOWN if down else State.GREETING
+            return State.OFFLINE_ANSWERING if down else State.RESUMING
+        return State.DOWN if down else State.HANDSHAKE
     if not client.limit:
         return State.IDLE
-    awaited = {"standing": State.RECLAIMING, "prompt": State.PROMPTED, "draft": State.PROPOSED}.get(client.awaits)
-    return awaited or (State.LENT if client.credit > len(client.known) else State.DRAFTING)
+    awaited = {"revocation": State.REVOKING, "prompt": State.PROMPTED, "draft": State.PROPOSED}.get(client.awaits)
+    return awaited or (State.STREAMING if client.credit > len(client.known) else State.DRAFTING)
 
 
-def heard_of(frame: Any, epoch: int) -> Heard:
+def event_of(frame: Any, epoch: int) -> Event:
     if isinstance(frame, Welcome | Rows):
-        return Heard.WELCOME if isinstance(frame, Welcome) else Heard.ROWS
-    if isinstance(frame, Verdict | Standing):
-        known = Heard.VERDICT if isinstance(frame, Verdict) else Heard.STANDING
-        return known if frame.epoch == epoch else Heard.STALE
-    return Heard.FAULT
+        return Event.WELCOME if isinstance(frame, Welcome) else Event.ROWS
+    if isinstance(frame, Verdict | CreditRevoked):
+        known = Event.VERDICT if isinstance(frame, Verdict) else Event.CREDIT_REVOKED
+        return known if frame.epoch == epoch else Event.STALE
+    return Event.FAULT
 
 
 _MODELLED = {
@@ -144,28 +144,28 @@ _MODELLED = {
     "cancel": Call.CANCEL,
     "ask": Call.PROMPT,
     "propose": Call.PROPOSE,
-    "lend": Call.LEND,
-    "take_over": Call.TAKE_OVER,
+    "grant_credit": Call.GRANT_CREDIT,
+    "revoke_credit": Call.REVOKE_CREDIT,
 }
 
 
 @pytest.mark.parametrize(
     "bounds",
     [
-        Bounds(drops=1, lends=1),
-        Bounds(drops=0, cancels=1, questions=2, lends=1),
-        Bounds(drops=0, failures=1, lends=1),
+        Bounds(drops=1, credits=1),
+        Bounds(drops=0, cancels=1, questions=2, credits=1),
+        Bounds(drops=0, failures=1, credits=1),
         Bounds(drops=1, server_restarts=1),
     ],
     ids=["hand-over and a cut", "stopped, and asked again", "the engine fails", "the verifier restarts"],
 )
 def test_the_model_keeps_to_the_table(bounds: Bounds, monkeypatch: pytest.MonkeyPatch) -> None:
-    led: set[tuple[Call | Heard, State]] = set()
+    led: set[tuple[Call | Event, State]] = set()
 
-    def check(event: Call | Heard, client: Client, said: Any, leads: Any) -> Any:
+    def check(event: Call | Event, client: Client, said: Any, next_states: Any) -> Any:
         after = said if isinstance(said, Client) else said[0]
         if after.link != "refused":
-            assert state_of(after) in leads, f"{event} led from {state_of(client)} to {state_of(after)}"
+            assert state_of(after) in next_states, f"{event} led from {state_of(client)} to {state_of(after)}"
             led.add((event, state_of(client)))
         return said
 
@@ -174,17 +174,17 @@ def test_the_model_keeps_to_the_table(bounds: Bounds, monkeypatch: pytest.Monkey
         def made(client: Client, *args: Any) -> Any:
             before = state_of(client)
             sent_again = call is Call.PROPOSE and before is State.PROPOSED  # the model has no other way to do so
-            leads = {State.PROPOSED} if sent_again else CALLS[call].leads[before]
-            return check(Call.RESEND if sent_again else call, client, function(client, *args), leads)
+            next_states = {State.PROPOSED} if sent_again else CALLS[call].next_states[before]
+            return check(Call.RESEND if sent_again else call, client, function(client, *args), next_states)
 
         return made
 
     receive = device.receive
 
     def received(client: Client, frame: Any) -> Any:
-        heard, before = heard_of(frame, client.epoch), state_of(client)
-        row = FRAMES[heard].get(before)
-        return check(heard, client, receive(client, frame), {before, *(row.leads if row else ())})
+        event, before = event_of(frame, client.epoch), state_of(client)
+        row = FRAMES[event].get(before)
+        return check(event, client, receive(client, frame), {before, *(row.next_states if row else ())})
 
     for name, call in _MODELLED.items():
         monkeypatch.setattr(device, name, called(getattr(device, name), call))

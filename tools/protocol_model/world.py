@@ -44,7 +44,7 @@ class Bounds(NamedTuple):
     failures: int = 0
     cancels: int = 0
     questions: int = 1
-    lends: int = 0
+    credits: int = 0
     answer: int = 2  # tokens
     while_away: bool = True
 
@@ -102,11 +102,11 @@ def steps(world: World) -> Iterator[Step]:
         yield "the user stops the answer", _said(fewer, device.cancel(client))
     if left.questions and not client.limit:
         yield "the user asks again", _ask(world)
-    if left.lends and client.link == "up" and client.limit and not client.credit and client.awaits != "standing":
-        fewer = world._replace(left=left._replace(lends=left.lends - 1))
-        yield "the server is to go on", _said(fewer, device.lend(client))
+    if left.credits and client.link == "up" and client.limit and not client.credit and client.awaits != "revocation":
+        fewer = world._replace(left=left._replace(credits=left.credits - 1))
+        yield "the server is to go on", _said(fewer, device.grant_credit(client))
     if client.credit and client.link == "up" and not client.awaits:
-        yield "the device takes over", _said(world, device.take_over(client))
+        yield "the device revokes the credit", _said(world, device.revoke_credit(client))
     if client.may_propose:
         wrong = 1 - choice(client.committed)
         yield "a wrong draft", _said(world, device.propose(client, (wrong,)))
@@ -132,7 +132,7 @@ def necessary(world: World) -> Iterator[Step]:
         if verifier.rows_due(session):
             yield "rows", _down(world, *verifier.send_rows(session))
     if client.credit and client.credit <= len(client.committed) and client.link == "up" and not client.awaits:
-        yield "more credit", _said(world, device.lend(client))
+        yield "more credit", _said(world, device.grant_credit(client))
     if client.may_propose:
         yield "a right draft", _said(world, device.propose(client, (choice(client.committed),)))
 

@@ -13,7 +13,7 @@ from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.drafting.loop import DraftingLoop
 from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.session.client import ClientSession
-from moa_runtime.session.events import Committed, Event, Origin
+from moa_runtime.session.events import Committed, Origin, SessionEvent
 
 
 class Outage:
@@ -51,7 +51,7 @@ class Outage:
         """
         session = copy.deepcopy(self._session)
         session.extend(text, Origin.OFFLINE)
-        loop, heard = DraftingLoop(session, None, FixedShape(), LoopSettings(drafting="device")), list[Event]()
+        loop, heard = DraftingLoop(session, None, FixedShape(), LoopSettings(drafting="device")), list[SessionEvent]()
         loop.listen(heard.append)  # type: ignore[arg-type]
         loop.opened()
         exchange(loop, self._verifier)  # the greeting

@@ -60,7 +60,7 @@ class Decisions:
     def credit_due(self) -> int | None:
         """The position up to which the server is to go on by itself, where it is to be told one."""
         session = self._session
-        if not self._placement.at_server or not session.may_lend or self.conditions.background:
+        if not self._placement.at_server or not session.may_grant_credit or self.conditions.background:
             return None
         reached = len(session.committed) + session.supplied
         return reached + _CREDIT if session.credit - reached <= _CREDIT - _RENEWED_AFTER else None
@@ -80,7 +80,7 @@ class Decisions:
         """Whether the device may make a draft that is not sent, while the server goes on by itself."""
         session, conditions = self._session, self.conditions
         idle = not (conditions.background or conditions.low_power or conditions.metered or self._alone)
-        return idle and session.server_speaks and not session.tentative and self._placement.wants_trial
+        return idle and session.server_may_push and not session.tentative and self._placement.wants_trial
 
     def trial(self, earliest: int) -> Draft | None:
         """What is to be drafted for that, if it may be: one token behind the newest memory row, as in a round. Rows
@@ -182,7 +182,7 @@ class Decisions:
         one = replace(ONE, tentative=tentative)
         if self._alone:
             return one if tentative < self._settings.offline_limit and not self._unsure else None
-        if self._session.awaiting_prefill or self._session.server_speaks or self.conditions.metered:
+        if self._session.awaiting_prefill or self._session.server_may_push or self.conditions.metered:
             return None
         probability = math.exp(self._tentative_logprob(tentative))
         return one if self._controller.ahead(tentative - self._rounds.sent_path, probability) else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from moa_runtime.drafters.base import Budget, Drafter
 from moa_runtime.errors import MoaError
 from moa_runtime.events import LinkChanged, PauseReason
-from moa_runtime.session.events import Event, Origin, Sampling
+from moa_runtime.session.events import Origin, Sampling, SessionEvent
 
 
 @dataclass(frozen=True)
@@ -109,4 +109,4 @@ class Problem:
     final: bool
 
 
-LoopEvent = Event | Drafted | RoundEnded | Pushed | LinkChanged | LinkLost | PauseBegan | Problem
+LoopEvent = SessionEvent | Drafted | RoundEnded | Pushed | LinkChanged | LinkLost | PauseBegan | Problem

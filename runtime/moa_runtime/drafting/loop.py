@@ -247,9 +247,9 @@ class DraftingLoop(LoopView):
     def _place(self) -> None:
         """Have the server go on by itself, or take over."""
         if self._decisions.device_due:
-            self._session.take_over()
+            self._session.revoke_credit()
         elif (credit := self._decisions.credit_due) is not None:
-            self._session.lend(credit)
+            self._session.grant_credit(credit)
 
     def _begin_at(self, kept: int) -> None:
         """Nothing is under way, and the first ``kept`` committed tokens stay."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moa_runtime.session.client_table import Call
-from moa_runtime.session.events import Event, Origin, Policy, Sampling
+from moa_runtime.session.events import Origin, Policy, Sampling, SessionEvent
 from moa_runtime.session.exchange import Exchange
 from moa_runtime.session.handshake import Fingerprints
 from moa_runtime.session.link import LinkState
@@ -108,7 +108,7 @@ class ClientSession(Exchange):
         self._tentative += tokens
         self._origins += [origin] * len(tokens)
 
-    def cancel(self) -> list[Event]:
+    def cancel(self) -> list[SessionEvent]:
         """End the answer where the target has confirmed it; a prompt the server has not answered is
         taken back."""
         events = self._drop_tentative()
@@ -134,7 +134,7 @@ class ClientSession(Exchange):
         self._answer_start = None
         self._cut(length)
 
-    def keep(self, start: int, tokens: Sequence[int]) -> list[Event]:
+    def keep(self, start: int, tokens: Sequence[int]) -> list[SessionEvent]:
         """Take the last answer, running or ended, back to position ``start`` and have the target go on behind
         ``tokens``, which become kept ones. End-of-turn tokens among them are left out: where the turn ends is
         the target's. So are those for which its context has no room.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from moa_runtime.session.client_table import Heard
-from moa_runtime.session.events import Echoed, Event, Faulted, FinishReason, RowsReceived
+from moa_runtime.session.client_table import Event
+from moa_runtime.session.events import Echoed, Faulted, FinishReason, RowsReceived, SessionEvent
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits
 from moa_runtime.session.memory_rows import RowsError, decode_rows
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
@@ -17,13 +17,13 @@ FINISH = {
     wire.FINISH_CONTEXT: FinishReason.CONTEXT,
 }
 
-_HEARD = {
-    "welcome": Heard.WELCOME,
-    "verdict": Heard.VERDICT,
-    "standing": Heard.STANDING,
-    "rows": Heard.ROWS,
-    "pong": Heard.PONG,
-    "fault": Heard.FAULT,
+_EVENTS = {
+    "welcome": Event.WELCOME,
+    "verdict": Event.VERDICT,
+    "standing": Event.CREDIT_REVOKED,
+    "rows": Event.ROWS,
+    "pong": Event.PONG,
+    "fault": Event.FAULT,
 }
 
 #: A verifier that counts further lies: the counts of a conversation go on from its own, in 64 bits.
@@ -61,19 +61,19 @@ def parse_server_message(data: bytes) -> wire.ServerMessage:
     return message
 
 
-def heard_of(message: wire.ServerMessage, epoch: int) -> Heard:
+def classify(message: wire.ServerMessage, epoch: int) -> Event:
     """What a frame says to a client that is in this epoch."""
     event = str(message.WhichOneof("event"))
     if event in ("verdict", "standing") and getattr(message, event).epoch != epoch:
-        return Heard.STALE
+        return Event.STALE
     if event == "fault" and message.fault.epoch not in (0, epoch):
-        return Heard.STALE
+        return Event.STALE
     if event == "fault" and message.fault.code == wire.FAULT_CODE_OUT_OF_SYNC:
-        return Heard.OUT_OF_SYNC
-    return _HEARD[event]
+        return Event.OUT_OF_SYNC
+    return _EVENTS[event]
 
 
-def echo_of(message: wire.ServerMessage) -> list[Event]:
+def echo_of(message: wire.ServerMessage) -> list[SessionEvent]:
     """That of a stamp of the client's, if the frame has one."""
     event = str(message.WhichOneof("event"))
     if event not in ("verdict", "standing", "pong"):

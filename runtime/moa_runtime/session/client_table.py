@@ -1,7 +1,7 @@
-"""The rules of the device's end as a table: what a call does in which state, and what an arriving frame.
+"""The transition table of the client session.
 
-:class:`~moa_runtime.session.client.ClientSession` looks everything up here; ``docs/porting.md`` shows it, and a port in
-another language has the same table.
+:class:`~moa_runtime.session.client.ClientSession` looks up every call of the application and every frame of the
+server here. ``docs/porting.md`` shows the table; ports in other languages have the same one.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from typing import NamedTuple
 
 
 class State(enum.Enum):
-    """Where a client session is; the value says it in words."""
+    """State of a client session; the value describes it."""
 
-    DOWN = "no connection, no answer runs"
-    WRITING = "no connection, an answer runs"
-    GREETING = "the Hello is sent, no answer runs"
-    RETURNING = "the Hello is sent, an answer runs"
-    IDLE = "the link is up, no answer runs"
-    OWING = "an answer runs, and the server lacks tokens that only a Prompt gives it"
-    DRAFTING = "an answer runs, and the device may propose"
-    PROMPTED = "the verdict on a Prompt is awaited"
-    PROPOSED = "the verdict on a Draft is awaited, or the one that the Welcome announced"
-    LENT = "the server goes on by itself, within the credit"
-    RECLAIMING = "the credit is withdrawn, the Standing is awaited"
+    DOWN = "not connected, no answer is running"
+    OFFLINE_ANSWERING = "not connected, an answer is running"
+    HANDSHAKE = "Hello sent, no answer is running"
+    RESUMING = "Hello sent, an answer is running"
+    IDLE = "connected, no answer is running"
+    NEEDS_PROMPT = "an answer is running, and the server lacks tokens that only a Prompt can give it"
+    DRAFTING = "an answer is running, and the device may send a Draft"
+    PROMPTED = "waiting for the Verdict on a Prompt"
+    PROPOSED = "waiting for the Verdict on a Draft, or for the one announced by the Welcome"
+    STREAMING = "the server pushes Verdicts within its credit"
+    REVOKING = "the credit is revoked, waiting for CreditRevoked"
 
 
-#: The server is to speak next.
-AWAITING = frozenset({State.PROMPTED, State.PROPOSED, State.LENT, State.RECLAIMING})
-_OURS = {State.OWING, State.DRAFTING}
-_IDLE = {State.DOWN, State.GREETING, State.IDLE}
-_AWAY = {State.WRITING, State.RETURNING}
-_RUNNING = {*_AWAY, *_OURS, *AWAITING}
-_UP = {State.IDLE, *_OURS, *AWAITING}
+#: States in which the next frame is due from the server.
+AWAITING = frozenset({State.PROMPTED, State.PROPOSED, State.STREAMING, State.REVOKING})
+_CLIENTS_TURN = {State.NEEDS_PROMPT, State.DRAFTING}
+_NO_ANSWER = {State.DOWN, State.HANDSHAKE, State.IDLE}
+_NOT_CONNECTED = {State.OFFLINE_ANSWERING, State.RESUMING}
+_ANSWERING = {*_NOT_CONNECTED, *_CLIENTS_TURN, *AWAITING}
+_CONNECTED = {State.IDLE, *_CLIENTS_TURN, *AWAITING}
 
 States = frozenset[State]
 
 
 class Call(enum.Enum):
-    """What the application asks for."""
+    """Call of the application: a method of :class:`~moa_runtime.session.client.ClientSession`."""
 
     CONNECT = "connect"
     DISCONNECTED = "disconnected"
@@ -47,8 +47,8 @@ class Call(enum.Enum):
     CONTINUE = "continue_answer"
     EXTEND = "extend"
     PROPOSE = "propose"
-    LEND = "lend"
-    TAKE_OVER = "take_over"
+    GRANT_CREDIT = "grant_credit"
+    REVOKE_CREDIT = "revoke_credit"
     RESEND = "resend"
     RESUME = "resume"
     CANCEL = "cancel"
@@ -57,16 +57,16 @@ class Call(enum.Enum):
 
 
 class Rule(NamedTuple):
-    """A call.
+    """Rule for a call.
 
     Attributes:
-        effect: what it does, in words.
-        leads: what may follow in the states in which it does that.
-        refusal: the sentence of the LocalProtocolError in all others; without one nothing happens there.
+        effect: what the call does, for the documentation.
+        next_states: states in which the call is allowed, with the states that may follow each.
+        refusal: message of the LocalProtocolError raised in all other states; if empty, the call does nothing there.
     """
 
     effect: str
-    leads: Mapping[State, States]
+    next_states: Mapping[State, States]
     refusal: str = ""
 
 
@@ -84,157 +84,163 @@ def _all_to(states: set[State] | States, *following: State) -> dict[State, State
 
 CALLS: Mapping[Call, Rule] = {
     Call.CONNECT: Rule(
-        "Hello",
-        {State.DOWN: _to(State.GREETING), State.WRITING: _to(State.RETURNING)},
+        "send Hello",
+        {State.DOWN: _to(State.HANDSHAKE), State.OFFLINE_ANSWERING: _to(State.RESUMING)},
         "can't connect while the link is {link}",
     ),
     Call.DISCONNECTED: Rule(
-        "the link is down; frames under way are forgotten, tokens and the credit stay",
-        _all_to(_IDLE, State.DOWN) | _all_to(_RUNNING, State.WRITING),
+        "take the link down; frames in flight are dropped, tokens and credit are kept",
+        _all_to(_NO_ANSWER, State.DOWN) | _all_to(_ANSWERING, State.OFFLINE_ANSWERING),
     ),
     Call.PROMPT: Rule(
-        "the tokens are supplied, a new epoch begins; Prompt, if the link is up",
+        "supply the tokens and begin an epoch; if connected, send Prompt",
         {
-            State.DOWN: _to(State.WRITING),
-            State.GREETING: _to(State.RETURNING),
+            State.DOWN: _to(State.OFFLINE_ANSWERING),
+            State.HANDSHAKE: _to(State.RESUMING),
             State.IDLE: _to(State.PROMPTED),
         },
-        "can't take a prompt while an answer runs; cancel it first",
+        "can't take a prompt while an answer is running; cancel it first",
     ),
     Call.CONTINUE: Rule(
-        "an answer that has ended runs again, a new epoch begins; Prompt, if the link is up",
+        "run a finished answer again and begin an epoch; if connected, send Prompt",
         {
-            State.DOWN: _to(State.WRITING),
-            State.GREETING: _to(State.RETURNING),
-            State.IDLE: _to(State.PROMPTED, State.OWING),
+            State.DOWN: _to(State.OFFLINE_ANSWERING),
+            State.HANDSHAKE: _to(State.RESUMING),
+            State.IDLE: _to(State.PROMPTED, State.NEEDS_PROMPT),
         },
-        "can't continue an answer while one runs; cancel it first",
+        "can't continue an answer while one is running; cancel it first",
     ),
-    Call.EXTEND: Rule("the tentative suffix grows", _stay(_RUNNING), "can't extend: no answer runs"),
-    Call.PROPOSE: Rule("Draft", {State.DRAFTING: _to(State.PROPOSED)}),
-    Call.LEND: Rule(
-        "Credit up to a position behind what is known",
+    Call.EXTEND: Rule("append to the tentative suffix", _stay(_ANSWERING), "can't extend: no answer is running"),
+    Call.PROPOSE: Rule("send Draft", {State.DRAFTING: _to(State.PROPOSED)}),
+    Call.GRANT_CREDIT: Rule(
+        "send Credit up to a position after the known tokens",
         {
-            State.DRAFTING: _to(State.LENT),
+            State.DRAFTING: _to(State.STREAMING),
             State.PROMPTED: _to(State.PROMPTED),
             State.PROPOSED: _to(State.PROPOSED),
-            State.LENT: _to(State.LENT),
+            State.STREAMING: _to(State.STREAMING),
         },
-        "can't lend a credit up to {position}: the link is {link}, {known} known",
+        "can't grant credit up to position {position}: the link is {link}, {known} tokens are known",
     ),
-    Call.TAKE_OVER: Rule(
-        "Credit of position 0, if one is open",
+    Call.REVOKE_CREDIT: Rule(
+        "send Credit of position 0, if credit is open",
         {
-            State.PROMPTED: _to(State.PROMPTED, State.RECLAIMING),
-            State.PROPOSED: _to(State.PROPOSED, State.RECLAIMING),
-            State.LENT: _to(State.RECLAIMING),
+            State.PROMPTED: _to(State.PROMPTED, State.REVOKING),
+            State.PROPOSED: _to(State.PROPOSED, State.REVOKING),
+            State.STREAMING: _to(State.REVOKING),
         },
     ),
     Call.RESEND: Rule(
-        "once more the frame that awaits its verdict, and the newest Credit", _stay({State.DRAFTING, *AWAITING})
+        "send the frame that awaits its Verdict and the newest Credit again", _stay({State.DRAFTING, *AWAITING})
     ),
     Call.RESUME: Rule(
-        "Prompt with what the server lacks, if it is held back no longer",
-        {State.OWING: _to(State.PROMPTED, State.OWING)},
+        "send Prompt with the tokens that the server lacks, unless requests are held",
+        {State.NEEDS_PROMPT: _to(State.PROMPTED, State.NEEDS_PROMPT)},
     ),
     Call.CANCEL: Rule(
-        "supplied and tentative tokens are dropped, a new epoch begins; Cancel, if the link is up",
+        "drop supplied and tentative tokens and begin an epoch; if connected, send Cancel",
         {
             State.DOWN: _to(State.DOWN),
-            State.WRITING: _to(State.DOWN),
-            State.GREETING: _to(State.GREETING),
-            State.RETURNING: _to(State.GREETING),
+            State.OFFLINE_ANSWERING: _to(State.DOWN),
+            State.HANDSHAKE: _to(State.HANDSHAKE),
+            State.RESUMING: _to(State.HANDSHAKE),
         }
-        | _all_to(_UP, State.IDLE),
+        | _all_to(_CONNECTED, State.IDLE),
     ),
     Call.REWIND: Rule(
-        "committed tokens from a position on are forgotten; the next Prompt says so",
-        _stay(_IDLE),
-        "can't rewind while an answer runs; cancel it first",
+        "drop committed tokens from a position on; the next Prompt tells the server",
+        _stay(_NO_ANSWER),
+        "can't rewind while an answer is running; cancel it first",
     ),
     Call.KEEP: Rule(
-        "the answer is cut at a position, the kept tokens are supplied, a new epoch begins; Prompt, if the link is up",
+        "truncate the answer at a position, supply the kept tokens and begin an epoch; if connected, send Prompt",
         {
-            State.DOWN: _to(State.WRITING),
-            State.WRITING: _to(State.WRITING),
-            State.GREETING: _to(State.RETURNING),
-            State.RETURNING: _to(State.RETURNING),
+            State.DOWN: _to(State.OFFLINE_ANSWERING),
+            State.OFFLINE_ANSWERING: _to(State.OFFLINE_ANSWERING),
+            State.HANDSHAKE: _to(State.RESUMING),
+            State.RESUMING: _to(State.RESUMING),
         }
-        | _all_to(_UP, State.PROMPTED),
+        | _all_to(_CONNECTED, State.PROMPTED),
     ),
 }
 
 
-class Heard(enum.Enum):
-    """What a frame from the server says."""
+class Event(enum.Enum):
+    """Kind of a frame from the server; the value describes it."""
 
     WELCOME = "Welcome"
     VERDICT = "Verdict"
-    STANDING = "Standing"
-    STALE = "Verdict, Standing or Fault of another epoch"
+    CREDIT_REVOKED = "CreditRevoked"
+    STALE = "Verdict, CreditRevoked or Fault of another epoch"
     ROWS = "MemoryRows"
     PONG = "Pong"
     OUT_OF_SYNC = "Fault OUT_OF_SYNC"
     FAULT = "any other Fault"
 
 
-class Does(enum.Enum):
-    """What comes of a frame; the value says it in words."""
+class Action(enum.Enum):
+    """What the session does with a frame; the value describes it."""
 
-    DROP = "dropped"
-    SETTLE = "a Cancel, if the server's epoch is another one and not 0"
-    RECONCILE = "goes on where both ends are alike; else a Prompt with what the server lacks"
-    COMMIT = "what is new in it is committed"
-    COMMIT_COPY = "what is new in it is committed, if something was sent twice on this connection; else dropped"
-    STAND = "the server stands, if the serial is that of the newest Credit"
-    STORE = "rows of what is committed are handed on, up to a gap or a cut"
-    NOTE = "its echo is handed on"
-    REPLAY = "a Prompt from where the server is; after eight without a verdict the fault is told"
-    TELL = "told to the application"
-
-
-class Row(NamedTuple):
-    """What a frame does in a state, and what may follow: the state stays where nothing is named, and wherever a frame
-    is broken or says nothing new."""
-
-    does: Does
-    leads: States = frozenset()
+    DROP = "drop the frame"
+    CANCEL_STALE_ANSWER = "send Cancel, if the server's epoch is neither 0 nor the client's"
+    RECONCILE = "continue if both ends agree; else send Prompt with the tokens that the server lacks"
+    COMMIT = "commit the new tokens"
+    COMMIT_IF_RESENT = "commit the new tokens, if something was sent twice on this connection; else drop the frame"
+    END_REVOCATION = "end the revocation, if the serial is that of the newest Credit"
+    STORE_ROWS = "pass on the rows of committed tokens, up to a gap or a truncation"
+    PASS_ECHO = "pass on the echo"
+    REPLAY = "send Prompt from the server's length on; after eight faults without a Verdict, report the fault"
+    REPORT = "report the fault to the application"
 
 
-_ENDED = {State.IDLE, State.PROMPTED, State.OWING}  # or overruled by the policy KEEP
-_DECIDED = _to(State.DRAFTING, State.LENT, *_ENDED)
+class Transition(NamedTuple):
+    """What a frame does in a state.
 
-#: What is missing is dropped.
-FRAMES: Mapping[Heard, Mapping[State, Row]] = {
-    Heard.WELCOME: {
-        State.GREETING: Row(Does.SETTLE, _to(State.IDLE)),
-        State.RETURNING: Row(
-            Does.RECONCILE, _to(State.PROPOSED, State.DRAFTING, State.LENT, State.PROMPTED, State.OWING)
+    Attributes:
+        action: what the session does.
+        next_states: states that may follow. The state stays the same if there are none, if the frame is broken, and if
+            it brings nothing new.
+    """
+
+    action: Action
+    next_states: States = frozenset()
+
+
+_ENDED = {State.IDLE, State.PROMPTED, State.NEEDS_PROMPT}  # the last two: the policy KEEP overrules the verdict
+_DECIDED = _to(State.DRAFTING, State.STREAMING, *_ENDED)
+
+#: Transitions by event and state; a frame is dropped in states without a transition.
+FRAMES: Mapping[Event, Mapping[State, Transition]] = {
+    Event.WELCOME: {
+        State.HANDSHAKE: Transition(Action.CANCEL_STALE_ANSWER, _to(State.IDLE)),
+        State.RESUMING: Transition(
+            Action.RECONCILE,
+            _to(State.PROPOSED, State.DRAFTING, State.STREAMING, State.PROMPTED, State.NEEDS_PROMPT),
         ),
     },
-    Heard.VERDICT: {
-        State.PROMPTED: Row(Does.COMMIT, _DECIDED),
-        State.PROPOSED: Row(Does.COMMIT, _DECIDED),
-        State.LENT: Row(Does.COMMIT, _DECIDED),
-        State.RECLAIMING: Row(Does.COMMIT, _to(*_ENDED)),
-        State.DRAFTING: Row(Does.COMMIT_COPY, _to(*_ENDED)),
+    Event.VERDICT: {
+        State.PROMPTED: Transition(Action.COMMIT, _DECIDED),
+        State.PROPOSED: Transition(Action.COMMIT, _DECIDED),
+        State.STREAMING: Transition(Action.COMMIT, _DECIDED),
+        State.REVOKING: Transition(Action.COMMIT, _to(*_ENDED)),
+        State.DRAFTING: Transition(Action.COMMIT_IF_RESENT, _to(*_ENDED)),
     },
-    Heard.STANDING: {
-        State.RECLAIMING: Row(Does.STAND, _to(State.DRAFTING, State.PROMPTED, State.PROPOSED)),
+    Event.CREDIT_REVOKED: {
+        State.REVOKING: Transition(Action.END_REVOCATION, _to(State.DRAFTING, State.PROMPTED, State.PROPOSED)),
     },
-    Heard.STALE: {},
-    Heard.ROWS: dict.fromkeys(State, Row(Does.STORE)),
-    Heard.PONG: dict.fromkeys(State, Row(Does.NOTE)),
-    Heard.OUT_OF_SYNC: {
-        **dict.fromkeys(AWAITING, Row(Does.REPLAY, _to(State.PROMPTED, State.OWING))),
-        **dict.fromkeys(_OURS | _AWAY, Row(Does.TELL)),
+    Event.STALE: {},
+    Event.ROWS: dict.fromkeys(State, Transition(Action.STORE_ROWS)),
+    Event.PONG: dict.fromkeys(State, Transition(Action.PASS_ECHO)),
+    Event.OUT_OF_SYNC: {
+        **dict.fromkeys(AWAITING, Transition(Action.REPLAY, _to(State.PROMPTED, State.NEEDS_PROMPT))),
+        **dict.fromkeys(_CLIENTS_TURN | _NOT_CONNECTED, Transition(Action.REPORT)),
     },
-    Heard.FAULT: dict.fromkeys(State, Row(Does.TELL)),
+    Event.FAULT: dict.fromkeys(State, Transition(Action.REPORT)),
 }
 
-_DROPPED = Row(Does.DROP)
+_DROPPED = Transition(Action.DROP)
 
 
-def row_of(heard: Heard, state: State) -> Row:
-    """The table's row of a frame in a state."""
-    return FRAMES[heard].get(state, _DROPPED)
+def transition(event: Event, state: State) -> Transition:
+    """Return what a frame does in a state."""
+    return FRAMES[event].get(state, _DROPPED)

@@ -15,7 +15,6 @@ __all__ = [
     "Committed",
     "Decided",
     "Echoed",
-    "Event",
     "Faulted",
     "FinishReason",
     "Finished",
@@ -25,6 +24,7 @@ __all__ = [
     "RolledBack",
     "RowsReceived",
     "Sampling",
+    "SessionEvent",
     "Welcomed",
 ]
 
@@ -163,4 +163,4 @@ class Resumed:
     replayed: int
 
 
-Event = Welcomed | Echoed | RowsReceived | Decided | Committed | RolledBack | Finished | Faulted | Resumed
+SessionEvent = Welcomed | Echoed | RowsReceived | Decided | Committed | RolledBack | Finished | Faulted | Resumed

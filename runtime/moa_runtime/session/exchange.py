@@ -8,15 +8,15 @@ from moa_runtime.session.client_frames import (
     FINISH,
     BrokenFrameError,
     check_verdict,
+    classify,
     echo_of,
     fault_of,
-    heard_of,
     limits_of,
     parse_server_message,
     rows_of,
 )
-from moa_runtime.session.client_table import Call, Does, row_of
-from moa_runtime.session.events import Cause, Decided, Event, Finished, Origin, Policy, Resumed, Welcomed
+from moa_runtime.session.client_table import Action, Call, transition
+from moa_runtime.session.events import Cause, Decided, Finished, Origin, Policy, Resumed, SessionEvent, Welcomed
 from moa_runtime.session.handshake import Fingerprints, digest
 from moa_runtime.session.link import Link, LinkState
 from moa_runtime.session.tree import DraftTree
@@ -56,7 +56,7 @@ class Exchange(Link):
             LocalProtocolError: the link is not down.
         """
         self._check(Call.CONNECT)
-        self.link = LinkState.GREETING
+        self.link = LinkState.HANDSHAKE
         encoding = self._row_encoding if self.wants_rows else wire.ROW_ENCODING_UNSPECIFIED
         known = [self.committed, *([[*self.committed, *self._supplied]] if self._supplied else [])]
         resume = wire.Resume(
@@ -92,7 +92,7 @@ class Exchange(Link):
         self._outgoing.draft(len(self.committed), tokens, parents)
         return True
 
-    def resume(self) -> list[Event]:
+    def resume(self) -> list[SessionEvent]:
         """Give the server what a running answer lacks there, unless that is :attr:`held` back."""
         if not self._may(Call.RESUME) or (self.held and len(self._supplied) == self._kept):
             return []
@@ -102,39 +102,39 @@ class Exchange(Link):
 
     # -- frames from the server ----------------------------------------------------------------
 
-    def receive(self, data: bytes) -> list[Event]:
+    def receive(self, data: bytes) -> list[SessionEvent]:
         """Take one frame; never raises on its content."""
         try:
             message = parse_server_message(data)
-            does = row_of(heard_of(message, self._outgoing.epoch), self.state).does
-            return [*echo_of(message), *self._do(does, message)]
+            action = transition(classify(message, self._outgoing.epoch), self.state).action
+            return [*echo_of(message), *self._do(action, message)]
         except BrokenFrameError as error:
             return [error.event]
 
-    def _do(self, does: Does, message: wire.ServerMessage) -> list[Event]:
+    def _do(self, action: Action, message: wire.ServerMessage) -> list[SessionEvent]:
         """What the table says."""
-        match does:
-            case Does.SETTLE:
+        match action:
+            case Action.CANCEL_STALE_ANSWER:
                 return self._settle(message.welcome)
-            case Does.RECONCILE:
+            case Action.RECONCILE:
                 return self._reconcile(message.welcome)
-            case Does.COMMIT:
+            case Action.COMMIT:
                 return self._verdict(message.verdict)
-            case Does.COMMIT_COPY:
+            case Action.COMMIT_IF_RESENT:
                 # What was sent twice may be answered twice, and the second answer say more; it is not said again.
                 return self._verdict(message.verdict) if self._outgoing.repeated else []
-            case Does.STAND:
+            case Action.END_REVOCATION:
                 return self._stand(message.standing)
-            case Does.STORE:
+            case Action.STORE_ROWS:
                 return self._store(message.rows)
-            case Does.REPLAY:
+            case Action.REPLAY:
                 return self._catch_up(message.fault)
-            case Does.TELL:
+            case Action.REPORT:
                 return [fault_of(message.fault)]
-            case Does.DROP | Does.NOTE:
+            case Action.DROP | Action.PASS_ECHO:
                 return []
 
-    def _greeted(self, welcome: wire.Welcome) -> tuple[list[Event], bool]:
+    def _greeted(self, welcome: wire.Welcome) -> tuple[list[SessionEvent], bool]:
         """The link is up; also says whether the server is in the client's epoch."""
         self.limits = limits_of(welcome)
         self.link = LinkState.UP
@@ -146,14 +146,14 @@ class Exchange(Link):
         self._rows_until = 0
         return [Welcomed(resumed, wire.CAPABILITY_DRAFTS in welcome.capabilities)], same_epoch
 
-    def _settle(self, welcome: wire.Welcome) -> list[Event]:
+    def _settle(self, welcome: wire.Welcome) -> list[SessionEvent]:
         events, same_epoch = self._greeted(welcome)
         if welcome.epoch and not same_epoch:  # an answer that was stopped meanwhile may run there
             self._outgoing.begin_epoch()
             self._outgoing.cancel(self._server_length)
         return events
 
-    def _reconcile(self, welcome: wire.Welcome) -> list[Event]:
+    def _reconcile(self, welcome: wire.Welcome) -> list[SessionEvent]:
         (events, same_epoch), agreed = self._greeted(welcome), welcome.committed_length
         if not same_epoch or agreed != self._known:
             return [*events, *self._replay()]
@@ -163,7 +163,7 @@ class Exchange(Link):
             self._outgoing.expect(agreed)
         return [*events, *self._resume_answer()]
 
-    def _verdict(self, verdict: wire.Verdict) -> list[Event]:
+    def _verdict(self, verdict: wire.Verdict) -> list[SessionEvent]:
         flight, known = self._outgoing.in_flight, self._known
         check_verdict(verdict, self._vocab_size)
         behind = known - verdict.base_len
@@ -188,7 +188,7 @@ class Exchange(Link):
             cause = Cause.ASKED if flight.asked else Cause.FETCHED
             decided = Decided(cause, flight.supplied, flight.drafted, accepted, compute_s, sharing=sharing)
             ours = accepted
-        events: list[Event] = [decided, *self._commit_supplied(), *self._commit(new, ours)]
+        events: list[SessionEvent] = [decided, *self._commit_supplied(), *self._commit(new, ours)]
         self._rows_until = min(verdict.rows_until, len(self.committed))
         self._server_length = len(self.committed)
         if self._supplied:  # by the policy, in place of the target's choice
@@ -201,7 +201,7 @@ class Exchange(Link):
             events.append(Finished(FINISH[verdict.finish]))
         return events
 
-    def _store(self, message: wire.MemoryRows) -> list[Event]:
+    def _store(self, message: wire.MemoryRows) -> list[SessionEvent]:
         end = self._outgoing.rows_hold_until(message.epoch, message.start + message.count)
         rows = rows_of(message, self.rows, min(end, len(self.committed)))
         if rows is None:
@@ -209,12 +209,12 @@ class Exchange(Link):
         self.rows = rows.start + len(rows.keys)
         return [rows]
 
-    def _stand(self, standing: wire.Standing) -> list[Event]:
+    def _stand(self, standing: wire.CreditRevoked) -> list[SessionEvent]:
         if standing.serial == self._outgoing.serial:
-            self._outgoing.awaits_standing = False
+            self._outgoing.awaits_revocation = False
         return []
 
-    def _catch_up(self, fault: wire.Fault) -> list[Event]:
+    def _catch_up(self, fault: wire.Fault) -> list[SessionEvent]:
         """Give the server what it says it lacks."""
         if not self._known:
             return [fault_of(fault)]
@@ -226,7 +226,7 @@ class Exchange(Link):
 
     # -- answers -------------------------------------------------------------------------------
 
-    def _resume_answer(self) -> list[Event]:
+    def _resume_answer(self) -> list[SessionEvent]:
         """Continue a running answer with a server that has all of what it is the answer to."""
         if self.policy is Policy.KEEP and Origin.OFFLINE in self._origins:
             return self._replay()
@@ -234,7 +234,7 @@ class Exchange(Link):
             self.propose()
         return []
 
-    def _replay(self) -> list[Event]:
+    def _replay(self) -> list[SessionEvent]:
         """Have a running answer continued by a server that has ``_server_length`` of the committed tokens."""
         if self.policy is Policy.KEEP and Origin.OFFLINE in self._origins:
             self._keep_tentative()

@@ -14,7 +14,7 @@ from moa_runtime.session.state import ConversationState, LocalProtocolError
 
 class LinkState(enum.Enum):
     DOWN = "down"
-    GREETING = "greeting"  # Hello sent, no Welcome yet
+    HANDSHAKE = "handshake"  # Hello sent, no Welcome yet
     UP = "up"
 
 
@@ -42,17 +42,17 @@ class Link(ConversationState):
         """Where the session is, which follows from what it holds."""
         if self.link is not LinkState.UP:
             if self.link is LinkState.DOWN:
-                return State.WRITING if self.answering else State.DOWN
-            return State.RETURNING if self.answering else State.GREETING
+                return State.OFFLINE_ANSWERING if self.answering else State.DOWN
+            return State.RESUMING if self.answering else State.HANDSHAKE
         if not self.answering:
             return State.IDLE
-        if self._outgoing.awaits_standing:
-            return State.RECLAIMING
+        if self._outgoing.awaits_revocation:
+            return State.REVOKING
         if self._outgoing.in_flight is not None:
             return State.PROMPTED if self.awaiting_prefill else State.PROPOSED
         if self.credit_open:
-            return State.LENT
-        return State.OWING if self._owes_prompt else State.DRAFTING
+            return State.STREAMING
+        return State.NEEDS_PROMPT if self._owes_prompt else State.DRAFTING
 
     @property
     def may_propose(self) -> bool:
@@ -75,14 +75,14 @@ class Link(ConversationState):
         return self._outgoing.credit
 
     @property
-    def server_speaks(self) -> bool:
+    def server_may_push(self) -> bool:
         """Whether it goes on by itself, or has not heard yet that it may no longer."""
-        return self.credit_open or self._outgoing.awaits_standing
+        return self.credit_open or self._outgoing.awaits_revocation
 
     @property
-    def may_lend(self) -> bool:
-        """Whether :meth:`lend` is allowed."""
-        return self._may(Call.LEND)
+    def may_grant_credit(self) -> bool:
+        """Whether :meth:`grant_credit` is allowed."""
+        return self._may(Call.GRANT_CREDIT)
 
     @property
     def rows_coming(self) -> int:
@@ -108,20 +108,20 @@ class Link(ConversationState):
         """Take the frames that are to be sent, in order."""
         return self._outgoing.take()
 
-    def lend(self, position: int) -> None:
+    def grant_credit(self, position: int) -> None:
         """Let the server go on by itself until ``position`` tokens are committed; its verdicts come unasked.
 
         Raises:
-            LocalProtocolError: not :attr:`may_lend`, or that much is committed.
+            LocalProtocolError: not :attr:`may_grant_credit`, or that much is committed.
         """
-        if not self.may_lend or position <= self._known:
-            raise self._refusal(Call.LEND, position=position)
-        self._outgoing.lend(position)
+        if not self.may_grant_credit or position <= self._known:
+            raise self._refusal(Call.GRANT_CREDIT, position=position)
+        self._outgoing.grant_credit(position)
 
-    def take_over(self) -> None:
+    def revoke_credit(self) -> None:
         """Withdraw the credit; once the server stands, :meth:`propose` is allowed. Nothing where there is none."""
-        if self._may(Call.TAKE_OVER) and self.credit_open:
-            self._outgoing.withdraw()
+        if self._may(Call.REVOKE_CREDIT) and self.credit_open:
+            self._outgoing.revoke_credit()
 
     def resend(self) -> bool:
         """Send what is in flight once more; both ends drop the copy that proves needless."""
@@ -130,7 +130,7 @@ class Link(ConversationState):
     # -- the table -----------------------------------------------------------------------------
 
     def _may(self, call: Call) -> bool:
-        return self.state in CALLS[call].leads
+        return self.state in CALLS[call].next_states
 
     def _refusal(self, call: Call, **said: int) -> LocalProtocolError:
         text = CALLS[call].refusal.format(link=self.link.value, known=self._known, **said)

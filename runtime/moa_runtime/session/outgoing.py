@@ -36,7 +36,7 @@ class Outgoing:
         connection: how many connections there were.
         in_flight: what awaits its verdict; None for nothing.
         credit: the position up to which the server goes on by itself.
-        awaits_standing: the credit was withdrawn, and the server may not have heard yet.
+        awaits_revocation: the credit was withdrawn, and the server may not have heard yet.
         serial: of this connection's newest Credit.
         repeated: something was sent twice on this connection.
         stamp: of the newest frame that has one.
@@ -47,7 +47,7 @@ class Outgoing:
         self.epoch, self.connection = epoch, connection
         self.in_flight: InFlight | None = None
         self.credit = self.serial = self.stamp = self.round_trip_us = 0
-        self.awaits_standing = self.repeated = False
+        self.awaits_revocation = self.repeated = False
         self._cuts: list[tuple[int, int]] = []  # epochs of this connection that cut, and where
         self._step = 1  # from an epoch to the next
         self._frames: list[bytes] = []
@@ -68,7 +68,7 @@ class Outgoing:
     def clear(self) -> None:
         """The connection is gone, and with it what was under way."""
         self.in_flight = None
-        self.awaits_standing, self.serial, self.repeated = False, 0, False
+        self.awaits_revocation, self.serial, self.repeated = False, 0, False
         self._cuts.clear()
         self._frames.clear()
 
@@ -98,7 +98,7 @@ class Outgoing:
         before = len(self._frames)
         if self.in_flight is not None:
             self._frames.append(self.in_flight.frame)
-        if self.credit or self.awaits_standing:
+        if self.credit or self.awaits_revocation:
             self._credit()
         sent = len(self._frames) > before
         self.repeated = self.repeated or sent
@@ -154,19 +154,19 @@ class Outgoing:
         )
         self._launch(wire.ClientMessage(draft=draft), drafted=len(tokens))
 
-    def lend(self, position: int) -> None:
+    def grant_credit(self, position: int) -> None:
         """The server may go on by itself up to ``position``."""
-        self.credit, self.awaits_standing = position, False
+        self.credit, self.awaits_revocation = position, False
         self._new_credit()
 
-    def withdraw(self) -> None:
+    def revoke_credit(self) -> None:
         """It may no longer."""
-        self.credit, self.awaits_standing = 0, True
+        self.credit, self.awaits_revocation = 0, True
         self._new_credit()
 
     def end_credit(self) -> None:
         """The answer is over, and with it its credit."""
-        self.credit, self.awaits_standing = 0, False
+        self.credit, self.awaits_revocation = 0, False
 
     def expect(self, base_len: int) -> None:
         """A verdict on what follows ``base_len`` tokens comes without being asked for; :meth:`resend` asks for it."""

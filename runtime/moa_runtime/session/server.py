@@ -10,7 +10,7 @@ from moa_runtime.session.handshake import Limits
 from moa_runtime.session.row_queue import RowsBehind
 from moa_runtime.session.sampling import sampling_of
 from moa_runtime.session.server_state import ServerState
-from moa_runtime.session.server_table import CHECKED, FRAMES, Does, Heard
+from moa_runtime.session.server_table import CHECKED, FRAMES, Action, Event
 from moa_runtime.session.tree import check_parents, depths, walk
 from moa_runtime.session.work import Verify, until_end
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
@@ -80,9 +80,9 @@ class ServerSession(ServerState):
             or None where nothing is to be done.
         """
         self._stands = False
-        heard = self.heard(message)
-        problem = self._problem(message) if heard in CHECKED else None
-        said = self._do(FRAMES[heard][self.state].does, message) if problem is None else problem
+        event = self.classify(message)
+        problem = self._problem(message) if event in CHECKED else None
+        said = self._do(FRAMES[event][self.state].action, message) if problem is None else problem
         return about(message, said) if isinstance(said, wire.ServerMessage) else said
 
     # -- what the engine did -------------------------------------------------------------------
@@ -96,7 +96,7 @@ class ServerSession(ServerState):
         draft_us: int = 0,
         sharing: int = 0,
         *,
-        told: bool = True,
+        sent: bool = True,
     ) -> wire.ServerMessage:
         """Commit what the target chose; the verdict says it.
 
@@ -106,14 +106,14 @@ class ServerSession(ServerState):
             token: its own choice behind them.
             compute_us, draft_us: time of the target, and of the server's own draft, microseconds; for the verdict.
             sharing: conversations that share the target, this one included, 0 where that is not known; likewise.
-            told: whether the client is sent the verdict.
+            sent: whether the client is sent the verdict.
         """
         base_len = len(work.prefix)
         chosen = [*(work.draft[index] for index in path), token]
         most = self.limits.max_context
         tokens, finish = until_end(chosen, base_len, self._stop_tokens, self._max_length, most)
         self.committed = [*work.prefix, *tokens]
-        self._told = len(self.committed) if told else self._told
+        self._told = len(self.committed) if sent else self._told
         self._rows_turn = True
         if finish != wire.FINISH_UNSPECIFIED:
             self._finish = finish
@@ -135,29 +135,29 @@ class ServerSession(ServerState):
 
     # -- helpers -------------------------------------------------------------------------------
 
-    def heard(self, message: wire.ClientMessage) -> Heard:
+    def classify(self, message: wire.ClientMessage) -> Event:
         """What a frame says to a conversation that is where this one is."""
         event = str(message.WhichOneof("event"))
         if event not in ("prompt", "draft", "credit", "cancel"):
-            return Heard.PING if event == "ping" else Heard.OTHER
+            return Event.PING if event == "ping" else Event.UNEXPECTED
         frame = getattr(message, event)
         if frame.epoch < self._epoch:
-            return Heard.STALE
+            return Event.STALE
         newer = frame.epoch > self._epoch
         if event == "cancel":
-            return Heard.CANCEL
+            return Event.CANCEL
         if event == "credit":
-            known = Heard.CREDIT if frame.position > self._told else Heard.CREDIT_SPENT
-            return Heard.CREDIT_EARLY if newer else known
+            known = Event.CREDIT if frame.position > self._told else Event.CREDIT_REVOKED
+            return Event.CREDIT_NEWER_EPOCH if newer else known
         if event == "prompt" and not newer and _end(frame) == self._answer_start:
-            return Heard.PROMPT_AGAIN
+            return Event.PROMPT_REPEATED
         if frame.base_len > len(self.committed):
-            return Heard.BEYOND
+            return Event.BEYOND_COMMITTED
         if event == "prompt":
-            return Heard.PROMPT if newer else Heard.PROMPT_OTHER
+            return Event.PROMPT if newer else Event.PROMPT_CONFLICT
         if newer or self._answer_start is None or frame.base_len < self._answer_start:
-            return Heard.DRAFT_OUTSIDE
-        return Heard.DRAFT if frame.base_len == len(self.committed) else Heard.DRAFT_BEFORE
+            return Event.DRAFT_OUTSIDE_ANSWER
+        return Event.DRAFT if frame.base_len == len(self.committed) else Event.DRAFT_EARLIER
 
     def _problem(self, message: wire.ClientMessage) -> wire.ServerMessage | None:
         """What is wrong with a Prompt or Draft wherever the conversation is."""
@@ -165,37 +165,37 @@ class ServerSession(ServerState):
             return prompt_problem(message.prompt, self.limits, self._vocab_size)
         return draft_problem(message.draft, self.limits, self._vocab_size)
 
-    def _do(self, does: Does, message: wire.ClientMessage) -> Verify | wire.ServerMessage | None:
+    def _do(self, action: Action, message: wire.ClientMessage) -> Verify | wire.ServerMessage | None:
         """What the table says."""
-        match does:
-            case Does.BEGIN:
+        match action:
+            case Action.BEGIN_ANSWER:
                 return self._begin(message.prompt)
-            case Does.DECIDE:
+            case Action.DECIDE_TOKEN:
                 return self._work(supplied=len(message.prompt.tokens))
-            case Does.VERIFY:
+            case Action.VERIFY:
                 return self._verify(message.draft)
-            case Does.REPEAT:
+            case Action.REPEAT:
                 return self._repeat(message)
-            case Does.LEND:
+            case Action.GRANT_CREDIT:
                 self._take_credit(message.credit)
                 return self._known_verdict(self._told) if self._told < len(self.committed) else None
-            case Does.STAND:
+            case Action.REVOKE_CREDIT:
                 self._take_credit(message.credit)
-                return wire.ServerMessage(standing=wire.Standing(epoch=self._epoch, serial=message.credit.serial))
-            case Does.STOP:
+                return wire.ServerMessage(standing=wire.CreditRevoked(epoch=self._epoch, serial=message.credit.serial))
+            case Action.CANCEL:
                 self._epoch = message.cancel.epoch
                 self._cut(message.cancel.base_len)
                 return None
-            case Does.ANSWER_PING:
+            case Action.ANSWER_PING:
                 return wire.ServerMessage(pong=wire.Pong())
-            case Does.LACKS:
+            case Action.OUT_OF_SYNC:
                 return unreached(_position(message), len(self.committed))
-            case Does.NO_ANSWER:
+            case Action.NO_ANSWER:
                 position = len(self.committed) if message.HasField("credit") else _position(message)
                 return no_answer(position, len(self.committed))
-            case Does.REFUSE:
+            case Action.REFUSE:
                 return refused(message)
-            case Does.DROP:
+            case Action.DROP:
                 return None
 
     def _begin(self, prompt: wire.Prompt) -> Verify:

@@ -50,15 +50,15 @@ class ServerState:
     def state(self) -> State:
         """Where the conversation is, which follows from what is held of it."""
         if self._answer_start is None:
-            return State.SILENT
+            return State.IDLE
         if self._finish is not None:
             return State.ENDED
-        return State.WRITING if len(self.committed) > self._answer_start else State.ASKED
+        return State.ANSWERING if len(self.committed) > self._answer_start else State.PROMPTED
 
     @property
     def runs(self) -> bool:
         """Whether an answer is being written."""
-        return self.state in (State.ASKED, State.WRITING)
+        return self.state in (State.PROMPTED, State.ANSWERING)
 
     @property
     def pushes(self) -> bool:
@@ -66,7 +66,7 @@ class ServerState:
         return self.runs and len(self.committed) < self._credit
 
     @property
-    def drafted_for(self) -> bool:
+    def client_takes_rows(self) -> bool:
         """Whether the client could draft: it takes memory rows."""
         return self._rows.wanted
 
@@ -76,7 +76,7 @@ class ServerState:
         return max(0, self._max_length - len(self.committed)) if self._max_length else None
 
     @property
-    def goes_on_alone(self) -> bool:
+    def continues_without_client(self) -> bool:
         """Whether an answer runs that is to be finished while the client is away."""
         return self._while_away and self.runs
 
@@ -95,11 +95,11 @@ class ServerState:
         end = min(self._rows_end, self._rows.next + _MOST_ROWS)
         return RowsWork(tuple(self.committed[:end]), self._rows.next)
 
-    def go_on(self) -> Verify | None:
+    def next_background_work(self) -> Verify | None:
         """While the client is away: the work for the next token, if there is any."""
-        return self._work(pushed=True) if self.goes_on_alone else None
+        return self._work(pushed=True) if self.continues_without_client else None
 
-    def stand_still(self) -> bool:
+    def engine_failed(self) -> bool:
         """The engine failed on what was done unasked: memory rows wait for the client's next frame.
 
         Returns:
@@ -124,7 +124,7 @@ class ServerState:
         """Memory rows that the engine made, float32 ``[n, kv_heads, head_dim]`` from position ``start`` on."""
         self._rows.add(start, keys, values, self._rows_end)
 
-    def no_rows(self) -> None:
+    def disable_rows(self) -> None:
         """The engine makes none."""
         self._rows.none_come()
 

@@ -1,6 +1,7 @@
-"""The rules of the verifier's end as a table: what an arriving frame does in which state.
+"""The transition table of the verifier's session.
 
-:class:`~moa_runtime.session.server.ServerSession` looks everything up here; ``docs/porting.md`` shows it.
+:class:`~moa_runtime.session.server.ServerSession` looks up every frame of the client here; ``docs/porting.md`` shows
+the table.
 """
 
 from __future__ import annotations
@@ -11,91 +12,96 @@ from typing import NamedTuple
 
 
 class State(enum.Enum):
-    """Where a conversation is at the verifier; the value says it in words."""
+    """State of a conversation at the verifier; the value describes it."""
 
-    SILENT = "no answer: nothing was asked, or it was cancelled"
-    ASKED = "a Prompt was taken, nothing is decided behind it"
-    WRITING = "an answer runs, and some of it is decided"
+    IDLE = "no answer: no Prompt arrived, or the answer was cancelled"
+    PROMPTED = "a Prompt arrived, no token is decided after it"
+    ANSWERING = "an answer is running, and some tokens of it are decided"
     ENDED = "the answer has ended"
 
 
-class Heard(enum.Enum):
-    """What a frame says, beside what is known of the conversation."""
+class Event(enum.Enum):
+    """Kind of a frame from the client, given the committed tokens; the value describes it."""
 
-    STALE = "a frame of an older epoch"
-    BEYOND = "Prompt or Draft at a position behind all that is committed"
+    STALE = "frame of an older epoch"
+    BEYOND_COMMITTED = "Prompt or Draft at a position after the committed tokens"
     PROMPT = "Prompt of a newer epoch"
-    PROMPT_AGAIN = "Prompt of this epoch that ends where the last one ended"
-    PROMPT_OTHER = "any other Prompt of this epoch"
-    DRAFT = "Draft of this epoch behind all that is committed, within the answer"
-    DRAFT_BEFORE = "Draft of this epoch at an earlier position of the answer"
-    DRAFT_OUTSIDE = "Draft of a newer epoch, or at a position of no answer"
-    CREDIT = "Credit of this epoch, up to a position behind what the client was told"
-    CREDIT_SPENT = "Credit of this epoch, up to a position that the client was told already"
-    CREDIT_EARLY = "Credit of a newer epoch"
+    PROMPT_REPEATED = "Prompt of this epoch that ends at the same position as the last one"
+    PROMPT_CONFLICT = "any other Prompt of this epoch"
+    DRAFT = "Draft of this epoch at the end of the committed tokens, within the answer"
+    DRAFT_EARLIER = "Draft of this epoch at an earlier position of the answer"
+    DRAFT_OUTSIDE_ANSWER = "Draft of a newer epoch, or at a position outside an answer"
+    CREDIT = "Credit of this epoch, up to a position that was not sent to the client yet"
+    CREDIT_REVOKED = "Credit of this epoch, up to a position that was already sent to the client"
+    CREDIT_NEWER_EPOCH = "Credit of a newer epoch"
     CANCEL = "Cancel of this epoch or a newer one"
     PING = "Ping"
-    OTHER = "a second Hello, or an event that is not known"
+    UNEXPECTED = "a second Hello, or an unknown event"
 
 
-class Does(enum.Enum):
-    """What comes of a frame; the value says it in words."""
+class Action(enum.Enum):
+    """What the session does with a frame; the value describes it."""
 
-    DROP = "dropped"
-    BEGIN = "tokens from base_len on are forgotten, the Prompt's appended, and one token is decided: Verdict"
-    DECIDE = "one token is decided: Verdict"
-    VERIFY = "the target runs over the draft: Verdict"
-    REPEAT = "Verdict with all that is decided from its position on, without the engine"
-    LEND = "the credit is set; Verdict with what the client was not told, if there is any"
-    STAND = "the credit is set; Standing"
-    STOP = "tokens from base_len on are forgotten, and the answer ends; nothing is sent"
+    DROP = "drop the frame"
+    BEGIN_ANSWER = "drop the tokens from base_len on, append the Prompt's and decide one token: Verdict"
+    DECIDE_TOKEN = "decide one token: Verdict"
+    VERIFY = "run the target over the draft: Verdict"
+    REPEAT = "send a Verdict with all tokens decided from its position on, without the engine"
+    GRANT_CREDIT = "set the credit; Verdict with the tokens that were not sent yet, if there are any"
+    REVOKE_CREDIT = "set the credit; CreditRevoked"
+    CANCEL = "drop the tokens from base_len on and end the answer; send nothing"
     ANSWER_PING = "Pong"
-    LACKS = "Fault OUT_OF_SYNC with the number of committed tokens"
+    OUT_OF_SYNC = "Fault OUT_OF_SYNC with the number of committed tokens"
     NO_ANSWER = "Fault OUT_OF_SYNC with the number of committed tokens, or the position if that is less"
     REFUSE = "Fault PROTOCOL"
 
 
-class Row(NamedTuple):
-    """What a frame does in a state, and what follows at once: the state stays where nothing is named, and wherever the
-    frame is refused for its content. A verdict on what was verified leads to WRITING or ENDED."""
+class Transition(NamedTuple):
+    """What a frame does in a state.
 
-    does: Does
-    leads: State | None = None
+    Attributes:
+        action: what the session does.
+        next_state: the state that follows at once; None if the state stays the same. It also stays the same if the
+            content of the frame is refused. A decided Verdict leads to ANSWERING or ENDED.
+    """
 
-
-#: Whose content is looked at before the table: what is wrong with it is answered by a Fault, in every state.
-CHECKED = frozenset({Heard.PROMPT, Heard.DRAFT, Heard.DRAFT_BEFORE})
-
-
-def _always(does: Does, leads: State | None = None) -> dict[State, Row]:
-    return dict.fromkeys(State, Row(does, leads))
+    action: Action
+    next_state: State | None = None
 
 
-#: A pair that is missing cannot be.
-FRAMES: Mapping[Heard, Mapping[State, Row]] = {
-    Heard.STALE: _always(Does.DROP),
-    Heard.BEYOND: _always(Does.LACKS),
-    Heard.PROMPT: _always(Does.BEGIN, State.ASKED),
-    Heard.PROMPT_AGAIN: {
-        State.ASKED: Row(Does.DECIDE),
-        State.WRITING: Row(Does.REPEAT),
-        State.ENDED: Row(Does.REPEAT),
+#: Events whose content is validated before the table is consulted; invalid content is answered by a Fault.
+CHECKED = frozenset({Event.PROMPT, Event.DRAFT, Event.DRAFT_EARLIER})
+
+
+def _always(action: Action, next_state: State | None = None) -> dict[State, Transition]:
+    return dict.fromkeys(State, Transition(action, next_state))
+
+
+#: Transitions by event and state; pairs that cannot occur are missing.
+FRAMES: Mapping[Event, Mapping[State, Transition]] = {
+    Event.STALE: _always(Action.DROP),
+    Event.BEYOND_COMMITTED: _always(Action.OUT_OF_SYNC),
+    Event.PROMPT: _always(Action.BEGIN_ANSWER, State.PROMPTED),
+    Event.PROMPT_REPEATED: {
+        State.PROMPTED: Transition(Action.DECIDE_TOKEN),
+        State.ANSWERING: Transition(Action.REPEAT),
+        State.ENDED: Transition(Action.REPEAT),
     },
-    Heard.PROMPT_OTHER: _always(Does.REFUSE),
-    Heard.DRAFT: {
-        State.ASKED: Row(Does.VERIFY),
-        State.WRITING: Row(Does.VERIFY),
-        State.ENDED: Row(Does.DROP),
+    Event.PROMPT_CONFLICT: _always(Action.REFUSE),
+    Event.DRAFT: {
+        State.PROMPTED: Transition(Action.VERIFY),
+        State.ANSWERING: Transition(Action.VERIFY),
+        State.ENDED: Transition(Action.DROP),
     },
-    Heard.DRAFT_BEFORE: {
-        State.WRITING: Row(Does.REPEAT),
-        State.ENDED: Row(Does.REPEAT),
+    Event.DRAFT_EARLIER: {
+        State.ANSWERING: Transition(Action.REPEAT),
+        State.ENDED: Transition(Action.REPEAT),
     },
-    Heard.DRAFT_OUTSIDE: _always(Does.NO_ANSWER),
-    Heard.CREDIT: _always(Does.LEND),
-    Heard.CREDIT_SPENT: _always(Does.STAND),
-    Heard.CREDIT_EARLY: _always(Does.NO_ANSWER),
-    Heard.CANCEL: _always(Does.STOP, State.SILENT),
-    Heard.PING: _always(Does.ANSWER_PING),
-    Heard.OTHER: _always(Does.REFUSE),
+    Event.DRAFT_OUTSIDE_ANSWER: _always(Action.NO_ANSWER),
+    Event.CREDIT: _always(Action.GRANT_CREDIT),
+    Event.CREDIT_REVOKED: _always(Action.REVOKE_CREDIT),
+    Event.CREDIT_NEWER_EPOCH: _always(Action.NO_ANSWER),
+    Event.CANCEL: _always(Action.CANCEL, State.IDLE),
+    Event.PING: _always(Action.ANSWER_PING),
+    Event.UNEXPECTED: _always(Action.REFUSE),
 }

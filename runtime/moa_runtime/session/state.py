@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moa_runtime.session.events import Committed, Event, FinishReason, Origin, Policy, RolledBack
+from moa_runtime.session.events import Committed, FinishReason, Origin, Policy, RolledBack, SessionEvent
 from moa_runtime.session.handshake import Limits
 from moa_runtime.session.sampling import Sampling
 from moa_runtime.tokens import common_length
@@ -117,7 +117,7 @@ class ConversationState:
 
     # -- what a session does with the tokens -----------------------------------------------------
 
-    def _commit_supplied(self) -> list[Event]:
+    def _commit_supplied(self) -> list[SessionEvent]:
         """The server took the supplied tokens."""
         kept = self._supplied[len(self._supplied) - self._kept :]
         self.committed += self._supplied
@@ -126,7 +126,7 @@ class ConversationState:
             return []
         return [Committed(len(self.committed) - len(kept), tuple(kept), (Origin.KEPT,) * len(kept))]
 
-    def _commit(self, tokens: list[int], accepted: int) -> list[Event]:
+    def _commit(self, tokens: list[int], accepted: int) -> list[SessionEvent]:
         """Extend the prefix by a verdict's tokens; the suffix stays as far as it agrees.
 
         Args:
@@ -162,7 +162,7 @@ class ConversationState:
         self._kept += len(kept)
         self._tentative, self._origins = [], []
 
-    def _drop_tentative(self) -> list[Event]:
+    def _drop_tentative(self) -> list[SessionEvent]:
         dropped, origins = tuple(self._tentative), tuple(self._origins)
         self._tentative, self._origins = [], []
         if not dropped:

@@ -13,7 +13,7 @@ import "./loop_traces.test.js";
 import "./models.test.js";
 import "./package.test.js";
 import "./session_traces.test.js";
-import "./states.test.js";
+import "./client_table.test.js";
 import "./texts.test.js";
 
 test("no code is made from texts", () => {

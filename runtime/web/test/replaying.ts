@@ -109,8 +109,8 @@ const CALLS: { [name: string]: (client: ClientSession, args: Args) => unknown } 
   declare_offline: (client, args) => client.declareOffline(args["after"] as number),
   propose: (client, args) =>
     client.propose(args["most"] as number | null, args["tree"] as unknown as Branches | null),
-  lend: (client, args) => client.lend(args["position"] as number),
-  take_over: (client) => client.takeOver(),
+  grant_credit: (client, args) => client.grantCredit(args["position"] as number),
+  revoke_credit: (client) => client.revokeCredit(),
   resend: (client) => client.resend(),
   resume: (client) => client.resume(),
   cancel: (client) => client.cancel(),

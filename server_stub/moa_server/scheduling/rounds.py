@@ -40,6 +40,6 @@ def take_rows(session: ServerSession, job: Job) -> None:
     """Give a session the memory rows that a job asked for; an engine that made none makes none."""
     rows = job.rows
     if rows is None:
-        session.no_rows()
+        session.disable_rows()
     else:
         session.add_rows(rows.start, rows.keys, rows.values)

@@ -40,7 +40,7 @@ export class Decisions<D extends Drafter> {
 
   /** Whether the server is to go on by itself, and may be told so. */
   get serverDue(): boolean {
-    return this.placement.atServer && this.session.mayLend && !this.conditions.background;
+    return this.placement.atServer && this.session.mayGrantCredit && !this.conditions.background;
   }
 
   /** Whether the server is to stop doing so. */
@@ -58,7 +58,7 @@ export class Decisions<D extends Drafter> {
   get trialDue(): boolean {
     const { background, lowPower, metered } = this.conditions;
     const idle = !(background || lowPower || metered || this.alone);
-    return idle && this.session.serverSpeaks && !this.session.tentative.length && this.placement.wantsTrial;
+    return idle && this.session.serverMayPush && !this.session.tentative.length && this.placement.wantsTrial;
   }
 
   /**
@@ -152,7 +152,7 @@ export class Decisions<D extends Drafter> {
     if (this.conditions.lowPower || (this.alone && this.offline === "off")) return undefined;
     const one = { ...ONE, tentative };
     if (this.alone) return tentative < this.settings.offlineLimit && !this.unsure ? one : undefined;
-    if (session.awaitingPrefill || session.serverSpeaks || this.conditions.metered) return undefined;
+    if (session.awaitingPrefill || session.serverMayPush || this.conditions.metered) return undefined;
     const probability = Math.exp(this.tentativeLogprob(tentative));
     return this.controller.ahead(tentative - this.rounds.sentPath, probability) ? one : undefined;
   }

@@ -252,10 +252,10 @@ export class DraftingLoop<D extends Drafter = Drafter> extends LoopState<D> {
   private place(): void {
     const { session } = this;
     if (this.decisions.deviceDue) {
-      session.takeOver();
+      session.revokeCredit();
     } else if (this.decisions.serverDue) {
       const reached = session.committed.length + session.supplied;
-      if (session.credit - reached <= CREDIT - RENEWED_AFTER) session.lend(reached + CREDIT);
+      if (session.credit - reached <= CREDIT - RENEWED_AFTER) session.grantCredit(reached + CREDIT);
     }
   }
 

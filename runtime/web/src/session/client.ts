@@ -27,7 +27,7 @@ export interface ClientOptions {
  * wants them verified, hands in what arrives ({@link receive}) and sends what {@link framesToSend} holds. Going offline
  * changes nothing but that nothing is sent: the suffix grows.
  *
- * What a call does in which state, and what an arriving frame: `client_states.ts`.
+ * What a call does in which state, and what an arriving frame: `client_table.ts`.
  */
 export class ClientSession extends Exchange {
   constructor(fingerprints: Fingerprints, options: ClientOptions) {

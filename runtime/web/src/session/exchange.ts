@@ -6,12 +6,12 @@ import {
   type Fault,
   type MemoryRows,
   type ServerMessage,
-  type Standing,
+  type CreditRevoked,
   type Verdict,
   type Welcome,
 } from "../wire/moa/v1/session_pb.js";
 import { same } from "../sequences.js";
-import { rowOf, type Does } from "./client_states.js";
+import { transition, type Action } from "./client_table.js";
 import type { Decided, Policy, SessionEvent } from "./events.js";
 import { digest, type Fingerprints } from "./handshake.js";
 import {
@@ -20,7 +20,7 @@ import {
   echoOf,
   faultOf,
   finishOf,
-  heardOf,
+  classify,
   limitsOf,
   parseServerMessage,
   rowsOf,
@@ -59,7 +59,7 @@ export class Exchange extends Link {
    */
   connect(): void {
     this.check("connect");
-    this.link = "greeting";
+    this.link = "handshake";
     const known = [this.committed];
     if (this.suppliedTokens.length) known.push([...this.committed, ...this.suppliedTokens]);
     this.outgoing.hello(this.fingerprints, this.wantsRows ? this.rowEncoding : RowEncoding.UNSPECIFIED, {
@@ -108,8 +108,8 @@ export class Exchange extends Link {
   receive(data: Uint8Array): SessionEvent[] {
     try {
       const message = parseServerMessage(data);
-      const { does } = rowOf(heardOf(message, this.outgoing.epoch), this.state);
-      return [...echoOf(message), ...this.act(does, message.event.value)];
+      const { action } = transition(classify(message, this.outgoing.epoch), this.state);
+      return [...echoOf(message), ...this.act(action, message.event.value)];
     } catch (error) {
       if (error instanceof BrokenFrameError) return [error.event];
       throw error;
@@ -117,27 +117,27 @@ export class Exchange extends Link {
   }
 
   /** What the table says. It has a rule for a frame only where the rule is for such a frame. */
-  private act(does: Does, said: ServerMessage["event"]["value"]): SessionEvent[] {
-    switch (does) {
-      case "settle":
+  private act(action: Action, said: ServerMessage["event"]["value"]): SessionEvent[] {
+    switch (action) {
+      case "cancelStaleAnswer":
         return this.settle(said as Welcome);
       case "reconcile":
         return this.reconcile(said as Welcome);
       case "commit":
         return this.decided(said as Verdict);
-      case "commitCopy":
+      case "commitIfResent":
         // What was sent twice may be answered twice, and the second answer say more; it is not said again.
         return this.outgoing.repeated ? this.decided(said as Verdict) : [];
-      case "stand":
-        return this.stand(said as Standing);
-      case "store":
+      case "endRevocation":
+        return this.stand(said as CreditRevoked);
+      case "storeRows":
         return this.store(said as MemoryRows);
       case "replay":
         return this.catchUp(said as Fault);
-      case "tell":
+      case "report":
         return [faultOf(said as Fault)];
       case "drop":
-      case "note":
+      case "passEcho":
         return [];
     }
   }
@@ -238,8 +238,8 @@ export class Exchange extends Link {
     return [rows];
   }
 
-  private stand(standing: Standing): SessionEvent[] {
-    if (standing.serial === BigInt(this.outgoing.serial)) this.outgoing.awaitsStanding = false;
+  private stand(standing: CreditRevoked): SessionEvent[] {
+    if (standing.serial === BigInt(this.outgoing.serial)) this.outgoing.awaitsRevocation = false;
     return [];
   }
 

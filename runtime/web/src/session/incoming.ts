@@ -13,7 +13,7 @@ import {
   type Verdict,
   type Welcome,
 } from "../wire/moa/v1/session_pb.js";
-import type { Heard } from "./client_states.js";
+import type { Event } from "./client_table.js";
 import type { Echoed, Faulted, FinishReason, RowsReceived } from "./events.js";
 import { PROTOCOL_VERSION, type Limits } from "./handshake.js";
 import { RowsError, decodeRows, firstRows, type Numbers } from "./rows.js";
@@ -69,11 +69,12 @@ export function parseServerMessage(data: Uint8Array): ServerMessage {
  *
  * @throws BrokenFrameError it holds no event that is known.
  */
-export function heardOf({ event }: ServerMessage, epoch: bigint): Heard {
+export function classify({ event }: ServerMessage, epoch: bigint): Event {
   switch (event.case) {
     case "verdict":
+      return event.value.epoch === epoch ? "verdict" : "stale";
     case "standing":
-      return event.value.epoch === epoch ? event.case : "stale";
+      return event.value.epoch === epoch ? "creditRevoked" : "stale";
     case "fault":
       if (event.value.epoch !== 0n && event.value.epoch !== epoch) return "stale";
       return event.value.code === FaultCode.OUT_OF_SYNC ? "outOfSync" : "fault";

@@ -1,14 +1,14 @@
 /** The device's link to the server as the session sees it, and whose turn it is to speak. */
 
 import type { RowEncoding } from "../wire/moa/v1/session_pb.js";
-import { AWAITING, CALLS, type Call, type State } from "./client_states.js";
+import { AWAITING, CALLS, type Call, type State } from "./client_table.js";
 import type { Policy } from "./events.js";
 import type { Fingerprints } from "./handshake.js";
 import { Outgoing } from "./outgoing.js";
 import { ConversationState, LocalProtocolError } from "./state.js";
 
-/** `greeting`: the Hello is sent, and no Welcome came yet. */
-export type LinkState = "down" | "greeting" | "up";
+/** `handshake`: the Hello is sent, and no Welcome came yet. */
+export type LinkState = "down" | "handshake" | "up";
 
 /** A conversation with frames that are to be sent, and what is awaited. */
 export class Link extends ConversationState {
@@ -30,13 +30,13 @@ export class Link extends ConversationState {
 
   /** Where the session is, which follows from what it holds. */
   get state(): State {
-    if (this.link === "down") return this.answering ? "writing" : "down";
-    if (this.link === "greeting") return this.answering ? "returning" : "greeting";
+    if (this.link === "down") return this.answering ? "offlineAnswering" : "down";
+    if (this.link === "handshake") return this.answering ? "resuming" : "handshake";
     if (!this.answering) return "idle";
-    if (this.outgoing.awaitsStanding) return "reclaiming";
+    if (this.outgoing.awaitsRevocation) return "revoking";
     if (this.outgoing.inFlight) return this.awaitingPrefill ? "prompted" : "proposed";
-    if (this.creditOpen) return "lent";
-    return this.owesPrompt ? "owing" : "drafting";
+    if (this.creditOpen) return "streaming";
+    return this.owesPrompt ? "needsPrompt" : "drafting";
   }
 
   /** Whether `propose` would send something. */
@@ -60,13 +60,13 @@ export class Link extends ConversationState {
   }
 
   /** Whether it goes on by itself, or has not heard yet that it may no longer. */
-  get serverSpeaks(): boolean {
-    return this.creditOpen || this.outgoing.awaitsStanding;
+  get serverMayPush(): boolean {
+    return this.creditOpen || this.outgoing.awaitsRevocation;
   }
 
-  /** Whether {@link lend} is allowed. */
-  get mayLend(): boolean {
-    return this.may("lend");
+  /** Whether {@link grantCredit} is allowed. */
+  get mayGrantCredit(): boolean {
+    return this.may("grantCredit");
   }
 
   /** Memory rows that are on their way, with nothing that the server waits for between. */
@@ -97,16 +97,16 @@ export class Link extends ConversationState {
   /**
    * Let the server go on by itself until `position` tokens are committed; its verdicts come unasked.
    *
-   * @throws LocalProtocolError not {@link mayLend}, or that much is committed.
+   * @throws LocalProtocolError not {@link mayGrantCredit}, or that much is committed.
    */
-  lend(position: number): void {
-    if (!this.mayLend || position <= this.known) throw this.refusal("lend", { position });
-    this.outgoing.lend(position);
+  grantCredit(position: number): void {
+    if (!this.mayGrantCredit || position <= this.known) throw this.refusal("grantCredit", { position });
+    this.outgoing.grantCredit(position);
   }
 
   /** Withdraw the credit; once the server stands, `propose` is allowed. Nothing where there is none. */
-  takeOver(): void {
-    if (this.may("takeOver") && this.creditOpen) this.outgoing.withdraw();
+  revokeCredit(): void {
+    if (this.may("revokeCredit") && this.creditOpen) this.outgoing.revokeCredit();
   }
 
   /** Send what is in flight once more; both ends drop the copy that proves needless. */
@@ -117,7 +117,7 @@ export class Link extends ConversationState {
   // -- the table -------------------------------------------------------------------------------
 
   protected may(call: Call): boolean {
-    return this.state in CALLS[call].leads;
+    return this.state in CALLS[call].nextStates;
   }
 
   protected refusal(call: Call, said: { [name: string]: number } = {}): LocalProtocolError {
@@ -126,7 +126,7 @@ export class Link extends ConversationState {
     return new LocalProtocolError(text.replace(/\{(\w+)\}/g, (_, name: string) => String(all[name])));
   }
 
-  /** @throws LocalProtocolError the state does not allow it. */
+  /** @throws LocalProtocolError the state action not allow it. */
   protected check(call: Call): void {
     if (!this.may(call)) throw this.refusal(call);
   }

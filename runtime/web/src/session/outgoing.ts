@@ -47,7 +47,7 @@ export class Outgoing {
   /** Of the link, microseconds, for the server; 0 where it is not known. */
   roundTripUs = 0;
   /** The credit was withdrawn, and the server may not have heard yet. */
-  awaitsStanding = false;
+  awaitsRevocation = false;
   /** Something was sent twice on this connection. */
   repeated = false;
   private cuts: { epoch: bigint; cut: number }[] = []; // epochs of this connection that cut, and where
@@ -83,7 +83,7 @@ export class Outgoing {
   /** The connection is gone, and with it what was under way. */
   clear(): void {
     this.inFlight = undefined;
-    this.awaitsStanding = this.repeated = false;
+    this.awaitsRevocation = this.repeated = false;
     this.serial = 0;
     this.cuts = [];
     this.frames = [];
@@ -122,7 +122,7 @@ export class Outgoing {
   resend(): boolean {
     const before = this.frames.length;
     if (this.inFlight) this.frames.push(this.inFlight.frame);
-    if (this.credit || this.awaitsStanding) this.sendCredit();
+    if (this.credit || this.awaitsRevocation) this.sendCredit();
     const sent = this.frames.length > before;
     this.repeated ||= sent;
     return sent;
@@ -168,23 +168,23 @@ export class Outgoing {
   }
 
   /** The server may go on by itself up to `position`. */
-  lend(position: number): void {
+  grantCredit(position: number): void {
     this.credit = position;
-    this.awaitsStanding = false;
+    this.awaitsRevocation = false;
     this.newCredit();
   }
 
   /** It may no longer. */
-  withdraw(): void {
+  revokeCredit(): void {
     this.credit = 0;
-    this.awaitsStanding = true;
+    this.awaitsRevocation = true;
     this.newCredit();
   }
 
   /** The answer is over, and with it its credit. */
   endCredit(): void {
     this.credit = 0;
-    this.awaitsStanding = false;
+    this.awaitsRevocation = false;
   }
 
   /** A verdict on what follows `baseLen` tokens comes without being asked for; {@link resend} asks for it. */

@@ -92,10 +92,10 @@ class ServerMessage(_message.Message):
     welcome: Welcome
     verdict: Verdict
     fault: Fault
-    standing: Standing
+    standing: CreditRevoked
     rows: MemoryRows
     pong: Pong
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., rows: _Optional[_Union[MemoryRows, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., standing: _Optional[_Union[CreditRevoked, _Mapping]] = ..., rows: _Optional[_Union[MemoryRows, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "newest_version", "fingerprints", "row_encoding", "resume")
@@ -325,7 +325,7 @@ class Verdict(_message.Message):
     sharing: int
     def __init__(self, epoch: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., compute_us: _Optional[int] = ..., pushed: bool = ..., drafted: _Optional[int] = ..., draft_us: _Optional[int] = ..., rows_until: _Optional[int] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ..., drafts_wanted: bool = ..., sharing: _Optional[int] = ...) -> None: ...
 
-class Standing(_message.Message):
+class CreditRevoked(_message.Message):
     __slots__ = ("epoch", "serial", "echo")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SERIAL_FIELD_NUMBER: _ClassVar[int]
