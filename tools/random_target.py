@@ -58,22 +58,27 @@ def random_target(shape: str, device: str, dtype: torch.dtype) -> Target:
     return Target(folder, model.eval(), SimpleNamespace(eos_token_id=0), f"random {shape}")
 
 
+def published_drafter() -> DrafterConfig:
+    """Return the dimensions of huawei-noah/MOASpec-Llama-3-8B-Instruct, as its paper and code give them."""
+    return DrafterConfig(
+        target_num_layers=32,
+        target_kv_size=2048,
+        vocab_size=128256,
+        draft_vocab_size=128256,
+        decoder=LayerDims(4096, 32, 4, 128, 6144),
+        layer_attention=LayerDims(2048, 32, 8, 64, 3072),
+        lsa_layers=tuple(range(32)),
+        rope_theta=500000.0,
+        final_norm=False,
+        layer_scale=False,
+    )
+
+
 def random_drafter(shape: str, target: Target) -> MoADrafter:
-    """Make a drafter for ``target``: "llama-3-8b" has the published sizes (huawei-noah/MOASpec-Llama-3-8B-Instruct),
-    other shapes the default ones."""
-    config = config_for_target(target.config, draft_vocab_size=target.config.vocab_size)
+    """Make a drafter for ``target``: "llama-3-8b" has the published sizes, other shapes the default ones."""
     if shape == "llama-3-8b":
-        config = DrafterConfig(
-            target_num_layers=32,
-            target_kv_size=2048,
-            vocab_size=128256,
-            draft_vocab_size=128256,
-            decoder=LayerDims(4096, 32, 4, 128, 6144),
-            layer_attention=LayerDims(2048, 32, 8, 64, 3072),
-            lsa_layers=tuple(range(32)),
-            rope_theta=500000.0,
-            final_norm=False,
-            layer_scale=False,
-        )
+        config = published_drafter()
+    else:
+        config = config_for_target(target.config, draft_vocab_size=target.config.vocab_size)
     with torch.device(target.device):
         return MoADrafter(config).eval()

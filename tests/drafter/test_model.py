@@ -17,27 +17,12 @@ from moa_drafter.config import DrafterConfig, LayerDims
 from moa_drafter.config_fields import ConfigError
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
-
-
-def published_config() -> DrafterConfig:
-    """Dimensions of huawei-noah/MOASpec-Llama-3-8B-Instruct, as its paper and code give them."""
-    return DrafterConfig(
-        target_num_layers=32,
-        target_kv_size=2048,
-        vocab_size=128256,
-        draft_vocab_size=128256,
-        decoder=LayerDims(4096, 32, 4, 128, 6144),
-        layer_attention=LayerDims(2048, 32, 8, 64, 3072),
-        lsa_layers=tuple(range(32)),
-        rope_theta=500000.0,
-        final_norm=False,
-        layer_scale=False,
-    )
+from random_target import published_drafter
 
 
 def test_names_and_shapes_are_those_of_the_published_checkpoint() -> None:
     with torch.device("meta"):
-        shapes = {name: tuple(p.shape) for name, p in MoADrafter(published_config()).named_parameters()}
+        shapes = {name: tuple(p.shape) for name, p in MoADrafter(published_drafter()).named_parameters()}
     assert shapes["Ekv2E.weight"] == (4096, 2048)
     assert shapes["Ekv2E.bias"] == (4096,)
     assert shapes["self_attention.self_attn.k_proj.weight"] == (512, 4096)
@@ -201,7 +186,7 @@ def test_a_run_in_place_of_its_checkpoint_says_where_that_is(tiny_drafter: Path,
 def test_a_configuration_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="multiple of num_kv_heads"):
         LayerDims(32, 5, 2, 8, 48)
-    config = published_config()
+    config = published_drafter()
     with pytest.raises(ConfigError, match="lsa_layers"):
         DrafterConfig(**{**vars(config), "lsa_layers": (32,)})
     assert DrafterConfig.from_mapping(json.loads(config.to_json())) == config

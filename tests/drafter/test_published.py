@@ -120,7 +120,7 @@ def test_other_shapes_are_refused(tmp_path: Path, state: dict[str, Tensor], name
 
 def published_state() -> dict[str, Tensor]:
     """Names and shapes of ``huawei-noah/MOASpec-Llama-3-8B-Instruct``, in bfloat16."""
-    from test_model import published_config as dimensions
+    from random_target import published_drafter as dimensions
 
     with torch.device("meta"):
         parameters = dict(MoADrafter(dimensions()).named_parameters())
@@ -174,7 +174,7 @@ def test_the_published_dimensions_export_on_a_laptop(tmp_path: Path) -> None:
 
 
 def test_the_published_shapes_give_the_published_dimensions() -> None:
-    from test_model import published_config as dimensions
+    from random_target import published_drafter as dimensions
 
     with torch.device("meta"):
         shapes = {name: tuple(p.shape) for name, p in MoADrafter(dimensions()).named_parameters()}
