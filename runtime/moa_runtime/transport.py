@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -32,7 +34,31 @@ class _Connect(_connect):
         return exc
 
 
-connect = _Connect
+class _Socket(socket.socket):
+    """Reports a lost connection to its reader alone.
+
+    When a write fails, asyncio gives the connection up at once, with all that has come and was not read, such as a last
+    verdict, a fault or the close frame.
+    """
+
+    def send(self, data: Any, flags: int = 0, /) -> int:
+        try:
+            return super().send(data, flags)
+        except ConnectionError:
+            return len(data)
+
+    def sendmsg(self, buffers: Iterable[Any], *options: Any) -> int:
+        parts = list(buffers)
+        try:
+            return super().sendmsg(parts, *options)
+        except ConnectionError:
+            return sum(map(len, parts))
+
+
+async def connect(address: str, *, proxy: str | None, open_timeout: float, **options: Any) -> ClientConnection:
+    """Open a WebSocket; through a proxy, on a socket of websockets' own."""
+    opened = None if proxy else await _opened(address, open_timeout)
+    return await _Connect(address, sock=opened, proxy=proxy, open_timeout=open_timeout, **options)
 
 
 @dataclass(frozen=True)
@@ -229,6 +255,7 @@ class Transport:
                 raise ConnectError(f"{text}: is it a moa-edge verifier?", final=False)
             for ended in (await asyncio.wait({writer, reader}, return_when=first))[0]:
                 ended.result()  # raises a defect, which is no closed connection
+            await reader  # after a write that failed: what came before is still to be read
         finally:
             self._socket = None
             for task in (writer, reader, welcome):
@@ -257,3 +284,40 @@ class Transport:
                     await self._room.wait()
         except ConnectionClosed:
             return
+
+
+async def _opened(address: str, within_s: float) -> socket.socket:
+    """A connection to the host of ``address``, at the first of its IP addresses that answers.
+
+    Raises:
+        OSError: none does; a TimeoutError after ``within_s`` seconds.
+    """
+    connecting = asyncio.ensure_future(_connected(address))
+    try:
+        if not (await asyncio.wait({connecting}, timeout=within_s))[0]:
+            raise TimeoutError
+        return connecting.result()
+    finally:
+        connecting.cancel()
+
+
+async def _connected(address: str) -> socket.socket:
+    loop, parts = asyncio.get_running_loop(), urlsplit(address)
+    port = parts.port or (443 if parts.scheme == "wss" else 80)
+    failure = OSError(f"no address of {parts.hostname}")
+    for family, kind, protocol, _, at in await loop.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM):
+        try:
+            opened = _Socket(family, kind, protocol)
+        except OSError as error:  # such as IPv6 on a machine without
+            failure = error
+            continue
+        try:
+            opened.setblocking(False)
+            await loop.sock_connect(opened, at)
+            return opened
+        except BaseException as error:
+            opened.close()
+            if not isinstance(error, OSError):
+                raise
+            failure = error
+    raise failure

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -27,18 +24,6 @@ def transformers_engine(tiny_target, tiny_drafter):
 def engine(transformers_engine):
     """The engine of a test that names no other."""
     return transformers_engine
-
-
-@pytest.fixture(scope="session")
-def tls(tmp_path_factory) -> tuple[Path, Path]:
-    """A certificate that no authority knows, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl command to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    subprocess.run([*make.split(), "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
-    return cert, key
 
 
 @pytest.fixture

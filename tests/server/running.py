@@ -46,9 +46,8 @@ class Verifier:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def connect(self, **options: Any):
-        return connect(
-            self.url, additional_headers=self.headers, compression=None, max_size=None, close_timeout=1, **options
-        )
+        options = {"open_timeout": TIMEOUT_S, "close_timeout": 1, **options}
+        return connect(self.url, additional_headers=self.headers, compression=None, max_size=None, **options)
 
     def http(self, method: str, path: str, **options: Any) -> httpx.Response:
         options.setdefault("headers", self.headers)
