@@ -80,11 +80,11 @@ def _delete_datastore_of_chats() -> None:
     there = os.path.lexists(path)
     try:
         remove_private(path)
+        done = "is deleted"
     except OSError as error:
-        print(f"moa-chat: {path}, which is no longer used, cannot be deleted: {reason_of(error)}", file=sys.stderr)
-    else:
-        if there:
-            print(f"moa-chat: {path}, which is no longer used, is deleted", file=sys.stderr)
+        done = f"cannot be deleted: {reason_of(error)}"
+    if there:
+        print(f"moa-chat: {path}, which is no longer used, {done}", file=sys.stderr)
 
 
 def _open_window(options: argparse.Namespace) -> int:

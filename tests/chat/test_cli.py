@@ -112,7 +112,14 @@ def test_what_an_older_version_made_of_the_chats_is_deleted_at_the_first_start(c
     assert "deleted" not in refusal(capsys, "--once", "x", *more)
 
 
-def test_where_it_cannot_be_deleted_moa_chat_starts(capsys, monkeypatch, tmp_path):
+def test_a_profile_that_cannot_be_has_nothing_to_delete(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("MOA_EDGE_BUNDLE", str(tmp_path / "none"))
+    monkeypatch.setattr("moa_chat.cli.data_dir", lambda: tmp_path / "file" / "profile")
+    (tmp_path / "file").touch()
+    assert "there is no bundle" in refusal(capsys, "--once", "x")
+
+
+def test_if_it_cannot_be_deleted_moa_chat_starts(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("MOA_EDGE_BUNDLE", str(tmp_path / "none"))
     monkeypatch.setattr("moa_chat.cli.data_dir", lambda: tmp_path)
     made = tmp_path / "chats.moadata"
