@@ -246,6 +246,23 @@ link("a refusal that trying again cannot mend is the last word until the user sa
   assert.ok(!driver.gaveUp);
 });
 
+link("what comes before the end of a link is heard, also where sending fails", async ({ driver, host, loop, problems }) => {
+  host.onsocket = (socket) => {
+    socket.onsent = () => {
+      throw new Error("the connection is lost");
+    };
+    socket.opens();
+  };
+  await host.pass(1);
+  const value = { code: wire.FaultCode.REPLACED, text: "another connection continued this conversation" };
+  send(host.socket, { case: "fault", value });
+  host.socket.dies();
+  await host.pass(60);
+  assert.deepEqual([loop.link.status, loop.link.detail, host.sockets.length], ["offline", value.text, 1]);
+  assert.ok(driver.gaveUp);
+  assert.deepEqual(problems, []);
+});
+
 link("a metered network is told by a new connection", async ({ driver, host }) => {
   const { hellos } = new ToyVerifier(host);
   await host.pass(1);

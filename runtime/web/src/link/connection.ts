@@ -54,7 +54,11 @@ export class Connection {
   /** Send a frame, without waiting; what has not left when the connection ends is lost. */
   send(frame: Uint8Array): void {
     this.sent(frame.length);
-    this.socket.send(frame);
+    try {
+      this.socket.send(frame);
+    } catch {
+      // The socket tells of its end by itself, after what it has received: a last verdict, or why it was closed.
+    }
   }
 
   /** The verifier has answered the Hello. */
