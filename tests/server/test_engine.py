@@ -15,8 +15,8 @@ from moa_runtime.bundle import tokenizer_fingerprint
 from moa_runtime.errors import MoaError
 from moa_runtime.session.sampling import Sampling
 from moa_runtime.session.tree import chain
+from moa_server.engine import transformers as transformers_engine
 from moa_server.engine.base import StepRequest
-from moa_server.engine.base import transformers as transformers_engine
 from moa_server.engine.transformers import TransformersEngine
 from moa_server.engine.tree_mask import tree_mask
 from tiny import make_tiny_rival, make_tiny_target

@@ -14,8 +14,9 @@ from stepping import Numbers, plain, random_tree, step
 from moa_drafter.target import load_target
 from moa_drafter.target_source import DEFAULT_TARGET
 from moa_runtime.session.sampling import Sampling
-from moa_server.engine.base import StepRequest, attention, fused_llama, invariance, passes
-from moa_server.engine.base import transformers as transformers_engine
+from moa_server.engine import attention, fused_llama, invariance, passes
+from moa_server.engine import transformers as transformers_engine
+from moa_server.engine.base import StepRequest
 from moa_server.engine.fused_llama import FusedLlama, padded
 from moa_server.engine.general_pass import GeneralPass
 from moa_server.engine.transformers import TransformersEngine
