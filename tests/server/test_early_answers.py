@@ -12,9 +12,8 @@ import pytest
 
 from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.settings import Settings
-from server.edge_running import Edge, edge, error_of, eventually, read_all, status_of
+from server.edge_running import Edge, edge, error_of, eventually, read_all, secured, status_of
 from server.running import serving
-from server.test_edge_tls import secured, tls  # noqa: F401 (a fixture)
 from toy_engine import ToyEngine
 
 PATIENT = EdgeLimits(connections=20, per_address=1000, header_seconds=60)
@@ -94,7 +93,7 @@ def test_only_so_long_is_read_behind_an_answer():
         assert time.monotonic() < until and not running.complaints()
 
 
-def test_over_tls(tls):  # noqa: F811
+def test_over_tls(tls):
     with edge(PATIENT, tls) as running, secured(running.open()) as connected:
         connected.sendall(post("/refusing", 8 * MIB))
         assert sent(connected, 8 * MIB) == 8 * MIB
