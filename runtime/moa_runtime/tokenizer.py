@@ -25,7 +25,8 @@ _GUARDED = re.compile(f"{_GUARD_OPEN}([0-9]+){_GUARD_CLOSE}")
 
 
 class HistoryRewrittenError(ChatTemplateError):
-    """The template writes earlier messages differently once others follow: some drop an answer's reasoning."""
+    """The template writes earlier messages differently once others follow: some drop an answer's reasoning, Mistral's
+    have the system message in the last question alone."""
 
 
 class ChatTokenizer:
@@ -148,10 +149,11 @@ class ChatTokenizer:
             HistoryRewrittenError: the conversation cannot be continued token by token.
             ChatTemplateError: the template refuses the messages.
         """
+        asked = self.render_chat(self._guard(history[:-1]))  # the committed tokens began as this
         before = self.render_chat(self._guard(history), add_generation_prompt=False)
         after = self.render_chat(self._guard([*history, *turns]))
         end_text, cut = self._last_stop(before)
-        if not after.startswith(before[:cut]):
+        if not after.startswith(asked) or not after.startswith(before[:cut]):
             raise HistoryRewrittenError(
                 "the chat template changes earlier messages when a new one follows; start a new conversation"
             )

@@ -14,6 +14,7 @@ import pytest
 
 import tiny
 from moa_runtime.bundle import Bundle
+from moa_runtime.conversation import Conversation
 from moa_runtime.errors import MoaError
 from moa_runtime.text_stream import TextStream
 from moa_runtime.tokenizer import ChatTemplateError, ChatTokenizer
@@ -143,6 +144,32 @@ def test_a_template_that_rewrites_history_cannot_be_continued(folder: Path) -> N
     tokenizer = load(folder, "{{ messages | length }}:{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}")
     with pytest.raises(ChatTemplateError, match="changes earlier messages"):
         tokenizer.encode_turns([USER, ANSWER], [AGAIN])
+
+
+# Mistral's: the system message stands in the last question, wherever that is.
+MOVES = (
+    "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] + '\\n\\n' %}"
+    "{% set messages = messages[1:] %}{% endif %}{% for m in messages %}{% if m['role'] == 'user' %}"
+    "[INST] {% if loop.last %}{{ system }}{% endif %}{{ m['content'] }}[/INST]"
+    "{% else %} {{ m['content'] }}<|im_end|>{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("system", ["Be brief.", None])
+def test_every_prompt_of_a_conversation_is_the_templates(folder: Path, reference: Any, system: str | None) -> None:
+    tokenizer = load(folder, MOVES)
+    conversation, committed = Conversation(tokenizer, system), list[int]()
+    for asked, answered in (("Hi", "Hello."), ("Why?", "So."), ("Who?", "I.")):
+        question = conversation.ask(committed, asked)
+        prompt = [*committed[: question.kept], *question.supplied]
+        rendered = reference.apply_chat_template(
+            question.messages, chat_template=MOVES, add_generation_prompt=True, tokenize=False
+        )
+        assert prompt == tokenizer.encode(rendered)
+        if system is None:  # what is committed stays, unless the template writes it otherwise
+            assert question.kept == len(committed)
+        committed = [*prompt, *tokenizer.encode(" " + answered), 2]
+        conversation.answered(question, answered, len(committed))
 
 
 @pytest.mark.parametrize(

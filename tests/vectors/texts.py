@@ -40,6 +40,14 @@ TEMPLATES = {
         "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
         "<|im_start|>{{ ns.n }}{{ m.content }}<|im_end|>{% endfor %}"
     ),
+    # As Mistral's: the system message stands in the last question, wherever that is.
+    "moves": (
+        "{% if messages[0].role == 'system' %}{% set system = messages[0].content + '\n' %}"
+        "{% set messages = messages[1:] %}{% endif %}"
+        "{% for m in messages %}{% if m.role == 'user' %}"
+        "<|im_start|>{% if loop.last %}{{ system }}{% endif %}{{ m.content }}<|im_start|>"
+        "{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    ),
     "rewrites": "{{ messages | length }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}",
 }
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -142,12 +150,13 @@ def chats() -> Iterator[Case]:
 
 def turns() -> Iterator[Case]:
     """A conversation goes on behind committed tokens, whose last answer ended, or did not."""
-    history, asked = [*MESSAGES[0], {"role": "assistant", "content": "Red."}], MESSAGES[2][2:]
+    answer, asked = {"role": "assistant", "content": "Red."}, MESSAGES[2][2:]
     for template in TEMPLATES.values():
         tokenizer = tokenizer_of(template)
-        for committed in ([], [40, 41, 2], [40, 41]):
-            given = {"template": template, "committed": committed, "history": history, "turns": asked}
-            yield given | _said("tokens", lambda t=tokenizer, c=committed: t.continue_turns(c, history, asked))
+        for history in ([*MESSAGES[0], answer], [*MESSAGES[1], answer]):
+            for committed in ([], [40, 41, 2], [40, 41]):
+                given = {"template": template, "committed": committed, "history": history, "turns": asked}
+                yield given | _said("tokens", lambda t=tokenizer, c=committed, h=history: t.continue_turns(c, h, asked))
 
 
 def streams() -> Iterator[Case]:

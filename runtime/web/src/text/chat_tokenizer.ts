@@ -122,10 +122,11 @@ export class ChatTokenizer {
    * @throws ChatTemplateError the template refuses the messages.
    */
   encodeTurns(history: readonly Message[], turns: readonly Message[]): number[] {
+    const asked = this.renderChat(this.guard(history.slice(0, -1))); // the committed tokens began as this
     const before = this.renderChat(this.guard(history), false);
     const after = this.renderChat(this.guard([...history, ...turns]));
     const { piece, end } = this.lastStop(before);
-    if (!after.startsWith(before.slice(0, end))) {
+    if (!after.startsWith(asked) || !after.startsWith(before.slice(0, end))) {
       throw new HistoryRewrittenError(
         "the chat template changes earlier messages when a new one follows; start a new conversation",
       );
