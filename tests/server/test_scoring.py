@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from moa_runtime.session.sampling import Sampling
-from moa_server.engine.base import scoring
+from moa_server.engine import scoring
 from moa_server.engine.baseline import decode
 from moa_server.engine.scoring import log_probabilities, next_logits
 
