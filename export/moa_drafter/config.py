@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moa_drafter.config_fields import ConfigError, check_fields
+from moa_drafter.target_config import unknown_fields
 
 #: More numbers than a layer of any model has in one direction; a file that asks for more is wrong.
 _WIDEST = 1 << 17
@@ -224,10 +225,15 @@ def check_copied_exactly(target: Any) -> None:
     """Raises ConfigError: a target whose layers compute what :class:`moa_drafter.llama.DecoderLayer` does not."""
     rope = getattr(target, "rope_parameters", None) or getattr(target, "rope_scaling", None) or {}
     kind, activation = rope.get("rope_type", "default"), getattr(target, "hidden_act", "silu")
+    advice = "use 0 target layers, another architecture than early-exit, another offline model"
+    if unknown := unknown_fields(target):
+        raise ConfigError(
+            f"layers cannot be copied from a target whose configuration has {', '.join(unknown)}: {advice}"
+        )
     if kind != "default" or activation != "silu":
         raise ConfigError(
             "layers can be copied from a target with plain rotary positions and SwiGLU, this one has "
-            f"{kind!r} positions and {activation!r}: use 0 target layers, and another architecture than early-exit"
+            f"{kind!r} positions and {activation!r}: {advice}"
         )
 
 

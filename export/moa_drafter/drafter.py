@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from moa_drafter.architectures.config import RivalConfig
     from moa_drafter.config import DrafterConfig
     from moa_drafter.target import Target
+    from moa_drafter.target_logits import TargetLogits
     from moa_drafter.training.batch import Batch
     from moa_runtime.backends.base import Backend
 
@@ -42,6 +43,7 @@ class Drafter(nn.Module):
         self.register_buffer("draft_to_target", torch.arange(draft_vocab_size), persistent=True)
         self.register_buffer("embedding", torch.empty(0), persistent=False)
         self.register_buffer("head", torch.empty(0), persistent=False)
+        self._target_logits: TargetLogits | None = None
 
     @property
     def reads(self) -> Reads:
@@ -58,7 +60,13 @@ class Drafter(nn.Module):
         """Numbers of the target's layers that a drafting step runs; embedding and head are not counted."""
         return 0
 
-    def bind_target(self, embedding: Tensor, head: Tensor, layers: Sequence[nn.Module] = ()) -> None:
+    def bind_target(
+        self,
+        embedding: Tensor,
+        head: Tensor,
+        layers: Sequence[nn.Module] = (),
+        logits: TargetLogits | None = None,
+    ) -> None:
         """Take the target's token embedding and the draft vocabulary's rows of its head.
 
         Nothing is copied that has not to be picked, converted or moved: then the memory is the target's own.
@@ -67,6 +75,7 @@ class Drafter(nn.Module):
             embedding: ``[vocab_size, hidden]``.
             head: the target's whole output matrix, ``[vocab_size, hidden]``.
             layers: the target's decoder layers, for architectures that contain some of them.
+            logits: for :meth:`target_logits`, which training needs.
 
         Raises:
             ValueError: shapes that are not this drafter's.
@@ -83,6 +92,7 @@ class Drafter(nn.Module):
         # Picking rows copies them: gigabytes, where a large vocabulary can be drafted as a whole.
         whole = torch.equal(rows, torch.arange(len(head), device=head.device))
         self.head = (head.detach() if whole else head.detach()[rows]).to(like)
+        self._target_logits = logits
 
     def sharpen(self) -> None:
         """Multiply the draft logits by ``config.sharpness`` from here on: for drafting; training has them as they are.
@@ -104,6 +114,12 @@ class Drafter(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Draft-vocabulary logits ``[..., draft_vocab_size]``."""
         return hidden @ self.head.T
+
+    def target_logits(self, hidden: Tensor) -> Tensor:
+        """The target's own logits of the draft vocabulary, ``[Q, draft_vocab_size]``, from its last hidden states; the
+        drafter is bound with them, and not sharpened."""
+        assert self._target_logits is not None
+        return self._target_logits.of_tokens(hidden, self.head, self.draft_to_target)
 
     def candidates(self, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         """The likeliest next tokens behind ``hidden [Q, hidden]``.

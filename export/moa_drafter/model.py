@@ -25,6 +25,7 @@ from moa_drafter.target_layers import copy_exactly, frozen_layers
 
 if TYPE_CHECKING:
     from moa_drafter.target import Target
+    from moa_drafter.target_logits import TargetLogits
     from moa_drafter.torch_backend import TorchBackend
     from moa_drafter.training.batch import Batch
 
@@ -67,13 +68,19 @@ class MoADrafter(Drafter):
         """See :attr:`Drafter.frozen_parameters`: of the copies, unless they are trained."""
         return sum(tensor.numel() for tensor in self.tail.buffers())
 
-    def bind_target(self, embedding: Tensor, head: Tensor, layers: Sequence[nn.Module] = ()) -> None:
+    def bind_target(
+        self,
+        embedding: Tensor,
+        head: Tensor,
+        layers: Sequence[nn.Module] = (),
+        logits: TargetLogits | None = None,
+    ) -> None:
         """See :meth:`Drafter.bind_target`; the last of ``layers`` are copied, unless the drafter has trained copies.
 
         Raises:
             FitError: layers that are missing, or have other parts or sizes than the drafter's own.
         """
-        super().bind_target(embedding, head, layers)
+        super().bind_target(embedding, head, layers, logits)
         config = self.config
         if config.trained_target_layers:
             return

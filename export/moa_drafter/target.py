@@ -6,8 +6,9 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,6 +17,9 @@ from moa_drafter.target_error import TargetError
 from moa_drafter.target_source import DEFAULT_TARGET, builtin_of, quiet_transformers, resolve_target
 from moa_drafter.weight_faults import WEIGHTS_DIFFER, WeightFaults
 from moa_runtime.generation_config import RecommendedSampling
+
+if TYPE_CHECKING:
+    from moa_drafter.target_logits import TargetLogits
 
 
 def target_fingerprint(folder: Path) -> str:
@@ -64,8 +68,16 @@ class Target:
 
     @property
     def head(self) -> torch.Tensor:
-        """Output matrix ``[vocab_size, hidden]``."""
-        return self.model.get_output_embeddings().weight
+        """Output matrix ``[vocab_size, hidden]``, multiplied by what its family multiplies logits by (a copy then)."""
+        weight: torch.Tensor = self.model.get_output_embeddings().weight
+        return weight if self.logits.scale == 1 else weight * self.logits.scale
+
+    @cached_property
+    def logits(self) -> TargetLogits:
+        """From the last hidden states to logits."""
+        from moa_drafter.target_logits import TargetLogits  # transformers takes long to import
+
+        return TargetLogits(self.model)
 
     @property
     def embedding(self) -> torch.Tensor:
@@ -170,7 +182,7 @@ def load_target(name: str = DEFAULT_TARGET, *, device: str = "cpu", dtype: torch
     folder = resolve_target(name)
     _supported_config(folder)
     dtype = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
-    model = _whole_model(folder, dtype=dtype, attn_implementation="sdpa")
+    model = _whole_model(folder, dtype=dtype)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -234,7 +246,7 @@ def _supported_config(folder: Path) -> Any:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise _unsupported(folder, kind) from error
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or not hasattr(config.get_text_config(), "num_key_value_heads"):
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or not hasattr(config, "num_key_value_heads"):
         raise _unsupported(folder, kind)
     return config
 

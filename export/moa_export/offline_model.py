@@ -10,7 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from moa_drafter.compatibility import FitError
+from moa_drafter.config_fields import ConfigError
 from moa_drafter.target import Target, load_target
+from moa_drafter.target_config import longest_context
 from moa_drafter.whole_model import whole_model
 from moa_export.errors import ExportError
 from moa_export.progress import Advance, Progress
@@ -101,7 +104,7 @@ def make_writer(
 
     Returns:
         what was made, and a note for the user, or the empty string. Nothing where none is wanted, or where the user
-        named none and the target loses too much; one that the user named may have failed its proof.
+        named none and the target loses too much or cannot be copied; one that the user named may have failed its proof.
 
     Raises:
         MoaError: a model that cannot be loaded or copied, or one with another tokenizer.
@@ -110,7 +113,12 @@ def make_writer(
     if model == NONE:
         return Writers(), note
     making = _Making(model, *_source(model, target, recordings, progress), recordings, folder, progress)
-    made = making.plain(settings.bits or 4)
+    try:
+        made = making.plain(settings.bits or 4)
+    except (ConfigError, FitError) as error:
+        if settings.model is not None:
+            raise
+        return Writers(), f"the bundle has no offline writer: {error} (--offline-model names another model)"
     if made.proof.failures and settings.bits is None:
         lost = made.proof.failures[0]
         made = making.plain(8)
@@ -153,7 +161,7 @@ class _Making:
     def _made(self, artifact: Artifact, bits: int, runner: Callable[[], Backend | StandIn]) -> MadeWriter:
         proof = _prove(runner, self.recordings, self.before, self.progress)
         name = Path(self.model).name if expanded(self.model).is_dir() else self.model
-        longest = self.source.model.config.max_position_embeddings
+        longest, _ = longest_context(self.source.config)
         details = {"model": name, "bits": bits, "max_context": longest, **artifact.details}
         size = (self.folder / artifact.file).stat().st_size
         entry = TargetEntry(

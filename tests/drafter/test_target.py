@@ -52,6 +52,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         ({"model_type": "t5"}, "of the architecture 't5'"),
         ({"model_type": "mamba"}, "of the architecture 'mamba'"),
         ({"model_type": "vit"}, "of the architecture 'vit'"),
+        ({"model_type": "gemma3"}, "of the architecture 'gemma3'"),  # a text model inside
         ({"model_type": "nonesuch"}, "of the architecture 'nonesuch'"),
         ({"model_type": "own", "auto_map": {"AutoConfig": "code.Own"}}, "of the architecture 'own'"),
         ({}, "of no named architecture"),

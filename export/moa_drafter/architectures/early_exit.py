@@ -23,6 +23,7 @@ from moa_drafter.target_features import Reads, TargetStates
 from moa_drafter.target_layers import copy_layer, frozen_layers
 
 if TYPE_CHECKING:
+    from moa_drafter.target_logits import TargetLogits
     from moa_drafter.training.batch import Batch
 
 
@@ -62,7 +63,13 @@ class EarlyExitDrafter(TokenDrafter):
         """The output of the layer below the exit; for training alone."""
         return Reads(inner_layers=(self.config.exit_layer - 1,))
 
-    def bind_target(self, embedding: Tensor, head: Tensor, layers: Sequence[nn.Module] = ()) -> None:
+    def bind_target(
+        self,
+        embedding: Tensor,
+        head: Tensor,
+        layers: Sequence[nn.Module] = (),
+        logits: TargetLogits | None = None,
+    ) -> None:
         """See :meth:`Drafter.bind_target`; needs the target's layers.
 
         Raises:
@@ -71,7 +78,7 @@ class EarlyExitDrafter(TokenDrafter):
         count = self.config.exit_layer
         if len(layers) < count:
             raise FitError(f"this drafter contains the target's first {count} layers, {len(layers)} were given")
-        super().bind_target(embedding, head, layers)
+        super().bind_target(embedding, head, layers, logits)
         below = frozen_layers(layers[:count], self.config.decoder, self.config.rms_norm_eps)
         self.below = nn.ModuleList(below).to(self.embedding)
 

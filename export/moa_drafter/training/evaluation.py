@@ -60,7 +60,7 @@ def evaluate(
     losses: list[float] = []
     accepted = rounds = 0
     for batch, logits in drafted(drafter, conversations, features, validation, draft_tokens):
-        target_logits = drafter.logits(batch.states.last[batch.queries])
+        target_logits = drafter.target_logits(batch.states.last[batch.queries])
         losses.append(float(forward_kl(logits, target_logits)))
         guess = drafter.draft_to_target[logits.argmax(-1)]
         hit = (guess == batch.tokens[batch.queries + 1]).cpu()

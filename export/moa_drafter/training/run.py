@@ -94,7 +94,8 @@ def train_run(
     run = Trainer(drafter, conversations, features, settings, folder, material.validation)
     if resume:
         run.resume()
-        drafter.bind_target(target.embedding, target.head, target.layers)  # for the vocabulary that was resumed
+        # Anew, for the vocabulary that was resumed.
+        drafter.bind_target(target.embedding, target.head, target.layers, target.logits)
     finished = run.run(lambda figures: report(figures, settings.steps), until=until)
     figures = run.evaluate()
     if finished:
@@ -164,7 +165,7 @@ def start_drafter(target: Target, conversations: Sequence[Conversation], setting
             drafter = with_target_layers(drafter, settings.target_layers, trained=settings.train_target_layers)
     else:
         drafter = _new_drafter(target, conversations, settings)
-    drafter.bind_target(target.embedding, target.head, target.layers)
+    drafter.bind_target(target.embedding, target.head, target.layers, target.logits)
     return drafter
 
 

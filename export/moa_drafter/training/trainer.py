@@ -141,7 +141,7 @@ class Trainer:
                 batch = self._batch(micro_batches[number], number)
             with self.stopwatch.part("drafter forward"), self._autocast():
                 # Losses are means, so each counts with its share of the tokens.
-                loss = self._loss_of(batch) * (len(batch.queries) / count)
+                loss = self._loss_of(batch, *self._target(batch)) * (len(batch.queries) / count)
             with self.stopwatch.part("backward"):
                 loss.backward()
             total[0] += loss.detach()
@@ -163,7 +163,7 @@ class Trainer:
         self.drafter.eval()
         with torch.no_grad(), self._autocast():
             parts = [self._batch(indices, number) for number, indices in enumerate(micro_batches)]
-            weighted = sum(float(self._loss(batch)) * len(batch.queries) for batch in parts)
+            weighted = sum(float(self._loss(batch, *self._target(batch))) * len(batch.queries) for batch in parts)
         return weighted / sum(len(batch.queries) for batch in parts)
 
     def _batch(self, indices: Sequence[int], number: int) -> Batch:
@@ -175,10 +175,14 @@ class Trainer:
         device = self.drafter.head.device.type
         return torch.autocast(device, torch.bfloat16, enabled=self.settings.dtype == "bfloat16")
 
-    def _loss(self, batch: Batch) -> Tensor:
-        hidden, target_hidden = self.drafter.predict(batch), batch.states.last[batch.queries]
-        logits, target_logits = self.drafter.logits(hidden), self.drafter.logits(target_hidden)
-        return LOSSES[self.settings.loss](hidden, logits, target_hidden, target_logits)
+    def _target(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The target's hidden states and logits at a batch's queries; its own code, so no part of what is compiled."""
+        hidden = batch.states.last[batch.queries]
+        return hidden, self.drafter.target_logits(hidden)
+
+    def _loss(self, batch: Batch, target_hidden: Tensor, target_logits: Tensor) -> Tensor:
+        hidden = self.drafter.predict(batch)
+        return LOSSES[self.settings.loss](hidden, self.drafter.logits(hidden), target_hidden, target_logits)
 
     def evaluate(self) -> dict[str, object]:
         """See :func:`evaluation.evaluate`; of the average where there is one."""

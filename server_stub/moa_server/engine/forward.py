@@ -19,6 +19,7 @@ class Piece:
         cached: tokens in the room before these; the piece's own tokens take the slots behind them, in order.
         chain: tokens of the chain; at least one where there is no cached token.
         tree, parents: a tree as in :mod:`moa_runtime.session.tree`; a draft that is a chain belongs to ``chain``.
+        shift: what is added to all positions, to try a pass far into a context without the tokens before.
     """
 
     room: Room
@@ -26,6 +27,7 @@ class Piece:
     chain: Sequence[int]
     tree: Sequence[int] = ()
     parents: Sequence[int] = ()
+    shift: int = 0
 
     def __len__(self) -> int:
         return len(self.chain) + len(self.tree)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from moa_drafter.target import Target
+from moa_drafter.target_config import unknown_fields
 from moa_runtime.session.tree import depths
 from moa_server.engine.attention import Heads, TileAttention, memory_needed, tiles
 from moa_server.engine.forward import Piece
@@ -27,6 +28,8 @@ from moa_server.engine.packed_linear import Product, product
 _ROWS = 4
 #: Kinds of rotary positions whose angles depend on nothing but the position.
 _ROPES = ("default", "linear", "llama3", "yarn")
+#: Of the rotary positions of Ministral 3: queries after the original context are multiplied by a factor that grows.
+_SHARPER = "llama_4_scaling_beta"
 
 
 def misfit(target: Target) -> str | None:
@@ -53,8 +56,8 @@ def misfit(target: Target) -> str | None:
         return f"its activation is {config.hidden_act}"
     if getattr(angles, "rope_type", None) not in _ROPES:
         return f"its rotary positions are of the kind {getattr(angles, 'rope_type', 'unknown')}"
-    if any("sliding" in str(kind) for kind in getattr(config, "layer_types", None) or ()):
-        return "some of its layers have a sliding window"
+    if unknown := unknown_fields(config, known_rope=(_SHARPER,)):
+        return f"its configuration has {', '.join(unknown)}"
     return None
 
 
@@ -103,6 +106,8 @@ class FusedLlama:
             attention.scaling,
         )
         self._dtype, self._epsilon, self._angles = dtype, model.norm.variance_epsilon, model.rotary_emb
+        rope = config.rope_parameters
+        self._sharper = rope.get(_SHARPER) or 0.0, rope.get("original_max_position_embeddings", 1)
         self._embedding = target.embedding.detach()
         self._layers = [_Layer(layer, dtype) for layer in model.layers]
         self._norm = model.norm.weight.detach().float()
@@ -132,8 +137,9 @@ class FusedLlama:
         planned = []
         for piece in pieces:
             planned += tiles(piece, len(tokens))
-            behind = piece.cached + len(piece.chain)
-            positions += range(piece.cached, behind)
+            first = piece.cached + piece.shift
+            behind = first + len(piece.chain)
+            positions += range(first, behind)
             positions += [behind - 1 + depth for depth in depths(piece.parents)]
             tokens += [*piece.chain, *piece.tree]
         padding = [0] * (padded(len(tokens)) - len(tokens))
@@ -176,8 +182,10 @@ class FusedLlama:
         cosines, sines = (part[0] for part in self._angles(self._norm[None], positions[None]))
         half = sines.shape[-1] // 2
         signed = torch.cat((-sines[:, :half], sines[:, half:]), -1)
-        scale = torch.ones(heads.kv * (heads.per_kv + 1), 1, device=positions.device)
-        scale[: heads.kv * heads.per_kv] = heads.query_factor
+        scale = torch.ones(len(positions), heads.kv * (heads.per_kv + 1), 1, device=positions.device)
+        beta, original = self._sharper
+        sharper = 1 + beta * torch.log1p(positions // original)
+        scale[:, : heads.kv * heads.per_kv] = heads.query_factor * sharper[:, None, None]
         return cosines[:, None] * scale, signed[:, None] * scale
 
 

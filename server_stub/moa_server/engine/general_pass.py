@@ -58,15 +58,15 @@ class GeneralPass:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """See :meth:`moa_server.engine.forward.TargetPass.logits`."""
-        return self._target.model.get_output_embeddings()(hidden).float()
+        return self._target.logits(hidden).float()
 
     def _forward(self, piece: Piece) -> Tensor:
         device = self._target.device
         root = len(piece.chain)
         parents = chain(root) + [root + parent for parent in piece.parents]
-        positions = torch.tensor(depths(parents), device=device) + (piece.cached - 1)
+        positions = torch.tensor(depths(parents), device=device) + (piece.cached - 1 + piece.shift)
         # A mask of our own makes transformers build none. A single token needs none at all.
-        mask = None if len(piece) == 1 else tree_mask(piece.cached, parents)[None, None].to(device)
+        mask = None if len(piece) == 1 else self._mask(piece.cached, parents)
         out = self._target.model.model(
             input_ids=torch.tensor([[*piece.chain, *piece.tree]], device=device),
             position_ids=positions[None],
@@ -76,6 +76,15 @@ class GeneralPass:
         )
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
+
+    def _mask(self, cached: int, parents: Sequence[int]) -> Tensor:
+        """See :func:`tree_mask`: ``[1, 1, n, cached + n]``, as the target's attention wants it."""
+        model = self._target.model
+        seen = tree_mask(cached, parents)[None, None].to(model.device)
+        if model.config._attn_implementation == "sdpa":
+            return seen
+        hidden = torch.zeros(seen.shape, dtype=model.dtype, device=model.device)
+        return hidden.masked_fill_(~seen, torch.finfo(model.dtype).min)  # added to the scores
 
 
 class _RoomLayer(DynamicLayer):

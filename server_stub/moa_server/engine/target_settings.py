@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from moa_drafter.target import Target, TargetFacts
+from moa_drafter.target_config import longest_context
 from moa_runtime.errors import MoaError
 
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -28,7 +29,7 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
 
 
 def context_of(target: Target | TargetFacts, wanted: int | None, spare: int = 0) -> int:
-    """The context in tokens; a sliding window counts as the limit, for the cache keeps every token.
+    """The context in tokens, see :func:`moa_drafter.target_config.longest_context`.
 
     Args:
         spare: tokens of it that the engine needs for itself.
@@ -36,10 +37,10 @@ def context_of(target: Target | TargetFacts, wanted: int | None, spare: int = 0)
     Raises:
         EngineError: more than the target can hold, or too little for any answer.
     """
-    config = target.config
-    own = min(filter(None, (config.max_position_embeddings, getattr(config, "sliding_window", None)))) - spare
+    longest, reason = longest_context(target.config)
+    own = longest - spare
     if wanted is None:
         return own
     if not 2 <= wanted <= own:
-        raise EngineError(f"a context of {wanted} tokens was asked for, this target can hold 2 to {own}")
+        raise EngineError(f"a context of {wanted} tokens was asked for, this target can hold 2 to {own}: {reason}")
     return wanted

@@ -84,10 +84,11 @@ class Core:
 
     @property
     def ends(self) -> TargetEnds:
-        """The target's embedding and head: vLLM's own memory."""
+        """The target's embedding and head: vLLM's own memory, but for a head whose products its family scales."""
         model, vocabulary = self._runner.get_model(), self._target.config.vocab_size
         embedding, head = model.model.embed_tokens.weight, model.lm_head.weight  # padded
-        return TargetEnds(embedding.device, embedding[:vocabulary], head[:vocabulary])
+        head, scale = head[:vocabulary], model.logits_processor.scale
+        return TargetEnds(embedding.device, embedding[:vocabulary], head if scale == 1 else head * scale)
 
     @property
     def free_blocks(self) -> int:
