@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from moa_bench.device.memory import peak_memory_mb
+from moa_bench.device_probe import peak_memory_mb
 from moa_bench.latency import percentile_ms
 from moa_bench.link import get_profile
 from moa_bench.link.background import background_link

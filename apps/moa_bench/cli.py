@@ -1,4 +1,4 @@
-"""``moa-bench``: measure what users feel."""
+"""``moa-bench``: measure speculative decoding between a device and a server."""
 
 from __future__ import annotations
 
@@ -6,44 +6,51 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from moa_bench.benchmarks import BENCHMARKS, command_of
-from moa_bench.forecast import command as forecast_command
-from moa_bench.outage import command as outage_command
-from moa_bench.placement import command as placement_command
-from moa_bench.report import command as report_command
-from moa_bench.shapes import command as shapes_command
+from moa_bench.accept import Accept
+from moa_bench.device import Device
+from moa_bench.network import Network
+from moa_bench.offline import Offline
+from moa_bench.runner import Benchmark, add_output_options, run
+from moa_bench.server import Server
+from moa_bench.simulate import Simulate
 from moa_runtime.cli_main import run_program
 from moa_runtime.cpus import too_many_threads
 
-_STOPPED = "stopped before anything was measured"
+BENCHMARKS: tuple[Benchmark, ...] = (Accept(), Network(), Offline(), Device(), Server(), Simulate())
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Make the parser; ``benchmark`` of the parsed arguments is the chosen one."""
     parser = argparse.ArgumentParser(
         prog="moa-bench",
         description="Benchmarks of drafting on a device for a target on a server.",
         epilog="moa-bench COMMAND --help explains one of them.",
     )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for benchmark in BENCHMARKS:
-        command_of(benchmark).add_parser(commands)
-    shapes_command.add_parser(commands)
-    placement_command.add_parser(commands)
-    forecast_command.add_parser(commands)
-    outage_command.add_parser(commands)
-    report_command.add_parser(commands)
+        command = commands.add_parser(
+            benchmark.name,
+            help=benchmark.summary,
+            description=benchmark.description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        benchmark.add_options(command)
+        add_output_options(command)
+        command.set_defaults(benchmark=benchmark)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status of the benchmark, or as :func:`~moa_runtime.cli_main.run_program` says."""
-    return run_program("moa-bench", lambda: _run(build_parser().parse_args(argv)), stopped=_STOPPED)
+    """Return the exit status, see :func:`moa_bench.runner.run` and :func:`moa_runtime.cli_main.run_program`."""
+    return run_program(
+        "moa-bench", lambda: _run(build_parser().parse_args(argv)), stopped="stopped before anything was measured"
+    )
 
 
 def _run(args: argparse.Namespace) -> int:
     if warning := too_many_threads(getattr(args, "threads", None)):
         print(f"moa-bench: {warning}", file=sys.stderr)
-    return int(args.run(args))
+    return run(args.benchmark, args)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""Options that several benchmarks share."""
+"""Options that several benchmarks share, and the values that they stand for."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from moa_bench.builtin_questions import BUILTIN_QUESTIONS
-from moa_bench.questions import Question, read_questions
+from moa_bench.questions import BUILTIN_QUESTIONS, Question, read_questions
 from moa_chat.chat_config import open_bundle
 from moa_drafter.pretrained import shipped_names
 from moa_runtime.bundle import Bundle
@@ -16,27 +18,13 @@ from moa_runtime.draft_length import draft_length_of
 from moa_runtime.drafter_names import DEFAULT_DRAFTER
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
+from moa_runtime.timeline import NO_TIMELINE, Timeline, read_sink, write_timeline
 from moa_runtime.transport import Endpoint
 from moa_server.options import DTYPES
 
 
-def add_command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    summary: str,
-    description: str,
-    run: Callable[[argparse.Namespace], int],
-) -> argparse.ArgumentParser:
-    """A command that ``run`` runs; its description keeps its lines."""
-    parser = commands.add_parser(
-        name, help=summary, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.set_defaults(run=run)
-    return parser
-
-
 def add_question_options(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """``required=False``: without a file the built-in questions are asked."""
+    """Add ``--questions`` and ``--limit``; with ``required=False`` the built-in questions are the default."""
     default = "" if required else f" (default: {len(BUILTIN_QUESTIONS)} built-in questions)"
     parser.add_argument(
         "--questions",
@@ -49,7 +37,7 @@ def add_question_options(parser: argparse.ArgumentParser, *, required: bool = Tr
 
 
 def questions_of(args: argparse.Namespace) -> list[Question]:
-    """Raises MoaError: a limit below 1, or a file that cannot be read (a broken line is named by number)."""
+    """Read the questions. Raises MoaError for a limit below 1, or a file that cannot be read."""
     if args.limit is not None and args.limit < 1:
         raise MoaError(f"--limit must be at least 1, not {args.limit}")
     if args.questions is None:
@@ -57,9 +45,14 @@ def questions_of(args: argparse.Namespace) -> list[Question]:
     return read_questions(args.questions, args.limit)
 
 
+def question_settings(args: argparse.Namespace) -> dict[str, object]:
+    """Name the questions for JSON, without a path of this machine."""
+    return {"questions": args.questions.name if args.questions else "built-in", "limit": args.limit}
+
+
 def add_bundle_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--bundle", type=Path, metavar="DIR", help="what moa-export wrote (default: where it writes by itself)"
+        "--bundle", type=Path, metavar="DIR", help="what moa-export wrote (default: the folder that it writes to)"
     )
 
 
@@ -70,7 +63,7 @@ def add_backend_option(parser: argparse.ArgumentParser) -> None:
 
 
 def bundle_of(args: argparse.Namespace) -> Bundle:
-    """That of ``--bundle``, else that of the shipped drafter which ``--drafter`` names, else the default one.
+    """Open the bundle of ``--bundle``, else of the shipped drafter that ``--drafter`` names, else the default one.
 
     Raises:
         MoaError: no bundle there, or one that is damaged or of another drafter.
@@ -83,11 +76,7 @@ def bundle_of(args: argparse.Namespace) -> Bundle:
 def add_target_options(
     parser: argparse.ArgumentParser, *, without_bundle: str = "a name also chooses the bundle, as in moa-chat"
 ) -> None:
-    """The target, and the drafter's checkpoint.
-
-    Args:
-        without_bundle: what ``--drafter`` means where there is no ``--bundle``.
-    """
+    """Add ``--model`` and ``--drafter``; ``without_bundle`` explains the latter if there is no ``--bundle``."""
     parser.add_argument("--model", help="target: the built-in default, a folder, or a Hub id")
     parser.add_argument(
         "--drafter",
@@ -98,20 +87,24 @@ def add_target_options(
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """A verifier of the user's own, or the numbers of the one started for the benchmark."""
+    """Add the options of a verifier of the user's own, and the number type of one that is started here."""
     parser.add_argument("--server", metavar="URL", help="measure this verifier instead of starting one")
     parser.add_argument("--dtype", choices=DTYPES, help=f"numbers of the target (default {DTYPES[0]}, see moa-serve)")
     parser.add_argument("--token", help="its bearer token; safer in the variable MOA_TOKEN")
 
 
 def endpoint_of(args: argparse.Namespace) -> Endpoint | None:
-    """Raises MoaError: no verifier's address, or options beside it that are for one started here."""
+    """Return the verifier that ``--server`` names; None if one is to be started.
+
+    Raises:
+        MoaError: an invalid address, or options beside it that are for a verifier started here.
+    """
     if args.server is None:
         return None
     if any(option is not None for option in (args.model, args.drafter, args.dtype)):
         raise MoaError("--model, --drafter and --dtype belong to a verifier that is started here: leave out --server")
     endpoint = Endpoint(args.server, os.environ.get("MOA_TOKEN", "") if args.token is None else args.token)
-    _ = endpoint.address  # raises on what is no address
+    _ = endpoint.address  # raises if it is no address
     return endpoint
 
 
@@ -121,7 +114,7 @@ def add_draft_length_option(parser: argparse.ArgumentParser) -> None:
         type=draft_length_of,
         default="auto",
         metavar="N",
-        help="tokens of each draft, a chain, or auto: as many as pay; thompson or thompson-calibrated: as EESD chooses "
+        help="tokens of each draft, a chain; auto: as many as pay; thompson or thompson-calibrated: as EESD chooses "
         "(default %(default)s)",
     )
 
@@ -131,7 +124,7 @@ def add_ngrams_option(parser: argparse.ArgumentParser) -> None:
         "--ngrams",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="mix what drafts with an n-gram index of the conversation, as the runtime does (default: yes)",
+        help="mix the drafter with an n-gram index of the conversation, as the runtime does (default: yes)",
     )
 
 
@@ -149,7 +142,7 @@ def add_answer_options(parser: argparse.ArgumentParser, *, max_new_tokens: int) 
 
 
 def sampling_of(args: argparse.Namespace) -> Sampling:
-    """Raises MoaError: a number out of range."""
+    """Raises MoaError for a number out of range."""
     if not 0 <= args.temperature < float("inf"):
         raise MoaError(f"--temperature must be 0 (greedy) or above, not {args.temperature}")
     if not 0 < args.top_p <= 1:
@@ -159,17 +152,76 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
     return Sampling(args.temperature, args.top_p, args.seed)
 
 
-def contexts_of(text: str | None) -> tuple[int, ...] | None:
-    """What ``--contexts`` says: ``"512,128"`` is ``(128, 512)``. Raises MoaError."""
+def numbers_of(option: str, text: str) -> tuple[int, ...]:
+    """Parse numbers with commas between them: ``"512,128"`` is ``(128, 512)``. Raises MoaError naming the option."""
     try:
-        return None if text is None else tuple(sorted({int(part) for part in text.split(",")}))
+        return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
-        raise MoaError(f"--contexts must be whole numbers with commas between them, not {text!r}") from error
+        raise MoaError(f"{option} must be whole numbers with commas between them, not {text!r}") from error
+
+
+def names_of(option: str, kind: str, text: str, known: Sequence[str]) -> list[str]:
+    """Parse names with commas between them, each once. Raises MoaError for an unknown ``kind`` of thing, or none."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in known:
+            raise MoaError(f"unknown {kind} {name!r} in {option}; choose from {', '.join(known)}")
+    return names
 
 
 def check_at_least(args: argparse.Namespace, **least: int) -> None:
-    """``check_at_least(args, max_new_tokens=1)``. Raises MoaError naming the option."""
+    """Check options against their least values: ``check_at_least(args, max_new_tokens=1)``. None and words pass.
+
+    Raises:
+        MoaError: a smaller number, or NaN; the message names the option.
+    """
     for name, smallest in least.items():
         value = getattr(args, name)
-        if not isinstance(value, str | None) and not value >= smallest:  # nor is NaN
+        if not isinstance(value, str | None) and not value >= smallest:
             raise MoaError(f"--{name.replace('_', '-')} must be at least {smallest}, not {value}")
+
+
+def add_timeline_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--timeline",
+        type=Path,
+        metavar="FILE",
+        help="write the work of device and verifier over time as a Chrome trace (JSON) that Perfetto opens; of a "
+        "verifier that was not started here only the device's side is known",
+    )
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Where both ends record their work.
+
+    Attributes:
+        device: the timeline of this process.
+        verifier_options: options of ``moa-serve`` that make the verifier record too.
+    """
+
+    device: Timeline = NO_TIMELINE
+    verifier_options: Sequence[str] = ()
+
+
+@contextlib.contextmanager
+def recording(args: argparse.Namespace, process: str = "device") -> Iterator[Recording]:
+    """Record while the context is open and write the file at its end, also after an error. Without ``--timeline``
+    nothing is recorded.
+
+    Args:
+        process: name of this process in the trace.
+
+    Raises:
+        MoaError: the file cannot be written.
+    """
+    if args.timeline is None:
+        yield Recording()
+        return
+    with tempfile.TemporaryDirectory(prefix="moa-timeline-") as scratch:
+        sink = Path(scratch) / "verifier.json"
+        device = Timeline(process)
+        try:
+            yield Recording(device, ("--timeline", str(sink)))
+        finally:
+            write_timeline(args.timeline, [*device.events, *(read_sink(sink) if sink.exists() else [])])

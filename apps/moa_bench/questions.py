@@ -1,15 +1,16 @@
-"""Questions in the format of Spec-Bench: JSON lines with ``question_id``, ``category`` and ``turns``."""
+"""Questions in the format of Spec-Bench (JSON lines with ``question_id``, ``category`` and ``turns``), and prompts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from moa_runtime.errors import MoaError
+from moa_runtime.tokenizer import ChatTokenizer
 
 MT_BENCH = "mt_bench"
 MT_BENCH_CATEGORIES = frozenset(
@@ -18,14 +19,15 @@ MT_BENCH_CATEGORIES = frozenset(
 
 
 class QuestionsError(MoaError):
-    """A questions file that cannot be read; the message names the line."""
+    """Raised for a questions file that cannot be read; the message names the line."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One conversation to hold: the user's turns, in order.
+    """The user's turns of one conversation.
 
-    ``task`` is the category, but ``"mt_bench"`` for the eight categories of MT-bench.
+    Attributes:
+        task: the category; ``"mt_bench"`` for the eight categories of MT-bench.
     """
 
     id: int | str
@@ -34,7 +36,7 @@ class Question:
 
 
 def read_questions(path: Path, limit: int | None = None) -> list[Question]:
-    """Read the first ``limit`` questions, or all; empty lines do not count, lines behind the last are not read.
+    """Read the first ``limit`` questions, or all of them; empty lines are skipped, later lines are not read.
 
     Raises:
         QuestionsError: no such file, no questions in it, or a line that is no question.
@@ -65,7 +67,7 @@ def _questions(path: Path, lines: Iterator[str]) -> Iterator[Question]:
 
 
 def _question(raw: Any) -> Question:
-    """Raises ValueError on anything but a question."""
+    """Check and convert a parsed line. Raises ValueError."""
     if not isinstance(raw, dict):
         raise ValueError("expected a JSON object with question_id, category and turns")
     for name in ("question_id", "category", "turns"):
@@ -79,3 +81,64 @@ def _question(raw: Any) -> Question:
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         raise ValueError("'turns' must be a list of texts, at least one")
     return Question(identity, MT_BENCH if category in MT_BENCH_CATEGORIES else category, tuple(turns))
+
+
+#: For benchmarks of speed and cost, which need an everyday mix and no file.
+BUILTIN_QUESTIONS = tuple(
+    Question(number, task, (text,))
+    for number, (task, text) in enumerate(
+        (
+            ("qa", "Why is the sky blue during the day and red at sunset?"),
+            ("writing", "Write a short letter to a neighbour who looked after my plants while I was away."),
+            ("math", "A train leaves at 9:40 and arrives at 13:05. How long is the journey? Explain each step."),
+            ("coding", "Write a Python function that returns the longest word in a sentence, and explain it."),
+            ("summary", "Sum up in three sentences how a bill becomes a law in a parliament with two chambers."),
+            ("qa", "What is the difference between weather and climate?"),
+            ("writing", "Tell a bedtime story about a lighthouse keeper and a lost seagull."),
+            ("advice", "I have twenty minutes each evening to learn Italian. How should I use them?"),
+            ("coding", "Explain what a hash table is, when it is slow, and what one can do about it."),
+            ("qa", "How does a vaccine teach the body to recognise a virus?"),
+            ("advice", "Suggest a simple dinner with rice, tomatoes, eggs and spinach, step by step."),
+            ("math", "A shirt costs 40 euros after a discount of 20 percent. What did it cost before? Show why."),
+        ),
+        1,
+    )
+)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A question's first turn; ``tokens`` is the chat template's text up to the beginning of the answer."""
+
+    text: str
+    tokens: list[int]
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A question that was not asked, and the reason."""
+
+    question_id: int | str
+    reason: str
+
+
+def prompts_of(
+    questions: Iterable[Question], tokenizer: ChatTokenizer, max_context: int
+) -> tuple[list[Prompt], list[Skipped]]:
+    """Encode the questions; list those that leave no room for an answer in the target's context (tokens).
+
+    Raises:
+        MoaError: none of them leaves room.
+    """
+    prompts, skipped = [], []
+    for question in questions:
+        text = question.turns[0]
+        tokens = tokenizer.encode_chat([{"role": "user", "content": text}])
+        if len(tokens) < max_context:
+            prompts.append(Prompt(text, tokens))
+        else:
+            reason = f"it has {len(tokens)} tokens, the target's context holds {max_context}"
+            skipped.append(Skipped(question.id, reason))
+    if not prompts:
+        raise MoaError(f"none of the questions fits the target's context of {max_context} tokens")
+    return prompts, skipped

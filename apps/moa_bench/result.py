@@ -1,4 +1,4 @@
-"""What every benchmark's JSON begins with: what was measured, on what, with what, and whether to its end."""
+"""The common part of every benchmark's JSON: settings, machine, versions, and whether it ran to its end."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def result_of(
     seconds: float,
     problem: str = "",
 ) -> dict[str, Any]:
-    """One benchmark's result, ready for JSON.
+    """Make one benchmark's result, ready for JSON.
 
     Args:
-        figures: what was measured; its keys stand beside those of the envelope.
-        settings: what it was measured with, plain values; no paths of this machine.
-        seconds: wall time of the measurement, loading not included.
-        problem: why it ended early, one sentence; the result is then marked partial.
+        figures: what was measured; its keys stand beside the common ones.
+        settings: what it was measured with: plain values, no paths of this machine.
+        seconds: wall time of the measurement without loading.
+        problem: a sentence that says why it ended early; the result is then marked partial.
     """
     return {
         "benchmark": benchmark,
@@ -50,7 +50,7 @@ def result_of(
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on; nothing that names the machine or its user."""
+    """Describe the hardware and system that figures depend on, without names of the machine or its user."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -61,8 +61,13 @@ def machine() -> dict[str, Any]:
 
 
 def rounded(figure: float | None, digits: int = 4) -> float | None:
-    """For JSON: four decimals are more than any sample here supports."""
+    """Round for JSON: no sample here supports more than four decimals."""
     return None if figure is None else round(figure, digits)
+
+
+def ratio(total: float, count: float, digits: int = 4) -> float | None:
+    """Divide and round; None if ``count`` is 0."""
+    return round(total / count, digits) if count else None
 
 
 def _processor() -> str:

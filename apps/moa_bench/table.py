@@ -1,14 +1,15 @@
-"""Tables: made once from a result, shown in the terminal or in the report."""
+"""Tables: made once from a result, shown in the terminal or on the page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header. ``title`` and ``note`` are sentences around it, perhaps empty."""
+    """Rows under a header. ``title`` stands above them and ``note`` below; both may be empty."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[object]]
@@ -16,12 +17,12 @@ class Table:
     note: str = ""
 
     def text(self) -> str:
-        """For the terminal."""
+        """Format the table for the terminal."""
         return "\n".join(filter(None, (self.title, format_table(self.header, self.rows), self.note)))
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns two spaces apart, the first aligned left, the others right.
+    """Align the first column left and the others right, two spaces apart.
 
     ``format_table(["task", "tau"], [["qa", 2.5]])`` is ``"task    tau\\nqa    2.500"``.
     """
@@ -31,7 +32,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str
 
 
 def format_cell(value: object) -> str:
-    """Floats get three decimals below 10, else one; None a dash, truth values a word."""
+    """Format floats with three decimals below 10 and one above, None as a dash, booleans as ``yes`` and ``NO``."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -39,3 +40,20 @@ def format_cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
     return str(value)
+
+
+def sampling_note(sampling: Mapping[str, Any]) -> str:
+    """Say how the target chose its tokens: ``greedy``, or the temperature, top-p and seed."""
+    if not sampling["temperature"]:
+        return "greedy"
+    return f"temperature {sampling['temperature']}, top-p {sampling['top_p']}, seed {sampling['seed']}"
+
+
+def skipped_notes(result: Mapping[str, Any]) -> list[str]:
+    """Make a line for each question (or turn of one) that was not asked, with the reason."""
+    return [
+        f"skipped: question {each['question_id']}"
+        + (f" from turn {each['turn']} on" if "turn" in each else "")
+        + f": {each['reason']}"
+        for each in result["skipped"]
+    ]

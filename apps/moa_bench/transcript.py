@@ -1,4 +1,4 @@
-"""Generated text for people: every token with where it came from."""
+"""Generated text for people: every token with its origin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moa_runtime.tokenizer import ChatTokenizer
 
 
 class Mark(NamedTuple):
-    """How tokens of one kind are shown: an ANSI colour, or a letter without a terminal; and what they are."""
+    """How tokens of one origin are shown: an ANSI colour, or a letter without a terminal; and the legend."""
 
     colour: str
     letter: str
@@ -46,13 +46,12 @@ def show_tokens(
     tokenizer: ChatTokenizer,
     stream: TextIO | None = None,
 ) -> None:
-    """Print a title and a text; runs of tokens of one mark are coloured, or marked without a terminal.
-
-    Without colours a run looks like ``⟨d:Red and⟩⟨t: blue⟩``.
+    """Print a title and a text; runs of tokens of one origin are coloured, or without a terminal marked like
+    ``⟨d:Red and⟩⟨t: blue⟩``.
 
     Args:
         marks: one a token.
-        stream: stderr by default, so that ``--json`` stays one object.
+        stream: by default stderr, so that stdout holds the result alone.
     """
     out = stream or sys.stderr
     coloured = out.isatty()

@@ -1,34 +1,39 @@
-"""The verifier that a benchmark talks to: one started for it in a process of its own, or the user's."""
+"""The verifier that a benchmark measures: one started in a process of its own, or the user's; and plain decoding."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from moa_bench.cpus import pin, split_cpus
 from moa_chat.local_verifier import local_verifier
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint
 
+if TYPE_CHECKING:
+    import httpx
+
 _TIMEOUT_S = 120.0
+_DATA = "data: "
 
 
 class VerifierGoneError(MoaError):
-    """The verifier does not answer any more."""
+    """Raised when the verifier does not answer any more."""
 
 
 @dataclass(frozen=True)
 class Verifier:
-    """A running verifier, reached directly: what a benchmark asks for itself takes no emulated detour.
+    """A running verifier, reached directly and not through an emulated link.
 
     Attributes:
-        pid: of its process; None where it was not started here.
+        pid: of its process; None if it was not started here.
         pinned: whether verifier and caller have processors of their own.
     """
 
@@ -38,18 +43,18 @@ class Verifier:
 
     @property
     def host_and_port(self) -> tuple[str, int]:
-        """Where a link emulator must lead to."""
+        """Host and port that a link emulator has to forward to."""
         parts = urlsplit(self.endpoint.address)
         return parts.hostname or "127.0.0.1", parts.port or (443 if parts.scheme == "wss" else 80)
 
     @property
     def http_url(self) -> str:
-        """Scheme, host and port, for what goes over HTTP."""
+        """Scheme, host and port for requests over HTTP."""
         host, port = self.host_and_port
         return f"{'https' if self.endpoint.address.startswith('wss:') else 'http'}://{host}:{port}"
 
     def forwards(self) -> int:
-        """Forward passes of the target so far, all sessions together."""
+        """Return the target's forward passes so far, of all sessions together."""
         return int(str(self.status()["forwards"]))
 
     def status(self) -> dict[str, object]:
@@ -57,10 +62,10 @@ class Verifier:
         return self._ask("/v1/status")
 
     def decode(self, prompt: Sequence[int], count: int, sampling: Sampling | None = None) -> list[int]:
-        """What the target writes alone after ``prompt``, at most ``count`` tokens.
+        """Let the target write alone after ``prompt``, at most ``count`` tokens.
 
         Raises:
-            VerifierGoneError: it does not answer.
+            VerifierGoneError: the verifier does not answer.
             MoaError: it refused.
         """
         tokens = self._ask("/v1/decode", decode_request(prompt, count, sampling))["tokens"]
@@ -84,7 +89,7 @@ class Verifier:
 
 
 def decode_request(prompt: Sequence[int], count: int, sampling: Sampling | None = None) -> dict[str, object]:
-    """Body of ``POST /v1/decode``; greedy when no sampling is given."""
+    """Make the body of ``POST /v1/decode``; greedy by default."""
     chosen = sampling or Sampling()
     return {
         "tokens": list(prompt),
@@ -104,12 +109,12 @@ def open_verifier(
     dtype: str | None = None,
     options: Sequence[str] = (),
 ) -> Iterator[Verifier]:
-    """The verifier at ``endpoint``, or, without one, a new process on processors of its own.
+    """Use the verifier at ``endpoint``, or start a process on processors of its own.
 
     While the context is open, this process keeps to the other processors.
 
     Args:
-        options: more options of ``moa-serve``.
+        options: further options of ``moa-serve``.
 
     Raises:
         MoaError: nothing answers at ``endpoint``, or the verifier does not start.
@@ -132,8 +137,14 @@ def open_verifiers(
     dtype: str | None = None,
     options: Sequence[str] = (),
 ) -> Iterator[dict[str, Verifier]]:
-    """New processes, one for each engine of ``moa-serve``, all on the same processors; by the engine's name, which is
-    empty for the default one. For the rest see :func:`open_verifier`."""
+    """Start a process for each engine of ``moa-serve``, all on the same processors.
+
+    Args:
+        engines: names of engines; empty for the default one. For the other arguments see :func:`open_verifier`.
+
+    Yields:
+        the verifiers by engine.
+    """
     given = {"--model": model, "--drafter": drafter, "--dtype": dtype}
     chosen = [word for name, value in given.items() if value for word in (name, str(value))]
     cpus = split_cpus()
@@ -148,3 +159,66 @@ def open_verifiers(
             stack.callback(pin, 0, cpus[0] | cpus[1])
             pin(0, cpus[0])
         yield verifiers
+
+
+async def stream_decode(
+    client: httpx.AsyncClient,
+    base_url: str,
+    token: str,
+    tokens: Sequence[int],
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+) -> AsyncGenerator[int, None]:
+    """Stream the tokens that the target writes alone after ``tokens``, as chat APIs do (``POST /v1/decode``).
+
+    Close the generator (``contextlib.aclosing``) to stop early: the verifier then stops decoding too.
+
+    Args:
+        base_url: :attr:`Verifier.http_url`.
+        token: bearer token; empty for none.
+
+    Raises:
+        VerifierGoneError: the connection was lost.
+        MoaError: the verifier refused.
+    """
+    import httpx
+
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    body = {**decode_request(tokens, max_new_tokens, sampling), "stream": True}
+    try:
+        async with client.stream("POST", f"{base_url}/v1/decode", json=body, headers=headers) as response:
+            if response.status_code != httpx.codes.OK:
+                said = (await response.aread()).decode(errors="replace")
+                raise MoaError(f"the verifier refused to stream: {said}")
+            async for line in response.aiter_lines():
+                if not line.startswith(_DATA):
+                    continue  # the empty line between two events
+                event = json.loads(line.removeprefix(_DATA))
+                if "error" in event:
+                    raise MoaError(f"the verifier broke a stream off: {event['error']}")
+                if "token" not in event:
+                    return
+                yield event["token"]
+    except httpx.TransportError as error:
+        raise VerifierGoneError(f"the verifier at {base_url} does not answer any more: {error!r}") from error
+    raise VerifierGoneError(f"the verifier at {base_url} ended a stream before its answer was complete")
+
+
+def split_cpus() -> tuple[set[int], set[int]] | None:
+    """Split this process's processors between client (and link) and verifier, so that neither slows the other.
+
+    Returns:
+        the client's lower and the verifier's upper half; None with one processor, or if the system cannot tell.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    own = sorted(os.sched_getaffinity(0))
+    if len(own) < 2:
+        return None
+    half = len(own) // 2
+    return set(own[:half]), set(own[half:])
+
+
+def pin(pid: int, cpus: set[int]) -> None:
+    """Bind a process (0: the caller) to processors: its main thread and the threads that it starts later."""
+    os.sched_setaffinity(pid, cpus)

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from moa_bench.shapes.record import record
-from moa_bench.shapes.recording import RecordedAnswer, Recording
+from moa_bench.recording import RecordedAnswer, Recording, record
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.offline_stopping import Manners
 from toy_engine import PRINTS, STOP, VOCAB, ToyEngine, plain

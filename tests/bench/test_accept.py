@@ -5,24 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 from toy import ToyDrafter
 
-from moa_bench import inprocess
-from moa_bench.accept import present
-from moa_bench.accept.answer_file import AnswerFile
-from moa_bench.accept.measure import AcceptSettings, Results, measure
-from moa_bench.accept.replay import ReplayEngine
-from moa_bench.accept.tally import Tally
-from moa_bench.accept.written import write_answers
-from moa_bench.checkpoints import checkpoint_pair
+from moa_bench import harness
+from moa_bench.accept import Accept, AcceptSettings, Results, Tally, count_rounds
 from moa_bench.cli import main
-from moa_bench.conversation import Answer, Conversation, RefusedError, Round
-from moa_bench.inprocess import Device
-from moa_bench.loopback import LoopbackVerifier
+from moa_bench.harness import (
+    Answer,
+    Conversation,
+    Device,
+    LoopbackVerifier,
+    RefusedError,
+    Round,
+    checkpoint_pair,
+)
 from moa_bench.questions import Question
 from moa_bench.table import format_cell
+from moa_bench.target_answers import AnswerFile, ReplayEngine, write_answers
 from moa_runtime.bundle import Bundle, Fingerprints
 from moa_runtime.datastore.writer import write_datastore
 from moa_runtime.drafters.base import Budget
@@ -39,6 +41,12 @@ from tiny import make_tiny_drafter, make_tiny_rival
 from toy_engine import PRINTS, STOP, ToyEngine, plain
 
 PROMPT = [3, 1, 4, 1, 5]
+
+
+def measure(*what: Any) -> None:
+    """Count all rounds, see :func:`moa_bench.accept.count_rounds`."""
+    for _ in count_rounds(*what):
+        pass
 
 
 def tallied(
@@ -172,11 +180,7 @@ def test_other_fingerprints_are_refused_and_named():
     [
         ({"draft_length": 0}, "draft length"),
         ({"draft_length": 100_000}, "draft length"),
-        ({"max_new_tokens": 0}, "at least 1 token"),
-        ({"sampling": Sampling(-1.0)}, "temperature"),
-        ({"sampling": Sampling(float("nan"))}, "temperature"),
-        ({"sampling": Sampling(1.0, 0.0)}, "top-p"),
-        ({"sampling": Sampling(1.0, 1.0, -1)}, "seed"),
+        ({"max_new_tokens": 0}, "--max-new-tokens must be at least 1"),
     ],
 )
 def test_settings_out_of_range(changed, said):
@@ -233,7 +237,7 @@ def test_a_replay_judges_trees():
 def command(tiny, questions, monkeypatch, capsys):
     """Runs ``moa-bench accept`` on the tiny model: more arguments -> exit status, stdout, stderr."""
     target_folder, drafter_folder, bundle, backend, _ = tiny
-    monkeypatch.setattr(inprocess, "load_backend", lambda bundle, name: backend)
+    monkeypatch.setattr(harness, "load_backend", lambda bundle, name: backend)
 
     def run(*more: str) -> tuple[int, str, str]:
         where = ["--questions", str(questions), "--bundle", str(bundle), "--model", str(target_folder)]
@@ -299,7 +303,7 @@ def test_drafts_have_the_shape_that_pays_at_a_pace_given_by_hand(command):
     out = command("--replay", "--draft", "auto", "--pace", "1,0.05,30,0,200")[1]
     assert "as large as pays" in out and "shape of the drafts" in out and "round trip 200" in out
     assert "ms a token" in out and format_cell(gpu["ms_per_token"]) in out
-    assert ("milliseconds a token", gpu["ms_per_token"]) in present.headlines(gpu)
+    assert ("milliseconds a token", gpu["ms_per_token"]) in Accept().headlines(gpu)
 
 
 def test_drafts_have_the_shape_that_pays_on_this_machine(command):
@@ -326,14 +330,18 @@ def test_lengths_by_thompson_sampling(command, draft):
         (["--draft", "auto", "--pace", "1,2"], "a pace is five times in milliseconds"),
         (["--draft", "auto", "--pace", "1,2,3,4,-5"], "none of them negative"),
         (["--draft", "auto", "--pace", "1,2,3,4,soon"], "not '1,2,3,4,soon'"),
-        (["--pace", "1,2,3,4,5"], "--pace is what drafts of --draft auto go by"),
+        (["--pace", "1,2,3,4,5"], "--pace is for chosen shapes: add --draft auto"),
         (["--draft", "auto", "--draft-length", "4"], "chooses the length by itself"),
         (["--draft", "thompson", "--draft-length", "4"], "leave out --draft-length or --draft"),
         (["--draft", "auto", "--nodes", "4"], "--nodes is the size of a tree"),
         (["--draft", "auto", "--replay"], "a replay takes none: add --pace"),
+        (["--temperature", "-1"], "--temperature must be 0 (greedy) or above"),
+        (["--temperature", "nan"], "--temperature must be 0 (greedy) or above"),
+        (["--top-p", "0"], "--top-p must be above 0"),
+        (["--seed", "-1"], "--seed must be a whole number of 64 bits"),
     ],
 )
-def test_what_a_shape_that_pays_does_not_go_with(command, argv, said):
+def test_options_that_contradict_each_other_are_refused(command, argv, said):
     assert said in refusal(command, *argv)
 
 
@@ -552,7 +560,7 @@ def refusal(command, *more: str) -> str:
         (["--draft-length", "0"], "draft length"),
         (["--timeline", "no-such-folder/out.json"], "cannot be written: there is no such file or folder"),
         (["--plot", "no-such-folder/out.svg"], "--plot no-such-folder/out.svg cannot be written: there is no such"),
-        (["--no-ngrams", "--datastore", "a.moadata"], "leave out one of it and --no-ngrams"),
+        (["--no-ngrams", "--datastore", "a.moadata"], "leave out --datastore or --no-ngrams"),
         (["--draft", "thompson", "--draft-length", "3"], "chooses the length by itself: leave out --draft-length"),
         (["--bundle", "no-such-bundle"], "no-such-bundle is no bundle"),
         (["--model", "no-such-model"], "unknown target"),

@@ -1,9 +1,8 @@
-"""The device benchmark: its floor against the weights, its figures against traces and counts worked out by hand."""
+"""The device benchmark: its figures worked out by hand, its processes, and the command."""
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import dataclasses
 import json
 import shutil
@@ -12,79 +11,16 @@ import sys
 from types import SimpleNamespace
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
+from moa_bench import device as device_module
 from moa_bench.cli import main
-from moa_bench.device import command as device_command
-from moa_bench.device import measure as device_measure
-from moa_bench.device import present
-from moa_bench.device import steps as device_steps
-from moa_bench.device.answers import finished
-from moa_bench.device.floor import Product
-from moa_bench.device.measure import energy_of, run_probe
-from moa_bench.device.onnx_floor import floor_model
-from moa_bench.device.onnx_profile import parse_profile
-from moa_bench.device.steps import RandomInputs, interleaved
-from moa_export.quarot import rotate_residual_stream
+from moa_bench.device import Device, energy_of, run_probe
+from moa_bench.device_probe import RandomInputs, finished, interleaved
 from moa_runtime.bundle import Bundle, read_manifest, write_manifest
 from moa_runtime.errors import MoaError
 from moa_runtime.events import LinkChanged, LinkStatus
 from server.running import serving
-
-# -- the floor -----------------------------------------------------------------------------------
-
-
-def float_graph(*nodes: onnx.NodeProto, **weights: np.ndarray) -> onnx.ModelProto:
-    """A model of nodes over the input ``x``, with stored weights."""
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ("T", None))]
-    outputs = [helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, None)]
-    stored = [numpy_helper.from_array(array, name) for name, array in weights.items()]
-    opsets = [helper.make_opsetid("", 20)]
-    graph = helper.make_graph(nodes, "graph", inputs, outputs, stored)
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
-
-
-def outputs_of(model: onnx.ModelProto, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, {tensor.name: x for tensor, x in zip(session.get_inputs(), inputs, strict=True)})
-
-
-def test_the_floor_holds_the_products_with_stored_weights_and_computes_them():
-    random = np.random.default_rng(0)
-    a, b, c = (random.standard_normal(shape, dtype=np.float32) for shape in ((8, 4), (8, 6), (6, 5)))
-    bias = random.standard_normal(6, dtype=np.float32)
-    model = float_graph(
-        helper.make_node("Gemm", ["x", "a"], ["y"], transB=1),
-        helper.make_node("Gemm", ["y", "b", "bias"], ["z"]),
-        helper.make_node("Cast", ["c"], ["wide"], to=TensorProto.FLOAT),
-        helper.make_node("MatMul", ["z", "wide"], ["w"]),
-        helper.make_node("Transpose", ["w"], ["v"]),
-        helper.make_node("MatMul", ["w", "v"], ["scores"]),  # both factors are computed: attention
-        helper.make_node("Mul", ["scores", "scale"], ["out"]),
-        a=a,
-        b=b,
-        bias=bias,
-        c=c.astype(np.float16),
-        scale=np.array(2, np.float32),
-    )
-    floor, products = floor_model(model)
-    assert products == [Product("a", 4, 8, 32), Product("b", 8, 6, 32), Product("wide", 6, 5, 16)]
-    inputs = [random.standard_normal((3, product.k), dtype=np.float32) for product in products]
-    expected = [inputs[0] @ a.T, inputs[1] @ b + bias, inputs[2] @ c.astype(np.float16)]
-    for got, wanted in zip(outputs_of(floor, inputs), expected, strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
-
-
-def test_the_floor_refuses_what_it_does_not_know():
-    weights = np.ones((4, 4), np.int8)
-    unknown = float_graph(helper.make_node("MatMulInteger", ["x", "w"], ["y"], name="product"), w=weights)
-    with pytest.raises(MoaError, match=r"cannot hold the product 'product' \(MatMulInteger\)"):
-        floor_model(unknown)
-    with pytest.raises(MoaError, match="no matrix product"):
-        floor_model(float_graph(helper.make_node("Neg", ["x"], ["y"])))
 
 
 @pytest.fixture(scope="module")
@@ -99,37 +35,6 @@ def bundle(onnx_bundle, tmp_path_factory):
         dataclasses.replace(manifest, targets={"onnx": entry, "stranger": dataclasses.replace(entry, file="graph")}),
     )
     return Bundle.open(folder)
-
-
-def device_weights(drafter) -> dict[str, np.ndarray]:
-    """The matrices of the device half, ``[n, k]``, by their parameters' names."""
-    state = drafter.state_dict()
-    names = [f"self_attention.self_attn.{part}_proj" for part in "kvqo"]
-    names += [f"cross_attention.self_attn.{part}_proj" for part in "qo"]
-    names += [f"{layer}.mlp.{part}_proj" for layer in ("self_attention", "cross_attention") for part in MLP]
-    return {**{name: state[f"{name}.weight"].numpy() for name in names}, "head": drafter.head.numpy()}
-
-
-MLP = ("gate", "up", "down")
-
-
-def test_the_floor_of_a_bundle_multiplies_by_the_drafters_weights(bundle, drafter):
-    weights = device_weights(rotate_residual_stream(copy.deepcopy(drafter)))
-    floor, products = floor_model(onnx.load(bundle.graph_path("onnx")))
-    assert sum(product.k * product.n for product in products) == sum(matrix.size for matrix in weights.values())
-    assert {product.bits for product in products} == {8}
-    named = {name: product for product in products for name in weights if name in product.name}
-    named["head"] = products[-1]
-    assert len(named) == len(products) == len(weights)
-    random = np.random.default_rng(0)
-    inputs = [random.standard_normal((2, product.k), dtype=np.float32) for product in products]
-    got = dict(zip((product.name for product in products), outputs_of(floor, inputs), strict=True))
-    for x, product in zip(inputs, products, strict=True):
-        (name,) = (name for name, theirs in named.items() if theirs == product)
-        wanted = x @ weights[name].T
-        # Weights and activations have 8 bits: each rounds by at most 1/254 of the largest of its group.
-        error = np.abs(got[product.name] - wanted).mean() / np.abs(wanted).mean()
-        assert error < 0.02, f"{name}: {error}"
 
 
 # -- steps ---------------------------------------------------------------------------------------
@@ -162,7 +67,7 @@ def test_functions_are_timed_in_turns_each_after_an_untimed_call():
 def test_peak_memory_is_that_of_the_process_alone():
     code = """
 import numpy as np
-from moa_bench.device.memory import peak_memory_mb
+from moa_bench.device_probe import peak_memory_mb
 before = peak_memory_mb()
 np.ones(10_000_000)
 print(before, peak_memory_mb())
@@ -171,57 +76,6 @@ print(before, peak_memory_mb())
     before, after = map(float, subprocess.check_output([sys.executable, "-c", code], text=True).split())
     assert 5 < before < ballast.nbytes / 1e6
     assert 70 < after - before < 100
-
-
-def test_a_target_without_floor_or_profiler_is_stepped_all_the_same(bundle, monkeypatch):
-    def missing(*_, **__):
-        raise MoaError("there is none yet")
-
-    monkeypatch.setattr(device_steps, "floor_of", missing)
-    monkeypatch.setattr(device_steps, "profile_step", missing)
-    parts: list[dict] = []
-    request = {"threads": 1, "contexts": [4], "tokens": [1], "repeats": 2, "profile": 4}
-    device_steps.measure_steps(bundle=str(bundle.folder), target="onnx", **request, emit=parts.append)
-    assert {"floor": {"not_run": "there is none yet"}} in parts
-    assert {"profile": {"context": 4, "not_run": "there is none yet"}} in parts
-    (step,) = (part["step"] for part in parts if "step" in part)
-    assert step["ms"] > 0
-    assert (step["floor_ms"], step["ratio"]) == (None, None)
-
-
-# -- the profile ---------------------------------------------------------------------------------
-
-
-def trace_of_run(start: int, duration: int, **kernels: int) -> list[dict]:
-    """Events as onnxruntime writes them: the operators of a run before the run itself."""
-    events = []
-    for offset, (name, microseconds) in enumerate(kernels.items(), 1):
-        args = {"op_name": name.split("_")[0]}
-        event = {"cat": "Node", "name": f"{name}_kernel_time", "ts": start + offset, "dur": microseconds, "args": args}
-        events.append(event)
-    return [*events, {"cat": "Session", "name": "model_run", "ts": start, "dur": duration, "args": {}}]
-
-
-def test_a_profile_is_the_mean_over_the_faster_half_of_the_last_runs():
-    events = [
-        *trace_of_run(0, 9_000, MatMul_0=8_000),  # warming up
-        *trace_of_run(10_000, 2_000, MatMul_0=1_000, Add_0=300, MatMul_1=400),
-        *trace_of_run(20_000, 8_000, MatMul_0=1_000, Add_0=6_000, MatMul_1=400),  # disturbed
-        *trace_of_run(30_000, 9_000, MatMul_0=7_000, Add_0=300, MatMul_1=400),  # disturbed
-        *trace_of_run(40_000, 4_000, MatMul_0=2_000, Add_0=500, MatMul_1=800),
-    ]
-    profile = parse_profile(events, 4)
-    assert profile.step_ms == pytest.approx(3.0)
-    assert [node.name for node in profile.nodes] == ["MatMul_0", "Add_0", "MatMul_1"]
-    assert [node.op for node in profile.nodes] == ["MatMul", "Add", "MatMul"]
-    assert [node.ms for node in profile.nodes] == pytest.approx([1.5, 0.4, 0.6])
-    figures = profile.as_dict()
-    assert figures["between_nodes_ms"] == 0.5
-    assert figures["operators"] == [
-        {"op": "MatMul", "nodes": 2, "ms": 2.1, "share": 0.7},
-        {"op": "Add", "nodes": 1, "ms": 0.4, "share": 0.1333},
-    ]
-    assert [node["name"] for node in figures["top_nodes"]] == ["MatMul_0", "MatMul_1", "Add_0"]
 
 
 # -- answers -------------------------------------------------------------------------------------
@@ -260,7 +114,7 @@ def test_a_graph_that_cannot_be_loaded_was_not_run(onnx_bundle, tmp_path):
     folder = shutil.copytree(onnx_bundle, tmp_path / "bundle")
     (folder / "device_half.onnx").write_text("no graph")
     write_manifest(folder, read_manifest(folder))
-    request = {"threads": 1, "contexts": [0], "tokens": [1], "repeats": 1, "profile": None}
+    request = {"threads": 1, "contexts": [0], "tokens": [1], "repeats": 1}
     (part,) = run_probe("steps", {"bundle": str(folder), "target": "onnx", **request})
     assert "onnxruntime cannot load" in part["not_run"]
 
@@ -273,8 +127,8 @@ def test_a_probe_ends_with_whoever_reads_it(bundle, monkeypatch):
         started.append(popen(*args, **options))
         return started[-1]
 
-    monkeypatch.setattr(device_measure.subprocess, "Popen", remembered)
-    request = {"threads": 1, "contexts": [0], "tokens": [1], "repeats": 1_000_000, "profile": None}
+    monkeypatch.setattr(device_module.subprocess, "Popen", remembered)
+    request = {"threads": 1, "contexts": [0], "tokens": [1], "repeats": 1_000_000}
     parts = run_probe("steps", {"bundle": str(bundle.folder), "target": "onnx", **request})
     assert "load_ms" in next(parts)
     parts.close()
@@ -302,7 +156,7 @@ def test_the_whole_benchmark(command, tiny, bundle):
     with serving(engine, Settings(token="secret")) as verifier:
         where = ["--server", verifier.url, "--token", verifier.token]
         answers = ["--limit", "2", "--max-new-tokens", "12", "--draft-length", "3"]
-        status, out, _ = command("--contexts", "0,16", "--repeats", "2", *where, *answers, "--profile", "16", "--json")
+        status, out, _ = command("--contexts", "0,16", "--repeats", "2", *where, *answers, "--json")
     assert status == 0
     result = json.loads(out)
     assert not result["partial"]
@@ -315,17 +169,6 @@ def test_the_whole_benchmark(command, tiny, bundle):
     assert [(step["context"], step["tokens"]) for step in found["steps"]] == [(0, 1), (0, 8), (16, 1), (16, 8)]
     for step in found["steps"]:
         assert 0 < step["ms"] <= step["p95_ms"]
-        assert step["ratio"] == pytest.approx(step["ms"] / step["floor_ms"], rel=0.01)
-    products = found["floor"]["products"]
-    assert found["floor"]["weights"] == sum(product["k"] * product["n"] for product in products)
-
-    profile = found["profile"]
-    assert (profile["context"], [step["tokens"] for step in profile["steps"]]) == (16, [1, 8])
-    for step in profile["steps"]:
-        spent = sum(operator["ms"] for operator in step["operators"])
-        assert spent + step["between_nodes_ms"] == pytest.approx(step["step_ms"], abs=0.01)
-        (multiplied,) = (operator for operator in step["operators"] if operator["op"] == "MatMulNBits")
-        assert multiplied["nodes"] == len(products)
 
     energy = found["energy"]
     assert energy["answers"] == 2
@@ -334,16 +177,14 @@ def test_the_whole_benchmark(command, tiny, bundle):
     assert energy["cpu_s_per_committed_token"] == pytest.approx(energy["cpu_s"] / energy["committed"], rel=0.01)
     assert energy["cpu_s_per_drafted_token"] == pytest.approx(energy["cpu_s"] / energy["drafted"], rel=0.01)
     assert str(bundle.folder) not in out
-    assert [text for text, _ in present.headlines(result)] == [
+    assert [text for text, _ in Device().headlines(result)] == [
         "ms of a step of 1 token at context 16, onnx",
-        "ratio to its floor of a step of 1 token at context 16, onnx",
         "CPU ms per committed token, onnx",
     ]
-    shown = "\n".join(table.text() for table in present.tables(result))
-    assert "where the time goes: onnx, context 16, tokens 8" in shown and "between operators" in shown
+    assert len(Device().tables(result)[1].rows) == 4
 
 
-STEP = {"context": 0, "tokens": 1, "ms": 2.0, "p95_ms": 3.0, "floor_ms": 1.0, "ratio": 2.0}
+STEP = {"context": 0, "tokens": 1, "ms": 2.0, "p95_ms": 3.0}
 
 
 @pytest.fixture
@@ -357,13 +198,12 @@ def requests(monkeypatch):
             yield {"not_run": "it is strange"}
         elif work == "steps":
             yield {"import_ms": 1.0, "load_ms": 2.0}
-            yield {"floor": {"weights": 4_200_000, "products": [{"name": "w", "k": 2100, "n": 2000, "bits": 8}]}}
             yield {"step": STEP}
         else:
             yield {"answer": {"committed": 4, "drafted": 6, "cpu_s": 0.2, "wall_s": 0.3}}
             yield {"not_run": "the verifier fell asleep"}
 
-    monkeypatch.setattr(device_measure, "run_probe", probe)
+    monkeypatch.setattr(device_module, "run_probe", probe)
     return asked
 
 
@@ -372,9 +212,8 @@ def test_tables_and_a_plot(command, requests, tmp_path):
     status, out, _ = command("--no-answers", "--plot", str(plot))
     assert status == 0
     assert "stranger: not run: it is strange" in out
-    assert "products in the floor of onnx: 1, with 4.2 M weights" in out
     (row,) = (line.split() for line in out.splitlines() if line.startswith("onnx") and "3.000" in line)
-    assert row == ["onnx", "0", "1", "2.000", "3.000", "1.000", "2.000"]
+    assert row == ["onnx", "0", "1", "2.000", "3.000"]
     assert plot.read_text().startswith("<?xml")
 
 
@@ -388,7 +227,7 @@ def test_an_interrupted_run_keeps_what_it_has(command, requests, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(device_command, "open_verifier", interrupted)
+    monkeypatch.setattr(device_module, "open_verifier", interrupted)
     status, out, _ = command("--json")
     found = json.loads(out)
     assert (status, found["partial"]) == (130, True)
@@ -400,7 +239,7 @@ def test_without_a_verifier_the_steps_remain(command, requests, monkeypatch):
     def missing(*_, **__):
         raise MoaError("the verifier did not start")
 
-    monkeypatch.setattr(device_command, "open_verifier", missing)
+    monkeypatch.setattr(device_module, "open_verifier", missing)
     status, out, err = command()
     assert status == 1
     assert "partial result: the verifier did not start" in err
@@ -419,7 +258,7 @@ def test_answers_that_end_early_count_as_far_as_they_came(command, requests, tin
 
 
 def test_a_result_without_any_step_can_be_shown(command, requests, tmp_path, monkeypatch):
-    monkeypatch.setattr(device_measure, "run_probe", lambda work, request: (part for part in [{"not_run": "no luck"}]))
+    monkeypatch.setattr(device_module, "run_probe", lambda work, request: (part for part in [{"not_run": "no luck"}]))
     status, out, _ = command("--plot", str(tmp_path / "device.png"))
     assert (status, (tmp_path / "device.png").stat().st_size > 0) == (0, True)
     assert "onnx: not run: no luck" in out
@@ -433,7 +272,6 @@ def test_a_result_without_any_step_can_be_shown(command, requests, tmp_path, mon
         (["--contexts", "16,many"], "--contexts must be whole numbers"),
         (["--contexts", "16,505"], "--contexts 505 is out of range: the target holds 512 tokens"),
         (["--contexts", "-1"], "--contexts -1 is out of range"),
-        (["--profile", "505"], "--profile 505 is out of range"),
         (["--limit", "0"], "--limit"),
         (["--questions", "no-such-file"], "no-such-file: No such file"),
         (["--draft-length", "0"], "--draft-length"),

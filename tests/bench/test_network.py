@@ -13,21 +13,23 @@ import pytest
 from matplotlib.figure import Figure
 
 from drafted import draft_of
+from moa_bench import network as network_module
+from moa_bench import serving as serving_module
 from moa_bench.cli import main
 from moa_bench.link import LinkProfile, with_round_trip
-from moa_bench.network import command as network_command
-from moa_bench.network import modes as network_modes
-from moa_bench.network import present
-from moa_bench.network.answer import Answer, Turn
-from moa_bench.network.ask import Outcome, ask, watched
-from moa_bench.network.measure import Results, measure
-from moa_bench.network.modes import make_modes
-from moa_bench.network.oracle import OracleDrafter
-from moa_bench.network.paired import of_auto
-from moa_bench.network.settings import NetworkSettings
-from moa_bench.network.tally import Tally
-from moa_bench.prompts import prompts_of
-from moa_bench.questions import read_questions
+from moa_bench.network import Network, Results, Tally, auto_ratios, measure_answers
+from moa_bench.questions import prompts_of, read_questions
+from moa_bench.serving import (
+    MODES,
+    Answer,
+    AnswerSettings,
+    OracleDrafter,
+    Outcome,
+    Turn,
+    ask,
+    make_modes,
+    watched,
+)
 from moa_bench.verifier import Verifier, VerifierGoneError
 from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
@@ -91,7 +93,7 @@ def test_the_oracle_knows_what_follows():
 
 def test_auto_against_the_best_question_by_question():
     answers = {"stream": [0.2, 0.4, None], "auto": [0.1, 0.2, 0.1], "server": [0.11, 0.19, 0.1], "oracle": [0.0] * 3}
-    found = of_auto(answers)
+    found = auto_ratios(answers)
     assert found == {
         "stream": {"ratio": 0.5, "low": 0.5, "high": 0.5},
         "best": {"mode": "server", "ratio": 1.0, "low": 0.9091, "high": 1.0526},
@@ -102,7 +104,7 @@ def test_auto_against_the_best_question_by_question():
     "answers", [{"stream": [0.1, 0.1]}, {"auto": [0.1, 0.1], "oracle": [0.1, 0.1]}, {"auto": [0.1], "stream": [0.1]}]
 )
 def test_nothing_to_pair(answers):
-    assert of_auto(answers) is None
+    assert auto_ratios(answers) is None
 
 
 # -- a tiny target over real sockets ---------------------------------------------------------------
@@ -122,8 +124,8 @@ def make(tiny):
 
     def made(names, sampling=Sampling()):  # noqa: B008 (frozen)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(network_modes, "load_backend", lambda bundle, threads: backend)
-            return make_modes(names, Bundle.open(folder), NetworkSettings(DRAFT, TOKENS, sampling))
+            patch.setattr(serving_module, "load_backend", lambda bundle, threads: backend)
+            return make_modes(names, Bundle.open(folder), AnswerSettings(DRAFT, TOKENS, sampling))
 
     return made
 
@@ -145,26 +147,25 @@ def turn(prompts, verifier) -> Turn:
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, 0.95, 7)])
 def test_every_mode_gives_the_targets_own_answers(verifier, make, prompts, sampling):
     links = {"near": with_round_trip(4), "direct": None}
-    modes = make(network_command.MODES, sampling)
+    modes = make(MODES, sampling)
     results, order = Results(links, list(modes)), []
-    settings = NetworkSettings(DRAFT, TOKENS, sampling)
+    settings = AnswerSettings(DRAFT, TOKENS, sampling)
     interval = sys.getswitchinterval()
 
-    def on_answer(link: str, mode: str, turn: Turn, answer: Answer) -> None:
+    for link, mode, turn, asked in measure_answers(prompts, verifier, links, modes, settings, results):
         order.append((turn.text[:4], link, mode))
+        answer = asked.answer
         assert answer.tokens == list(turn.reference)
         assert len(answer.origins) == len(answer.tokens) == sum(burst.tokens for burst in answer.bursts)
-
-    measure(prompts, verifier, links, modes, settings, results, on_answer)
     assert sys.getswitchinterval() == interval
-    first, second = network_command.MODES, (*network_command.MODES[1:], network_command.MODES[0])
+    first, second = MODES, (*MODES[1:], MODES[0])
     assert order == [
         (text, link, mode)
         for text, turns in (("Name", first), ("What", second))
         for link in ("near", "direct")
         for mode in turns
     ]
-    figures = results.as_dict()
+    figures = results.as_dict()["profiles"]
     for found in figures.values():
         assert all(mode["identical"] and mode["answers"] == 2 for mode in found.values())
         assert len({mode["tokens"] for mode in found.values()}) == 1
@@ -191,7 +192,7 @@ def test_the_oracle_is_right_to_the_end_of_each_draft(verifier, make, turn):
 
 def test_an_outage_is_survived_in_every_mode(verifier, make, turn):
     profile = LinkProfile("gap", None, None, 10, outages=((0.04, 0.2),))
-    for mode in make(network_command.MODES).values():
+    for mode in make(MODES).values():
         assert ask(verifier, profile, mode, turn, 60).identical
 
 
@@ -238,7 +239,7 @@ def test_a_failing_answer_is_blamed_on_a_verifier_that_is_gone(verifier):
 def command(tiny, questions, monkeypatch, capsys):
     """Runs ``moa-bench network`` on the tiny bundle: more arguments -> exit status, stdout, stderr."""
     _, _, bundle, backend, _ = tiny
-    monkeypatch.setattr(network_modes, "load_backend", lambda bundle, threads: backend)
+    monkeypatch.setattr(serving_module, "load_backend", lambda bundle, threads: backend)
     monkeypatch.setenv("MOA_TOKEN", "secret")
 
     def run(*more: str) -> tuple[int, str, str]:
@@ -253,7 +254,7 @@ def test_the_command_prints_one_object(command, verifier):
     status, out, err = command("--server", verifier.endpoint.url, "--profiles", "lan,direct", "--json")
     assert status == 0 and is_progress(err)
     found = json.loads(out)
-    assert [list(modes) for modes in found["profiles"].values()] == [list(network_command.MODES)] * 2
+    assert [list(modes) for modes in found["profiles"].values()] == [list(MODES)] * 2
     assert list(found["profiles"]) == ["lan", "direct"]
     assert all(mode["identical"] for modes in found["profiles"].values() for mode in modes.values())
     assert (found["benchmark"], found["partial"], found["skipped"]) == ("network", False, [])
@@ -261,13 +262,13 @@ def test_the_command_prints_one_object(command, verifier):
     assert list(found["auto"]) == ["lan", "direct"]
     for ratios in found["auto"].values():
         assert ratios["best"]["ratio"] >= ratios["stream"]["ratio"] > 0
-    *_, ratios = present.tables(found)
+    *_, ratios = Network().tables(found)
     assert [row[0] for row in ratios.rows] == ["lan", "direct"]
     figure = Figure()
-    present.draw(found, figure)
+    Network().plot(found, figure)
     latency, first = figure.axes
-    assert len(latency.patches) == len(first.patches) == 2 * len(network_command.MODES)
-    assert [text.get_text() for text in latency.get_legend().get_texts()] == list(network_command.MODES)
+    assert len(latency.patches) == len(first.patches) == 2 * len(MODES)
+    assert [text.get_text() for text in latency.get_legend().get_texts()] == list(MODES)
 
 
 def test_the_command_prints_tables_and_answers(command, verifier):
@@ -293,7 +294,7 @@ def test_the_command_draws_what_the_device_did(command, verifier, tmp_path):
 def test_a_verifier_that_dies_leaves_what_was_measured(command, tiny, monkeypatch):
     target, drafter, *_ = tiny
     opened, add = [], Answer.add
-    open_verifier = network_command.open_verifier
+    open_verifier = network_module.open_verifier
 
     @contextlib.contextmanager
     def remembered(*args, **options):
@@ -310,7 +311,7 @@ def test_a_verifier_that_dies_leaves_what_was_measured(command, tiny, monkeypatc
             if len(answers) == 4:  # two of them warm up
                 os.kill(opened[0].pid, signal.SIGKILL)
 
-    monkeypatch.setattr(network_command, "open_verifier", remembered)
+    monkeypatch.setattr(network_module, "open_verifier", remembered)
     monkeypatch.setattr(Answer, "add", kill_in_the_fourth)
     options = ["--modes", "per-call,stream", "--profiles", "lan", "--model", str(target), "--drafter", str(drafter)]
     status, out, err = command("--json", *options)
@@ -319,8 +320,8 @@ def test_a_verifier_that_dies_leaves_what_was_measured(command, tiny, monkeypatc
     assert "does not answer any more" in found["problem"] and found["problem"] in err
     assert [found["profiles"]["lan"][mode]["answers"] for mode in ("per-call", "stream")] == [1, 0]
     assert found["profiles"]["lan"]["stream"]["ms_per_token"]["mean"] is None
-    assert "stream" in present.tables(found)[0].text()
-    present.draw(found, Figure())
+    assert "stream" in Network().tables(found)[0].text()
+    Network().plot(found, Figure())
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,10 @@ import numpy as np
 import pytest
 from toy import ToyDrafter
 
-from moa_bench import inprocess
+from moa_bench import harness
 from moa_bench.cli import main
-from moa_bench.conversation import Conversation
-from moa_bench.inprocess import Device
-from moa_bench.loopback import LoopbackVerifier
-from moa_bench.offline import present
-from moa_bench.offline.measure import OfflineSettings, Results, measure
-from moa_bench.offline.outage import Outage
-from moa_bench.offline.tally import Tally, Text, TextTally
+from moa_bench.harness import Conversation, Device, LoopbackVerifier
+from moa_bench.offline import Offline, OfflineSettings, Outage, Results, Tally, Text, TextTally, Trial, try_question
 from moa_bench.questions import Question
 from moa_runtime import optional_deps as extras
 from moa_runtime.bundle import Bundle
@@ -46,7 +41,7 @@ def toy_outage(engine: ToyEngine, right: int, answer_tokens: int) -> tuple[Outag
     conversation = Conversation(verifier, drafter, PRINTS, [STOP], FixedShape(Budget.chain(0, nodes=0)))
     answer = conversation.ask(PROMPT, Sampling())
     while len(answer.tokens) < answer_tokens:
-        conversation.go_on()
+        conversation.next_round()
     return Outage(conversation.cut(), verifier), drafter
 
 
@@ -148,8 +143,10 @@ def toy_measurement(tiny, engine: ToyEngine, right: int, settings: OfflineSettin
         return np.where(chosen, -1.0, -3.0).astype(np.float32)
 
     results, trials = Results(settings.lengths), []
-    questions = [Question(number, "qa", (text, "not asked")) for number, text in enumerate(texts, 1)]
-    measure(questions, device, engine, score, settings, results, trials.append)
+    for number, text in enumerate(texts, 1):
+        outcome = try_question(Question(number, "qa", (text, "not asked")), device, engine, score, settings)
+        results.add(outcome)
+        trials += [outcome] if isinstance(outcome, Trial) else []
     assert engine.sequences_open == 0
     return results, trials
 
@@ -211,13 +208,12 @@ def test_a_trial_of_a_real_model_against_plain_decoding(tiny):
         lambda: MoaDrafter(backend, max_context=engine.max_context),
         tuple(engine.stop_tokens),
     )
-    settings, trials = OfflineSettings(9, (4, 24)), []
+    settings = OfflineSettings(9, (4, 24))
 
     def score(prefix, tokens):
         return log_probabilities(engine, prefix, tokens)
 
-    measure([Question(1, "qa", ("Why?",))], device, engine, score, settings, Results(settings.lengths), trials.append)
-    (trial,) = trials
+    trial = try_question(Question(1, "qa", ("Why?",)), device, engine, score, settings)
     prompt = tokenizer.encode_chat([{"role": "user", "content": "Why?"}])
     own = [step.token for step in decode(engine, prompt, Sampling(), 9 + 24)]
     assert trial.answer.tokens == own[:9]
@@ -236,7 +232,7 @@ def test_a_trial_of_a_real_model_against_plain_decoding(tiny):
 def command(tiny, questions, monkeypatch, capsys):
     """Runs ``moa-bench offline`` on the tiny model: more arguments -> exit status, stdout, stderr."""
     target_folder, drafter_folder, bundle, backend, _ = tiny
-    monkeypatch.setattr(inprocess, "load_backend", lambda bundle, name: backend)
+    monkeypatch.setattr(harness, "load_backend", lambda bundle, name: backend)
 
     def run(*more: str) -> tuple[int, str, str]:
         where = ["--questions", str(questions), "--bundle", str(bundle), "--model", str(target_folder)]
@@ -266,7 +262,7 @@ def test_the_command_prints_one_object_and_plots_it(command, tmp_path):
     assert moa["kept"] == moa["agreement"] <= moa["written"]
     assert moa["perplexity_ratio"] == pytest.approx(moa["perplexity"] / moa["target_perplexity"], abs=1e-3)
     assert moa["perplexity_ratio"] > 1  # a random drafter against the target's own most likely tokens
-    labels = [label for label, _ in present.headlines(found)]
+    labels = [label for label, _ in Offline().headlines(found)]
     assert any("16 offline tokens" in label for label in labels)
     assert "leading tokens that agree" in (tmp_path / "offline.svg").read_text()
 
@@ -338,7 +334,7 @@ def test_how_far_it_is_shows_before_all_is_loaded(command, monkeypatch):
         raise MoaError("no luck")
 
     monkeypatch.setitem(extras.MODULES, "bench", ("no_such_package",))
-    monkeypatch.setattr(inprocess, "load_backend", broken)
+    monkeypatch.setattr(harness, "load_backend", broken)
     status, out, err = command("--limit", "1")
     begun, problem = err.splitlines()
     assert (status, out, is_progress(begun)) == (2, "", True)

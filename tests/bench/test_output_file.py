@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from moa_bench.options import add_question_options
-from moa_bench.output import add_output_options
-from moa_bench.output_file import check_output_file
-from moa_bench.timeline_option import add_timeline_option
+from moa_bench.options import add_question_options, add_timeline_option
+from moa_bench.runner import add_output_options, check_output_file
 from moa_runtime.errors import MoaError
 
 
@@ -23,7 +21,7 @@ def parsed(*argv: str) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-@pytest.mark.parametrize("option", ["timeline", "plot"])
+@pytest.mark.parametrize("option", ["timeline", "plot", "html"])
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -39,12 +37,12 @@ def test_a_file_that_cannot_be_written_is_refused_first(tmp_path: Path, option: 
         check_output_file(option, parsed(f"--{option}", str(tmp_path / name)))
 
 
-@pytest.mark.parametrize("option", ["timeline", "plot"])
+@pytest.mark.parametrize("option", ["timeline", "plot", "html"])
 def test_the_file_of_another_option_is_not_lost(tmp_path: Path, option: str) -> None:
     mine, link = tmp_path / "mine", tmp_path / "link"
     mine.write_text("mine")
     link.symlink_to(mine)
-    for other in {"questions", "answers", "plot", "timeline"} - {option}:
+    for other in {"questions", "answers", "plot", "html", "timeline"} - {option}:
         with pytest.raises(MoaError, match=f"--{option} .* is the file of --{other}, which would be lost"):
             check_output_file(option, parsed(f"--{option}", str(link), f"--{other}", str(mine)))
     assert mine.read_text() == "mine"

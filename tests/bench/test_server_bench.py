@@ -17,21 +17,24 @@ import httpx
 import pytest
 from matplotlib.figure import Figure
 
+from moa_bench import server as server_module
+from moa_bench import server_clients
 from moa_bench.cli import main
 from moa_bench.latency import Burst, mean_ms, percentile_ms, token_latencies
-from moa_bench.prompts import prompts_of
-from moa_bench.questions import Question
-from moa_bench.server import MODES, present, record
-from moa_bench.server import command as server_command
-from moa_bench.server import measure as server_measure
-from moa_bench.server.figures import figures_of
-from moa_bench.server.fleet import open_fleet
-from moa_bench.server.measure import Load, Results, WindowResult, measure, schedule
-from moa_bench.server.memory import PeakMemory
-from moa_bench.server.modes import Workload
-from moa_bench.server.record import AnswerRecord, ClientRecord, Recorder
-from moa_bench.streaming import stream_decode
-from moa_bench.verifier import Verifier, VerifierGoneError
+from moa_bench.options import names_of
+from moa_bench.questions import Question, prompts_of
+from moa_bench.server import (
+    MODES,
+    Load,
+    Server,
+    VerifierProcess,
+    WindowResult,
+    figures_of,
+    measure_windows,
+    schedule,
+)
+from moa_bench.server_clients import AnswerRecord, ClientRecord, Recorder, Workload, open_fleet
+from moa_bench.verifier import Verifier, VerifierGoneError, stream_decode
 from moa_runtime.bundle import Bundle, read_manifest, write_manifest
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
@@ -67,7 +70,7 @@ def test_engines_take_turns_within_a_mode():
 
 def test_what_comes_after_the_window_is_not_noted(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr(record.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(server_clients.time, "monotonic", lambda: clock[0])
     recorder = Recorder(2.0)
     clock[0] = 100.5
     recorder.asked()
@@ -148,7 +151,7 @@ def result():
 
 
 def test_tables_show_every_load(result):
-    loads, speedup = present.tables(result)
+    loads, speedup = Server().tables(result)
     assert [list(row[:3]) for row in loads.rows] == [
         ["1", "device", 1.0],
         ["1", "stream", 2.0],
@@ -159,13 +162,13 @@ def test_tables_show_every_load(result):
     assert "1234.0" in loads.text()
     assert speedup.header == ["sessions", "device"]
     assert [list(row) for row in speedup.rows] == [["1", 0.5], ["4", 0.5]]
-    assert present.headlines(result)[0] == ("tokens/s of 1 sessions, device by stream", 0.5)
+    assert Server().headlines(result)[0] == ("tokens/s of 1 sessions, device by stream", 0.5)
     assert "temperature 0.7" in speedup.note and "question 7: too long" in speedup.note
 
 
 def test_the_plot_has_a_line_for_each_mode(result):
     figure = Figure()
-    present.draw(result, figure)
+    Server().plot(result, figure)
     speed, latency = figure.axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in speed.get_lines()}
     assert lines == {"device": [[1, 1], [4, 3]], "stream": [[1, 2], [4, 6]]}
@@ -176,42 +179,42 @@ def test_a_partial_result_can_be_shown(result):
     del result["sessions"]["4"], result["sessions"]["1"]["stream"]
     result["speedup"] = {"1": {}}
     result["sessions"]["1"]["device"]["ms_per_token"]["p95"] = None
-    assert len(present.tables(result)[0].rows) == 1
-    present.draw(result, Figure())
+    assert len(Server().tables(result)[0].rows) == 1
+    Server().plot(result, Figure())
     result["sessions"], result["speedup"] = {}, {}
-    assert [table.rows for table in present.tables(result)] == [[], []]
-    present.draw(result, Figure())
+    assert [table.rows for table in Server().tables(result)] == [[], []]
+    Server().plot(result, Figure())
 
 
 # -- the verifier's process, and its stream ----------------------------------------------------------
 
 
 def test_peak_memory_is_the_largest_sample():
-    memory = PeakMemory(os.getpid())
-    memory.sample()
-    before = memory.bytes
+    memory = VerifierProcess(os.getpid())
+    memory.sample_memory()
+    before = memory.peak_memory
     block = bytearray(b"x") * 50_000_000
-    memory.sample()
-    with_block = memory.bytes
+    memory.sample_memory()
+    with_block = memory.peak_memory
     del block
-    memory.sample()
-    assert memory.bytes == with_block > before + 40_000_000
+    memory.sample_memory()
+    assert memory.peak_memory == with_block > before + 40_000_000
 
 
 def test_memory_of_a_verifier_elsewhere_is_unknown():
-    memory = PeakMemory(None)
-    memory.sample()
-    assert memory.bytes is None
+    memory = VerifierProcess(None)
+    memory.sample_memory()
+    assert memory.peak_memory is None
 
 
 def test_a_verifier_that_has_ended_is_noticed():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        memory = PeakMemory(process.pid)
-        memory.sample()
+        memory = VerifierProcess(process.pid)
+        memory.sample_memory()
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, but is not reaped
         with pytest.raises(VerifierGoneError):
-            memory.sample()
+            memory.sample_memory()
 
 
 def streamed(handler) -> list[int]:
@@ -257,7 +260,7 @@ def test_a_refused_stream_says_why():
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(server_measure, "_WARM_UP_S", 0.1)
+    monkeypatch.setattr(server_module, "_WARM_UP_S", 0.1)
     monkeypatch.setattr(app, "_SWEEP_SECONDS", 0.1)
 
 
@@ -342,7 +345,7 @@ def ended_after_one_window(command, monkeypatch, end) -> tuple[int, str, str]:
         end()
         yield Load(1, "stream")
 
-    monkeypatch.setattr(server_measure, "schedule", loads)
+    monkeypatch.setattr(server_module, "schedule", loads)
     return command("--json")
 
 
@@ -372,13 +375,13 @@ def test_windows_of_a_verifier_of_ours(served, onnx_bundle):
     prompts, _ = prompts_of([Question(1, "qa", ("Why?",))], tokenizer, 512)
     work = Workload(prompts, 6, 5, Sampling())
     length = len(verifier.decode(prompts[0].tokens, 5))
-    results = Results()
     with open_fleet(2, onnx_bundle, work) as fleet:
-        measure([Load(1, "device"), Load(2, "stream")], 1.0, {"": verifier}, fleet, results)
+        found: dict[Load, list[WindowResult]] = {}
+        loads = [Load(1, "device"), Load(2, "stream")]
+        assert len(list(measure_windows(loads, 1.0, {"": verifier}, fleet, found))) == 2
         assert [process.is_alive() for process in fleet.processes] == [True, True]
-    assert list(results.windows) == [Load(1, "device"), Load(2, "stream")]
-    assert results.seconds >= 2.0
-    windows = [window for (window,) in results.windows.values()]
+    assert list(found) == loads
+    windows = [window for (window,) in found.values()]
     assert [len(window.clients) for window in windows] == [1, 2]
     assert all(window.peak_memory > 1_000_000 and window.cpu_s > 0 for window in windows)
     assert sum(window.passes for window in windows) > 0
@@ -434,6 +437,6 @@ def test_no_verifier_at_the_address(onnx_bundle, capsys):
 
 
 def test_modes_are_chosen_by_name() -> None:
-    assert server_command.modes_of("stream,stream") == ["stream"]
+    assert names_of("--modes", "mode", "stream,stream", MODES) == ["stream"]
     with pytest.raises(MoaError, match="unknown mode 'fast' in --modes; choose from auto, device, server, stream"):
-        server_command.modes_of("stream,fast")
+        names_of("--modes", "mode", "stream,fast", MODES)

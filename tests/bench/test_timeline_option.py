@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from moa_bench.timeline_option import add_timeline_option, recording
+from moa_bench.options import add_timeline_option, recording
 from moa_bench.verifier import open_verifier
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat

@@ -121,7 +121,7 @@ def test_each_can_be_chosen_by_name(name, bundles, tiny_shipped, tiny_target, si
 
 def _plain(target: Path) -> str:
     """The target's own answer."""
-    from moa_bench.checkpoints import checkpoint_pair
+    from moa_bench.harness import checkpoint_pair
     from moa_drafter.target import load_target
     from moa_runtime.session.sampling import Sampling
     from moa_server.engine.baseline import decode

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from moa_bench.checkpoints import checkpoint_pair
+from moa_bench.harness import checkpoint_pair
 from moa_drafter.target import load_target
 from moa_drafter.weight_layout import input_major, lay_out_for_few_rows
 from moa_server.engine.general_pass import GeneralPass

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from drafted import draft_of
-from moa_bench.accept.measure import AcceptSettings, Results, measure
-from moa_bench.checkpoints import checkpoint_pair, drafting
+from moa_bench.accept import AcceptSettings, Results, count_rounds
+from moa_bench.harness import checkpoint_pair, drafting
 from moa_bench.questions import Question
 from moa_drafter.architectures.early_exit import EarlyExitConfig
 from moa_drafter.architectures.registry import ARCHITECTURES, new_drafter
@@ -187,9 +187,8 @@ def test_what_was_learnt_is_accepted(architecture: str, target: Target, tmp_path
     for name in ("before", "after"):
         results = Results(DEPTH)
         settings = AcceptSettings(draft_length=DEPTH, max_new_tokens=25)
-        measure(
-            [Question(1, "qa", ("Why?",))], *checkpoint_pair(tmp_path / name, target, ngrams=False), settings, results
-        )
+        asked, ends = [Question(1, "qa", ("Why?",))], checkpoint_pair(tmp_path / name, target, ngrams=False)
+        list(count_rounds(asked, *ends, settings, results))
         taus.append(results.total.tau or 0.0)
     assert taus[1] > 2.5 > taus[0]
 

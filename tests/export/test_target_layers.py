@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from drafted import draft_of
-from moa_bench.conversation import Conversation, Round
-from moa_bench.loopback import LoopbackVerifier
+from moa_bench.harness import Conversation, LoopbackVerifier, Round
 from moa_drafter.checkpoint import load_bound, save_checkpoint
 from moa_drafter.target import Target
 from moa_export.errors import ExportError

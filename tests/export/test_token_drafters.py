@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moa_bench.conversation import Conversation
-from moa_bench.loopback import LoopbackVerifier
+from moa_bench.harness import Conversation, LoopbackVerifier
 from moa_drafter.checkpoint import load_bound
 from moa_drafter.checkpoint_files import drafter_fingerprint
 from moa_drafter.target import Target

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import random
 
-from moa_bench.pace import Pace
+from moa_bench.simulated_clock import Pace
 from moa_runtime.drafters.base import Budget, DraftToken
 from moa_runtime.drafters.tree_growth import GrowingTree
 from moa_runtime.drafting.draft_controllers import Controller

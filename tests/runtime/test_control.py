@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from moa_bench.pace import Pace
+from moa_bench.simulated_clock import Pace
 from moa_runtime.draft_length import draft_length_of
 from moa_runtime.drafters.base import FREE, Budget
 from moa_runtime.drafting.controllers import controller_for

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from moa_bench.pace import Pace
+from moa_bench.simulated_clock import Pace
 from moa_runtime.drafters.base import Prices
 from moa_runtime.drafting.cost_model import Throughput
 from moa_runtime.drafting.events import Pushed

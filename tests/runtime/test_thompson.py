@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from moa_bench.pace import Pace
+from moa_bench.simulated_clock import Pace
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafting.controllers import controller_for
 from moa_runtime.drafting.draft_controllers import Controller, FixedShape

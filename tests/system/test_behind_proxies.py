@@ -20,7 +20,7 @@ import yaml
 from websockets.exceptions import ConnectionClosed
 
 from moa_bench import verifier as bench
-from moa_bench.builtin_questions import BUILTIN_QUESTIONS
+from moa_bench.questions import BUILTIN_QUESTIONS
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.drafting.settings import LoopSettings

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from moa_bench.network.oracle import OracleDrafter
+from moa_bench.serving import OracleDrafter
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.drafters.base import GREEDY, Budget

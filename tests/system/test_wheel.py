@@ -19,7 +19,7 @@ NEEDED = (
     "moa_runtime/manifest.schema.json",
     "moa_drafter/weights/moa/config.json",
     "moa_drafter/weights/moa/model.safetensors",
-    "moa_bench/report/templates/",
+    "moa_bench/page/",
     "moa_chat/desktop/window.py",
     "moa_server/cli.py",
     "moa_export/cli.py",

@@ -156,7 +156,7 @@ def main() -> int:
     prepare(args.threads)
     # Imported late: all of this brings torch, which must find the prepared environment.
     from moa_bench.options import questions_of
-    from moa_bench.prompts import prompts_of
+    from moa_bench.questions import prompts_of
     from moa_drafter.target_source import DEFAULT_TARGET
     from moa_runtime.bundle import TOKENIZER_FILE
     from moa_runtime.tokenizer import ChatTokenizer

@@ -13,13 +13,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from moa_bench.accept.measure import AcceptSettings
-from moa_bench.accept.replay import ReplayEngine
-from moa_bench.accept.written import write_answers
-from moa_bench.conversation import Conversation, Round
-from moa_bench.inprocess import Device, device_of
-from moa_bench.loopback import LoopbackVerifier
+from moa_bench.accept import AcceptSettings
+from moa_bench.harness import Conversation, Device, LoopbackVerifier, Round, device_of
 from moa_bench.questions import Question
+from moa_bench.target_answers import AnswerFile, ReplayEngine, write_answers
 from moa_export.targets.web_engine import WebEngine
 from moa_runtime.bundle import Bundle
 from moa_runtime.session.events import Sampling
@@ -76,8 +73,7 @@ def _python(device: Device, engine: Engine, tokens: list[int], settings: AcceptS
 
 
 def main() -> None:
-    from moa_bench.accept.answer_file import AnswerFile
-    from moa_bench.inprocess import engine_of
+    from moa_bench.harness import engine_of
     from moa_bench.options import add_question_options, add_target_options, questions_of
     from moa_export.targets.base import NotRun
     from moa_export.targets.web_engine import find_engine

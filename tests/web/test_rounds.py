@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moa_bench.accept.measure import AcceptSettings
+from moa_bench.accept import AcceptSettings
 from moa_bench.questions import Question
 from moa_export.targets.web_engine import WebEngine
 from moa_runtime.bundle import Bundle

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from moa_bench.loopback import LoopbackVerifier
+from moa_bench.harness import LoopbackVerifier
 from moa_export.targets.web_engine import WebEngine
 
 WEB = Path(__file__).parents[2] / "runtime" / "web"

@@ -1,0 +1,635 @@
+"""``moa-bench accept``: how many tokens a round commits, on one machine."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moa_bench.candidates import Candidate, candidates_of
+from moa_bench.harness import Answer, Conversation, Device, LoopbackVerifier, RefusedError, Round
+from moa_bench.options import (
+    add_answer_options,
+    add_backend_option,
+    add_bundle_option,
+    add_ngrams_option,
+    add_question_options,
+    add_target_options,
+    add_timeline_option,
+    question_settings,
+    questions_of,
+    recording,
+    sampling_of,
+)
+from moa_bench.questions import Question
+from moa_bench.result import ratio, rounded
+from moa_bench.runner import Benchmark, Headline, Measured, Result
+from moa_bench.simulated_clock import Clock, Pace
+from moa_bench.table import Table, sampling_note, skipped_notes
+from moa_bench.target_answers import AnswerFile, Answers, ReplayEngine, write_answers
+from moa_bench.transcript import show_answer
+from moa_drafter.pretrained import offered_names
+from moa_runtime.draft_length import ADAPTIVE, Adaptive
+from moa_runtime.drafters.base import Budget
+from moa_runtime.drafting.controllers import controller_for
+from moa_runtime.drafting.draft_controllers import Controller, FixedShape
+from moa_runtime.errors import MoaError
+from moa_runtime.session.events import Sampling
+from moa_runtime.session.handshake import Limits
+from moa_runtime.timeline import NO_TIMELINE, Timeline
+from moa_server.engine.base import Engine
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_DESCRIPTION = """\
+Measure tau, the mean number of tokens that one round (a draft sent, a verdict received) commits.
+
+Device and verifier run in this one process and talk over the real protocol, memory rows encoded as on the
+wire; only the network is missing. Every question is a conversation of its own; later turns see the answers
+before them. The first token of an answer comes with the verdict on the question and belongs to no round.
+
+With --replay the target answers all questions first, in batches, and drafts are compared with its answers
+instead of being verified: tau is the same (rounding may decide differently between two equally likely tokens), in a
+fraction of the time. The protocol, the memory rows and the drafters are the real ones. --answers FILE keeps the
+answers for the next run.
+
+With --draft auto drafts have the shape that pays with the times of device, link and target, as in the runtime: in
+this process, or on machines that --pace describes. The chosen shapes and the time of a token are in the result. With
+--draft thompson or thompson-calibrated chains have the length that EESD's Thompson sampling draws.
+
+By default the default bundle's graph drafts. With --drafter or --against and without --bundle a checkpoint drafts,
+in PyTorch and float32; it may be of any architecture that moa-train knows. A shipped one is called by its name; a
+word with a slash is always a folder. sssd is a drafter without a model that copies from the conversation and from
+--datastore FILE (SSSD, arXiv 2411.05894). All at once:
+
+  moa-bench accept --questions FILE --against {names}
+"""
+_CHOSEN = {
+    "auto": "as large as pays",
+    "thompson": "chains by Thompson sampling",
+    "thompson-calibrated": "chains by calibrated Thompson sampling",
+}
+#: Depths in the table of drafts whose shape is chosen; deeper ones share a column.
+_DEPTHS_SHOWN = 6
+
+
+class Accept(Benchmark):
+    """Tokens committed per round, for one drafter or several."""
+
+    name = "accept"
+    purpose = "How many tokens a round commits, on one machine."
+    summary = "tokens committed per round (tau), on one machine"
+    description = _DESCRIPTION.format(names=" ".join(offered_names()))
+    extra = "server"
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        add_question_options(parser)
+        add_bundle_option(parser)
+        add_backend_option(parser)
+        add_target_options(parser, without_bundle="it drafts itself, and may be sssd")
+        parser.add_argument(
+            "--against",
+            nargs="+",
+            metavar="NAME|FOLDER",
+            help="drafters to measure after it on the same questions, as checkpoints in float32, and to compare with "
+            f"it: {', '.join(offered_names())}, or folders",
+        )
+        parser.add_argument(
+            "--draft",
+            choices=("chain", "tree", *ADAPTIVE),
+            default="chain",
+            help="shape of the drafts; auto: the one that pays, as in the runtime; thompson, thompson-calibrated: "
+            "chains, as in EESD (default %(default)s)",
+        )
+        parser.add_argument(
+            "--pace",
+            metavar="STEP,QUERY,PASS,TOKEN,ROUND_TRIP",
+            help="with a chosen shape: milliseconds of a drafter's step and of each token that it continues, of a pass "
+            "of the target and of each token in it, and of the round trip (default: the times of this process)",
+        )
+        tree, settings = Budget.tree(), AcceptSettings
+        parser.add_argument(
+            "--draft-length",
+            type=int,
+            metavar="N",
+            help=f"tokens of a chain (default {settings.draft_length}), or levels of a tree (default {tree.levels})",
+        )
+        parser.add_argument("--nodes", type=int, metavar="N", help=f"tokens of a tree (default {tree.nodes})")
+        parser.add_argument(
+            "--width", type=int, metavar="N", help=f"tokens continued on each level of a tree (default {tree.width})"
+        )
+        add_ngrams_option(parser)
+        parser.add_argument(
+            "--datastore",
+            type=Path,
+            metavar="FILE",
+            help="also copy from these earlier texts, made by moa-export datastore (default: none)",
+        )
+        add_answer_options(parser, max_new_tokens=settings.max_new_tokens)
+        parser.add_argument(
+            "--replay", action="store_true", help="compare drafts with answers that the target writes before"
+        )
+        parser.add_argument(
+            "--answers",
+            type=Path,
+            metavar="FILE",
+            help="with --replay: keep the target's answers in this file, and reuse those in it",
+        )
+        parser.add_argument("--show", action="store_true", help="print the answers, each token with its origin")
+        add_timeline_option(parser)
+
+    def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
+        from moa_drafter.progress import Progress
+
+        settings = settings_of(args)
+        questions = questions_of(args)
+        candidates = candidates_of(args)
+        first = candidates[0]
+        answers = _target_answers(first, questions, settings, args.answers) if args.replay else None
+        results = [Results(settings.draft_length) for _ in candidates]
+
+        def figures() -> dict[str, Any]:
+            found = [
+                {**candidate.properties(), **each.as_dict()}
+                for candidate, each in zip(candidates, results, strict=True)
+            ]
+            skipped = [dataclasses.asdict(turn) for turn in results[0].skipped]
+            return {**found[0], "skipped": skipped, "rivals": found[1:]}
+
+        measured = Measured(figures, _settings_for_json(args, settings, first.target), first.device.fingerprints)
+        yield measured
+        with recording(args, "device and verifier") as ends:
+            for candidate, each in zip(candidates, results, strict=True):
+                engine, tokenizer = candidate.engine, candidate.device.tokenizer
+                judge = engine if answers is None else ReplayEngine(engine, answers, has_rows=bool(engine.row_reads))
+
+                def show(turn: str, answer: Answer, tokenizer: Any = tokenizer) -> None:
+                    if args.show:
+                        show_answer(turn, answer.tokens, answer.origins, tokenizer)
+
+                asked = Progress(questions, desc=f"accept: {candidate.name}", unit="question")
+                for _ in count_rounds(asked, candidate.device, judge, settings, each, show, ends.device):
+                    yield measured
+
+    def tables(self, result: Result) -> list[Table]:
+        rows = [[name, t["questions"], t["rounds"], t["tokens"], t["tau"]] for name, t in result["tasks"].items()]
+        rows.append(["mean over tasks", result["questions"], result["rounds"], result["tokens"], result["tau"]])
+        settings = result["settings"]
+        drafted = settings["draft_length"] or _DEPTHS_SHOWN
+        histogram, accuracy = result["accepted_length_histogram"], result["accuracy_by_depth"]
+        more = [f"more, up to {len(histogram) - 1}"] if len(histogram) > drafted + 1 else []
+        deeper = [sum(histogram[drafted + 1 :])] if more else []
+        return [
+            Table(["task", "questions", "rounds", "tokens", "tau"], rows),
+            Table(
+                ["tokens of a draft", *map(str, range(drafted + 1)), *more],
+                [
+                    ["accuracy at this depth", "", *accuracy[:drafted], *("" for _ in more)],
+                    ["rounds that accepted this many", *histogram[: drafted + 1], *deeper],
+                ],
+                note="\n".join([_conditions(result), *skipped_notes(result)]),
+            ),
+            *([_shape(result)] if settings.get("draft") in _CHOSEN else []),
+            *([_comparison(result)] if result.get("rivals") else []),
+        ]
+
+    def headlines(self, result: Result) -> list[Headline]:
+        return [
+            ("tokens per round (tau)", result["tau"]),
+            ("share accepted of first drafted tokens", result["accuracy_by_depth"][0]),
+            *([("milliseconds a token", result["ms_per_token"])] if result.get("ms_per_token") else []),
+        ]
+
+    def plot(self, result: Result, figure: Figure) -> None:
+        """Draw tau by task, the histogram of accepted lengths, and accuracy by depth."""
+        taus, histogram, accuracy = figure.subplots(1, 3)
+        named = [(name, task["tau"]) for name, task in result["tasks"].items() if task["tau"] is not None]
+        bars = taus.barh([name for name, _ in named], [tau for _, tau in named])
+        taus.bar_label(bars, fmt="%.2f", padding=2)
+        taus.invert_yaxis()
+        taus.margins(x=0.15)  # room for the labels
+        taus.grid(False)  # no lines through them
+        taus.set(title="tau by task", xlabel="tokens committed per round", xlim=(0, None))
+        lengths = range(len(result["accepted_length_histogram"]))
+        histogram.bar(lengths, result["accepted_length_histogram"])
+        histogram.set(title="accepted length", xlabel="drafted tokens accepted", ylabel="rounds")
+        histogram.xaxis.get_major_locator().set_params(integer=True)
+        depths = [(d, share) for d, share in enumerate(result["accuracy_by_depth"], 1) if share is not None]
+        accuracy.plot([d for d, _ in depths], [share for _, share in depths], marker="o")
+        accuracy.set(title="accuracy by depth", xlabel="depth in the draft", ylabel="share accepted", ylim=(0, 1))
+
+
+@dataclass(frozen=True)
+class AcceptSettings:
+    """Shape of the drafts, and how every answer is written.
+
+    Args:
+        draft_length: tokens of each draft, a greedy chain, or levels of each tree; for chosen shapes the least number
+            of depths that are counted.
+        nodes: tokens of each tree; None drafts chains.
+        width: nodes continued on each level of a tree.
+        max_new_tokens: tokens of an answer at most.
+        adaptive: how the shape of each draft is chosen, as in the runtime; None for a fixed shape.
+        pace: of simulated machines; None for the times of this one.
+
+    Raises:
+        MoaError: a number out of range.
+    """
+
+    draft_length: int = 6
+    nodes: int | None = None
+    width: int = Budget.tree().width
+    max_new_tokens: int = 128
+    sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
+    adaptive: Adaptive | None = None
+    pace: Pace | None = None
+
+    def __post_init__(self) -> None:
+        most = Limits().max_draft_tokens
+        if not 1 <= self.draft_length <= most:
+            raise MoaError(f"the draft length must be 1 to {most} tokens, not {self.draft_length}")
+        if self.nodes is not None and not self.draft_length <= self.nodes <= most:
+            raise MoaError(
+                f"a tree of {self.draft_length} levels has {self.draft_length} to {most} nodes, not {self.nodes}"
+            )
+        if self.nodes is not None and not 1 <= self.width <= self.nodes:
+            raise MoaError(f"a level of a tree of {self.nodes} nodes continues 1 to {self.nodes}, not {self.width}")
+        if self.max_new_tokens < 1:
+            raise MoaError(f"--max-new-tokens must be at least 1, not {self.max_new_tokens}")
+
+    @property
+    def timed(self) -> bool:
+        """Whether the time of a token says something: the shape depends on it, or it is that of a pace."""
+        return self.adaptive == "auto" or self.pace is not None
+
+    def controller(self) -> Controller:
+        """Make the controller of one conversation."""
+        if self.adaptive is not None:
+            return controller_for(self.adaptive)
+        if self.nodes is None:
+            return FixedShape(Budget.chain(self.draft_length))
+        return FixedShape(Budget.tree(self.nodes, self.draft_length, self.width))
+
+
+def settings_of(args: argparse.Namespace) -> AcceptSettings:
+    """Check the options and make the settings.
+
+    Raises:
+        MoaError: options that contradict each other, or a number out of range.
+    """
+    rest = {"max_new_tokens": args.max_new_tokens, "sampling": sampling_of(args)}
+    if args.answers and not args.replay:
+        raise MoaError("--answers keeps the answers of --replay: add --replay")
+    pace = None if args.pace is None else Pace.parse(args.pace)
+    adaptive = next((word for word in ADAPTIVE if word == args.draft), None)
+    if pace is not None and adaptive is None:
+        raise MoaError("--pace is for chosen shapes: add --draft auto or a thompson, or leave out --pace")
+    if adaptive is not None:
+        if args.draft_length is not None:
+            raise MoaError(f"--draft {adaptive} chooses the length by itself: leave out --draft-length or --draft")
+        if adaptive == "auto" and args.replay and pace is None:
+            raise MoaError("--draft auto depends on the target's time, and a replay takes none: add --pace")
+    if args.draft == "tree":
+        asked = {"nodes": args.nodes, "levels": args.draft_length, "width": args.width}
+        tree = dataclasses.replace(Budget.tree(), **{name: value for name, value in asked.items() if value is not None})
+        width = tree.width if args.width is not None else min(tree.width, tree.nodes)
+        return AcceptSettings(tree.levels, tree.nodes, width, **rest)
+    for option in ("nodes", "width"):
+        if getattr(args, option) is not None:
+            raise MoaError(f"--{option} is the size of a tree: add --draft tree")
+    length = AcceptSettings.draft_length if args.draft_length is None else args.draft_length
+    return AcceptSettings(length, **rest, adaptive=adaptive, pace=pace)
+
+
+def _settings_for_json(args: argparse.Namespace, settings: AcceptSettings, target: str) -> dict[str, Any]:
+    return {
+        **question_settings(args),
+        "target": target,
+        "draft": args.draft,
+        "pace_ms": settings.pace.in_ms() if settings.pace else None,
+        "draft_length": None if settings.adaptive else settings.draft_length,
+        "nodes": settings.nodes,
+        "width": settings.width if settings.nodes else None,
+        "ngrams": args.ngrams,
+        "datastore": None if args.datastore is None else args.datastore.name,
+        "replay": args.replay,
+        "max_new_tokens": settings.max_new_tokens,
+        "sampling": dataclasses.asdict(settings.sampling),
+    }
+
+
+def _target_answers(
+    candidate: Candidate, questions: list[Question], settings: AcceptSettings, path: Path | None
+) -> Answers:
+    """Let the target, the same for every candidate, answer the questions; keep the answers in ``path``, if given."""
+    from moa_drafter.progress import Progress
+
+    engine, turns = candidate.engine, sum(len(question.turns) for question in questions)
+    kept = None
+    if path:
+        target = engine.fingerprints.target
+        kept = AnswerFile(path, target, settings.max_new_tokens, settings.sampling, vocab_size=engine.vocab_size)
+    with Progress(total=turns, desc="accept: answers", unit="answer") as bar:
+
+        def keep(written: list[tuple[list[int], list[int]]]) -> None:
+            bar.update(len(written))
+            if kept:
+                kept.add(written)
+
+        return write_answers(
+            engine,
+            questions,
+            candidate.device.tokenizer,
+            max_new_tokens=settings.max_new_tokens,
+            sampling=settings.sampling,
+            known=kept.answers if kept else {},
+            on_answers=keep,
+            on_known=bar.update,
+        )
+
+
+# -- measuring -------------------------------------------------------------------------------------------
+
+
+class Tally:
+    """Counts of the rounds of one task, or of several.
+
+    *tau* is the mean number of tokens committed per round: ``tokens / rounds`` over all rounds of all questions, so a
+    long answer weighs more than a short one. A round is one draft and its verdict. The question's own verdict, which
+    brings the first token of every answer, is no round, and its token is not counted. An answer's last round may commit
+    fewer tokens than the drafter had right, because the answer ends there; it counts as it is.
+
+    *Accuracy at depth k* is conditional acceptance: of the rounds with k - 1 correct drafted tokens and a judged k-th
+    one, the share in which that one was correct too. A token is not judged if the draft was shorter, or if the answer
+    ended before it. Depths without a judged token are None. A tree is correct at depth k if one of its tokens there is.
+
+    The *histogram* counts rounds by accepted drafted tokens, ``histogram[0]`` those with none.
+
+    Example: drafts of 3 tokens; one round accepts 2 and commits 3, the next accepts 0 and commits 1. Then tau is 2, the
+    histogram ``[1, 0, 1, 0]``, and the accuracy by depth ``[0.5, 1.0, 0.0]``.
+
+    Args:
+        draft_length: least number of depths in both lists; they are longer if more tokens were sent, such as copies
+            after the draft, and accepted.
+    """
+
+    def __init__(self, draft_length: int) -> None:
+        self.questions = 0
+        self.rounds = 0
+        self.tokens = 0
+        self.histogram = [0] * (draft_length + 1)
+        self._judged = [0] * draft_length
+        self._right = [0] * draft_length
+        self._nodes = self._levels = self._branched = self._steps = 0
+        self._seconds = 0.0
+
+    def add(self, outcome: Round, *, timed: bool = False) -> None:
+        """Count a round, and its time if ``timed``."""
+        self.rounds += 1
+        self._steps += outcome.steps
+        self._seconds += outcome.seconds if timed else 0.0
+        self.tokens += outcome.committed
+        self._nodes += outcome.drafted
+        self._levels += outcome.depth
+        self._branched += outcome.drafted > outcome.depth
+        self.histogram += [0] * (outcome.accepted + 1 - len(self.histogram))
+        self.histogram[outcome.accepted] += 1
+        # Without a bonus token the answer ended with the last accepted one.
+        ended = outcome.committed == outcome.accepted
+        judged = outcome.accepted if ended else min(outcome.accepted + 1, outcome.depth)
+        longer = [0] * (judged - len(self._judged))
+        self._judged, self._right = self._judged + longer, self._right + longer
+        for depth in range(judged):
+            self._judged[depth] += 1
+            self._right[depth] += depth < outcome.accepted
+
+    @property
+    def tau(self) -> float | None:
+        """Tokens per round; None without rounds."""
+        return self.tokens / self.rounds if self.rounds else None
+
+    @property
+    def accuracy_by_depth(self) -> list[float | None]:
+        """Conditional acceptance, depth 1 first."""
+        return [right / judged if judged else None for right, judged in zip(self._right, self._judged, strict=True)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain figures for JSON.
+
+        ``nodes`` and ``levels`` are the mean tokens of a draft and of its longest path, ``steps`` the mean steps of the
+        model, ``branched`` the share of drafts with branches. ``ms_per_token`` is the time of all rounds by their
+        tokens, None if rounds were not timed.
+        """
+        return {
+            "tau": rounded(self.tau),
+            "rounds": self.rounds,
+            "tokens": self.tokens,
+            "questions": self.questions,
+            "nodes": ratio(self._nodes, self.rounds),
+            "levels": ratio(self._levels, self.rounds),
+            "steps": ratio(self._steps, self.rounds),
+            "branched": ratio(self._branched, self.rounds),
+            "ms_per_token": rounded(1000 * self._seconds / self.tokens, 2) if self._seconds else None,
+            "accuracy_by_depth": [rounded(share) for share in self.accuracy_by_depth],
+            "accepted_length_histogram": self.histogram,
+        }
+
+
+@dataclass(frozen=True)
+class SkippedTurn:
+    """A turn that was not asked, like the question's later ones; ``turn`` counts from 1."""
+
+    question_id: int | str
+    turn: int
+    reason: str
+
+
+@dataclass
+class Results:
+    """Counts of one drafter so far, with whole rounds of an unfinished question.
+
+    Attributes:
+        tasks: in the order of the questions.
+        total: the rounds of all tasks.
+        draft_s: seconds of drafting.
+        target_passes: forwards of the target, those over questions included.
+    """
+
+    draft_length: int
+    tasks: dict[str, Tally] = field(default_factory=dict)
+    total: Tally = field(init=False)
+    skipped: list[SkippedTurn] = field(default_factory=list)
+    draft_s: float = 0.0
+    target_passes: int = 0
+
+    def __post_init__(self) -> None:
+        self.total = Tally(self.draft_length)
+
+    @property
+    def tau(self) -> float | None:
+        """The benchmark's figure: the plain mean of the tasks' taus, without tasks that have no rounds."""
+        taus = [tally.tau for tally in self.tasks.values() if tally.tau is not None]
+        return sum(taus) / len(taus) if taus else None
+
+    def tallies(self, task: str) -> tuple[Tally, Tally]:
+        """Return the tallies that a round of ``task`` belongs to."""
+        return self.tasks.setdefault(task, Tally(self.draft_length)), self.total
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain figures for JSON; ``tau`` is the mean over tasks, that of each tally over its rounds."""
+        return {
+            **self.total.as_dict(),
+            "tau": rounded(self.tau),
+            "tasks": {name: tally.as_dict() for name, tally in self.tasks.items()},
+            "draft_ms": ratio(1000 * self.draft_s, self.total.rounds, 2),
+            "target_passes": self.target_passes,
+        }
+
+
+def count_rounds(
+    questions: Iterable[Question],
+    device: Device,
+    engine: Engine,
+    settings: AcceptSettings,
+    results: Results,
+    on_answer: Callable[[str, Answer], None] = lambda turn, answer: None,
+    timeline: Timeline = NO_TIMELINE,
+) -> Generator[None, None, None]:
+    """Hold every conversation to its end and count its rounds into ``results``; yields after each question.
+
+    A turn that does not fit the target's context is skipped with the rest of its question, and listed.
+
+    Args:
+        on_answer: called with each user's turn and its answer.
+        timeline: gets the spans of both ends.
+
+    Raises:
+        RefusedError: bundle and engine do not belong together.
+    """
+    passes = engine.forwards
+    for question in questions:
+        tallies = results.tallies(question.task)
+
+        def count(outcome: Round, tallies: tuple[Tally, Tally] = tallies) -> None:
+            results.draft_s += outcome.draft_s
+            for tally in tallies:
+                tally.add(outcome, timed=settings.timed)
+
+        try:
+            skipped = _converse(question, device, engine, settings, count, on_answer, timeline)
+        finally:
+            results.target_passes = engine.forwards - passes
+        results.skipped += [skipped] if skipped else []
+        for tally in tallies:
+            tally.questions += 1
+        yield
+
+
+def _converse(
+    question: Question,
+    device: Device,
+    engine: Engine,
+    settings: AcceptSettings,
+    count: Callable[[Round], None],
+    on_answer: Callable[[str, Answer], None],
+    timeline: Timeline,
+) -> SkippedTurn | None:
+    """Ask all turns of one question; returns the turn that did not fit, if any."""
+    verifier = LoopbackVerifier(engine, timeline, settings.pace)
+    conversation = Conversation(
+        verifier,
+        device.new_drafter(),
+        device.fingerprints,
+        device.stop_tokens,
+        settings.controller(),
+        Clock(settings.pace),
+        timeline,
+        reads_rows=device.reads_rows,
+    )
+    history: list[dict[str, str]] = []
+    try:
+        for number, text in enumerate(question.turns, 1):
+            try:
+                answer = conversation.answer(
+                    device.tokenizer.continue_chat(conversation.committed, history, text),
+                    settings.sampling,
+                    max_new_tokens=settings.max_new_tokens,
+                    on_round=count,
+                )
+            except RefusedError as refusal:
+                if refusal.code != "CONTEXT_FULL":
+                    raise
+                return SkippedTurn(question.id, number, str(refusal))
+            on_answer(text, answer)
+            history += [
+                {"role": "user", "content": text},
+                {"role": "assistant", "content": device.tokenizer.decode(answer.tokens)},
+            ]
+    finally:
+        verifier.close()
+    return None
+
+
+# -- tables ----------------------------------------------------------------------------------------------
+
+
+def _shape(result: Result) -> Table:
+    """Make the table of chosen shapes."""
+    names = ("nodes", "levels", "steps", "branched", "tau", "ms_per_token")
+    pace = result["settings"]["pace_ms"]
+    times = ", ".join(f"{name.replace('_', ' ')} {ms:g}" for name, ms in pace.items()) if pace else ""
+    condition = f"at a pace of ({times}) ms" if pace else "at the pace of this machine, without a network"
+    return Table(
+        ["shape of the drafts", "tokens", "levels", "steps", "with branches", "tau", "ms a token"],
+        [[name, *map(each.get, names)] for name, each in {**result["tasks"], "all": result}.items()],
+        note=f"{condition}; tau of all is the mean over tasks",
+    )
+
+
+def _comparison(result: Result) -> Table:
+    """Make the table with a column for each drafter."""
+    drafters = [result, *result["rivals"]]
+    tasks = list(dict.fromkeys(task for drafter in drafters for task in drafter["tasks"]))
+    depths = range(min(len(drafter["accuracy_by_depth"]) for drafter in drafters))
+    return Table(
+        ["", *(drafter["name"] for drafter in drafters)],
+        [
+            ["architecture", *(d["architecture"] for d in drafters)],
+            ["weights", *(d["weights"] for d in drafters)],
+            ["parameters, millions", *(d["parameters"] / 1e6 for d in drafters)],
+            ["and of the target's layers", *(d["frozen_parameters"] / 1e6 for d in drafters)],
+            ["bytes a row", *(d["row_bytes"] for d in drafters)],
+            ["questions", *(d["questions"] for d in drafters)],
+            ["rounds", *(d["rounds"] for d in drafters)],
+            *([f"tau, {task}", *(d["tasks"].get(task, {}).get("tau") for d in drafters)] for task in tasks),
+            ["tau, mean over tasks", *(d["tau"] for d in drafters)],
+            *([f"accuracy at depth {n + 1}", *(d["accuracy_by_depth"][n] for d in drafters)] for n in depths),
+            ["ms a draft", *(d["draft_ms"] for d in drafters)],
+            *([["ms a token", *(d["ms_per_token"] for d in drafters)]] if drafters[0].get("ms_per_token") else []),
+            ["passes of the target", *(d["target_passes"] for d in drafters)],
+        ],
+        title="Partial, so not of the same questions; same settings, one after the other:"
+        if result["partial"]
+        else "Same questions, same settings, one after the other:",
+    )
+
+
+def _conditions(result: Result) -> str:
+    settings = result["settings"]
+    drafts = f"chain of {settings['draft_length']}"
+    if settings.get("draft") in _CHOSEN:
+        drafts = _CHOSEN[settings["draft"]]
+    elif settings.get("nodes"):
+        drafts = f"tree of {settings['nodes']} nodes in {settings['draft_length']} levels"
+        drafts += f", {settings['width']} continued on each"
+    replayed = ", written before and replayed" if settings.get("replay") else ""
+    texts = " and a datastore" if settings.get("datastore") else ""
+    mixed = f"mixed with an n-gram index of the conversation{texts}, " if settings.get("ngrams") else ""
+    return (
+        f"{drafts}, {sampling_note(settings['sampling'])}, {mixed}"
+        f"answers of at most {settings['max_new_tokens']} tokens{replayed}, {result['seconds']:.0f} s without loading"
+    )

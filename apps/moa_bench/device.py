@@ -1,0 +1,319 @@
+"""``moa-bench device``: the cost of drafting on the device in time, memory and processor seconds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from moa_bench.options import (
+    add_answer_options,
+    add_bundle_option,
+    add_draft_length_option,
+    add_question_options,
+    add_server_options,
+    add_target_options,
+    bundle_of,
+    check_at_least,
+    endpoint_of,
+    numbers_of,
+    question_settings,
+    questions_of,
+    sampling_of,
+)
+from moa_bench.result import ratio, rounded
+from moa_bench.runner import Benchmark, Headline, Measured, Result
+from moa_bench.table import Table
+from moa_bench.verifier import Verifier, open_verifier
+from moa_runtime.bundle import Bundle
+from moa_runtime.draft_length import DraftLength
+from moa_runtime.errors import MoaError
+from moa_runtime.session.events import Sampling
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_CONTEXTS = (0, 128, 512, 1024, 2048)
+_LOADING = {
+    "import_ms": "import ms",
+    "load_ms": "load ms",
+    "peak_memory_mb": "peak MB",
+    "peak_memory_added_mb": "added MB",
+}
+_STEP = {"context": "context", "tokens": "tokens", "ms": "ms", "p95_ms": "p95 ms"}
+
+
+class Device(Benchmark):
+    """Time of a drafting step, memory, and processor seconds per token, for every target in the bundle."""
+
+    name = "device"
+    purpose = "The cost of drafting on the device."
+    summary = "the cost of drafting on the device: time, memory, processor time"
+    description = """\
+Measure the cost of drafting on the device, for every target in the bundle that this machine can run.
+
+Steps: milliseconds of one drafting step with 1 new token, as in a chain, and with 8, as in a level of a tree;
+every new token is a query. A context of N means N cached tokens and N memory rows, both random. tools/step_floor.py
+compares a step with its bare matrix products, tools/step_profile.py shows its time by operator.
+
+Answers: processor seconds of the client, all of its threads, per token of real answers. This stands in for
+energy, which programs cannot measure on every device. Of each question the first turn is asked. It needs a
+verifier; unless --server names one, one is started, and the client then keeps to the other half of the
+processors.
+
+Each target is measured in processes of its own, so that times and memory are its own. Peak memory is that of
+loading and of stepping at every context. Loading finds the files in the system's cache.
+"""
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        add_bundle_option(parser)
+        parser.add_argument(
+            "--threads",
+            type=int,
+            default=2,
+            metavar="N",
+            help="processor threads of a step (default %(default)s, as in the runtime)",
+        )
+        parser.add_argument(
+            "--contexts",
+            metavar="N,N,...",
+            help=f"contexts of the steps (default {','.join(map(str, _CONTEXTS))}, as far as the target holds them)",
+        )
+        parser.add_argument(
+            "--repeats", type=int, default=50, metavar="N", help="timed calls of each step (default %(default)s)"
+        )
+        parser.add_argument("--no-answers", action="store_true", help="leave out the answers; no verifier is needed")
+        add_question_options(parser, required=False)
+        add_draft_length_option(parser)
+        add_answer_options(parser, max_new_tokens=48)
+        add_server_options(parser)
+        add_target_options(parser)
+
+    def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
+        from moa_drafter.progress import Progress
+
+        check_at_least(args, threads=1, repeats=1, draft_length=1, max_new_tokens=1)
+        answers = None
+        if not args.no_answers:
+            questions = tuple(question.turns[0] for question in questions_of(args))
+            answers = AnswerSettings(questions, args.draft_length, args.max_new_tokens, sampling_of(args))
+        endpoint, bundle = endpoint_of(args), bundle_of(args)
+        steps = steps_of(args, bundle)
+        if answers is not None and endpoint is not None:
+            Verifier(endpoint).status()  # a wrong address should not show only after the steps
+        targets: dict[str, dict[str, Any]] = {}
+        asked = None if answers is None else {**asdict(answers), **question_settings(args)}
+        measured = Measured(
+            lambda: {"targets": targets},
+            {"target": bundle.manifest.target, **asdict(steps), "answers": asked},
+            bundle.manifest.fingerprints,
+        )
+        yield measured
+        each = len(steps.contexts) * len(steps.tokens) + (len(answers.questions) if answers else 0)
+        with Progress(total=each * len(bundle.manifest.targets), desc="device", unit="measurement") as bar:
+            for target in sorted(bundle.manifest.targets):
+                targets[target] = {}
+                for _ in measure_steps(bundle, target, steps, targets[target]):
+                    bar.update()
+                    yield measured
+            runnable = {name: figures for name, figures in targets.items() if "not_run" not in figures}
+            if answers is None or not runnable:
+                return
+            # The verifier starts after the steps, which have the machine to themselves.
+            with open_verifier(endpoint, model=args.model, drafter=args.drafter, dtype=args.dtype) as verifier:
+                for target, figures in runnable.items():
+                    for _ in measure_answers(bundle, target, steps.threads, answers, verifier, figures):
+                        bar.update()
+                        yield measured
+
+    def tables(self, result: Result) -> list[Table]:
+        targets, settings = result["targets"], result["settings"]
+        overview = []
+        for target, figures in targets.items():
+            energy = figures.get("energy", {})
+            per_token = (_milliseconds(energy.get(f"cpu_s_per_{kind}_token")) for kind in ("committed", "drafted"))
+            overview.append([target, *map(figures.get, _LOADING), *per_token])
+        steps = [[target, *map(step.get, _STEP)] for target, figures in targets.items() for step in figures["steps"]]
+        header = ["target", *_LOADING.values(), "CPU ms / committed", "CPU ms / drafted"]
+        note = f"medians of {settings['repeats']} steps with {settings['threads']} threads; every token is a query"
+        return [
+            Table(header, overview, note="\n".join([*_not_run(result), *_conditions(result)])),
+            Table(["target", *_STEP.values()], steps, note=note),
+        ]
+
+    def headlines(self, result: Result) -> list[Headline]:
+        found: list[Headline] = []
+        for target, figures in result["targets"].items():
+            steps = [step for step in figures["steps"] if step["tokens"] == 1]
+            if steps:
+                middle = steps[len(steps) // 2]
+                found.append((f"ms of a step of 1 token at context {middle['context']}, {target}", middle["ms"]))
+            if "cpu_s_per_committed_token" in (energy := figures.get("energy", {})):
+                label = f"CPU ms per committed token, {target}"
+                found.append((label, _milliseconds(energy["cpu_s_per_committed_token"])))
+        return found
+
+    def plot(self, result: Result, figure: Figure) -> None:
+        """Draw milliseconds of a step by context."""
+        axes = figure.subplots()
+        for target, figures in result["targets"].items():
+            for tokens in result["settings"]["tokens"]:
+                steps = [step for step in figures["steps"] if step["tokens"] == tokens]
+                label = f"{target}, {tokens} token{'s' if tokens > 1 else ''}"
+                axes.plot([step["context"] for step in steps], [step["ms"] for step in steps], marker="o", label=label)
+        axes.set(title="one drafting step", xlabel="context (tokens)", ylabel="ms", ylim=(0, None))
+        if axes.lines:
+            axes.legend()
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """How steps are timed.
+
+    Args:
+        threads: processor threads of a step; the runtime's default is 2.
+        contexts: cached tokens, and memory rows, of the steps.
+        repeats: timed calls of each step.
+        tokens: new tokens of the steps: 1 as in a chain, 8 as in a level of a tree. Every token is a query.
+    """
+
+    threads: int
+    contexts: tuple[int, ...]
+    repeats: int
+    tokens: tuple[int, ...] = (1, 8)
+
+
+@dataclass(frozen=True)
+class AnswerSettings:
+    """Which answers are written, and how; ``draft_length`` is that of a chain."""
+
+    questions: tuple[str, ...]
+    draft_length: DraftLength
+    max_new_tokens: int
+    sampling: Sampling
+
+
+def steps_of(args: argparse.Namespace, bundle: Bundle) -> StepSettings:
+    """Read the settings of the steps. Raises MoaError for a context that the target does not hold."""
+    contexts = _CONTEXTS if args.contexts is None else numbers_of("--contexts", args.contexts)
+    settings = StepSettings(args.threads, contexts, args.repeats)
+    most = bundle.manifest.max_context - max(settings.tokens)
+    if args.contexts is None:
+        return replace(settings, contexts=tuple(context for context in contexts if context <= most))
+    for context in contexts:
+        if not 0 <= context <= most:
+            raise MoaError(
+                f"--contexts {context} is out of range: the target holds {bundle.manifest.max_context} tokens, "
+                f"{max(settings.tokens)} of them new ones, so give 0 to {most}"
+            )
+    return settings
+
+
+def measure_steps(
+    bundle: Bundle, target: str, settings: StepSettings, figures: dict[str, Any]
+) -> Generator[None, None, None]:
+    """Time a target's steps into ``figures``; yields after each step."""
+    figures["steps"] = []
+    request = {"bundle": str(bundle.folder), "target": target, **asdict(settings)}
+    with closing(run_probe("steps", request)) as parts:
+        for part in parts:
+            if "step" in part:
+                figures["steps"].append(part["step"])
+                yield
+            else:
+                figures.update(part)
+
+
+def measure_answers(
+    bundle: Bundle, target: str, threads: int, settings: AnswerSettings, verifier: Verifier, figures: dict[str, Any]
+) -> Generator[None, None, None]:
+    """Count the processor time of answers into ``figures["energy"]``; yields after each answer."""
+    endpoint = verifier.endpoint
+    request = {"bundle": str(bundle.folder), "target": target, "threads": threads, **asdict(settings)}
+    request |= {"url": endpoint.url, "token": endpoint.token}
+    answers = []
+    with closing(run_probe("answers", request)) as parts:
+        for part in parts:
+            if "answer" in part:
+                answers.append(part["answer"])
+                figures["energy"] = energy_of(answers)
+                yield
+            else:
+                figures["energy"] = {**figures.get("energy", {}), **part}
+
+
+def run_probe(work: str, request: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
+    """Measure in a fresh process; yields the parts of the result as they come.
+
+    Close the generator to stop early; the process ends with it.
+
+    Args:
+        work: ``"steps"`` (:func:`moa_bench.device_probe.measure_steps`) or ``"answers"``
+            (:func:`moa_bench.device_probe.measure_answers`); ``request`` holds the arguments.
+    """
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "moa_bench.device_probe"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            encoding="utf-8",
+            # Ctrl-C reaches this process, which then ends the other.
+            start_new_session=os.name == "posix",
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        )
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            with process.stdin as stdin:
+                json.dump({"work": work, **request}, stdin)
+            for line in process.stdout:
+                yield json.loads(line)
+            if process.wait():
+                log.seek(0)
+                last = log.read().decode(errors="replace").strip().splitlines()[-1:]
+                yield {"not_run": f"the engine ended its process ({process.returncode}): {''.join(last)}"}
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def energy_of(answers: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Return totals over answers, and processor seconds per token; None without tokens to divide by."""
+    total = {name: sum(answer[name] for answer in answers) for name in ("committed", "drafted", "cpu_s", "wall_s")}
+    return {
+        "answers": len(answers),
+        "committed": total["committed"],
+        "drafted": total["drafted"],
+        "cpu_s": rounded(total["cpu_s"]),
+        "wall_s": rounded(total["wall_s"]),
+        "cpu_s_per_committed_token": ratio(total["cpu_s"], total["committed"], 6),
+        "cpu_s_per_drafted_token": ratio(total["cpu_s"], total["drafted"], 6),
+    }
+
+
+def _not_run(result: Result) -> Iterator[str]:
+    for target, figures in result["targets"].items():
+        for name, part in ((target, figures), (f"{target} energy", figures.get("energy", {}))):
+            if "not_run" in part:
+                yield f"{name}: not run: {part['not_run']}"
+
+
+def _conditions(result: Result) -> Iterator[str]:
+    answers = result["settings"]["answers"]
+    if answers is not None:
+        yield (
+            f"CPU time of the client, all threads; answers to {answers['questions']} questions, at most "
+            f"{answers['max_new_tokens']} tokens each, draft length {answers['draft_length']}"
+        )
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds

@@ -1,1 +1,0 @@
-"""What an answer costs over a network, for each way of serving the same target."""

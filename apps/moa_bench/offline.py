@@ -1,0 +1,534 @@
+"""``moa-bench offline``: what the device writes without the link, and how much of it the target keeps."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import math
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moa_bench.harness import (
+    Answer,
+    Conversation,
+    Device,
+    LoopbackVerifier,
+    RefusedError,
+    device_of,
+    draft_once,
+    engine_of,
+    exchange,
+)
+from moa_bench.options import (
+    add_backend_option,
+    add_bundle_option,
+    add_ngrams_option,
+    add_question_options,
+    add_target_options,
+    bundle_of,
+    numbers_of,
+    question_settings,
+    questions_of,
+)
+from moa_bench.questions import Question, Skipped
+from moa_bench.result import ratio, rounded
+from moa_bench.runner import Benchmark, Headline, Measured, Result
+from moa_bench.simulated_clock import Clock
+from moa_bench.table import Table, skipped_notes
+from moa_bench.transcript import MARKS, ROLLED_BACK, show_answer, show_tokens
+from moa_runtime.drafters.base import Budget, Drafter
+from moa_runtime.drafters.ngram_drafter import NgramDrafter
+from moa_runtime.drafting.draft_controllers import FixedShape
+from moa_runtime.drafting.events import Pushed, RoundEnded
+from moa_runtime.drafting.loop import DraftingLoop
+from moa_runtime.drafting.settings import LoopSettings
+from moa_runtime.errors import MoaError
+from moa_runtime.session.client import ClientSession
+from moa_runtime.session.events import Committed, Origin, Sampling, SessionEvent
+from moa_runtime.session.handshake import Limits
+from moa_runtime.tokenizer import ChatTokenizer
+from moa_runtime.tokens import common_length
+from moa_server.engine.base import Engine
+from moa_server.engine.baseline import decode
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WRITERS = ("writer", "moa", "moa-unbounded", "ngram", "nothing")
+
+#: The target's log-probabilities (nats, float32 ``[n]``) of n tokens that follow a prefix: ``score(prefix, tokens)``.
+Score = Callable[[Sequence[int], Sequence[int]], NDArray[np.float32]]
+
+#: Length of the n-grams that measure repetition.
+NGRAM = 4
+_GREEDY = Sampling()
+#: Tokens of each draft before the cut; the committed text does not depend on it.
+_DRAFT_LENGTH = 6
+
+
+class Offline(Benchmark):
+    """Text written without the link, and the part of it that survives."""
+
+    name = "offline"
+    purpose = "What the device writes when the network dies, and how much of it the target keeps."
+    summary = "what is written without the link, and how much of it is kept"
+    description = """\
+Measure what a device writes while the link is away, and how much of it is left when the link is back.
+
+The first turn of every question is asked, and the link is cut in the middle of the answer. Then several writers
+continue from the same point: "writer", the bundle's whole model, if it has one; "moa", its drafter, which stops
+when it is no longer sure; "moa-unbounded", the same drafter without its stopping rule; "ngram", which copies the
+text that followed the last one to five tokens earlier in the conversation; and "nothing", a device that waits.
+Afterwards each reconnects, and the target verifies the text in one pass: it is rolled back from the first
+token that the target would not have written.
+Everything is greedy, so the text before the cut does not depend on the drafter, and results from before and after
+a training can be compared.
+
+For each writer and length:
+  written            tokens on screen during the outage; fewer than the length if the writer ends the turn or stops
+  agreement          leading tokens equal to the target's own continuation
+  kept, share_kept   tokens that survive the reconnection, also as a share of all written
+  perplexity         of the text under the target: exp of the mean negative log-probability of a token
+  target_perplexity  the same of the target's own continuation, of as many tokens as were written
+  perplexity_ratio   the first divided by the second
+  distinct           share of 4-grams that are new in their text; target_distinct the same of the target's own
+
+Read the ratio together with "distinct": a text that repeats itself is easy to predict, so its ratio falls with
+the length, even below 1.
+
+Device and verifier run in this one process and talk over the real protocol, without sockets or waiting. Going
+offline is no special case there: the session is told that the connection is gone, and its tentative text grows.
+"""
+    extra = "server"
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        defaults = OfflineSettings()
+        add_question_options(parser)
+        add_bundle_option(parser)
+        add_backend_option(parser)
+        add_target_options(parser)
+        parser.add_argument(
+            "--after",
+            type=int,
+            default=defaults.after,
+            metavar="N",
+            help="committed tokens of the answer before the cut; a question with a shorter answer is skipped, "
+            "and listed (default %(default)s)",
+        )
+        parser.add_argument(
+            "--lengths",
+            default=",".join(map(str, defaults.lengths)),
+            metavar="N,N,...",
+            help="tokens to write during the cut (default %(default)s)",
+        )
+        parser.add_argument(
+            "--show",
+            action="store_true",
+            help="print, for every question, the text before the cut, the text of each writer with its kept part and "
+            "the part rolled back, and the target's own",
+        )
+        add_ngrams_option(parser)
+
+    def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
+        from moa_drafter.progress import Progress
+
+        settings = OfflineSettings(args.after, numbers_of("--lengths", args.lengths))
+        questions, bundle = questions_of(args), bundle_of(args)
+        with Progress(questions, desc="offline", unit="question") as asked:  # visible while everything is loaded, too
+            device = device_of(bundle, args.backend, ngrams=args.ngrams)
+            engine = engine_of(args)
+            from moa_server.engine.scoring import log_probabilities  # imported late: it brings torch
+
+            results = Results(settings.lengths, WRITERS if device.new_writer else WRITERS[1:])
+            measured = Measured(
+                results.as_dict,
+                {
+                    **question_settings(args),
+                    "target": bundle.manifest.target,
+                    "ngrams": args.ngrams,
+                    "after": settings.after,
+                    "lengths": list(settings.lengths),
+                },
+                bundle.manifest.fingerprints,
+            )
+            yield measured
+            asked.unpause()  # the estimate leaves out the loading
+            score = functools.partial(log_probabilities, engine)
+            for question in asked:
+                outcome = try_question(question, device, engine, score, settings)
+                results.add(outcome)
+                if args.show and isinstance(outcome, Trial):
+                    show_trial(outcome, device.tokenizer)
+                yield measured
+
+    def tables(self, result: Result) -> list[Table]:
+        settings = result["settings"]
+        conditions = (
+            f"questions: {result['questions']}, greedy, the link cut after {settings['after']} tokens of the answer, "
+            f"{result['seconds']:.0f} s"
+        )
+        return [
+            Table(
+                ["written offline by", "length", "on screen", "agree", "survive", "share kept"],
+                _rows(result, "written", "agreement", "kept", "share_kept"),
+                title="Tokens per outage: on screen meanwhile, agreeing with the target's own, surviving the "
+                "reconnection",
+            ),
+            Table(
+                ["written offline by", "length", "perplexity", "target's", "ratio", "distinct", "target's"],
+                _rows(result, "perplexity", "target_perplexity", "perplexity_ratio", "distinct", "target_distinct"),
+                title="The text under the target, beside the target's own of the same length (distinct: share of "
+                "4-grams)",
+                note="\n".join([conditions, *skipped_notes(result)]),
+            ),
+        ]
+
+    def headlines(self, result: Result) -> list[Headline]:
+        longest = result["settings"]["lengths"][-1]
+        writer = next(iter(result["writers"]))
+        figures = result["writers"][writer][str(longest)]
+        label = f"perplexity of {longest} offline tokens of {writer}, ratio to the target's own"
+        return [
+            (label, figures["perplexity_ratio"]),
+            ("leading offline tokens that agree with the target", figures["agreement"]),
+        ]
+
+    def plot(self, result: Result, figure: Figure) -> None:
+        """Draw agreement, perplexity ratio and repetition against the length written."""
+        lengths = result["settings"]["lengths"]
+        panels = {
+            "agreement": "leading tokens that agree",
+            "perplexity_ratio": "perplexity, ratio to the target's",
+            "distinct": "share of distinct 4-grams",
+        }
+        for axes, (name, title) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+            for writer, figures in result["writers"].items():
+                values = [figures[str(length)][name] for length in lengths]  # matplotlib leaves out None
+                axes.plot(lengths, values, marker="o", label=writer)
+            axes.set_title(title, fontsize="medium")
+            axes.set(xlabel="tokens written offline", xscale="log", xticks=lengths, xticklabels=lengths, ylim=(0, None))
+            axes.minorticks_off()
+            axes.legend()
+
+
+@dataclass(frozen=True)
+class OfflineSettings:
+    """When the link is cut, and how much is written then.
+
+    Args:
+        after: committed tokens of the answer before the cut.
+        lengths: tokens written at most during the cut.
+
+    Raises:
+        MoaError: a number out of range.
+    """
+
+    after: int = 32
+    lengths: tuple[int, ...] = (16, 32, 64, 128)
+
+    def __post_init__(self) -> None:
+        most = Limits().max_draft_tokens
+        if self.after < 1:
+            raise MoaError(f"the link can be cut after 1 token of the answer at the earliest, not {self.after}")
+        if not self.lengths or not all(1 <= length <= most for length in self.lengths):
+            lengths = ", ".join(map(str, self.lengths)) or "none"
+            raise MoaError(f"the lengths to write offline must be 1 to {most} tokens, not {lengths}")
+
+
+# -- figures ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Text:
+    """Tokens, and the target's log-probability of each (nats, float32 ``[n]``)."""
+
+    tokens: list[int]
+    log_probabilities: NDArray[np.float32]
+
+    def first(self, count: int) -> Text:
+        """Return the first ``count`` tokens, fewer of a shorter text."""
+        return Text(self.tokens[:count], self.log_probabilities[:count])
+
+
+class TextTally:
+    """Perplexity and repetition over many texts; every token weighs the same."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._nats = 0.0
+        self._ngrams = 0
+        self._distinct = 0
+
+    def add(self, text: Text) -> None:
+        ngrams = [tuple(text.tokens[start : start + NGRAM]) for start in range(len(text.tokens) - NGRAM + 1)]
+        self.tokens += len(text.tokens)
+        self._nats -= float(text.log_probabilities.sum(dtype=np.float64))
+        self._ngrams += len(ngrams)
+        self._distinct += len(set(ngrams))
+
+    @property
+    def perplexity(self) -> float | None:
+        """exp of the mean negative log-probability of a token; None without tokens."""
+        return math.exp(self._nats / self.tokens) if self.tokens else None
+
+    @property
+    def distinct(self) -> float | None:
+        """Share of 4-grams that are new in their text; None if no text was that long."""
+        return self._distinct / self._ngrams if self._ngrams else None
+
+
+class Tally:
+    """One writer at one length, over many outages.
+
+    Example: at length 3 one text of 3 tokens begins with 2 of the target's, and the target keeps these 2; another has 1
+    token, a wrong one. Then 2 tokens are written on average, the agreement is 1 token, and the share kept is 2 of 4.
+    """
+
+    def __init__(self) -> None:
+        self._outages = self._agreed = self._kept = 0
+        self._written = TextTally()
+        self._target = TextTally()
+
+    def add(self, written: Text, kept: int, target: Text) -> None:
+        """Count one outage.
+
+        Args:
+            written: the text, cut to this tally's length.
+            kept: tokens of it that were kept after reconnecting.
+            target: the target's own continuation. Of a longer one, as many tokens count as were written.
+        """
+        self._outages += 1
+        self._agreed += common_length(written.tokens, target.tokens)
+        self._kept += kept
+        self._written.add(written)
+        self._target.add(target.first(len(written.tokens)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain figures for JSON; None if nothing was written."""
+        perplexity, target_perplexity = self._written.perplexity, self._target.perplexity
+        return {
+            "written": ratio(self._written.tokens, self._outages),
+            "agreement": ratio(self._agreed, self._outages),
+            "kept": ratio(self._kept, self._outages),
+            "share_kept": ratio(self._kept, self._written.tokens),
+            "perplexity": rounded(perplexity),
+            "target_perplexity": rounded(target_perplexity),
+            "perplexity_ratio": ratio(perplexity, target_perplexity) if perplexity and target_perplexity else None,
+            "distinct": rounded(self._written.distinct),
+            "target_distinct": rounded(self._target.distinct),
+        }
+
+
+@dataclass(frozen=True)
+class Written:
+    """One writer's text during a cut, and the number of its tokens that the target kept afterwards."""
+
+    text: Text
+    kept: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One question: the answer up to the cut, the target's continuation, and each writer's text."""
+
+    question: str
+    answer: Answer
+    target: Text
+    written: dict[str, Written]
+
+
+@dataclass
+class Results:
+    """Counts of whole questions so far.
+
+    Attributes:
+        writers: those of :data:`WRITERS` that there are.
+        tallies: by writer and length.
+    """
+
+    lengths: Sequence[int]
+    writers: Sequence[str] = WRITERS
+    questions: int = 0
+    tallies: dict[str, dict[int, Tally]] = field(init=False)
+    skipped: list[Skipped] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tallies = {writer: {length: Tally() for length in self.lengths} for writer in self.writers}
+
+    def add(self, outcome: Trial | Skipped) -> None:
+        """Count one question at every length.
+
+        A writer that stops earlier writes the first tokens of the same text, and the target keeps the same leading
+        tokens of them.
+        """
+        if isinstance(outcome, Skipped):
+            self.skipped.append(outcome)
+            return
+        self.questions += 1
+        for writer, written in outcome.written.items():
+            for length, tally in self.tallies[writer].items():
+                tally.add(written.text.first(length), min(written.kept, length), outcome.target)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain figures for JSON."""
+        return {
+            "questions": self.questions,
+            "writers": {
+                writer: {str(length): tally.as_dict() for length, tally in tallies.items()}
+                for writer, tallies in self.tallies.items()
+            },
+            "skipped": [asdict(question) for question in self.skipped],
+        }
+
+
+# -- measuring -------------------------------------------------------------------------------------------
+
+
+class Outage:
+    """A conversation at the moment its link was cut, from which any number of texts can be tried.
+
+    Each is tried on a copy of the session. To the verifier, the next copy that reconnects is a client without the last
+    verdict: the verifier repeats its decisions since the cut and continues after them.
+
+    Args:
+        session: disconnected, while an answer runs and nothing is tentative.
+        verifier: the other end of its conversation.
+    """
+
+    def __init__(self, session: ClientSession, verifier: LoopbackVerifier) -> None:
+        self._session, self._verifier = session, verifier
+
+    @property
+    def committed(self) -> list[int]:
+        """The conversation up to the cut."""
+        return list(self._session.committed)
+
+    def write(self, writer: Drafter, most: int) -> list[int]:
+        """Let ``writer`` write alone: ``most`` tokens, fewer if it ends the turn or stops."""
+        session, clock = copy.deepcopy(self._session), Clock()
+        loop = DraftingLoop(session, writer, FixedShape(), LoopSettings(offline_limit=most, drafting="device"))
+        while draft_once(loop, clock):
+            pass
+        return list(session.tentative)
+
+    def reconnect(self, text: Sequence[int]) -> int:
+        """Return how many tokens of ``text``, written since the cut, the target keeps when the link is back.
+
+        Args:
+            text: at most as long as one draft may be.
+        """
+        session = copy.deepcopy(self._session)
+        session.extend(text, Origin.OFFLINE)
+        loop, heard = DraftingLoop(session, None, FixedShape(), LoopSettings(drafting="device")), list[SessionEvent]()
+        loop.listen(heard.append)  # type: ignore[arg-type]
+        loop.opened()
+        exchange(loop, self._verifier)  # the handshake
+        while session.tentative:
+            loop.next(0.0)
+            exchange(loop, self._verifier)
+        return sum(
+            origin is Origin.OFFLINE for event in heard if isinstance(event, Committed) for origin in event.origins
+        )
+
+
+def try_question(
+    question: Question, device: Device, engine: Engine, score: Score, settings: OfflineSettings
+) -> Trial | Skipped:
+    """Ask the first turn of a question, cut the link, and try every writer.
+
+    Args:
+        score: of the engine's target.
+
+    Raises:
+        RefusedError: bundle and engine do not belong together.
+    """
+    longest = max(settings.lengths)
+    drafter = device.new_drafter()
+    verifier = LoopbackVerifier(engine)
+    try:
+        shape = _UpTo(settings.after)
+        conversation = Conversation(verifier, drafter, device.fingerprints, device.stop_tokens, shape)
+        try:
+            answer = _answer(conversation, device.tokenizer.continue_chat([], [], question.turns[0]), settings.after)
+        except RefusedError as refusal:
+            if refusal.code != "CONTEXT_FULL":
+                raise
+            return Skipped(question.id, str(refusal))
+        if not conversation.answering:
+            return Skipped(question.id, f"its answer ended with token {len(answer.tokens)}, before the cut")
+        if len(conversation.committed) + longest > engine.max_context:
+            return Skipped(question.id, f"the target's context has no room for {longest} tokens after the cut")
+        outage = Outage(conversation.cut(), verifier)
+        writer = device.new_writer
+        texts = {} if writer is None else {"writer": outage.write(writer(), longest)}
+        texts["moa"] = outage.write(drafter, longest)
+        drafter.manners = None
+        texts["moa-unbounded"] = outage.write(drafter, longest)
+        texts |= {"ngram": outage.write(NgramDrafter(device.stop_tokens), longest), "nothing": []}
+        kept = {writer: outage.reconnect(text) for writer, text in texts.items()}
+    finally:
+        verifier.close()
+    cut = outage.committed
+    own = [step.token for step in decode(engine, cut, _GREEDY, longest)]
+    return Trial(
+        question.turns[0],
+        answer,
+        Text(own, score(cut, own)),
+        {writer: Written(Text(text, score(cut, text)), kept[writer]) for writer, text in texts.items()},
+    )
+
+
+def _answer(conversation: Conversation, question: Sequence[int], length: int) -> Answer:
+    """Return the first ``length`` tokens of the answer, fewer if it ends before."""
+    answer = conversation.ask(question, _GREEDY)
+    while conversation.answering and len(answer.tokens) < length:
+        conversation.next_round()
+    return answer
+
+
+class _UpTo:
+    """A controller of chains that commit no more than ``length`` tokens, a bonus token in each round included.
+    Implements :class:`moa_runtime.drafting.draft_controllers.Controller`."""
+
+    def __init__(self, length: int) -> None:
+        self._left = length
+
+    def budget(self) -> Budget:
+        most = min(_DRAFT_LENGTH, self._left - 1)
+        return Budget.chain(most, nodes=most)
+
+    def ahead(self, drafted: int, probability: float) -> bool:
+        return False
+
+    @property
+    def token_s(self) -> float:
+        return 0.0
+
+    def observe(self, outcome: RoundEnded | Pushed) -> None:
+        self._left -= outcome.accepted + 1
+
+
+def show_trial(trial: Trial, tokenizer: ChatTokenizer) -> None:
+    """Print one question to stderr: the answer up to the cut, every writer's text, and the target's own."""
+    show_answer(trial.question, trial.answer.tokens, trial.answer.origins, tokenizer)
+    for writer, written in trial.written.items():
+        tokens, kept = written.text.tokens, written.kept
+        if tokens:
+            marks = [MARKS[Origin.OFFLINE]] * kept + [ROLLED_BACK] * (len(tokens) - kept)
+            title = f"> written offline by {writer}, {kept} of {len(tokens)} tokens kept:"
+            show_tokens(title, tokens, marks, tokenizer)
+    own = trial.target.tokens
+    show_tokens("> the target itself:", own, [MARKS[Origin.CORRECTED]] * len(own), tokenizer)
+
+
+def _rows(result: Result, *names: str) -> list[list[object]]:
+    return [
+        [writer, int(length), *(figures[name] for name in names)]
+        for writer, lengths in result["writers"].items()
+        for length, figures in lengths.items()
+    ]

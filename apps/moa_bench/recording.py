@@ -1,0 +1,354 @@
+"""A drafter's predictions at every position of a target's answers, kept in a file and replayed without a model."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moa_bench.harness import Conversation, LoopbackVerifier
+from moa_bench.target_answers import ReplayEngine
+from moa_runtime.backends.base import Backend, StepInputs, StepResult
+from moa_runtime.backends.shared import SharedBackend
+from moa_runtime.bundle import Fingerprints, Manifest
+from moa_runtime.drafters.base import GREEDY, Budget, Drafter, Float32
+from moa_runtime.drafters.factory import drafter_for
+from moa_runtime.drafters.mixture import NgramMixture
+from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafting.draft_controllers import FixedShape
+from moa_runtime.errors import MoaError
+from moa_runtime.session.events import Sampling
+from moa_runtime.session.tree import DraftTree
+from moa_runtime.tokens import common_length
+from moa_server.engine.base import Capabilities, Engine, Outcome, Rows, StepRequest
+
+_VERSION = 1
+_ARRAYS = ("positions", "lengths", "tokens", "top_tokens", "top_logprobs")
+#: Together they ask nearly everything that drafts of any shape ask.
+_SHAPES = (Budget.tree(62, 16, 10), Budget.chain(16))
+_MAX_CONTEXT = 1 << 20
+#: Log-probability (nats) of a path that was never asked.
+_HOPELESS_NATS = -20.0
+
+Query = tuple[int, tuple[int, ...]]  # committed tokens, and the drafted path after them
+
+
+@dataclass(frozen=True)
+class RecordedAnswer:
+    """A target's answer, and the drafter's predictions on the way.
+
+    A *query* asks for the next token after a path of drafted tokens that begins at one of the answer's positions.
+
+    Attributes:
+        prompt: tokens before the answer.
+        answer: its tokens.
+        positions: ``[q]``, committed tokens of prompt and answer at each query.
+        lengths: ``[q]``, tokens of each path.
+        tokens: the paths, one after the other.
+        top_tokens, top_logprobs: ``[q, k]``, as in :class:`moa_runtime.backends.base.StepResult`.
+    """
+
+    prompt: list[int]
+    answer: list[int]
+    positions: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    top_tokens: NDArray[np.int32]
+    top_logprobs: NDArray[np.float32]
+
+    @cached_property
+    def queries(self) -> dict[Query, int]:
+        """The number of the query for each position and path."""
+        tokens, ends = self.tokens.tolist(), np.cumsum(self.lengths).tolist()
+        paths = (tuple(tokens[end - length : end]) for end, length in zip(ends, self.lengths.tolist(), strict=True))
+        return {key: at for at, key in enumerate(zip(self.positions.tolist(), paths, strict=True))}
+
+    def fault(self, vocab_size: int) -> str:
+        """Return the rest of a sentence about a contradiction; empty if there is none."""
+        count, top = len(self.positions), self.top_tokens.shape[1:]
+        shapes = [(count,), (count,), (int(np.sum(self.lengths)),), (count, *top), (count, *top)]
+        for name, shape in zip(_ARRAYS, shapes, strict=True):
+            found: NDArray[Any] = getattr(self, name)
+            kind = np.floating if name == "top_logprobs" else np.integer
+            if found.shape != shape or not np.issubdtype(found.dtype, kind):
+                return f"has {name} of shape {found.shape} and type {found.dtype}, where the others ask for {shape}"
+        if len(self.prompt) < 1 or len(self.answer) < 2 or not count or len(top) != 1 or not top[0]:
+            return "has no prompt, no second token, no query or no candidates"
+        every = np.concatenate((self.prompt, self.answer, self.tokens, self.top_tokens.ravel()))
+        if not np.issubdtype(every.dtype, np.integer) or every.min() < 0 or every.max() >= vocab_size:
+            return f"has tokens outside of the {vocab_size} of the target"
+        if self.lengths.min() < 0 or self.positions.min() < 1 or not (self.top_logprobs <= 0.01).all():
+            return "has negative lengths or positions, or probabilities above 1"
+        return ""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Answers of one target with the predictions of one drafter.
+
+    Attributes:
+        drafter: its name, for people.
+        stop_tokens: ids that end a turn.
+        ngrams: whether the drafter is mixed with an n-gram index of the conversation.
+    """
+
+    drafter: str
+    fingerprints: Fingerprints
+    vocab_size: int
+    stop_tokens: tuple[int, ...]
+    ngrams: bool
+    answers: list[RecordedAnswer]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each answer without the first, which comes with the prompt's verdict."""
+        return [len(answer.answer) - 1 for answer in self.answers]
+
+    def write(self, path: Path) -> None:
+        """Raises MoaError if the file cannot be written."""
+        header = {
+            "version": _VERSION,
+            "drafter": self.drafter,
+            "fingerprints": asdict(self.fingerprints),
+            "vocab_size": self.vocab_size,
+            "stop_tokens": self.stop_tokens,
+            "ngrams": self.ngrams,
+            "texts": [[answer.prompt, answer.answer] for answer in self.answers],
+        }
+        arrays = {f"{name}-{at}": getattr(answer, name) for at, answer in enumerate(self.answers) for name in _ARRAYS}
+        try:
+            with path.open("wb") as file:
+                np.savez_compressed(file, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
+        except OSError as error:
+            raise MoaError(f"cannot write the recording {path}: {error.strerror}") from error
+
+    @classmethod
+    def read(cls, path: Path) -> Recording:
+        """Raises MoaError for a file that cannot be read, is no recording, or contradicts itself."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                header: dict[str, Any] = json.loads(file["header"].tobytes())
+                if header["version"] != _VERSION:
+                    raise ValueError
+                answers = [
+                    RecordedAnswer(prompt, answer, *(file[f"{name}-{at}"] for name in _ARRAYS))
+                    for at, (prompt, answer) in enumerate(header["texts"])
+                ]
+                vocab_size, stop_tokens = int(header["vocab_size"]), tuple(map(int, header["stop_tokens"]))
+                prints, ngrams = Fingerprints(**header["fingerprints"]), bool(header["ngrams"])
+                faults = [answer.fault(vocab_size) for answer in answers]
+                if not answers or not stop_tokens:
+                    raise ValueError
+        except OSError as error:
+            raise MoaError(f"cannot read the recording {path}: {error.strerror}") from error
+        except (
+            ArithmeticError,
+            EOFError,
+            LookupError,
+            MemoryError,
+            NotImplementedError,
+            TypeError,
+            ValueError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ) as error:
+            raise MoaError(
+                f"{path} is no recording of this version of moa-bench: choose another --recording, or remove it"
+            ) from error
+        for number, fault in enumerate(faults, 1):
+            if fault:
+                damage = f"its answer {number} {fault}"
+                raise MoaError(f"{path} is damaged, {damage}: choose another --recording, or remove it")
+        return cls(header["drafter"], prints, vocab_size, stop_tokens, ngrams, answers)
+
+
+class _Paths:
+    """Finds the queries of a backend's steps: the drafted path after the committed tokens, for each."""
+
+    def __init__(self) -> None:
+        self._held = np.zeros(0, np.int64)  # tokens of the cache entries
+
+    def of(self, inputs: StepInputs) -> list[Query]:
+        """Return the queries of the next step."""
+        self._held = np.concatenate((self._held[: len(inputs.self_keys)], inputs.tokens))
+        committed = len(inputs.memory_keys) + 1  # the token that came with the last row has none yet
+        drafted, masks = self._held[committed:], inputs.self_mask[inputs.queries, committed:]
+        return [(committed, tuple(drafted[mask].tolist())) for mask in masks]
+
+
+# -- making a recording ----------------------------------------------------------------------------------
+
+
+def record(
+    manifest: Manifest,
+    backend: Backend,
+    engine: Engine,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    *,
+    ngrams: bool,
+    on_position: Callable[[], None],
+) -> RecordedAnswer:
+    """Record the predictions of a bundle's drafter at every position of ``answer``.
+
+    Args:
+        backend: the bundle's graph.
+        engine: the target, asked for memory rows only.
+        on_position: called for each position.
+    """
+    recording = _RecordingBackend(backend)
+    drafter = _SilentDrafter(drafter_for(manifest, recording, ngrams=ngrams), on_position)
+    verifier = LoopbackVerifier(ReplayEngine(engine, {tuple(prompt): list(answer)}))
+    nothing = FixedShape(Budget.chain(0))  # so that the answer comes token by token
+    try:
+        conversation = Conversation(verifier, drafter, manifest.fingerprints, manifest.stop_tokens, nothing)
+        conversation.answer(prompt, Sampling(), max_new_tokens=len(answer), on_round=lambda outcome: None)
+    finally:
+        verifier.close()
+    paths = [path for _, path in recording.heard]
+    return RecordedAnswer(
+        list(prompt),
+        list(answer),
+        np.array([position for position, _ in recording.heard], np.int32),
+        np.array([len(path) for path in paths], np.int32),
+        np.array([token for path in paths for token in path], np.int32),
+        np.array([tokens for tokens, _ in recording.heard.values()], np.int32),
+        np.array([logprobs for _, logprobs in recording.heard.values()], np.float32),
+    )
+
+
+class _RecordingBackend(SharedBackend):
+    """A backend that keeps candidates and log-probabilities by query, in ``heard``."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        self._paths = _Paths()
+        self.heard: dict[Query, tuple[list[int], list[float]]] = {}
+
+    def step(self, inputs: StepInputs) -> StepResult:
+        result = super().step(inputs)
+        found = zip(result.top_tokens.tolist(), result.top_logprobs.tolist(), strict=True)
+        self.heard.update(zip(self._paths.of(inputs), found, strict=True))
+        return result
+
+
+class _SilentDrafter:
+    """Drafts in all shapes and proposes nothing. Implements :class:`moa_runtime.drafters.base.Drafter`."""
+
+    manners = None
+
+    def __init__(self, drafter: Drafter, on_position: Callable[[], None]) -> None:
+        self._drafter, self._on_position = drafter, on_position
+        self.needs_rows = drafter.needs_rows
+
+    @property
+    def rows(self) -> int:
+        return self._drafter.rows
+
+    def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
+        self._drafter.add_rows(start, keys, values)
+
+    def truncate_rows(self, length: int) -> None:
+        self._drafter.truncate_rows(length)
+
+    def propose(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> DraftTree:
+        for shape in _SHAPES:
+            self._drafter.propose(prefix, shape, sampling)
+        self._on_position()
+        return DraftTree()
+
+
+# -- replaying it ----------------------------------------------------------------------------------------
+
+
+class RecordedBackend(Backend):
+    """A backend that returns recorded predictions. A path that was not asked gets that of a later position of the
+    answer; a path that leaves the answer gets nothing likely.
+
+    Attributes:
+        unknown: queries without a recorded prediction.
+    """
+
+    kv_shape, max_positions = (1, 1), None
+
+    def __init__(self, answer: RecordedAnswer) -> None:
+        self.unknown, self._paths = 0, _Paths()
+        self.replay(answer)
+
+    def replay(self, answer: RecordedAnswer) -> None:
+        """Replay another answer from now on."""
+        self._answer, self._text = answer, (*answer.prompt, *answer.answer)
+
+    @property
+    def top_k(self) -> int:
+        return self._answer.top_tokens.shape[1]
+
+    def step(self, inputs: StepInputs) -> StepResult:
+        found = [self._query(position, path) for position, path in self._paths.of(inputs)]
+        known = [-1 if query is None else query for query in found]
+        logprobs = self._answer.top_logprobs[known]  # a copy
+        if None in found:
+            self.unknown += found.count(None)
+            logprobs[[query is None for query in found]] = _HOPELESS_NATS
+        entries = np.zeros((len(inputs.tokens), 1, 1), np.float32)
+        return StepResult(self._answer.top_tokens[known], logprobs, entries, entries)
+
+    def _query(self, position: int, path: tuple[int, ...]) -> int | None:
+        for right in range(len(path) + 1):
+            query = self._answer.queries.get((position + right, path[right:]))
+            if query is not None:
+                return query
+            if path[right : right + 1] != self._text[position + right : position + right + 1]:
+                break
+        return None
+
+
+def replayed_drafter(recording: Recording, backend: Backend) -> MoaDrafter:
+    """Make the recording's drafter; one at a time on a backend."""
+    mixture = NgramMixture(recording.stop_tokens) if recording.ngrams else None
+    return MoaDrafter(backend, max_context=_MAX_CONTEXT, stop_tokens=recording.stop_tokens, mixture=mixture)
+
+
+def replayed_target(recording: Recording) -> ReplayEngine:
+    """Make an engine that gives the recording's answers to their prompts, with memory rows of zeros."""
+    answers = {tuple(answer.prompt): answer.answer for answer in recording.answers}
+    return ReplayEngine(_RowsOfZeros(recording), answers)
+
+
+class _RowsOfZeros:
+    """The engine that :class:`ReplayEngine` asks for memory rows."""
+
+    capabilities, forwards, cache_use = Capabilities(), 0, (0, 0)
+
+    def __init__(self, recording: Recording) -> None:
+        self.fingerprints, self.vocab_size = recording.fingerprints, recording.vocab_size
+        self.stop_tokens, self.max_context = recording.stop_tokens, _MAX_CONTEXT
+        self._held: dict[int, Sequence[int]] = {}
+
+    def held(self, sequence: int, prefix: Sequence[int]) -> int:
+        return common_length(self._held.get(sequence, ()), prefix)
+
+    async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        self._held.update((request.sequence, request.prefix) for request in requests)
+        return [Outcome(rows=_rows(request)) for request in requests]
+
+    def release(self, sequence: int) -> None:
+        self._held.pop(sequence, None)
+
+    def close(self) -> None:
+        self._held.clear()
+
+
+def _rows(request: StepRequest) -> Rows | None:
+    if request.rows_from is None:
+        return None
+    rows = np.zeros((len(request.prefix) - request.rows_from, 1, 1), np.float32)
+    return Rows(request.rows_from, rows, rows)

@@ -1,1 +1,0 @@
-"""All results as one page."""

@@ -1,0 +1,209 @@
+"""The runner of all benchmarks: options of the output, partial results, tables, JSON, plots, pages, exit status."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from moa_bench.result import result_of
+from moa_bench.table import Table
+from moa_runtime.bundle import Fingerprints
+from moa_runtime.errors import MoaError, reason_of
+from moa_runtime.optional_deps import require_extra
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: A label with its unit, and the figure; None if there is none.
+Headline = tuple[str, object]
+Result = Mapping[str, Any]
+
+INTERRUPTED = "interrupted before everything was measured"
+#: Options that name a file to write, as far as a command has them.
+_OUTPUTS = ("plot", "html", "timeline")
+_PLOTS = (".png", ".svg", ".pdf")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a benchmark has measured so far.
+
+    Attributes:
+        figures: makes the plain figures for JSON, called once: at the end, or when something ends the measurement.
+        settings: see :func:`moa_bench.result.result_of`.
+        fingerprints: of the target, tokenizer and drafter.
+    """
+
+    figures: Callable[[], Mapping[str, Any]]
+    settings: Mapping[str, Any]
+    fingerprints: Fingerprints
+
+
+class Benchmark(ABC):
+    """One command of ``moa-bench``. Its ``tables``, ``plot`` and ``headlines`` read a result from its JSON alone, and
+    a partial one too.
+
+    Attributes:
+        name: of the command.
+        purpose: a sentence for the page.
+        summary: a line for ``moa-bench --help``.
+        description: for the command's own ``--help``; it keeps its lines.
+        extra: the optional install that measuring needs.
+    """
+
+    name: ClassVar[str]
+    purpose: ClassVar[str]
+    summary: ClassVar[str]
+    description: ClassVar[str]
+    extra: ClassVar[str] = "bench"
+
+    @abstractmethod
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Add the command's own options."""
+
+    @abstractmethod
+    def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
+        """Measure, and yield once when everything is loaded and then after each part that counts.
+
+        Whatever was yielded before an interruption or an error is shown as a partial result.
+
+        Raises:
+            MoaError: bad input, or a failure; before the second yield it ends the command without a result.
+        """
+
+    @abstractmethod
+    def tables(self, result: Result) -> list[Table]:
+        """Make the tables that the terminal and the page show."""
+
+    @abstractmethod
+    def plot(self, result: Result, figure: Figure) -> None:
+        """Fill an empty matplotlib figure."""
+
+    def headlines(self, result: Result) -> list[Headline]:
+        """Return the figures to read first, the most important one leading."""
+        return []
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that every benchmark has."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a plot (.png, .svg or .pdf)")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write tables, plot, settings, machine and versions as one page"
+    )
+
+
+def run(benchmark: Benchmark, args: argparse.Namespace) -> int:
+    """Measure, print the result and write its files.
+
+    Returns:
+        exit status: 0; 130 after an interruption; 1 if something else ended the measurement early.
+
+    Raises:
+        MoaError: bad input, or a failure before anything was measured.
+        KeyboardInterrupt: before everything was loaded.
+    """
+    check_outputs(args)
+    require_extra(benchmark.extra, f"moa-bench {benchmark.name}")
+    if args.plot is not None or args.html is not None:
+        require_extra("bench", "moa-bench --plot and --html")
+    result = _measured(benchmark, args)
+    print(json.dumps(result) if args.json else "\n\n".join(table.text() for table in benchmark.tables(result)))
+    if args.plot is not None:
+        figure_of(benchmark, result).savefig(args.plot, dpi=150)
+    if args.html is not None:
+        # Imported late, as matplotlib is: without --html they are not needed.
+        from moa_bench.html_page import render
+
+        args.html.write_text(render(benchmark, result), encoding="utf-8")
+    if not result["partial"]:
+        return 0
+    print(f"moa-bench: partial result: {result['problem']}", file=sys.stderr)
+    return 130 if result["problem"] == INTERRUPTED else 1
+
+
+def _measured(benchmark: Benchmark, args: argparse.Namespace) -> dict[str, Any]:
+    measured: Measured | None = None
+    parts, began, problem = 0, 0.0, ""
+    try:
+        with closing(benchmark.measure(args)) as yielded:
+            for part in yielded:
+                measured, began, parts = part, began or time.monotonic(), parts + 1
+    except KeyboardInterrupt:
+        if measured is None:
+            raise
+        problem = INTERRUPTED
+    except MoaError as error:
+        if parts < 2:
+            raise
+        problem = str(error)
+    assert measured is not None, "a benchmark yields at least once"
+    return result_of(
+        benchmark.name,
+        measured.figures(),
+        settings=measured.settings,
+        fingerprints=measured.fingerprints,
+        seconds=time.monotonic() - began,
+        problem=problem,
+    )
+
+
+def figure_of(benchmark: Benchmark, result: Result) -> Figure:
+    """Plot ``result`` in matplotlib's current style."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    benchmark.plot(result, figure)
+    return figure
+
+
+def check_outputs(args: argparse.Namespace) -> None:
+    """Refuse before the measurement what could not be written after it.
+
+    Raises:
+        MoaError: an unknown kind of plot, a file that cannot be written, or one that another option names.
+    """
+    if args.plot is not None and args.plot.suffix not in _PLOTS:
+        raise MoaError(f"--plot {args.plot} must end with .png, .svg or .pdf")
+    for option in _OUTPUTS:
+        check_output_file(option, args)
+
+
+def check_output_file(option: str, args: argparse.Namespace) -> None:
+    """Refuse the file of ``--option`` if it cannot be written, or if another option names it too.
+
+    Raises:
+        MoaError: the option, its file and the reason.
+    """
+    path: Path | None = getattr(args, option, None)
+    if path is None:
+        return
+    try:
+        place = path.resolve()  # keeps a link to a file that is not there yet
+        fresh = not place.exists()
+        place.open("ab").close()
+        try:
+            for other, named in _paths(args):
+                if other != option and named.exists() and named.samefile(place):
+                    raise MoaError(f"--{option} {path} is the file of --{other}, which would be lost: name another")
+        finally:
+            if fresh:
+                place.unlink()
+    except OSError as error:
+        raise MoaError(f"--{option} {path} cannot be written: {reason_of(error)}") from error
+
+
+def _paths(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
+    """All paths among the arguments, by option."""
+    for name, value in vars(args).items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, Path):
+                yield name.replace("_", "-"), each

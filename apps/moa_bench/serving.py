@@ -1,0 +1,359 @@
+"""Ways of serving the same target over a network, and one question asked in one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from moa_bench.latency import Burst
+from moa_bench.link import LinkProfile
+from moa_bench.link.background import BackgroundLink, background_link
+from moa_bench.verifier import Verifier, VerifierGoneError, stream_decode
+from moa_runtime.backends.load import load_backend
+from moa_runtime.bundle import Bundle
+from moa_runtime.chat import Chat
+from moa_runtime.draft_length import DraftLength
+from moa_runtime.drafters.base import GREEDY, Budget, Drafter, Float32
+from moa_runtime.drafters.factory import drafter_for
+from moa_runtime.drafting.controllers import controller_for
+from moa_runtime.drafting.settings import LoopSettings
+from moa_runtime.errors import MoaError
+from moa_runtime.events import AnswerFinished, AnswerUpdate
+from moa_runtime.options import Drafting
+from moa_runtime.session.events import Origin, Sampling
+from moa_runtime.session.tree import DraftTree
+from moa_runtime.timeline import NO_TIMELINE, Timeline
+from moa_runtime.transport import Endpoint
+
+if TYPE_CHECKING:
+    import httpx
+
+MODES = ("stream", "per-call", "device", "server", "auto", "oracle")
+_POLL_S = 1.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class AnswerSettings:
+    """Settings of every answer, the same for every mode that has a use for them.
+
+    Args:
+        draft_length: tokens of each draft, a chain, or a word for how they are chosen.
+        max_new_tokens: tokens of an answer at most.
+        threads: processor threads of the drafter.
+        answer_timeout_s: seconds after which an answer, connecting included, is given up.
+    """
+
+    draft_length: DraftLength = "auto"
+    max_new_tokens: int = 32
+    sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
+    threads: int = 1
+    answer_timeout_s: float = 120.0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A question and its correct answer.
+
+    Attributes:
+        prompt: the question's tokens by the chat template, up to the beginning of the answer.
+        reference: the answer (tokens) that the target writes alone, as long as answers may get.
+    """
+
+    text: str
+    prompt: Sequence[int]
+    reference: Sequence[int]
+
+
+@dataclass
+class Answer:
+    """The committed tokens of an answer as they arrived.
+
+    Attributes:
+        sent: when the question was sent; seconds on the clock of ``bursts``, which is :func:`time.perf_counter`.
+        origins: of each token.
+        bursts: one for each message that brought tokens.
+        payload_up, payload_down: bytes in HTTP bodies or WebSocket messages, as the client counts them.
+    """
+
+    sent: float
+    tokens: list[int] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    bursts: list[Burst] = field(default_factory=list)
+    payload_up: int = 0
+    payload_down: int = 0
+
+    def add(self, at: float, tokens: Sequence[int], origins: Sequence[Origin]) -> None:
+        """Append the tokens of a message that arrived at the time ``at``."""
+        self.tokens += tokens
+        self.origins += origins
+        self.bursts.append(Burst(at, len(tokens)))
+
+
+Ask = Callable[[], Awaitable[Answer]]
+
+
+class Mode(Protocol):
+    """A way of serving.
+
+    Attributes:
+        in_rounds: whether the device sends a message for each one that it receives.
+    """
+
+    in_rounds: bool
+
+    def connect(self, endpoint: Endpoint, turn: Turn) -> AbstractAsyncContextManager[Ask]:
+        """Open a connection for one answer; calling its result sends the question.
+
+        Raises:
+            MoaError: on entering or in the call, if the verifier is gone or refuses.
+        """
+
+
+@dataclass(frozen=True)
+class StreamMode:
+    """``POST /v1/decode`` with ``"stream": true``, over an HTTP connection that is open already."""
+
+    settings: AnswerSettings
+    in_rounds: ClassVar[bool] = False
+
+    @asynccontextmanager
+    async def connect(self, endpoint: Endpoint, turn: Turn) -> AsyncIterator[Ask]:
+        """See :meth:`Mode.connect`."""
+        import httpx
+
+        url = Verifier(endpoint).http_url
+        # No time limit here: slowness is measured, an outage is waited for, and the caller has a limit.
+        async with httpx.AsyncClient(verify=endpoint.tls or True, timeout=None, trust_env=False) as client:
+            try:
+                await client.get(f"{url}/healthz")
+            except httpx.TransportError as error:
+                raise VerifierGoneError(f"no verifier answers at {url}: {error!r}") from error
+
+            async def ask() -> Answer:
+                exchanged: list[httpx.Response] = []
+
+                async def note(response: httpx.Response) -> None:
+                    exchanged.append(response)
+
+                client.event_hooks = {"response": [note]}
+                answer = Answer(time.perf_counter())
+                asked = (turn.prompt, self.settings.max_new_tokens, self.settings.sampling)
+                async for token in stream_decode(client, url, endpoint.token, *asked):
+                    answer.add(time.perf_counter(), [token], [Origin.CORRECTED])
+                answer.payload_up = sum(len(response.request.content) for response in exchanged)
+                answer.payload_down = sum(response.num_bytes_downloaded for response in exchanged)
+                return answer
+
+            yield ask
+
+
+@dataclass(frozen=True)
+class ChatMode:
+    """The runtime's chat, a new conversation for each answer.
+
+    Args:
+        new_drafter: makes the drafter for a turn. If it makes None, the device proposes nothing and each round asks the
+            target for one token.
+        drafting: see :class:`moa_runtime.drafting.settings.LoopSettings`.
+        timeline: see :meth:`moa_runtime.chat.Chat.connect`.
+    """
+
+    bundle: Bundle
+    new_drafter: Callable[[Turn], Drafter | None]
+    settings: AnswerSettings
+    drafting: Drafting
+    timeline: Timeline = NO_TIMELINE
+    in_rounds: ClassVar[bool] = True
+
+    @asynccontextmanager
+    async def connect(self, endpoint: Endpoint, turn: Turn) -> AsyncIterator[Ask]:
+        """See :meth:`Mode.connect`."""
+        settings = self.settings
+        controller, drafter = controller_for(settings.draft_length), self.new_drafter(turn)
+        loop = LoopSettings(drafting=self.drafting)
+        chat = Chat(
+            self.bundle, endpoint, drafter=drafter, controller=controller, settings=loop, timeline=self.timeline
+        )
+        async with chat:
+            await chat.open()
+
+            async def ask() -> Answer:
+                answer = Answer(time.perf_counter())
+                events = chat.send(turn.text, max_new_tokens=settings.max_new_tokens, sampling=settings.sampling)
+                async for event in events:
+                    if isinstance(event, AnswerUpdate):
+                        committed = [token for token in event.tokens if token.committed]
+                        if new := committed[len(answer.tokens) :]:
+                            tokens, origins = [token.token for token in new], [token.origin for token in new]
+                            answer.add(time.perf_counter(), tokens, origins)
+                    elif isinstance(event, AnswerFinished):
+                        statistics = event.statistics
+                        answer.payload_up, answer.payload_down = statistics.bytes_up, statistics.bytes_down
+                return answer
+
+            yield ask
+
+
+class OracleDrafter:
+    """A drafter that proposes the target's known answer, in no time: the limit of any drafter. Implements
+    :class:`moa_runtime.drafters.base.Drafter`; it is sent memory rows as any drafter is, and ignores them.
+
+    Args:
+        prompt_length: tokens before the answer.
+        answer: the target's answer.
+    """
+
+    needs_rows = False
+    manners = None
+
+    def __init__(self, prompt_length: int, answer: Sequence[int]) -> None:
+        self._prompt_length, self._answer = prompt_length, answer
+        self.rows = 0
+
+    def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
+        self.rows = start + len(keys)
+
+    def truncate_rows(self, length: int) -> None:
+        self.rows = min(self.rows, length)
+
+    def propose(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> DraftTree:
+        """Return a chain of the answer's next tokens, fewer at its end."""
+        written, most = len(prefix) - self._prompt_length, min(budget.nodes, budget.levels, budget.depth)
+        tokens = self._answer[written : written + most]
+        return DraftTree.chain(tokens, [0.0] * len(tokens))
+
+
+def make_modes(
+    names: Sequence[str], bundle: Bundle, settings: AnswerSettings, timeline: Timeline = NO_TIMELINE
+) -> dict[str, Mode]:
+    """Make the modes of :data:`MODES` that ``names`` lists, in their order.
+
+    Args:
+        timeline: gets the device's work in the modes that draft.
+
+    Raises:
+        MoaError: the bundle's graph cannot be loaded.
+    """
+
+    def chat(new_drafter: Callable[[Turn], Drafter | None], drafting: Drafting = "device") -> Mode:
+        return ChatMode(bundle, new_drafter, settings, drafting, timeline)
+
+    def ours() -> Callable[[Turn], Drafter]:
+        backend = load_backend(bundle, threads=settings.threads)
+        # The graph is shared; each answer has caches of its own.
+        return lambda turn: drafter_for(bundle.manifest, backend)
+
+    makers: dict[str, Callable[[], Mode]] = {
+        "stream": lambda: StreamMode(settings),
+        "per-call": lambda: chat(lambda turn: None),
+        "device": lambda: chat(ours()),
+        "server": lambda: chat(ours(), "server"),
+        "auto": lambda: chat(ours(), "auto"),
+        "oracle": lambda: chat(lambda turn: OracleDrafter(len(turn.prompt), turn.reference)),
+    }
+    return {name: makers[name]() for name in names}
+
+
+# -- asking ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An answer with its cost.
+
+    Attributes:
+        identical: whether its tokens are those that the target writes alone.
+        passes: of the target, those over the prompt included.
+        bytes_up, bytes_down: through the link emulator, with the framing of HTTP or WebSocket, without that of TCP;
+            without an emulator the client's count, without any framing. Connecting is left out.
+        in_rounds: see :class:`Mode`.
+    """
+
+    answer: Answer
+    identical: bool
+    passes: int
+    bytes_up: int
+    bytes_down: int
+    in_rounds: bool
+
+
+def ask(verifier: Verifier, profile: LinkProfile | None, mode: Mode, turn: Turn, timeout_s: float) -> Outcome:
+    """Ask through a link of its own, so that every answer meets the same outages at the same times.
+
+    Args:
+        profile: of the link; None for no emulation.
+
+    Raises:
+        VerifierGoneError: the verifier died.
+        MoaError: it refused, or the answer took longer than ``timeout_s``.
+    """
+    with ExitStack() as stack:
+        link, endpoint = None, verifier.endpoint
+        if profile is not None:
+            link = stack.enter_context(background_link(profile, *verifier.host_and_port))
+            endpoint = through(link, endpoint)
+        passes = verifier.forwards()
+        answer, up, down = asyncio.run(watched(_ask(endpoint, link, mode, turn), verifier, timeout_s))
+        passes = verifier.forwards() - passes
+    return Outcome(answer, answer.tokens == list(turn.reference), passes, up, down, mode.in_rounds)
+
+
+def through(link: BackgroundLink, endpoint: Endpoint) -> Endpoint:
+    """Return the endpoint of the same verifier through an emulated link."""
+    address = urlsplit(endpoint.address)._replace(netloc=f"127.0.0.1:{link.port}")
+    return replace(endpoint, url=address.geturl())
+
+
+async def _ask(endpoint: Endpoint, link: BackgroundLink | None, mode: Mode, turn: Turn) -> tuple[Answer, int, int]:
+    """Return the answer, and bytes up and down."""
+    async with mode.connect(endpoint, turn) as send:
+        if link is None:
+            answer = await send()
+            return answer, answer.payload_up, answer.payload_down
+        up, down = link.bytes_up, link.bytes_down
+        return await send(), link.bytes_up - up, link.bytes_down - down
+
+
+async def watched(work: Coroutine[Any, Any, T], verifier: Verifier, timeout_s: float) -> T:
+    """Await ``work``, unless it takes too long or the verifier dies: a client would wait for it for ever.
+
+    Raises:
+        VerifierGoneError: the verifier died.
+        MoaError: ``work`` raised it, or took longer than ``timeout_s``.
+    """
+    working, watching = asyncio.create_task(work), asyncio.create_task(_until_gone(verifier))
+    try:
+        done, _ = await asyncio.wait({working, watching}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            raise MoaError(
+                f"an answer was not complete after {timeout_s:g} s: ask for fewer tokens, or raise --answer-timeout"
+            )
+        if working not in done:
+            watching.result()
+        if isinstance(working.exception(), MoaError):
+            verifier.status()  # a verifier that is gone is the better explanation
+        return working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _until_gone(verifier: Verifier) -> NoReturn:
+    """Raise VerifierGoneError once the verifier takes no connections."""
+    while True:
+        await asyncio.sleep(_POLL_S)
+        try:
+            # A connection alone: a request would take time from the measured answer.
+            _, writer = await asyncio.open_connection(*verifier.host_and_port)
+        except OSError:
+            verifier.status()
+        else:
+            writer.close()

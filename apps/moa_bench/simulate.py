@@ -1,0 +1,330 @@
+"""``moa-bench simulate``: shapes of drafts, who drafts, and a full verifier, on machines described by their times."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from moa_bench.harness import engine_of
+from moa_bench.options import (
+    add_backend_option,
+    add_bundle_option,
+    add_ngrams_option,
+    add_question_options,
+    add_target_options,
+    bundle_of,
+    check_at_least,
+    numbers_of,
+    questions_of,
+)
+from moa_bench.recording import Recording, record
+from moa_bench.runner import Benchmark, Headline, Measured, Result
+from moa_bench.server import Load, WindowResult, figures_of
+from moa_bench.server_clients import ClientRecord
+from moa_bench.table import Table
+from moa_bench.target_answers import write_answers
+from moa_runtime.backends.load import load_backend
+from moa_runtime.errors import MoaError
+from moa_runtime.options import DRAFTINGS
+from moa_runtime.tokenizer import ChatTokenizer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MAX_NEW_TOKENS = 80
+#: Times of the fleet in milliseconds, as of an 8B target on a GPU, a phone, and a link like ``lte``.
+_FLEET_MS = "8,0.8,6,0.02,70"
+_FLEET_DRAFTER_MS = "0.6,0.005"
+_MADE_WITH = ("questions", "limit", "max_new_tokens", "bundle", "backend", "model", "drafter")
+_WORST = 10
+
+
+@dataclass(frozen=True)
+class _View:
+    """How scenarios are shown: their main figure, the aim for it, and whether less of it is better."""
+
+    figure: str
+    aim: float
+    less: bool
+    title: str
+
+    def reached(self, figures: Sequence[float]) -> float | None:
+        """Return the share of scenarios that reach the aim; None without scenarios."""
+        reached = sum(figure <= self.aim if self.less else figure >= self.aim for figure in figures)
+        return reached / len(figures) if figures else None
+
+    def sorted(self, scenarios: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Sort scenarios, the worst first."""
+        return sorted(scenarios, key=lambda each: each[self.figure], reverse=self.less)
+
+
+_VIEWS = {
+    "shapes": _View("share", 0.95, False, "tokens/s of chosen shapes by those of the best fixed shape"),
+    "placement": _View("ratio", 1.05, True, "ms/token of auto by those of the faster of device and server"),
+}
+
+
+class Simulate(Benchmark):
+    """The runtime's choices against the best fixed ones, in simulated scenarios, and a fleet of sessions."""
+
+    name = "simulate"
+    purpose = "The runtime's choices on devices, links and verifiers that are described by their times."
+    summary = "shapes of drafts, who drafts, and a full verifier, in simulated scenarios"
+    description = f"""\
+Simulate devices, links and verifiers that are described by their times. Loops, sessions, growth of trees, prices and
+scheduler are the real ones; only time is simulated. The drafter's predictions are recorded at every position of the
+target's answers: --recording FILE is read, or made if it is not there (half a second and more a token).
+
+  shapes     tokens a second of drafts whose shape the runtime chooses, by those of the best fixed shape, which is
+             chosen for each scenario with knowledge of its answers; aim: {_VIEWS["shapes"].aim} or more
+  placement  milliseconds a token if the runtime chooses who drafts (auto), by those of the faster of the device alone
+             and the server alone; links and verifiers may change half-way, and all three write the same text, which is
+             checked; first tokens are left out; aim: {_VIEWS["placement"].aim} or less
+  fleet      tokens a second and milliseconds a token of many sessions at once on one verifier, streamed, or drafted
+             for by the server, the devices, or either (auto); figures as of moa-bench server
+"""
+    extra = "bench"
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("question", choices=("shapes", "placement", "fleet"), help="what to simulate, see above")
+        parser.add_argument(
+            "--recording",
+            type=Path,
+            required=True,
+            metavar="FILE",
+            help="recorded predictions; the options from --questions on are for making them",
+        )
+        parser.add_argument(
+            "--scenarios", type=int, default=1000, metavar="N", help="of shapes and placement (default %(default)s)"
+        )
+        parser.add_argument("--seed", type=int, default=0, help="of the scenarios (default %(default)s)")
+        parser.add_argument(
+            "--sessions", default="1,8,32,128", metavar="N,N,...", help="of the fleet (default %(default)s)"
+        )
+        parser.add_argument(
+            "--seconds", type=float, default=20.0, metavar="S", help="of the fleet's windows (default %(default)g)"
+        )
+        parser.add_argument(
+            "--pace",
+            default=_FLEET_MS,
+            metavar="STEP,QUERY,PASS,TOKEN,ROUND_TRIP",
+            help="of the fleet: milliseconds of a device's step and of each token that it continues, of a pass of the "
+            "target and of each token in it, and of the round trip (default %(default)s)",
+        )
+        parser.add_argument(
+            "--server-drafter",
+            default=_FLEET_DRAFTER_MS,
+            metavar="STEP,QUERY",
+            help="of the fleet: milliseconds of the server's drafter; none for a server that only decodes (default "
+            "%(default)s)",
+        )
+        add_question_options(parser, required=False)
+        parser.add_argument(
+            "--max-new-tokens", type=int, metavar="N", help=f"tokens of an answer at most (default {_MAX_NEW_TOKENS})"
+        )
+        add_bundle_option(parser)
+        add_backend_option(parser)
+        add_target_options(parser)
+        add_ngrams_option(parser)
+        parser.set_defaults(ngrams=None)  # a recording that is there knows it
+
+    def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
+        # Imported here: SimPy is not in every install.
+        from moa_bench.scenarios import TOKENS, Field, compare_placements, draw_placements, draw_shapes, fleet_times
+        from moa_bench.simulation import simulate_window
+        from moa_drafter.progress import Progress
+
+        check_at_least(args, scenarios=1, seed=0, seconds=1, max_new_tokens=2)
+        sessions, times = numbers_of("--sessions", args.sessions), fleet_times(args.pace, args.server_drafter)
+        if min(sessions) < 1:
+            raise MoaError(f"--sessions must be at least 1, not {min(sessions)}")
+        recording = _recording(args)
+        fleet = args.question == "fleet"
+        settings = {
+            "question": args.question,
+            "drafter": recording.drafter,
+            "ngrams": recording.ngrams,
+            "answers": len(recording.answers),
+            "tokens": sum(recording.lengths),
+            **({"sessions": sessions, "seconds": args.seconds, "ms": times.in_ms()} if fleet else {}),
+            **({} if fleet else {"tokens_of_a_scenario": TOKENS[args.question], "seed": args.seed}),
+        }
+        if fleet:
+            windows: dict[Load, list[WindowResult]] = {}
+            measured = Measured(lambda: figures_of(windows, args.seconds, 1), settings, recording.fingerprints)
+            yield measured
+            loads = [Load(count, mode) for count in sessions for mode in ("stream", *DRAFTINGS)]
+            for load in Progress(loads, desc="simulate", unit="window"):
+                records, passes = simulate_window(recording, times, load.mode, load.clients, args.seconds)
+                windows[load] = [WindowResult([ClientRecord(records, 0.0)], passes, None)]
+                yield measured
+            return
+        found: list[dict[str, Any]] = []
+        measured = Measured(lambda: {"scenarios": found}, settings, recording.fingerprints)
+        yield measured
+        if args.question == "shapes":
+            field = Field(recording)
+            results = (field.run(scenario) for scenario in draw_shapes(args.scenarios, args.seed, recording.lengths))
+        else:
+            drawn = draw_placements(args.scenarios, args.seed, recording.lengths)
+            results = (compare_placements(recording, scenario) for scenario in drawn)
+        for result in Progress(results, total=args.scenarios, desc="simulate", unit="scenario"):
+            found.append(result)
+            yield measured
+
+    def tables(self, result: Result) -> list[Table]:
+        settings = result["settings"]
+        if settings["question"] == "fleet":
+            return [_fleet_table(result)]
+        scenarios, view = result["scenarios"], _VIEWS[settings["question"]]
+        kinds = dict.fromkeys(each["kind"] for each in scenarios)
+        rows = [_summary(kind, [each for each in scenarios if each["kind"] == kind], view) for kind in sorted(kinds)]
+        means = list(scenarios[0]["means"]) if scenarios else []
+        note = (
+            f"{settings['answers']} answers of {settings['drafter']}, {settings['tokens']} tokens; "
+            f"{settings['tokens_of_a_scenario']} tokens a scenario, seed {settings['seed']}, {result['seconds']:.0f} s"
+        )
+        worst = view.sorted(scenarios)[:_WORST]
+        times = list(worst[0]["ms"]) if worst else []
+        reached = f"at {view.aim} or {'below' if view.less else 'above'}"
+        return [
+            Table(
+                ["best", "scenarios", "median", "99 of 100", "worst", reached, *means],
+                [*rows, _summary("all", scenarios, view)],
+                title=f"{view.title}:",
+                note=note,
+            ),
+            Table(
+                ["best", view.figure, *times],
+                [[each["best"], each[view.figure], *each["ms"].values()] for each in worst],
+                title="The worst (times in ms):",
+            ),
+        ]
+
+    def headlines(self, result: Result) -> list[Headline]:
+        if result["settings"]["question"] == "fleet":
+            return [
+                (f"tokens/s of {count} sessions, auto by stream", modes.get("auto"))
+                for count, modes in result["speedup"].items()
+            ]
+        view = _VIEWS[result["settings"]["question"]]
+        figures = [each[view.figure] for each in result["scenarios"]]
+        return [
+            (f"{view.title}, median", median(figures) if figures else None),
+            (f"scenarios that reach {view.aim}", view.reached(figures)),
+        ]
+
+    def plot(self, result: Result, figure: Figure) -> None:
+        """Draw the scenarios' figure, sorted, and against the round trip; of a fleet tokens a second by sessions."""
+        if result["settings"]["question"] == "fleet":
+            axes = figure.subplots()
+            for mode in dict.fromkeys(mode for modes in result["sessions"].values() for mode in modes):
+                points = [(int(n), m[mode]["tokens_per_s"]) for n, m in result["sessions"].items() if mode in m]
+                axes.plot(*zip(*points, strict=True), marker="o", label=mode)
+            axes.set(title="all sessions together", xlabel="sessions", ylabel="tokens/s", xscale="log", ylim=(0, None))
+            if axes.lines:
+                axes.legend()
+            return
+        view, scenarios = _VIEWS[result["settings"]["question"]], result["scenarios"]
+        ranks, trips = figure.subplots(1, 2)
+        figures = [each[view.figure] for each in view.sorted(scenarios)]
+        ranks.plot([100 * (at + 0.5) / len(figures) for at in range(len(figures))], figures)
+        ranks.set(title="all scenarios", xlabel="scenarios that are worse (%)", ylabel=view.title)
+        for kind in sorted({each["kind"] for each in scenarios}):
+            points = [(each["ms"]["trip"], each[view.figure]) for each in scenarios if each["kind"] == kind]
+            trips.plot(*zip(*points, strict=True), ".", markersize=4, label=f"best: {kind}")
+        trips.set(title="by round trip", xlabel="round trip, ms")
+        for axes in (ranks, trips):
+            axes.axhline(view.aim, linestyle="--", linewidth=1, color="grey")
+        if scenarios:
+            trips.legend()
+
+
+def _summary(kind: str, scenarios: Sequence[dict[str, Any]], view: _View) -> list[object]:
+    figures = [each[view.figure] for each in view.sorted(scenarios)]
+    if not figures:
+        return [kind, 0, *[None] * 4]
+    means = [sum(each["means"][name] for each in scenarios) / len(scenarios) for name in scenarios[0]["means"]]
+    return [
+        kind,
+        len(figures),
+        median(figures),
+        figures[len(figures) // 100],
+        figures[0],
+        view.reached(figures),
+        *means,
+    ]
+
+
+def _fleet_table(result: Result) -> Table:
+    settings = result["settings"]
+    rows = [
+        [
+            count,
+            mode,
+            load["tokens_per_s"],
+            result["speedup"][count].get(mode),
+            *load["ms_per_token"].values(),
+            load["ttft_ms"]["mean"],
+            load["passes_per_token"],
+            load["tokens_per_round"],
+        ]
+        for count, modes in result["sessions"].items()
+        for mode, load in modes.items()
+    ]
+    header = ["sessions", "mode", "tokens/s", "by stream", "ms/token", "p50", "p95", "first token ms"]
+    times = ", ".join(f"{name.replace('_', ' ')} {ms}" for name, ms in settings["ms"].items())
+    note = f"{settings['seconds']:g} s of simulated time each, {settings['answers']} answers; times in ms: {times}"
+    return Table([*header, "passes/token", "tokens/round"], rows, note=note)
+
+
+def _recording(args: argparse.Namespace) -> Recording:
+    """Read the recording of ``--recording``, or make it. Raises MoaError."""
+    path: Path = args.recording
+    if path.exists():
+        for option in _MADE_WITH:
+            if getattr(args, option) is not None:
+                name = option.replace("_", "-")
+                raise MoaError(f"{path} holds a recording already: leave out --{name}, or choose another file")
+        recording = Recording.read(path)
+        if args.ngrams not in (None, recording.ngrams):
+            made, option = ("with", "--no-ngrams") if recording.ngrams else ("without", "--ngrams")
+            raise MoaError(f"{path} was recorded {made} an n-gram index: leave out {option}, or choose another file")
+        return recording
+    if not path.absolute().parent.is_dir():
+        raise MoaError(f"--recording {path}: there is no folder {path.parent}")
+    recording = _recorded(args)
+    recording.write(path)
+    return recording
+
+
+def _recorded(args: argparse.Namespace) -> Recording:
+    """Record the bundle's drafter on the target's answers to the questions. Raises MoaError."""
+    from moa_drafter.progress import Progress
+
+    questions, bundle = questions_of(args), bundle_of(args)
+    backend, manifest, engine = load_backend(bundle, args.backend), bundle.manifest, engine_of(args)
+    with Progress(total=sum(len(each.turns) for each in questions), desc="simulate: answers", unit="answer") as bar:
+        answers = write_answers(
+            engine,
+            questions,
+            ChatTokenizer.from_bundle(bundle),
+            max_new_tokens=args.max_new_tokens or _MAX_NEW_TOKENS,
+            on_answers=lambda written: bar.update(len(written)),
+        )
+    longer = {prompt: answer for prompt, answer in answers.items() if len(answer) > 1}  # others have no rounds
+    if not longer:
+        raise MoaError("the target answered nothing longer than a token: ask other --questions")
+    ngrams = args.ngrams is not False
+    positions = sum(len(answer) - 1 for answer in longer.values())
+    with Progress(total=positions, desc="simulate: recording", unit="token") as bar:
+        recorded = [
+            record(manifest, backend, engine, prompt, answer, ngrams=ngrams, on_position=bar.update)
+            for prompt, answer in longer.items()
+        ]
+    prints, stops = manifest.fingerprints, manifest.stop_tokens
+    return Recording(manifest.target, prints, manifest.vocab_size, stops, ngrams, recorded)

@@ -1,0 +1,406 @@
+"""Devices and a verifier on simulated time: the real drafting loops, sessions, drafts, prices and scheduler, with a
+drafter and a target that are replayed from a recording and take the time that they are given."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import simpy
+
+from moa_bench.latency import Burst
+from moa_bench.recording import RecordedAnswer, RecordedBackend, Recording, replayed_drafter, replayed_target
+from moa_bench.server_clients import AnswerRecord
+from moa_runtime.drafters.base import Drafter
+from moa_runtime.drafting.budgets import within
+from moa_runtime.drafting.cost_model import Throughput
+from moa_runtime.drafting.events import Draft, LoopEvent, Pushed, RoundEnded
+from moa_runtime.drafting.loop import DraftingLoop
+from moa_runtime.drafting.settings import Conditions, LoopSettings
+from moa_runtime.options import Drafting
+from moa_runtime.session.client import ClientSession
+from moa_runtime.session.events import Committed, Sampling
+from moa_runtime.session.handshake import Limits
+from moa_runtime.session.server import ServerSession
+from moa_runtime.session.tree import DraftTree
+from moa_runtime.session.work import RowsWork, Verify, parse_client_message
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.engine.base import new_sequence
+from moa_server.scheduling.rounds import job_of, take_rows, verdict_of
+from moa_server.scheduling.scheduler import Scheduler, Step, Waiting
+from moa_server.scheduling.step_cost import StepCost
+from moa_server.scheduling.verify_job import Job
+from moa_server.sessions import asked_to_draft
+from moa_server.settings import Settings
+
+#: Nothing is late here: a device that writes on alone is not simulated.
+_PATIENCE_S = 1e6
+_LEAST_S = 1e-9  # a token that costs nothing would let the scheduler divide by zero
+
+Process = Generator[simpy.Event, Any, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Times:
+    """Times of a device, a link and a verifier, in seconds.
+
+    Attributes:
+        step_s, query_s: a step of the device's drafter, and each node that it continues.
+        server_step_s, server_query_s: the same of the server's drafter; None for a server that only decodes.
+        pass_s, token_s: a pass of the target, and each token in it.
+        queue_s: time that each pass waits for others which are not simulated.
+        trip_s: there and back, without the target; each way takes up to ``jitter`` times its half longer.
+    """
+
+    step_s: float
+    query_s: float
+    server_step_s: float | None
+    server_query_s: float
+    pass_s: float
+    token_s: float
+    queue_s: float
+    trip_s: float
+    jitter: float
+
+    def in_ms(self) -> dict[str, float | None]:
+        """Return the times in milliseconds, for JSON."""
+        return {
+            name.removesuffix("_s"): value if name == "jitter" or value is None else round(1000 * value, 4)
+            for name, value in asdict(self).items()
+        }
+
+
+class _KnownCost(StepCost):
+    """The cost of steps as a scheduler knows it that need not learn it."""
+
+    def __init__(self, times: Times) -> None:
+        super().__init__()
+        self._weights = np.array([times.pass_s, max(times.token_s, _LEAST_S), 0.0, 0.0])
+
+    def observe(self, tokens: int, products: int, contexts: int, seconds: float) -> None:
+        """Learn nothing."""
+
+
+class Target:
+    """The target of all conversations: its real scheduler over real jobs, and steps that take their simulated time. It
+    does one thing at a time: a step, or the server's own drafts that are asked for at that moment.
+
+    Args:
+        times: of the moment.
+    """
+
+    def __init__(self, env: simpy.Environment, recording: Recording, times: Callable[[], Times]) -> None:
+        self.engine, self.fingerprints = replayed_target(recording), recording.fingerprints
+        self.active: dict[int, float] = {}  # round trips of the answers under way, by sequence
+        self.passes = 0
+        self._env, self._times = env, times
+        self._scheduler = Scheduler(_KnownCost(times()))
+        self._waiting: dict[int, simpy.Event] = {}  # by identity of the job
+        self._drafts: list[tuple[DraftTree, simpy.Event]] = []
+        self._more = env.event()
+        env.process(self._run())
+
+    @property
+    def sharing(self) -> int:
+        """Conversations that share the target, as a verdict reports them."""
+        return self._scheduler.serving
+
+    def run(self, job: Job) -> simpy.Event:
+        """Hand in a job; the event occurs when it is done."""
+        done = self._waiting[id(job)] = self._env.event()
+        self._scheduler.add(Waiting(job, self._env.now))
+        self._wake()
+        return done
+
+    def draft(self, tree: DraftTree) -> simpy.Event:
+        """Let the server's drafter make ``tree``; the event's value is the time that this took, seconds."""
+        done = self._env.event()
+        self._drafts.append((tree, done))
+        self._wake()
+        return done
+
+    def rest(self, sequence: int) -> None:
+        """End an answer."""
+        self._scheduler.rest(sequence)
+        self.active.pop(sequence, None)
+
+    def _wake(self) -> None:
+        if not self._more.triggered:
+            self._more.succeed()
+
+    def _run(self) -> Process:
+        while True:
+            yield self._env.timeout(0)  # conversations that were answered hand in their next work
+            if self._drafts:
+                yield from self._make_drafts()
+            elif (step := self._scheduler.plan(self._env.now, self.engine.held)).pieces:
+                yield from self._take(step)
+            else:
+                self._more = self._env.event()
+                yield self._more
+
+    def _make_drafts(self) -> Process:
+        """Make all drafts that are asked for, their steps side by side."""
+        asked, self._drafts = self._drafts, []
+        times = self._times()
+        steps, queries = max(len(tree.steps) for tree, _ in asked), sum(sum(tree.steps) for tree, _ in asked)
+        seconds = steps * (times.server_step_s or 0.0) + queries * times.server_query_s
+        yield self._env.timeout(seconds)
+        for _, done in asked:
+            done.succeed(seconds)
+
+    def _take(self, step: Step) -> Process:
+        times, outcomes = self._times(), finish(self.engine.step([piece.request for piece in step.pieces]))
+        seconds = times.pass_s + times.token_s * step.tokens
+        yield self._env.timeout(times.queue_s + seconds)
+        for piece, outcome in zip(step.pieces, outcomes, strict=True):
+            piece.waiting.job.seconds += seconds
+            piece.waiting.job.take(piece.request, outcome)
+        self.passes += 1
+        self._scheduler.stepped(step, self._env.now)
+        for piece in step.pieces:
+            if piece.waiting.job.done:
+                self._waiting.pop(id(piece.waiting.job)).succeed()
+
+
+def finish(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("a replayed engine waits for nothing")
+
+
+class _Way:
+    """One direction of a link: frames keep their order, and are handed to ``receive`` when they arrive."""
+
+    def __init__(self, env: simpy.Environment, times: Callable[[], Times], draws: random.Random) -> None:
+        self.frames: deque[tuple[float, bytes]] = deque()  # arrived ones, with the time of their arrival
+        self.arrival = env.event()
+        self._env, self._times, self._draws, self._last = env, times, draws, 0.0
+
+    def send(self, frame: bytes) -> None:
+        times, now = self._times(), self._env.now
+        self._last = max(self._last, now + times.trip_s / 2 * (1 + times.jitter * self._draws.random()))
+        self._env.process(self._deliver(frame, self._last - now))
+
+    def _deliver(self, frame: bytes, after: float) -> Process:
+        yield self._env.timeout(after)
+        self.frames.append((self._env.now, frame))
+        arrival, self.arrival = self.arrival, self._env.event()
+        arrival.succeed()
+
+
+class _ServerEnd:
+    """The verifier's end of one conversation: frames that have arrived, then pushed verdicts, then memory rows."""
+
+    def __init__(self, env: simpy.Environment, target: Target, up: _Way, down: _Way, drafter: Drafter | None) -> None:
+        self.session = ServerSession(
+            Limits(max_context=target.engine.max_context, trees=True),
+            target.engine.vocab_size,
+            target.engine.stop_tokens,
+        )
+        self.sequence = new_sequence()
+        self._env, self._target, self._up, self._down = env, target, up, down
+        self._drafter, self._controller = drafter, Throughput(shared_steps=True)
+        self._stamped: tuple[int, float] | None = None
+        env.process(self._run())
+
+    def _run(self) -> Process:
+        while True:
+            if frames := self._up.frames:
+                if (work := self._receive(*frames.popleft())) is not None:
+                    yield from self._do(work)
+            elif (work := self.session.next_work()) is not None:
+                yield from self._do(work)
+            elif (rows := self.session.take_rows()) is not None:
+                self._send(rows)
+            else:
+                yield self._up.arrival
+
+    def _receive(self, arrived: float, frame: bytes) -> Verify | None:
+        message = parse_client_message(frame)
+        assert isinstance(message, wire.ClientMessage)
+        event = message.WhichOneof("event")
+        if event == "hello":
+            capabilities = [] if self._drafter is None else [wire.CAPABILITY_DRAFTS]
+            for answer in self.session.greet(message.hello, "simulated", capabilities=capabilities):
+                self._send(answer)
+            return None
+        stamp = getattr(getattr(message, event), "stamp", 0)
+        self._stamped = (stamp, arrived) if stamp else self._stamped
+        work = self.session.receive(message)
+        if isinstance(work, wire.ServerMessage):
+            self._send(work)
+            return None
+        return work
+
+    def _do(self, work: Verify | RowsWork) -> Process:
+        if isinstance(work, RowsWork):  # takes no time of the target
+            job = job_of(work, self.sequence)
+            while not job.done:
+                request = job.request(self._target.engine.held(self.sequence, job.prefix), len(job.prefix))
+                job.take(request, finish(self._target.engine.step([request]))[0])
+            take_rows(self.session, job)
+            self._send_rows()
+            return
+        tree, draft_s = DraftTree(), 0.0
+        if work.pushed and self._drafter is not None and (room := self.session.room) is not None and room > 1:
+            budget = within(self._controller.budget(), self.session.limits, room - 1, Conditions())
+            tree = self._drafter.propose(work.prefix, budget, work.sampling)
+            if tree.steps:
+                draft_s = yield self._target.draft(tree)
+            work = replace(work, draft=tree.tokens, parents=tree.parents)
+        began, job = self._env.now, job_of(work, self.sequence)
+        yield self._target.run(job)
+        sharing = self._target.sharing
+        if work.pushed and self._drafter is not None:
+            counts = (len(tree.tokens), tree.depth, len(job.path), tree.steps)
+            waited_s = self._env.now - began
+            self._controller.observe(RoundEnded(0, *counts, draft_s, waited_s, job.seconds, sharing))
+        verdict = verdict_of(self.session, work, job, job.seconds, draft_s, sharing)
+        active = self._target.active
+        verdict.verdict.drafts_wanted = self.sequence in asked_to_draft(active, len(active), Settings().ask_from)
+        self._send(verdict)
+        self._send_rows()
+
+    def _send_rows(self) -> None:
+        while (rows := self.session.take_rows()) is not None:
+            self._send(rows)
+            if self.session.pushes:
+                break
+
+    def _send(self, message: wire.ServerMessage) -> None:
+        event = message.WhichOneof("event")
+        if self._stamped is not None and event in ("verdict", "standing"):
+            (stamp, arrived), self._stamped = self._stamped, None
+            held_us = int(1e6 * (self._env.now - arrived))
+            getattr(message, event).echo.CopyFrom(wire.Echo(stamp=stamp, held_us=held_us))
+        self._down.send(message.SerializeToString())
+
+
+class Client:
+    """A device, its link, and the verifier's end of its conversation.
+
+    Args:
+        drafting: ``"auto"``, ``"device"`` or ``"server"``; ``"stream"`` for plain decoding that is streamed.
+
+    Attributes:
+        records: of the answers so far, in seconds of simulated time.
+        text: tokens of all answers.
+        pushed: tokens that the server wrote without being asked.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        target: Target,
+        recording: Recording,
+        times: Callable[[], Times],
+        drafting: Drafting | str,
+        seed: int,
+    ) -> None:
+        self.records: list[AnswerRecord] = []
+        self.text: list[int] = []
+        self.pushed = 0
+        self._env, self._target, self._times, self._drafting = env, target, times, drafting
+        if drafting == "stream":
+            return
+        draws = random.Random(seed)
+        self._up, self._down = _Way(env, times, draws), _Way(env, times, draws)
+        self._backends = [RecordedBackend(recording.answers[0]) for _ in range(2)]
+        mine, servers = (replayed_drafter(recording, backend) for backend in self._backends)
+        drafts = times().server_step_s is not None
+        self._server = _ServerEnd(env, target, self._up, self._down, servers if drafts else None)
+        session = ClientSession(recording.fingerprints, stop_tokens=recording.stop_tokens)
+        settings = LoopSettings(late_after_s=_PATIENCE_S, prefill_late_after_s=_PATIENCE_S, drafting=drafting)
+        self._loop = DraftingLoop(session, mine, Throughput(), settings)
+        self._loop.listen(self._hear)
+        self._loop.opened()
+
+    def answer(self, answers: Iterable[RecordedAnswer]) -> Process:
+        """Have the answers written one after the other, each in a new conversation over one connection."""
+        for answer in answers:
+            self.records.append(AnswerRecord(self._env.now))
+            yield from self._stream(answer) if self._drafting == "stream" else self._chat(answer)
+
+    def _chat(self, answer: RecordedAnswer) -> Process:
+        for backend in self._backends:
+            backend.replay(answer)
+        self._target.active[self._server.sequence] = self._times().trip_s
+        self._loop.ask(0, answer.prompt, Sampling(), len(answer.answer))
+        while self._loop.answering:
+            yield from self._act()
+        self._target.rest(self._server.sequence)
+
+    def _act(self) -> Process:
+        """Take frames that have arrived, then draft and send, or wait."""
+        loop, env = self._loop, self._env
+        while self._down.frames:
+            loop.received(self._down.frames.popleft()[1], env.now)
+        todo = loop.next(env.now) if loop.answering else None
+        if isinstance(todo, Draft):
+            tree, times = todo.by.propose(todo.prefix, todo.budget, todo.sampling), self._times()
+            seconds = len(tree.steps) * times.step_s + sum(tree.steps) * times.query_s
+            yield env.timeout(seconds)
+            loop.drafted(todo, tree, seconds, env.now)
+        for frame in loop.frames_to_send(env.now):
+            self._up.send(frame)
+        if todo is None or isinstance(todo, Draft) or self._down.frames:
+            return
+        alarm = [] if todo.until is None else [env.timeout(max(0.0, todo.until - env.now))]
+        yield simpy.AnyOf(env, [self._down.arrival, *alarm])
+
+    def _stream(self, answer: RecordedAnswer) -> Process:
+        yield self._env.timeout(self._times().trip_s / 2)
+        sequence, prefix = new_sequence(), list(answer.prompt)
+        for _ in answer.answer:
+            job = Job(sequence, list(prefix), Sampling())
+            yield self._target.run(job)
+            assert job.token is not None
+            prefix.append(job.token)
+            self._committed([job.token], self._times().trip_s / 2)
+        self._target.rest(sequence)
+        self._target.engine.release(sequence)
+        yield self._env.timeout(self._times().trip_s / 2)
+
+    def _hear(self, event: LoopEvent) -> None:
+        if isinstance(event, Committed):
+            self._committed(event.tokens, 0.0)
+        elif isinstance(event, Pushed):
+            self.pushed += event.accepted + 1
+
+    def _committed(self, tokens: Sequence[int], later: float) -> None:
+        self.text.extend(tokens)
+        self.records[-1].bursts.append(Burst(self._env.now + later, len(tokens)))
+
+
+def simulate_window(
+    recording: Recording, times: Times, mode: str, sessions: int, seconds: float
+) -> tuple[list[AnswerRecord], int]:
+    """Let clients ask without a pause for ``seconds`` of simulated time, each beginning with another answer.
+
+    Returns:
+        the answers, with the tokens that arrived in time, and the passes of the target.
+    """
+    env = simpy.Environment()
+    target = Target(env, recording, lambda: times)
+    clients = [Client(env, target, recording, lambda: times, mode, number) for number in range(sessions)]
+    for number, client in enumerate(clients):
+        first = number % len(recording.answers)
+        order = [*recording.answers[first:], *recording.answers[:first]]
+        env.process(client.answer(itertools.cycle(order)))
+    env.run(seconds)
+    records = [
+        AnswerRecord(record.asked_at, [burst for burst in record.bursts if burst.at <= seconds])
+        for client in clients
+        for record in client.records
+    ]
+    return records, target.passes

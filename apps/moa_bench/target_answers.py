@@ -1,0 +1,305 @@
+"""Answers that the target writes before drafts are compared with them: written in batches, kept in a file, replayed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from moa_bench.questions import Question
+from moa_runtime.errors import MoaError
+from moa_runtime.session.events import Sampling
+from moa_runtime.session.tree import accepted_path
+from moa_runtime.tokenizer import ChatTokenizer
+from moa_server.engine.base import Engine, Outcome, Rows, StepRequest, joined
+from moa_server.engine.baseline import PlainDecoding
+from moa_server.engine.blocking import CHUNK
+from moa_server.scheduling.verify_job import Job
+
+#: The answer (tokens) to each text before it (tokens).
+Answers = dict[tuple[int, ...], list[int]]
+
+_BATCH = 32
+
+
+@dataclass
+class _Dialogue:
+    """A question's conversation so far."""
+
+    question: Question
+    tokens: list[int] = field(default_factory=list)
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def prompt(self, turn: int, tokenizer: ChatTokenizer) -> list[int]:
+        """Return all tokens before the answer to the user's ``turn``."""
+        text = self.question.turns[turn]
+        return [*self.tokens, *tokenizer.continue_chat(self.tokens, self.messages, text)]
+
+    def take(self, turn: int, prompt: list[int], answer: list[int], tokenizer: ChatTokenizer) -> None:
+        """Append a turn and the target's answer."""
+        self.tokens = [*prompt, *answer]
+        self.messages += [
+            {"role": "user", "content": self.question.turns[turn]},
+            {"role": "assistant", "content": tokenizer.decode(answer)},
+        ]
+
+
+def write_answers(
+    engine: Engine,
+    questions: Sequence[Question],
+    tokenizer: ChatTokenizer,
+    *,
+    max_new_tokens: int,
+    sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
+    max_context: int | None = None,
+    known: Mapping[tuple[int, ...], list[int]] = MappingProxyType({}),
+    on_answers: Callable[[list[tuple[list[int], list[int]]]], None] = lambda written: None,
+    on_known: Callable[[int], None] = lambda count: None,
+) -> Answers:
+    """Let the target answer all turns, 32 at a time, each answer with its stop token if it ended.
+
+    An engine that is not batch-invariant rounds differently in a step of many sequences: between two equally likely
+    tokens an answer may continue differently than one that is verified.
+
+    Args:
+        max_context: tokens of a conversation, by default the engine's; a turn without room for an answer ends it.
+        known: answers written before, reused for the same texts.
+        on_answers: called with new pairs of the text before an answer and the answer.
+        on_known: called with the number of answers taken from ``known``.
+    """
+    context = engine.max_context if max_context is None else max_context
+    answers: Answers = {}
+    dialogues = [_Dialogue(question) for question in questions]
+    for turn in range(max(len(question.turns) for question in questions)):
+        longer = (dialogue for dialogue in dialogues if turn < len(dialogue.question.turns))
+        asked = [(dialogue, dialogue.prompt(turn, tokenizer)) for dialogue in longer]
+        asked = [(dialogue, prompt) for dialogue, prompt in asked if len(prompt) < context]
+        answers |= {tuple(prompt): known[tuple(prompt)] for _, prompt in asked if tuple(prompt) in known}
+        unknown = [prompt for _, prompt in asked if tuple(prompt) not in known]
+        on_known(len(asked) - len(unknown))
+        begun = [
+            _Writing(prompt, PlainDecoding(engine, prompt, sampling, min(max_new_tokens, context - len(prompt))))
+            for prompt in unknown
+        ]
+        answers |= asyncio.run(_written(engine, begun, on_answers))
+        for dialogue, prompt in asked:
+            dialogue.take(turn, prompt, answers[tuple(prompt)], tokenizer)
+        dialogues = [dialogue for dialogue, _ in asked]
+    return answers
+
+
+@dataclass
+class _Writing:
+    """An answer under way, and the job that decides its next token."""
+
+    prompt: list[int]
+    plain: PlainDecoding
+    answer: list[int] = field(default_factory=list)
+    job: Job | None = None
+
+
+async def _written(
+    engine: Engine, begun: Sequence[_Writing], on_answers: Callable[[list[tuple[list[int], list[int]]]], None]
+) -> Answers:
+    """Write all answers, a batch at a time; when one ends, the next begins."""
+    waiting, running = list(begun), list[_Writing]()
+    while waiting or running:
+        while waiting and len(running) < _BATCH:
+            running.append(waiting.pop(0))
+        for one in running:
+            one.job = one.job or one.plain.next()
+        ended = [one for one in running if one.job is None]
+        for one in ended:
+            engine.release(one.plain.sequence)
+        if ended:
+            on_answers([(one.prompt, one.answer) for one in ended])
+        running = [one for one in running if one.job is not None]
+        jobs = [one.job for one in running if one.job is not None]
+        requests = [job.request(engine.held(job.sequence, job.prefix), CHUNK) for job in jobs]
+        for one, request, outcome in zip(running, requests, await engine.step(requests), strict=True):
+            assert one.job is not None
+            one.job.take(request, outcome)
+            if one.job.done:
+                one.answer.append(one.plain.take(one.job).token)
+                one.job = None
+    return {tuple(one.prompt): one.answer for one in begun}
+
+
+class AnswerFile:
+    """A file of answers: JSON lines ``{"target": fingerprint, "max_new_tokens": n}``, then ``{"p": [ids], "r": [ids]}``
+    for each answer. If answers are sampled, the first line has ``"sampling"`` too: temperature, top_p and seed.
+
+    It is created if it is missing, and read up to its last whole line, so an interrupted benchmark continues.
+
+    Args:
+        target: the target's fingerprint.
+        max_new_tokens: tokens of an answer at most.
+        sampling: how the target chooses.
+        vocab_size: of the target.
+
+    Attributes:
+        answers: the file's answers.
+
+    Raises:
+        MoaError: a file that cannot be read or created, with other content, or of another target, length or sampling.
+    """
+
+    def __init__(self, path: Path, target: str, max_new_tokens: int, sampling: Sampling, *, vocab_size: int) -> None:
+        self._path = path
+        header: dict[str, object] = {"target": target, "max_new_tokens": max_new_tokens}
+        if sampling.temperature:
+            header["sampling"] = asdict(sampling)
+        try:
+            whole = path.read_bytes() if path.exists() else b""
+            kept = whole[: whole.rfind(b"\n") + 1]
+            found, self.answers = _header_and_answers(kept, path, vocab_size) if whole else (header, {})
+            if found["target"] != target:
+                raise MoaError(f"the answers in {path} are another target's: choose another --answers, or remove it")
+            if found["max_new_tokens"] != max_new_tokens:
+                raise MoaError(
+                    f"the answers in {path} have at most {found['max_new_tokens']} tokens, not {max_new_tokens}: "
+                    "choose another --answers, or the same --max-new-tokens"
+                )
+            if found.get("sampling") != header.get("sampling"):
+                raise MoaError(
+                    f"the answers in {path} were sampled otherwise: choose another --answers, or the same "
+                    "--temperature, --top-p and --seed"
+                )
+            if not whole:
+                self._append([header])
+            elif len(kept) < len(whole):
+                os.truncate(path, len(kept))
+        except OSError as error:
+            raise MoaError(f"cannot keep answers in {path}: {error.strerror}") from error
+
+    def add(self, written: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
+        """Append answers, each with the text before it.
+
+        Raises:
+            MoaError: the file cannot be written.
+        """
+        try:
+            self._append([{"p": list(prompt), "r": list(answer)} for prompt, answer in written])
+        except OSError as error:
+            raise MoaError(f"cannot keep answers in {self._path}: {error.strerror}") from error
+
+    def _append(self, lines: Iterable[object]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+
+
+def _header_and_answers(kept: bytes, path: Path, vocab_size: int) -> tuple[dict[str, object], Answers]:
+    """Parse whole lines. Raises MoaError."""
+    try:
+        header, *rest = [json.loads(line) for line in kept.decode().splitlines()]
+        if not isinstance(header, dict) or not {"target", "max_new_tokens"} <= header.keys():
+            raise ValueError
+        answers = {tuple(line["p"]): list(line["r"]) for line in rest}
+        if not all(_are_ids(prompt, vocab_size) and _are_ids(answer, vocab_size) for prompt, answer in answers.items()):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise MoaError(f"{path} holds no answers of moa-bench: choose another --answers, or remove it") from error
+    return header, answers
+
+
+def _are_ids(tokens: Sequence[object], vocab_size: int) -> bool:
+    return bool(tokens) and all(type(token) is int and 0 <= token < vocab_size for token in tokens)
+
+
+@dataclass
+class _Text:
+    """A sequence: the conversation up to the end of its last answer, and its memory rows from the first one on."""
+
+    tokens: list[int] = field(default_factory=list)
+    rows: Rows | None = None
+
+
+class ReplayEngine:
+    """An engine that compares drafts with known answers instead of verifying them. Implements
+    :class:`moa_server.engine.base.Engine`.
+
+    A target writes the same text however it is drafted, for the same seed if it samples. So one forward over question
+    and answer gives every memory row that a drafter will be sent, and a round costs no forward. A drafter without rows
+    costs no forward at all.
+
+    Args:
+        engine: asked for memory rows.
+        answers: to every text that will be asked.
+        has_rows: whether the drafter is sent memory rows.
+
+    Attributes:
+        forwards: verdicts given; each would be a forward of the target.
+    """
+
+    def __init__(self, engine: Engine, answers: Answers, *, has_rows: bool = True) -> None:
+        self._engine, self._answers, self.has_rows = engine, answers, has_rows
+        self.fingerprints, self.vocab_size = engine.fingerprints, engine.vocab_size
+        self.stop_tokens, self.max_context = engine.stop_tokens, engine.max_context
+        self.capabilities, self.cache_use = engine.capabilities, (0, 0)
+        self.forwards = 0
+        self._texts: dict[int, _Text] = {}
+
+    def held(self, sequence: int, prefix: Sequence[int]) -> int:
+        text = self._texts.get(sequence, _Text()).tokens
+        if not self.has_rows or list(prefix) == text[: len(prefix)]:
+            return len(prefix)
+        return self._engine.held(sequence, prefix)
+
+    async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
+        return [await self._verify(request) for request in requests]
+
+    def release(self, sequence: int) -> None:
+        self._texts.pop(sequence, None)
+        self._engine.release(sequence)
+
+    def close(self) -> None:
+        self._texts.clear()
+
+    async def _verify(self, request: StepRequest) -> Outcome:
+        text, prefix = self._texts.setdefault(request.sequence, _Text()), list(request.prefix)
+        known = prefix == text.tokens[: len(prefix)]
+        if request.sampling is None:
+            if known or not self.has_rows:
+                return Outcome(rows=self._rows(text, request, len(prefix)))
+            [outcome] = await self._engine.step([request])
+            return outcome
+        self.forwards += 1
+        if not known:
+            text.tokens = [*prefix, *self._answers[tuple(prefix)]]
+            text.rows = await self._all_rows(request.sequence, text.tokens) if self.has_rows else None
+        # By node, the prefix first: the number of the text's tokens up to it, or None off the text.
+        ends: list[int | None] = [len(prefix)]
+        for token, parent in zip(request.draft, request.parents, strict=True):
+            end = ends[parent]
+            ends.append(end + 1 if end is not None and self._next(text, end) == token else None)
+        # The target's choice after a wrong token decides nothing.
+        choices = [self.stop_tokens[0] if end is None else self._next(text, end) for end in ends]
+        path = accepted_path(request.draft, request.parents, choices)
+        chosen = choices[path[-1] + 1] if path else choices[0]
+        return Outcome(tuple(path), chosen, self._rows(text, request, len(prefix) + len(path)))
+
+    async def _all_rows(self, sequence: int, tokens: Sequence[int]) -> Rows | None:
+        """Return the memory rows of a whole text, computed piece by piece."""
+        parts: list[Rows] = []
+        for start in range(0, len(tokens), CHUNK):
+            request = StepRequest(sequence, tokens[: start + CHUNK], rows_from=start)
+            [outcome] = await self._engine.step([request])
+            if outcome.rows is None:
+                return None
+            parts.append(outcome.rows)
+        return joined(parts)
+
+    def _next(self, text: _Text, end: int) -> int:
+        """Return the token after the first ``end``; after the whole text, where it decides nothing, a stop token."""
+        return text.tokens[end] if end < len(text.tokens) else self.stop_tokens[0]
+
+    @staticmethod
+    def _rows(text: _Text, request: StepRequest, end: int) -> Rows | None:
+        if text.rows is None or request.rows_from is None:
+            return None
+        start = request.rows_from
+        return Rows(start, text.rows.keys[start:end], text.rows.values[start:end])
