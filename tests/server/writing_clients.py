@@ -33,7 +33,7 @@ class Writing(Client):
         """Ask for an answer that comes unasked from then on, and get some of it."""
         self.connect()
         self.session.prompt(prompt, Sampling(), _LENGTH)
-        self.session.lend(_LENGTH)
+        self.session.grant_credit(_LENGTH)
         while len(self.session.committed) <= len(prompt):
             self.exchange()
 
