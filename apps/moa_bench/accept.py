@@ -32,11 +32,10 @@ from moa_bench.table import Table, sampling_note, skipped_notes
 from moa_bench.target_answers import AnswerFile, Answers, ReplayEngine, write_answers
 from moa_bench.transcript import show_answer
 from moa_drafter.pretrained import offered_names
-from moa_runtime.draft_length import ADAPTIVE, Adaptive
 from moa_runtime.drafters.base import Budget
-from moa_runtime.drafting.controllers import controller_for
-from moa_runtime.drafting.draft_controllers import Controller, FixedShape
+from moa_runtime.drafting.draft_controllers import Controller, FixedShape, controller_for
 from moa_runtime.errors import MoaError
+from moa_runtime.options import ADAPTIVE, Adaptive
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits
 from moa_runtime.timeline import NO_TIMELINE, Timeline

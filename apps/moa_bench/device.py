@@ -33,8 +33,8 @@ from moa_bench.runner import Benchmark, Headline, Measured, Result
 from moa_bench.table import Table
 from moa_bench.verifier import Verifier, open_verifier
 from moa_runtime.bundle import Bundle
-from moa_runtime.draft_length import DraftLength
 from moa_runtime.errors import MoaError
+from moa_runtime.options import DraftLength
 from moa_runtime.session.events import Sampling
 
 if TYPE_CHECKING:

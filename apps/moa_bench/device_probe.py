@@ -199,7 +199,7 @@ def measure_answers(
 
     Args:
         bundle: its folder.
-        draft_length: a :data:`moa_runtime.draft_length.DraftLength`.
+        draft_length: a :data:`moa_runtime.options.DraftLength`.
         sampling: fields of :class:`moa_runtime.session.events.Sampling`.
         emit: gets ``{"answer": figures}`` after each answer; loading and connecting are not counted.
 
@@ -209,7 +209,7 @@ def measure_answers(
     # Imported here: the memory of these packages would count as that of steps.
     from moa_runtime.chat import Chat
     from moa_runtime.drafters.factory import drafter_for
-    from moa_runtime.drafting.controllers import controller_for
+    from moa_runtime.drafting.draft_controllers import controller_for
     from moa_runtime.drafting.settings import LoopSettings
     from moa_runtime.session.events import Sampling
     from moa_runtime.transport import Endpoint

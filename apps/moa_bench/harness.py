@@ -15,7 +15,6 @@ from moa_drafter.pretrained import checkpoint_of
 from moa_runtime.backends.load import load_backend, load_writer
 from moa_runtime.bundle import TOKENIZER_FILE, Bundle, tokenizer_fingerprint
 from moa_runtime.datastore.reader import Datastore
-from moa_runtime.drafter_names import DRAFTERS, DrafterName
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.factory import drafter_for, writer_for
 from moa_runtime.drafters.mixture import NgramMixture
@@ -26,6 +25,7 @@ from moa_runtime.drafting.events import Draft, LoopEvent, RoundEnded
 from moa_runtime.drafting.loop import DraftingLoop
 from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.errors import MoaError
+from moa_runtime.options import DRAFTERS, DrafterName
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Faulted, Origin, Sampling
 from moa_runtime.session.handshake import Fingerprints, Limits, check_hello

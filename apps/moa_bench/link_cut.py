@@ -15,7 +15,7 @@ from moa_bench.serving import AnswerSettings, Turn, through, watched
 from moa_bench.verifier import Verifier
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.drafting.controllers import controller_for
+from moa_runtime.drafting.draft_controllers import controller_for
 from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.events import AnswerFinished, AnswerUpdate, LinkStatus, TokenOrigin
 from moa_runtime.options import Drafting

@@ -14,9 +14,8 @@ from moa_bench.questions import BUILTIN_QUESTIONS, Question, read_questions
 from moa_chat.chat_config import open_bundle
 from moa_drafter.pretrained import shipped_names
 from moa_runtime.bundle import Bundle
-from moa_runtime.draft_length import draft_length_of
-from moa_runtime.drafter_names import DEFAULT_DRAFTER
 from moa_runtime.errors import MoaError
+from moa_runtime.options import DEFAULT_DRAFTER, draft_length_of
 from moa_runtime.session.events import Sampling
 from moa_runtime.timeline import NO_TIMELINE, Timeline, read_sink, write_timeline
 from moa_runtime.transport import Endpoint

@@ -17,7 +17,7 @@ from moa_bench.result import rounded
 from moa_bench.simulated_clock import Clock, Pace
 from moa_bench.simulation import Client, Target, Times
 from moa_runtime.drafters.base import Budget
-from moa_runtime.drafting.cost_model import Throughput
+from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.draft_controllers import Controller, FixedShape
 from moa_runtime.drafting.events import Pushed, RoundEnded
 from moa_runtime.errors import MoaError
@@ -168,7 +168,7 @@ class Field:
         pace, answers = scenario
         rates = {shape: sum((works[at] for at in answers), Work()).rate(pace) for shape, works in self._works.items()}
         best = max(rates, key=rates.__getitem__)
-        counting = Counting(Throughput())
+        counting = Counting(CostModel())
         seconds = sum(hold(self._recording, at, counting, pace) for at in answers)
         work, rate = counting.work, counting.work.tokens / seconds
         means = {name: getattr(work, name) / work.passes for name in ("steps", "nodes", "branched")}

@@ -67,7 +67,7 @@ _HEADER = [
 
 
 class Server(Benchmark):
-    """Throughput and latency of many sessions at once."""
+    """CostModel and latency of many sessions at once."""
 
     name = "server"
     purpose = "The cost of many sessions at once for the verifier."

@@ -17,14 +17,13 @@ from moa_bench.verifier import Verifier, VerifierGoneError, stream_decode
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.draft_length import DraftLength
 from moa_runtime.drafters.base import GREEDY, Budget, Drafter, Float32
 from moa_runtime.drafters.factory import drafter_for
-from moa_runtime.drafting.controllers import controller_for
+from moa_runtime.drafting.draft_controllers import controller_for
 from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.errors import MoaError
 from moa_runtime.events import AnswerFinished, AnswerUpdate
-from moa_runtime.options import Drafting
+from moa_runtime.options import Drafting, DraftLength
 from moa_runtime.session.events import Origin, Sampling
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.timeline import NO_TIMELINE, Timeline

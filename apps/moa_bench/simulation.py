@@ -17,8 +17,8 @@ from moa_bench.latency import Burst
 from moa_bench.recording import RecordedAnswer, RecordedBackend, Recording, replayed_drafter, replayed_target
 from moa_bench.server_clients import AnswerRecord
 from moa_runtime.drafters.base import Drafter
-from moa_runtime.drafting.budgets import within
-from moa_runtime.drafting.cost_model import Throughput
+from moa_runtime.drafting.cost_model import CostModel
+from moa_runtime.drafting.draft_policy import clip_budget
 from moa_runtime.drafting.events import Draft, LoopEvent, Pushed, RoundEnded
 from moa_runtime.drafting.loop import DraftingLoop
 from moa_runtime.drafting.settings import Conditions, LoopSettings
@@ -209,7 +209,7 @@ class _ServerEnd:
         )
         self.sequence = new_sequence()
         self._env, self._target, self._up, self._down = env, target, up, down
-        self._drafter, self._controller = drafter, Throughput(shared_steps=True)
+        self._drafter, self._controller = drafter, CostModel(shared_steps=True)
         self._stamped: tuple[int, float] | None = None
         env.process(self._run())
 
@@ -253,7 +253,7 @@ class _ServerEnd:
             return
         tree, draft_s = DraftTree(), 0.0
         if work.pushed and self._drafter is not None and (room := self.session.room) is not None and room > 1:
-            budget = within(self._controller.budget(), self.session.limits, room - 1, Conditions())
+            budget = clip_budget(self._controller.budget(), self.session.limits, room - 1, Conditions())
             tree = self._drafter.propose(work.prefix, budget, work.sampling)
             if tree.steps:
                 draft_s = yield self._target.draft(tree)
@@ -321,7 +321,7 @@ class Client:
         self._server = _ServerEnd(env, target, self._up, self._down, servers if drafts else None)
         session = ClientSession(recording.fingerprints, stop_tokens=recording.stop_tokens)
         settings = LoopSettings(late_after_s=_PATIENCE_S, prefill_late_after_s=_PATIENCE_S, drafting=drafting)
-        self._loop = DraftingLoop(session, mine, Throughput(), settings)
+        self._loop = DraftingLoop(session, mine, CostModel(), settings)
         self._loop.listen(self._hear)
         self._loop.opened()
 

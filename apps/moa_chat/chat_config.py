@@ -13,13 +13,10 @@ from moa_chat.sampling import sampling_for
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.datastore.reader import Datastore
-from moa_runtime.draft_length import DraftLength
-from moa_runtime.drafter_names import DrafterName, drafter_option
-from moa_runtime.drafting.controllers import controller_for
-from moa_runtime.drafting.offline import Offline
+from moa_runtime.drafting.draft_controllers import controller_for
 from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.errors import MoaError, reason_of
-from moa_runtime.options import Drafting
+from moa_runtime.options import DrafterName, Drafting, DraftLength, Offline, drafter_option
 from moa_runtime.paths import bundle_of_drafter, data_dir, expanded
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.transport import Endpoint

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from moa_chat.options import DEFAULT_SERVER, build_parser, check_options
 from moa_runtime.atomic_file import remove_private
 from moa_runtime.cli_main import run_program
-from moa_runtime.drafter_names import drafter_option
 from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.optional_deps import require_extra
+from moa_runtime.options import drafter_option
 from moa_runtime.paths import data_dir
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from moa_drafter.pretrained import offered_names
 from moa_runtime.bundle import Bundle
-from moa_runtime.drafter_names import DEFAULT_DRAFTER, DRAFTERS, DrafterName, OtherDrafterError
+from moa_runtime.options import DEFAULT_DRAFTER, DRAFTERS, DrafterName, OtherDrafterError
 
 
 def drafters_help() -> str:

@@ -18,9 +18,9 @@ from typing import IO
 
 from moa_runtime.auto_export import make_bundle, own_program
 from moa_runtime.bundle import MANIFEST_FILE
-from moa_runtime.drafter_names import DrafterName
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import require_extra
+from moa_runtime.options import DrafterName
 from moa_runtime.paths import bundle_of_drafter
 from moa_runtime.transport import Endpoint
 

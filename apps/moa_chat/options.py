@@ -8,11 +8,8 @@ from typing import NoReturn
 
 from moa_chat.drafters import drafter_name_of, drafters_help
 from moa_drafter.pretrained import offered_names
-from moa_runtime.draft_length import draft_length_of
-from moa_runtime.drafter_names import DRAFTERS
-from moa_runtime.drafting.offline import OFFLINES
 from moa_runtime.errors import MoaError
-from moa_runtime.options import DRAFTINGS
+from moa_runtime.options import DRAFTERS, DRAFTINGS, OFFLINES, draft_length_of
 from moa_runtime.paths import expanded
 
 DEFAULT_SERVER = "ws://127.0.0.1:8765"

@@ -1,7 +1,7 @@
 """The trained drafters for the default target that this package holds, by name. Needs no torch.
 
 The checkpoint of the name is the folder ``weights/NAME``. What a name means, and when it is right, says
-:data:`moa_runtime.drafter_names.DRAFTERS`.
+:data:`moa_runtime.options.DRAFTERS`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from moa_drafter.checkpoint_files import CONFIG_FILE, CheckpointError
-from moa_runtime.drafter_names import DEFAULT_DRAFTER, DRAFTERS, DrafterName
+from moa_runtime.options import DEFAULT_DRAFTER, DRAFTERS, DrafterName
 
 WEIGHTS = Path(__file__).parent / "weights"
 
@@ -41,7 +41,7 @@ def checkpoint_of(given: str | Path | None) -> Path:
     """The folder of the checkpoint that a user named.
 
     Args:
-        given: a word is a shipped drafter's name where it is one of :data:`moa_runtime.drafter_names.DRAFTERS`, and a
+        given: a word is a shipped drafter's name where it is one of :data:`moa_runtime.options.DRAFTERS`, and a
             folder otherwise; a text with a slash, and a :class:`~pathlib.Path`, are a folder; None is the default.
 
     Raises:

@@ -15,8 +15,8 @@ from moa_export.golden_step import worked_example
 from moa_export.table import Row, format_rows, left_out
 from moa_runtime.backends.load import BACKENDS, load_backend
 from moa_runtime.bundle import Bundle, Manifest, TargetEntry, read_manifest
-from moa_runtime.drafter_names import DEFAULT_DRAFTER
 from moa_runtime.optional_deps import require_extra
+from moa_runtime.options import DEFAULT_DRAFTER
 
 NPM_HELP = (
     "let npm install onnxruntime-web into the cache (150 MB), by which graphs for browsers are compared in Node; "

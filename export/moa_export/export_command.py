@@ -17,8 +17,8 @@ from moa_export.errors import ExportError
 from moa_export.presets import DEFAULT_PRESET, PRESETS, read_config, resolve
 from moa_export.recipe import Recipe
 from moa_export.table import Row, format_rows, left_out
-from moa_runtime.drafter_names import DEFAULT_DRAFTER
 from moa_runtime.optional_deps import require_extra
+from moa_runtime.options import DEFAULT_DRAFTER
 from moa_runtime.paths import default_bundle
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from moa_runtime.drafter_names import DrafterName, drafter_option
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import require_extra
+from moa_runtime.options import DrafterName, drafter_option
 
 
 def make_bundle(folder: Path, target: str, program: str, takes: str, drafter: DrafterName | None = None) -> None:

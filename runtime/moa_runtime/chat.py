@@ -21,15 +21,15 @@ from moa_runtime.chat_keeper import ChatKeeper
 from moa_runtime.chat_state import ChatState
 from moa_runtime.conversation import Conversation
 from moa_runtime.datastore.reader import Datastore
-from moa_runtime.drafter_names import DRAFTERS, DrafterName
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.factory import backend_for, drafter_for, writer_for
-from moa_runtime.drafting.cost_model import Throughput
+from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.draft_controllers import Controller
 from moa_runtime.drafting.loop import DraftingLoop
 from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.errors import ChatError, ContextFullError
 from moa_runtime.events import ChatEvent, Origin
+from moa_runtime.options import DRAFTERS, DrafterName
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.session_id import new_session_id
@@ -90,7 +90,7 @@ class Chat(ChatChecks):
         session = saved[1] if saved else ClientSession(prints, **options)
         session.policy = policy
         conversation = Conversation(tokenizer, system)
-        loop = DraftingLoop(session, drafter, controller or Throughput(), settings, writer)
+        loop = DraftingLoop(session, drafter, controller or CostModel(), settings, writer)
         session_id = saved[0].session_id_for(endpoint.url) if saved else new_session_id()
         super().__init__(session, loop, conversation, tokenizer, endpoint, timing, timeline, keeper, session_id)
         self.manifest = manifest
@@ -122,7 +122,7 @@ class Chat(ChatChecks):
         """Load the bundle's drafter and open the first connection.
 
         Args:
-            drafter: which one, see :data:`moa_runtime.drafter_names.DRAFTERS`; the bundle's own when omitted.
+            drafter: which one, see :data:`moa_runtime.options.DRAFTERS`; the bundle's own when omitted.
             backend: a key of :data:`moa_runtime.backends.load.BACKENDS`; the first that the bundle has a graph for
                 when omitted. Or one that is loaded, for several chats a
                 :class:`~moa_runtime.backends.shared.SharedBackend`. Without use where the drafter has no graph.

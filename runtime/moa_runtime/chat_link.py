@@ -11,11 +11,11 @@ from moa_runtime.chat_keeper import ChatKeeper
 from moa_runtime.connect_error import ConnectError
 from moa_runtime.drafting.events import LoopEvent, Problem
 from moa_runtime.drafting.loop import DraftingLoop
-from moa_runtime.drafting.offline import Offline
 from moa_runtime.drafting.settings import Conditions
 from moa_runtime.driver import Driver
 from moa_runtime.errors import ChatError, MoaError
 from moa_runtime.events import LinkChanged, LinkStatus
+from moa_runtime.options import Offline
 from moa_runtime.session.events import Policy
 from moa_runtime.timeline import Timeline
 from moa_runtime.transport import Endpoint, Timing

@@ -1,9 +1,119 @@
-"""Who is to draft, as a user asks for it. Light, so that a command line can say it at once."""
+"""Choices of a user: which drafter, how long its drafts are, who drafts, what writes offline.
+
+Imports nothing heavy, so that ``--help`` is fast.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from argparse import ArgumentTypeError
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
 
-#: ``auto`` is whoever is expected to bring more tokens a second, see :class:`drafter_selection.Placement`.
+from moa_runtime.errors import MoaError
+
+#: The side that drafts. ``auto`` is the one that is expected to bring more tokens a second, see
+#: :class:`moa_runtime.drafting.drafter_selection.DrafterSelection`.
 Drafting = Literal["auto", "device", "server"]
-DRAFTINGS: tuple[Drafting, ...] = ("auto", "device", "server")
+DRAFTINGS: tuple[Drafting, ...] = get_args(Drafting)
+
+#: What writes during an outage. ``writer``: the bundle's whole model, or the drafter if it has none. ``off``: nothing,
+#: the answer waits.
+Offline = Literal["writer", "drafter", "off"]
+OFFLINES: tuple[Offline, ...] = get_args(Offline)
+
+#: Kinds of adaptive drafts: ``auto`` takes the shape that pays (:mod:`moa_runtime.drafting.cost_model`), the others are
+#: Thompson sampling as in EESD (:mod:`moa_runtime.drafting.thompson`).
+Adaptive = Literal["auto", "thompson", "thompson-calibrated"]
+ADAPTIVE: tuple[Adaptive, ...] = get_args(Adaptive)
+#: Tokens of each draft, a chain; or the kind of adaptive drafts.
+DraftLength = int | Adaptive
+
+DrafterName = Literal["moa", "sssd", "early-exit", "independent"]
+
+
+def draft_length_of(text: str) -> DraftLength:
+    """Parse a draft length of a command line.
+
+    Raises:
+        ArgumentTypeError: ``text`` is neither a whole number nor one of :data:`ADAPTIVE`.
+    """
+    for word in ADAPTIVE:
+        if text == word:
+            return word
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"expected a whole number or {', '.join(ADAPTIVE)}, not {text!r}") from None
+
+
+@dataclass(frozen=True)
+class DrafterKind:
+    """Facts of a drafter that are known before it is loaded.
+
+    Attributes:
+        help: what it is, and when to choose it.
+        architecture: of its graph, as a bundle's manifest names it; None for a drafter without a graph.
+    """
+
+    help: str
+    architecture: str | None
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether it computes a bundle's graph."""
+        return self.architecture is not None
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether it reads memory rows; if not, the server sends none."""
+        return self.architecture == "moa"
+
+
+#: By name, the default first. :func:`moa_runtime.drafters.factory.drafter_for` makes them;
+#: :mod:`moa_drafter.pretrained` knows for which there are weights.
+DRAFTERS: Mapping[DrafterName, DrafterKind] = {
+    "moa": DrafterKind(
+        "Mixture of Attentions, which reads the verifier's memory rows: right for most",
+        architecture="moa",
+    ),
+    "sssd": DrafterKind(
+        "what was said before alone, without a model: right on a device that is slow, or has to save power",
+        architecture=None,
+    ),
+    "early-exit": DrafterKind(
+        "the target's first layers and one of its own: right with a verifier that has another drafter or none, on a "
+        "device that is fast enough for these layers",
+        architecture="early-exit",
+    ),
+    "independent": DrafterKind(
+        "a language model of two layers: right with such a verifier on a slower device, or as a plain drafter to "
+        "compare with",
+        architecture="independent",
+    ),
+}
+DEFAULT_DRAFTER: DrafterName = next(iter(DRAFTERS))
+
+
+def drafter_option(name: DrafterName | None) -> tuple[str, ...]:
+    """Return the arguments that select a drafter in ``moa-export`` and ``moa-serve``.
+
+    They are empty for the default one, and for those without a graph, which use the default one's bundle.
+    """
+    return () if name is None or name == DEFAULT_DRAFTER or not DRAFTERS[name].has_graph else ("--drafter", name)
+
+
+class OtherDrafterError(MoaError):
+    """The bundle holds another drafter than the one that was asked for.
+
+    Args:
+        folder: the bundle's.
+        found: the drafter in it.
+    """
+
+    def __init__(self, folder: Path, found: str, wanted: str) -> None:
+        super().__init__(
+            f"the bundle {folder} drafts with {found}, not with {wanted}: name no drafter, or a bundle that "
+            f"`moa-export --drafter {wanted} --out DIR` made"
+        )

@@ -7,7 +7,7 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-from moa_runtime.drafter_names import DrafterName, drafter_option
+from moa_runtime.options import DrafterName, drafter_option
 
 
 def expanded(path: Path | str) -> Path:

@@ -15,9 +15,9 @@ from moa_chat.cli import main
 from moa_chat.drafters import drafters_help
 from moa_chat.options import build_parser
 from moa_runtime.bundle import Bundle
-from moa_runtime.drafter_names import DRAFTERS, OtherDrafterError
 from moa_runtime.drafters.factory import backend_for
 from moa_runtime.errors import MoaError
+from moa_runtime.options import DRAFTERS, OtherDrafterError
 from tiny import make_tiny_bundle
 
 

@@ -12,8 +12,8 @@ from moa_drafter.architectures.registry import drafter_of
 from moa_drafter.checkpoint_files import CONFIG_FILE, WEIGHTS_FILE, CheckpointError
 from moa_drafter.pretrained import checkpoint_of, offered_names, shipped_checkpoint, shipped_names
 from moa_drafter.training.config_file import checked
-from moa_runtime.drafter_names import DEFAULT_DRAFTER, DRAFTERS, drafter_option
 from moa_runtime.errors import MoaError
+from moa_runtime.options import DEFAULT_DRAFTER, DRAFTERS, drafter_option
 from moa_runtime.paths import bundle_of_drafter
 
 

@@ -10,12 +10,11 @@ from functools import cache
 import pytest
 
 from moa_bench.simulated_clock import Pace
-from moa_runtime.draft_length import draft_length_of
 from moa_runtime.drafters.base import FREE, Budget
-from moa_runtime.drafting.controllers import controller_for
-from moa_runtime.drafting.cost_model import Line, Throughput
-from moa_runtime.drafting.draft_controllers import Controller, FixedShape
+from moa_runtime.drafting.cost_model import CostModel, Line
+from moa_runtime.drafting.draft_controllers import Controller, FixedShape, controller_for
 from moa_runtime.drafting.events import Pushed, RoundEnded
+from moa_runtime.options import draft_length_of
 from moa_runtime.session.tree import DraftTree
 from runtime.simulated import Shares, draft_in, expected_rate, hold, prompt_of, rate_of, round_of
 
@@ -35,7 +34,7 @@ def mean(values: list[int]) -> float:
 
 def size(pace: Pace, shares: Shares = GOOD) -> tuple[float, float]:
     """Tokens of a draft and steps that it took, on average, once the controller has learnt."""
-    ended = hold(Throughput(), pace, shares)[-100:]
+    ended = hold(CostModel(), pace, shares)[-100:]
     return mean([one.drafted for one in ended]), mean([len(one.steps) for one in ended])
 
 
@@ -54,7 +53,7 @@ def fixed_trees(shares: Shares) -> list[DraftTree]:
 def test_drafts_become_as_good_as_the_best_of_many_fixed_shapes(pace: Pace, shares: Shares) -> None:
     best = max(expected_rate(tree, pace) for tree in fixed_trees(shares))
     for prompt in (0, 60):
-        assert rate_of(hold(Throughput(), pace, shares, prompt=prompt)[50:]) > 0.8 * best  # 150 rounds of chance
+        assert rate_of(hold(CostModel(), pace, shares, prompt=prompt)[50:]) > 0.8 * best  # 150 rounds of chance
 
 
 def test_a_slow_link_makes_drafts_larger_and_a_slow_device_flatter() -> None:
@@ -70,14 +69,14 @@ def test_a_target_that_feels_every_token_makes_drafts_narrower() -> None:
 def test_a_drafter_in_doubt_asks_sooner() -> None:
     doubtful, good, excellent = (size(PLAIN, shares)[1] for shares in (DOUBTFUL, GOOD, EXCELLENT))
     assert doubtful < good < excellent
-    controller = Throughput()
+    controller = CostModel()
     hold(controller, PLAIN, GOOD)
     sizes = [len(draft_in(controller.budget(), shares).steps) for shares in (DOUBTFUL, GOOD, EXCELLENT)]
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
 
 
 def test_prices_are_what_the_parts_take_at_the_tokens_a_second_of_the_rounds() -> None:
-    controller = Throughput()
+    controller = CostModel()
     rate, prices = rate_of(hold(controller, PLAIN, GOOD)[-20:]), controller.prices
     assert prices.step == pytest.approx(rate * PLAIN.step_s, rel=0.35)
     assert prices.query == pytest.approx(prices.step * PLAIN.query_s / PLAIN.step_s, rel=0.2)
@@ -86,7 +85,7 @@ def test_prices_are_what_the_parts_take_at_the_tokens_a_second_of_the_rounds() -
 
 def test_the_first_prompt_s_verdict_gives_first_prices() -> None:
     """A server far away, and a target that feels every token: known before the first draft."""
-    controllers = Throughput(), Throughput(), Throughput()
+    controllers = CostModel(), CostModel(), CostModel()
     assert controllers[0].prices == replace(FREE, follows=controllers[0].prices.follows)
     for controller, pace in zip(controllers, (PLAIN, FAR, FEELING), strict=True):
         controller.observe(prompt_of(60, pace))
@@ -97,26 +96,26 @@ def test_the_first_prompt_s_verdict_gives_first_prices() -> None:
 
 
 def test_another_conversation_begins_with_what_model_and_target_take_and_learns_alone() -> None:
-    known = Throughput()
-    assert known.sibling().prices == Throughput().prices
+    known = CostModel()
+    assert known.sibling().prices == CostModel().prices
     hold(known, PLAIN, GOOD)
     other = known.sibling()
     before, theirs = known.prices, other.prices
     assert (theirs.step, theirs.query, theirs.node) == pytest.approx((before.step, before.query, before.node))
-    assert theirs.follows == Throughput().prices.follows != before.follows
+    assert theirs.follows == CostModel().prices.follows != before.follows
     hold(other, FEELING, GOOD)
     assert known.prices == before and other.prices.node > before.node
 
 
 def test_a_target_that_does_not_say_what_it_took_is_taken_for_as_slow_as_the_verdict() -> None:
-    told, untold = Throughput(), Throughput()
+    told, untold = CostModel(), CostModel()
     for controller, compute_s in ((told, 0.1), (untold, 0.0)):
         controller.observe(RoundEnded(0, 6, 6, 2, (1,) * 6, 0.03, 0.1, compute_s))
     assert untold.prices == told.prices and told.prices.node > 0
 
 
 def test_what_the_server_decodes_by_itself_tells_what_its_target_takes() -> None:
-    controller = Throughput()
+    controller = CostModel()
     controller.observe(prompt_of(60, PLAIN))
     guessed = controller.token_s
     for drafted in (0, 4, 8) * 20:
@@ -131,7 +130,7 @@ def test_what_the_server_decodes_by_itself_tells_what_its_target_takes() -> None
 
 def test_a_step_over_a_prompt_says_nothing_about_steps() -> None:
     """The first draft of an answer took half a second longer, for the device had to read the question."""
-    read, unread = Throughput(), Throughput()
+    read, unread = CostModel(), CostModel()
     slowly, quickly = (
         hold(controller, PLAIN, GOOD, reading_s=reading_s) for controller, reading_s in ((read, 0.5), (unread, 0.0))
     )
@@ -152,7 +151,7 @@ def drafted_rounds(controller: Controller, pace: Pace, rounds: int) -> list[int]
 
 @pytest.mark.parametrize("pace", [HOPELESS, replace(PLAIN, pass_s=0.001, round_trip_s=0.0)], ids=str)
 def test_where_no_step_pays_tries_take_two_hundredths_of_the_time(pace: Pace) -> None:
-    controller = Throughput()
+    controller = CostModel()
     ended = hold(controller, pace, GOOD, 2000)[500:]
     drafting, waiting = sum(one.draft_s for one in ended), sum(one.waited_s for one in ended)
     assert 0.01 < drafting / (drafting + waiting) < 0.025
@@ -164,7 +163,7 @@ def test_where_no_step_pays_tries_take_two_hundredths_of_the_time(pace: Pace) ->
 def test_the_first_drafts_are_tries_however_quick_the_target_is() -> None:
     """Until the model took a step nothing is known of its steps: they may cost nothing, as those of an oracle."""
     instant = Pace(step_s=0.005, query_s=0.0, pass_s=0.001, token_s=0.0, round_trip_s=0.0)
-    controller = Throughput()
+    controller = CostModel()
     controller.observe(prompt_of(60, instant))
     for _ in range(3):
         assert controller.budget().levels == 16
@@ -173,13 +172,13 @@ def test_the_first_drafts_are_tries_however_quick_the_target_is() -> None:
 
 
 def test_a_device_that_is_quick_again_is_noticed() -> None:
-    controller = Throughput()
+    controller = CostModel()
     drafted_rounds(controller, HOPELESS, 100)
     assert len(drafted_rounds(controller, PLAIN, 600)) > 100
 
 
 def test_a_draft_is_never_larger_than_was_said() -> None:
-    controller = Throughput(nodes=9, levels=3, width=2)
+    controller = CostModel(nodes=9, levels=3, width=2)
     ended = hold(controller, FAR, EXCELLENT, 100)
     assert max(one.drafted for one in ended) <= 9 and max(one.depth for one in ended) == 3
     assert max(max(one.steps) for one in ended) == 2
@@ -189,14 +188,14 @@ def test_a_draft_is_never_larger_than_was_said() -> None:
 
 def test_rounds_without_steps_teach_it_nothing_impossible() -> None:
     """A draft of copies took no step, and so no time; nor did an answer that came in the same moment."""
-    controller = Throughput()
+    controller = CostModel()
     follows = controller.prices.follows
     controller.observe(RoundEnded(0, 8, 8, 8, (), 0.0, 0.0, 0.0))
     assert controller.prices == replace(FREE, follows=follows) and controller.budget().levels == 16
 
 
 def test_tokens_are_written_ahead_while_they_pay() -> None:
-    near, far = Throughput(), Throughput()
+    near, far = CostModel(), CostModel()
     hold(near, SLOW, GOOD)
     hold(far, FAR, GOOD)
     assert far.ahead(0, 0.5) and not near.ahead(0, 0.01)
@@ -216,7 +215,7 @@ def test_a_fixed_shape_is_fixed() -> None:
 
 
 def test_a_length_on_the_command_line() -> None:
-    assert isinstance(controller_for(draft_length_of("auto")), Throughput)
+    assert isinstance(controller_for(draft_length_of("auto")), CostModel)
     assert controller_for(draft_length_of("4")) == FixedShape(Budget.chain(4))
     with pytest.raises(
         ArgumentTypeError, match="expected a whole number or auto, thompson, thompson-calibrated, not 'many'"

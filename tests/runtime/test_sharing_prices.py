@@ -9,7 +9,7 @@ import pytest
 
 from moa_bench.simulated_clock import Pace
 from moa_runtime.drafters.base import Prices
-from moa_runtime.drafting.cost_model import Throughput
+from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.events import Pushed
 from runtime.simulated import Shares, draft_in, hold, prompt_of, round_of
 
@@ -19,7 +19,7 @@ DOUBTFUL: Shares = (0.3, 0.2, 0.1)
 EXCELLENT: Shares = (0.92, 0.03)
 
 
-def shared_by(controller: Throughput, conversations: int) -> Throughput:
+def shared_by(controller: CostModel, conversations: int) -> CostModel:
     """The controller, once it has heard that; it learns nothing else."""
     controller.observe(Pushed(0, 0, 0.0, 0.0, conversations))
     return controller
@@ -27,7 +27,7 @@ def shared_by(controller: Throughput, conversations: int) -> Throughput:
 
 @pytest.mark.parametrize(("shared_steps", "of_steps"), [(False, 1), (True, 8)])
 def test_what_makes_others_wait_costs_so_many_times_as_much(shared_steps: bool, of_steps: int) -> None:
-    controller = Throughput(shared_steps=shared_steps)
+    controller = CostModel(shared_steps=shared_steps)
     hold(controller, PACE, GOOD)
     alone, other = controller.prices, controller.sibling()
     expected = Prices(of_steps * alone.step, of_steps * alone.query, 8 * alone.node, alone.follows)
@@ -36,7 +36,7 @@ def test_what_makes_others_wait_costs_so_many_times_as_much(shared_steps: bool, 
 
 
 def test_the_more_conversations_share_the_target_the_smaller_are_drafts_and_at_last_there_are_none() -> None:
-    controller = Throughput()
+    controller = CostModel()
     hold(controller, PACE, GOOD)
     counts = (1, 2, 4, 100, 2**32 - 1)
     sizes = [len(draft_in(shared_by(controller, count).budget(), GOOD).tokens) for count in counts]
@@ -48,7 +48,7 @@ def test_the_more_conversations_share_the_target_the_smaller_are_drafts_and_at_l
 def rate_together(told: int, pace: Pace, conversations: int = 8) -> float:
     """Tokens a second of conversations whose drafts one pass verifies, once they know their target; each is told that
     so many share it. How sure their drafters are differs from draft to draft."""
-    controllers, rng, tokens, seconds = [Throughput() for _ in range(conversations)], random.Random(1), 0, 0.0
+    controllers, rng, tokens, seconds = [CostModel() for _ in range(conversations)], random.Random(1), 0, 0.0
     for controller in controllers:
         controller.observe(replace(prompt_of(60, pace), sharing=told))
     for number in range(150):

@@ -13,7 +13,7 @@ from moa_runtime.datastore.reader import Datastore
 from moa_runtime.datastore.writer import write_datastore
 from moa_runtime.drafters.base import Budget, Prices
 from moa_runtime.drafters.sssd import SssdDrafter
-from moa_runtime.drafting.cost_model import Throughput
+from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.events import RoundEnded
 from moa_runtime.gumbel import gumbel_of
 from moa_runtime.session.events import Sampling
@@ -113,7 +113,7 @@ def test_trees_become_smaller_the_more_conversations_share_the_verifier() -> Non
     text = [token for number in range(8) for token in (1, 2, 10 + number, 20 + number, 30 + number)] + [1, 2]
 
     def size(sharing: int) -> int:
-        controller = Throughput()
+        controller = CostModel()
         controller.observe(RoundEnded(40, 0, 0, 0, (), 0.0, 0.030, 0.020, sharing))
         for drafted in (4, 12, 24, 40) * 5:
             passed = 0.010 + 0.0003 * drafted

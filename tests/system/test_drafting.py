@@ -11,7 +11,7 @@ from moa_bench.serving import OracleDrafter
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.drafters.base import GREEDY, Budget
-from moa_runtime.drafting.cost_model import Throughput
+from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.draft_controllers import Controller, FixedShape
 from moa_runtime.drafting.events import Pushed, RoundEnded
 from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, Paused, PauseReason
@@ -113,7 +113,7 @@ def test_what_is_known_without_a_step_goes_with_the_draft(verifier: Verifier, bu
 
 def test_as_large_as_pays(verifier: Verifier, bundle: Bundle) -> None:
     """The default: right drafts, which cost next to nothing, become longer than the first."""
-    controller = Steady(Throughput())
+    controller = Steady(CostModel())
     answer, own = answered(verifier, bundle, controller, known_besides=0)
     assert [token.token for token in answer.tokens] == own
     # Every round but the last, which may end with the answer, brings a token of the target's own besides.

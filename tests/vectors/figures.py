@@ -12,8 +12,8 @@ from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.ngram import NgramIndex
 from moa_runtime.drafters.ngram_drafter import NgramDrafter
 from moa_runtime.drafters.tree_growth import GrowingTree
-from moa_runtime.drafting.cost_model import Throughput
-from moa_runtime.drafting.drafter_selection import Placement
+from moa_runtime.drafting.cost_model import CostModel
+from moa_runtime.drafting.drafter_selection import DrafterSelection
 from moa_runtime.drafting.events import Pushed, RoundEnded
 from moa_runtime.gumbel import gumbel
 from moa_runtime.offline_stopping import Manners
@@ -112,7 +112,7 @@ def ngram_drafts(draws: Draws) -> Iterator[Case]:
 def prices(draws: Draws) -> Iterator[Case]:
     """A controller that sees one round after the other, on machines of all kinds."""
     for _ in range(60):
-        controller = Throughput()
+        controller = CostModel()
         pass_s, token_s = 0.002 * 2 ** draws.whole(0, 6), 1e-5 * 2 ** draws.whole(0, 9)
         step_s, trip_s, right = 0.0005 * 2 ** draws.whole(0, 8), 0.001 * 2 ** draws.whole(0, 8), draws.share()
         told = []
@@ -145,7 +145,7 @@ def placements(draws: Draws) -> Iterator[Case]:
     """Who drafts, for thousands of tokens, while link, device and server change."""
     for _ in range(40):
         drafting, able = draws.one_of(["auto"] * 8 + ["device", "server"]), draws.share() < 0.9
-        placement = Placement(drafting, able=able)
+        placement = DrafterSelection(drafting, able=able)
         placement.server_drafts = draws.share() < 0.6
         told: list[Any] = []
         fast = [0.05 * draws.share() for _ in range(3)]  # of link, server and device
@@ -160,8 +160,8 @@ def placements(draws: Draws) -> Iterator[Case]:
             what = draws.share()
             if what < 0.2:
                 args = ["trip", trip_s]
-                placement.trip(args[1])
-            elif placement.at_server and (not placement.wants_trial or what < 0.6):
+                placement.note_round_trip(args[1])
+            elif placement.at_server and (not placement.wants_shadow_draft or what < 0.6):
                 args = ["pushed", draws.whole(1, most), pass_s, 0.25 * pass_s]
                 placement.pushed(*args[1:])
             else:
@@ -169,8 +169,8 @@ def placements(draws: Draws) -> Iterator[Case]:
                 accepted, waited_s = draws.whole(0, 4), trip_s + pass_s
                 outcome = RoundEnded(0, 4, 4, accepted, (1,) * 4, draft_s, waited_s, None)
                 args = [kind, accepted, draft_s, waited_s]
-                placement.tried(outcome) if kind == "tried" else placement.round_ended(outcome, accepted + 1)
-            now = [placement.at_server, placement.wants_trial, placement.round_s]
+                placement.shadow_ended(outcome) if kind == "tried" else placement.round_ended(outcome, accepted + 1)
+            now = [placement.at_server, placement.wants_shadow_draft, placement.round_s]
             told.append([placement.drafts_wanted, args, now])
         yield {"drafting": drafting, "able": able, "server_drafts": placement.server_drafts, "told": told}
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from moa_runtime.drafters.base import GREEDY, Budget, Float32
-from moa_runtime.drafting.cost_model import Throughput
+from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.draft_controllers import Controller, FixedShape
 from moa_runtime.drafting.events import Draft, LoopEvent, Wait
 from moa_runtime.drafting.loop import DraftingLoop
@@ -121,7 +121,7 @@ class PlayedLoop:
 
 def _controller(said: Said) -> Controller:
     if said["kind"] == "throughput":
-        return Throughput(said["nodes"], said["levels"], said["width"])
+        return CostModel(said["nodes"], said["levels"], said["width"])
     return FixedShape(
         Budget(said["nodes"], said["levels"], said["width"], branches=said["branches"]), said["lookahead"]
     )

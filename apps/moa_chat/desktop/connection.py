@@ -18,8 +18,8 @@ from moa_chat.strings import as_sentence
 from moa_runtime.bundle import Bundle, BundleError
 from moa_runtime.chat import Chat
 from moa_runtime.connect_error import ConnectError
-from moa_runtime.drafter_names import DrafterName
 from moa_runtime.errors import MoaError
+from moa_runtime.options import DrafterName
 from moa_runtime.session.events import Policy
 from moa_runtime.transport import Endpoint
 

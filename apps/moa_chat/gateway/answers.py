@@ -13,7 +13,6 @@ from moa_chat.gateway.errors import verifier_away
 from moa_chat.gateway.request import AnswerRequest
 from moa_chat.gateway.stops import StopFilter
 from moa_runtime.chat import Chat
-from moa_runtime.drafting.offline import Offline
 from moa_runtime.events import (
     AnswerFinished,
     AnswerUpdate,
@@ -27,6 +26,7 @@ from moa_runtime.events import (
     Statistics,
     TokenOrigin,
 )
+from moa_runtime.options import Offline
 
 #: A verifier that went away in the middle of an answer is waited for so long, seconds.
 _PATIENCE_S = 60.0

@@ -9,7 +9,7 @@ from typing import Any
 from moa_chat.gateway.errors import ApiError
 from moa_chat.gateway.schemas import field, fields_of, kind_of, text_at, unsupported
 from moa_chat.sampling import sampling_for
-from moa_runtime.drafting.offline import OFFLINES, Offline
+from moa_runtime.options import OFFLINES, Offline
 from moa_runtime.session.events import Sampling
 
 _MOST_CHOICES = 8

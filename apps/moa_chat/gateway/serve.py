@@ -24,7 +24,7 @@ from moa_runtime.backends.load import load_writer
 from moa_runtime.backends.shared import SharedBackend
 from moa_runtime.chat import Chat
 from moa_runtime.drafters.factory import backend_for
-from moa_runtime.drafting.controllers import controller_for
+from moa_runtime.drafting.draft_controllers import controller_for
 from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.session.events import Policy
 from moa_runtime.sockets import is_loopback, listen, url_of

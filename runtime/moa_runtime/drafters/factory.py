@@ -6,11 +6,11 @@ from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle, Manifest
 from moa_runtime.datastore.reader import Datastore
-from moa_runtime.drafter_names import DRAFTERS, DrafterName, OtherDrafterError
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.sssd import SssdDrafter
+from moa_runtime.options import DRAFTERS, DrafterName, OtherDrafterError
 
 
 def backend_for(
@@ -46,7 +46,7 @@ def drafter_for(
     """A drafter for one conversation; ``backend``, see :func:`backend_for`, and ``datastore`` may be shared by several.
 
     Args:
-        name: which one, see :data:`moa_runtime.drafter_names.DRAFTERS`; what computes the bundle's graph when omitted.
+        name: which one, see :data:`moa_runtime.options.DRAFTERS`; what computes the bundle's graph when omitted.
         ngrams: mix what the graph expects with what the conversation and the datastore say already, see
             :class:`moa_runtime.drafters.mixture.NgramMixture`.
     """

@@ -1,4 +1,4 @@
-"""Drafts in the shape that pays: tokens a second, made largest."""
+"""A controller with an online cost model: it gives each draft the shape that makes tokens a second largest."""
 
 from __future__ import annotations
 
@@ -7,57 +7,58 @@ import copy
 from moa_runtime.drafters.base import Budget, Prices
 from moa_runtime.drafting.events import Pushed, RoundEnded
 
-_MEMORY = 0.95  # averages forget: a round counts so many times the one after it
-_LONG_MEMORY = 0.99  # times vary by more than a token costs
-#: A guess, until rounds show it: a pass over one token takes as long as 15 more tokens do. Of a Llama of 135 million
-#: parameters on a CPU; where more tokens cost less, little is lost.
+_DECAY = 0.95  # of the averages, a round
+_SLOW_DECAY = 0.99  # of the fitted times, which vary by more than a token costs
+#: The first guess: a pass over one token takes as long as 15 further tokens do. Measured with a Llama of 135 million
+#: parameters on a CPU; little is lost if more tokens cost less.
 _TOKENS_OF_A_PASS = 15.0
-_MOST_OF_A_GUESS = 3.0  # times that, which a prompt may make a token of a draft seem to cost
+_MOST_OF_A_GUESS = 3.0  # times that guess: the most that a prompt may make a drafted token seem to cost
 _FIRST_STEP_S = 0.005
-_GUESS = 0.1  # of a point: what a guess counts beside points
+_GUESS_WEIGHT = 0.1  # of the first guess, beside points of weight 1
 _MOST_AHEAD = 8
-#: What takes more times as long as expected counts as so many times: a stall says nothing of the rounds to come, and
-#: what is slower from now on is soon expected.
+#: A round counts as at most this many times the expected one. A stall says nothing of the rounds to come, and a lasting
+#: change soon becomes the expectation.
 _STALL = 10.0
-_LEAST_S = 0.001  # as if nothing took less, which would forbid all that takes longer
-#: Part of the time that may go into tries of a model whose steps do not pay.
+_LEAST_S = 0.001  # shortest expectation: with 0 s nothing that takes longer could ever count
+#: Share of the time that may be spent on trying a model whose steps do not pay.
 _TRIES = 0.02
 
 
-class Throughput:
-    """Takes each part of a draft that brings more tokens a second than the rounds so far.
+class CostModel:
+    """Take each part of a draft that brings more tokens a second than the rounds so far.
 
-    With ``rate`` the tokens a second of the rounds so far, a part that takes ``t`` seconds costs ``rate * t`` tokens,
-    and pays where it is expected to bring more: the rule that makes tokens a second largest once ``rate`` is what it
-    brings (Dinkelbach 1967, "On nonlinear fractional programming"). The parts are steps of the device's model, the
-    nodes that each continues, and the tokens that the target's pass is over; the first two are learnt from how long
-    drafts took, the last from what verdicts say of the target's time. So a slow link makes drafts larger, a slow device
-    flatter, a target that feels every token narrower. Where the model's steps do not pay, only what is copied is sent,
-    and a step is tried now and then, to see whether that has changed. What takes the target's time takes it from all
-    conversations that share the target, and costs what all of them would have got.
+    With ``rate`` the tokens a second of the rounds so far, a part that takes ``t`` seconds costs ``rate * t`` tokens.
+    It pays if it is expected to bring more: this rule makes tokens a second largest once ``rate`` is what it brings
+    (Dinkelbach 1967, "On nonlinear fractional programming"). The parts are the steps of the device's model, the nodes
+    that each step continues, and the tokens of the target's pass. The first two are learned from the time that drafts
+    took, the last from the target's times in verdicts. So a slow link makes drafts larger, a slow device makes them
+    flatter, and a target that feels every token makes them narrower.
+
+    If the model's steps do not pay, only copies are sent, and a step is tried now and then in case that has changed.
+    The target's time is shared: what a draft takes of it costs the tokens that all its sessions would have got.
 
     Args:
-        nodes, levels, width: of a draft at most.
-        shared_steps: the model runs on the target's machine, so its steps cost all who share that, too.
+        nodes, levels, width: of a draft, at most.
+        shared_steps: the model runs on the target's machine, so its steps cost all sessions that share it, too.
     """
 
     def __init__(self, nodes: int = 62, levels: int = 16, width: int = 10, *, shared_steps: bool = False) -> None:
         self._shared_steps, self._sharing = shared_steps, 1
         self._nodes, self._levels, self._width = nodes, levels, width
         self._tokens = self._seconds = self._rounds = 0.0
-        # As if a few tokens had been judged before: one round says little.
+        # Prior: a few judged tokens, because one round says little.
         self._right, self._judged = 3.0, 6.0
         self._first_right, self._firsts = 3.0, 5.0
-        self._step = Line(_FIRST_STEP_S, 0.1 * _FIRST_STEP_S, doubt=0.1)  # seconds of a step by nodes continued
-        self._pass: Line | None = None  # the target's seconds by tokens
-        self._idle_s = 0.0  # since the model took a step
-        self._prompt: tuple[int, float] | None = None  # tokens and seconds of the first, until a draft followed
-        self._timed = False  # whether it is known what a step takes
-        self._reads = False  # the next draft's first step is over the prompt too
+        self._step = Line(_FIRST_STEP_S, 0.1 * _FIRST_STEP_S, doubt=0.1)  # seconds of a step, by the nodes it continues
+        self._pass: Line | None = None  # the target's seconds, by tokens
+        self._idle_s = 0.0  # seconds since the model took a step
+        self._prompt: tuple[int, float] | None = None  # tokens, seconds of the first prompt, until a draft
+        self._timed = False  # whether a step was timed
+        self._reads = False  # whether the next draft's first step also reads the prompt
 
     @property
     def prices(self) -> Prices:
-        """What the parts of a draft cost by now."""
+        """Present cost of the parts of a draft, in tokens."""
         own = self._tokens / self._seconds if self._seconds else 0.0
         shared = self._sharing * own
         step, rate = self._step, shared if self._shared_steps else own
@@ -80,7 +81,7 @@ class Throughput:
     def observe(self, outcome: RoundEnded | Pushed) -> None:
         self._sharing = outcome.sharing
         if isinstance(outcome, Pushed):
-            if outcome.compute_s:  # else nothing is known: verdicts may have come together
+            if outcome.compute_s:  # with 0 s, verdicts have arrived together and say nothing
                 self._passed(outcome.drafted, outcome.compute_s)
             return
         target_s = min(outcome.compute_s or outcome.waited_s, outcome.waited_s)
@@ -93,32 +94,32 @@ class Throughput:
             self._drafted(outcome)
 
     def _drafted(self, outcome: RoundEnded) -> None:
-        """What a draft took and brought."""
+        """Learn from the verdict on a draft."""
         seconds = outcome.draft_s + outcome.waited_s
         if self._rounds:
             seconds = min(seconds, _STALL * max(_LEAST_S, self._seconds / self._rounds))
-        self._rounds = _MEMORY * self._rounds + 1
-        self._tokens = _MEMORY * self._tokens + outcome.accepted + 1
-        self._seconds = _MEMORY * self._seconds + seconds
+        self._rounds = _DECAY * self._rounds + 1
+        self._tokens = _DECAY * self._tokens + outcome.accepted + 1
+        self._seconds = _DECAY * self._seconds + seconds
         self._idle_s = 0.0 if outcome.steps else self._idle_s + outcome.waited_s
         if not outcome.steps:
-            self._step.fade()  # the fewer tries there are, the more each says
+            self._step.fade()  # so that the next try weighs more
         else:
             step_s = outcome.draft_s / len(outcome.steps)
-            # What a step takes that also reads a prompt is more than others take, which says something where it is less
-            # than was thought.
+            # A step that also reads a prompt takes longer than others: it says something only if it was faster than
+            # expected.
             if not self._reads or step_s < self._step.level:
                 self._step.add(sum(outcome.steps) / len(outcome.steps), step_s)
                 self._timed = True
             self._reads = False
-            self._right = _MEMORY * self._right + outcome.accepted
-            self._judged = _MEMORY * self._judged + min(outcome.accepted + 1, outcome.depth)
-            self._first_right = _MEMORY * self._first_right + (outcome.accepted > 0)
-            self._firsts = _MEMORY * self._firsts + 1
+            self._right = _DECAY * self._right + outcome.accepted
+            self._judged = _DECAY * self._judged + min(outcome.accepted + 1, outcome.depth)
+            self._first_right = _DECAY * self._first_right + (outcome.accepted > 0)
+            self._firsts = _DECAY * self._firsts + 1
 
-    def sibling(self) -> Throughput:
-        """For another conversation with the same model and target: what they take is known, the rest is learnt."""
-        other = Throughput(self._nodes, self._levels, self._width, shared_steps=self._shared_steps)
+    def sibling(self) -> CostModel:
+        """Return a controller for another conversation with the same model and target: it knows their times."""
+        other = CostModel(self._nodes, self._levels, self._width, shared_steps=self._shared_steps)
         other._step, other._timed = copy.copy(self._step), self._timed
         if self._pass is not None:
             other._pass = copy.copy(self._pass)
@@ -127,7 +128,7 @@ class Throughput:
         return other
 
     def _passed(self, drafted: int, target_s: float) -> None:
-        """The target took so long for a pass over a draft."""
+        """Learn from a pass of the target over ``drafted`` tokens that took ``target_s``."""
         if self._prompt is not None or self._pass is None:
             self._pass, self._prompt = _pass_of(target_s, drafted, self._prompt), None
         else:
@@ -135,7 +136,7 @@ class Throughput:
         self._pass.add(drafted, target_s)
 
     def _asked(self, supplied: int, target_s: float, link_s: float) -> None:
-        """A prompt's verdict: the first that is known of target and link."""
+        """Learn from a prompt's verdict, the first figures of target and link."""
         if self._pass is not None:
             return
         self._prompt = (supplied, target_s)
@@ -144,10 +145,10 @@ class Throughput:
 
 
 def _pass_of(seconds: float, tokens: int, prompt: tuple[int, float] | None = None) -> Line:
-    """A guess of the target's, after a pass over so many tokens, and one over a prompt.
+    """Return a first guess of the target's seconds by tokens, from one pass over ``tokens`` and one over a ``prompt``.
 
-    Two passes tell more than the guess of all targets. But a token of a prompt may take less than one of a draft, or
-    more, so this is a guess too, and bounded; drafts, which are of several sizes, replace it.
+    Two passes say more than the general guess. But a token of a prompt may take more or less than one of a draft, so
+    the slope is bounded; drafts of several sizes replace it.
     """
     pass_s = seconds / (1 + tokens / _TOKENS_OF_A_PASS)
     slope = pass_s / _TOKENS_OF_A_PASS
@@ -158,36 +159,35 @@ def _pass_of(seconds: float, tokens: int, prompt: tuple[int, float] | None = Non
 
 
 class Line:
-    """``level + slope * x`` by least squares, of which neither is negative. What was added counts less and less, and a
-    few points move the first guess little.
+    """Fit ``level + slope * x``, both at least 0, by least squares with decaying weights.
 
     Args:
-        level, slope: the guess.
-        doubt: how many squared units of ``x`` speak for the guess's slope.
+        level, slope: the first guess.
+        doubt: weight of the guessed slope, in squared units of ``x``.
     """
 
     def __init__(self, level: float, slope: float, *, doubt: float) -> None:
         self._guess, self._doubt = slope, doubt
-        self._weight, self._x, self._y = _GUESS, 1.0, level + slope
+        self._weight, self._x, self._y = _GUESS_WEIGHT, 1.0, level + slope
         self._xx = self._xy = 0.0
 
     def add(self, x: float, y: float) -> None:
-        """A point."""
-        self._weight = _LONG_MEMORY * self._weight + 1
+        """Add a point."""
+        self._weight = _SLOW_DECAY * self._weight + 1
         dx, dy = x - self._x, y - self._y
         self._x += dx / self._weight
         self._y += dy / self._weight
-        self._xx = _LONG_MEMORY * self._xx + dx * (x - self._x)
-        self._xy = _LONG_MEMORY * self._xy + dx * (y - self._y)
+        self._xx = _SLOW_DECAY * self._xx + dx * (x - self._x)
+        self._xy = _SLOW_DECAY * self._xy + dx * (y - self._y)
 
     def fade(self) -> None:
-        """What was added counts less."""
-        self._weight *= _MEMORY
-        self._xx *= _MEMORY
-        self._xy *= _MEMORY
+        """Reduce the weight of the points so far."""
+        self._weight *= _DECAY
+        self._xx *= _DECAY
+        self._xy *= _DECAY
 
     def at(self, x: float) -> float:
-        """The line's value."""
+        """Return the line's value."""
         return self.level + self.slope * x
 
     @property

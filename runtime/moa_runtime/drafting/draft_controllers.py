@@ -1,4 +1,4 @@
-"""What a draft may be and cost: fixed, or as it pays."""
+"""Controllers: the shape of the next draft, fixed or learned from earlier rounds."""
 
 from __future__ import annotations
 
@@ -6,37 +6,40 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from moa_runtime.drafters.base import Budget
+from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.events import Pushed, RoundEnded
+from moa_runtime.drafting.thompson import BetaThompson, CalibratedThompson
+from moa_runtime.options import DraftLength
 
 
 class Controller(Protocol):
-    """Decides the shape of each draft from what earlier rounds showed."""
+    """Decide the shape of each draft from the outcomes of earlier rounds."""
 
     def budget(self) -> Budget:
-        """Of the next draft."""
+        """Return the budget of the next draft."""
 
     def ahead(self, drafted: int, probability: float) -> bool:
-        """Whether to draft one more token while a verdict is on its way (optimistic drafting).
+        """Return whether to draft one more token while a verdict is in flight (optimistic drafting).
 
         Args:
-            drafted: tokens behind the draft that is on its way, which were drafted since.
-            probability: the drafter's own, that all of it and these are right.
+            drafted: tokens drafted since that draft was sent.
+            probability: the drafter's own, that the draft in flight and these tokens are all accepted.
         """
 
     def observe(self, outcome: RoundEnded | Pushed) -> None:
-        """A round has ended, or would have with a draft that was not sent; or the server went on by itself."""
+        """Learn from a round, from a shadow draft's hypothetical round, or from a pushed verdict."""
 
     @property
     def token_s(self) -> float:
-        """Seconds that the target's pass takes longer for each drafted token, as far as is known."""
+        """Seconds that each drafted token adds to the target's pass, as far as is known."""
 
 
 @dataclass(frozen=True)
 class FixedShape:
     """Always the same shape.
 
-    ``lookahead``, tokens drafted while a verdict is on its way, pays only where whole drafts are often accepted: what
-    is written ahead is kept only when the draft before it, and the bonus token after that, were right.
+    ``lookahead`` is the number of tokens drafted while a verdict is in flight. It pays only if whole drafts are often
+    accepted: they are kept only when the draft before them, and the bonus token after it, were right.
     """
 
     shape: Budget = Budget.chain(6)  # noqa: RUF009 (frozen)
@@ -54,3 +57,15 @@ class FixedShape:
     @property
     def token_s(self) -> float:
         return 0.0
+
+
+def controller_for(length: DraftLength) -> Controller:
+    """Return a new controller for one conversation: chains of ``length`` tokens, or the adaptive kind it names."""
+    if isinstance(length, int):
+        return FixedShape(Budget.chain(length))
+    adaptive: dict[str, type[CostModel | BetaThompson | CalibratedThompson]] = {
+        "auto": CostModel,
+        "thompson": BetaThompson,
+        "thompson-calibrated": CalibratedThompson,
+    }
+    return adaptive[length]()

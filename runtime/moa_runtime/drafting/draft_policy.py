@@ -1,4 +1,4 @@
-"""What the device drafts next, or why nothing, by what is known at that moment."""
+"""What the device drafts now, or why nothing."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ import math
 from dataclasses import replace
 
 from moa_runtime.drafters.base import Budget, Drafter
-from moa_runtime.drafting.budgets import ONE, behind, within
 from moa_runtime.drafting.draft_controllers import Controller
-from moa_runtime.drafting.drafter_selection import Placement
+from moa_runtime.drafting.drafter_selection import DrafterSelection
 from moa_runtime.drafting.events import Draft
-from moa_runtime.drafting.in_flight import Rounds
-from moa_runtime.drafting.offline import Offline
+from moa_runtime.drafting.in_flight import DraftInFlight
 from moa_runtime.drafting.settings import Conditions, LoopSettings
-from moa_runtime.drafting.timeouts import LinkWatch
+from moa_runtime.drafting.timeouts import Timeouts
 from moa_runtime.events import FinishReason, PauseReason
+from moa_runtime.options import Offline
 from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Origin
+from moa_runtime.session.handshake import Limits
 
-#: The server may go on by itself for so many tokens; after so many it hears that it may go on further, and its answer
-#: says what the link takes by then.
+#: Tokens that the server may stream on its own, and after how many of them the credit is renewed. The answer to a
+#: renewal also measures the round trip.
 _CREDIT, _RENEWED_AFTER = 256, 32
+#: Text that may still change is drafted token by token, so that no frame waits for a draft.
+_ONE_TOKEN = Budget(nodes=1, levels=1)
 
 
-class Decisions:
-    """The drafting loop's. They change nothing of what they look at.
+class DraftPolicy:
+    """Decide what to draft from the state of session, link and controller, without changing them.
 
     Attributes:
-        conditions: what the host says.
-        offline: what writes while there is no verifier.
-        exhausted: who has nothing to propose, so that only the target can go on.
+        conditions: what the host knows of the device.
+        offline: what writes during an outage.
+        exhausted: the drafter or writer that had nothing to propose, so only the target can go on; else None.
     """
 
     def __init__(
@@ -39,17 +41,17 @@ class Decisions:
         writer: Drafter | None,
         controller: Controller,
         settings: LoopSettings,
-        watch: LinkWatch,
-        rounds: Rounds,
-        placement: Placement,
+        timeouts: Timeouts,
+        in_flight: DraftInFlight,
+        selection: DrafterSelection,
     ) -> None:
         self.conditions = Conditions()
         self.offline: Offline = settings.offline
         self.exhausted: Drafter | None = None
         self._session, self._controller = session, controller
         self._drafter, self._writer = drafter, writer
-        self._settings, self._watch, self._rounds = settings, watch, rounds
-        self._placement = placement
+        self._settings, self._timeouts, self._in_flight = settings, timeouts, in_flight
+        self._selection = selection
 
     @property
     def round_due(self) -> bool:
@@ -58,61 +60,62 @@ class Decisions:
 
     @property
     def credit_due(self) -> int | None:
-        """The position up to which the server is to go on by itself, where it is to be told one."""
+        """The position up to which the server shall stream on its own; None if it need not be told one now."""
         session = self._session
-        if not self._placement.at_server or not session.may_grant_credit or self.conditions.background:
+        if not self._selection.at_server or not session.may_grant_credit or self.conditions.background:
             return None
         reached = len(session.committed) + session.supplied
         return reached + _CREDIT if session.credit - reached <= _CREDIT - _RENEWED_AFTER else None
 
     @property
     def device_due(self) -> bool:
-        """Whether the server is to stop doing so."""
-        return self._session.credit_open and (self.conditions.background or not self._placement.at_server)
+        """Whether the server shall stop streaming on its own."""
+        return self._session.credit_open and (self.conditions.background or not self._selection.at_server)
 
     def rows_due(self, now: float) -> bool:
-        """Whether the memory rows that a draft would be made with are about to come."""
+        """Return whether the memory rows that the next draft needs are about to arrive."""
         needed = self._drafter is not None and self._drafter.needs_rows
-        return needed and self.round_due and self._session.rows_coming > 0 and self._watch.rows_may_come(now)
+        return needed and self.round_due and self._session.rows_coming > 0 and self._timeouts.rows_may_come(now)
 
     @property
-    def trial_due(self) -> bool:
-        """Whether the device may make a draft that is not sent, while the server goes on by itself."""
+    def shadow_due(self) -> bool:
+        """Whether the device may make a draft that is not sent, while the server streams."""
         session, conditions = self._session, self.conditions
         idle = not (conditions.background or conditions.low_power or conditions.metered or self._alone)
-        return idle and session.server_may_push and not session.tentative and self._placement.wants_trial
+        return idle and session.server_may_push and not session.tentative and self._selection.wants_shadow_draft
 
-    def trial(self, earliest: int) -> Draft | None:
-        """What is to be drafted for that, if it may be: one token behind the newest memory row, as in a round. Rows
-        come behind the text, and what a drafter expects without them says nothing of rounds; nor does the user's text.
+    def shadow_draft(self, earliest: int) -> Draft | None:
+        """Return the draft to make without sending it, if one is due: one token after the newest memory row, as in a
+        round. Rows arrive after the text, and what a drafter expects without them says nothing of rounds; nor does a
+        draft of the user's own text.
 
         Args:
-            earliest: tokens that it is to be behind at least.
+            earliest: tokens of the shortest prefix that may be drafted after.
         """
         session = self._session
-        if self._drafter is None or not self.trial_due or not self._prepared:
+        if self._drafter is None or not self.shadow_due or not self._has_source:
             return None
-        known = session.tokens[: session.rows + 1] if self._drafter.needs_rows else session.tokens
-        if len(known) < max(earliest, session.answer_start):
+        prefix = session.tokens[: session.rows + 1] if self._drafter.needs_rows else session.tokens
+        if len(prefix) < max(earliest, session.answer_start):
             return None
-        return Draft(self._drafter, known, self._affordable, Origin.DRAFTED, session.sampling)
+        return Draft(self._drafter, prefix, self._round_budget, Origin.DRAFTED, session.sampling)
 
     def draft(self) -> Draft | None:
-        """What is to be drafted now, if anything is."""
+        """Return what to draft now, if anything."""
         session = self._session
         if not session.answering or session.tentatively_finished or self.conditions.background:
             return None
-        by = self._by
-        if by is None or by is self.exhausted or not self._prepared:
+        by = self._active
+        if by is None or by is self.exhausted or not self._has_source:
             return None
         budget = self._budget()
         if budget is None:
             return None
-        origin = Origin.OFFLINE if self._watch.outage else Origin.DRAFTED
+        origin = Origin.OFFLINE if self._timeouts.outage else Origin.DRAFTED
         return Draft(by, session.tokens, budget, origin, session.sampling)
 
     def pause_reason(self) -> PauseReason | None:
-        """Why the device does not go on with a running answer; None while it may."""
+        """Return why the device does not continue a running answer; None while it may."""
         session = self._session
         if self.conditions.background and (self._alone or not session.awaiting_verdict):
             return PauseReason.BACKGROUND
@@ -120,7 +123,7 @@ class Decisions:
             return None
         if self.offline == "off":
             return PauseReason.OFF
-        if not self._prepared:
+        if not self._has_source:
             return PauseReason.UNPREPARED
         if self.conditions.low_power:
             return PauseReason.LOW_POWER
@@ -132,10 +135,10 @@ class Decisions:
     # -- helpers -------------------------------------------------------------------------------
 
     @property
-    def _prepared(self) -> bool:
-        """Whether there is anything to draft from. A drafter alone has nothing to say to a question that the target did
-        not see."""
-        if self._writes:
+    def _has_source(self) -> bool:
+        """Whether there is anything to draft from. A drafter alone cannot answer a question that the target has not
+        read."""
+        if self._writer_active:
             return bool(self._session.tokens)
         if self._drafter is None or (self._alone and self._session.supplied):
             return False
@@ -144,50 +147,74 @@ class Decisions:
         return bool(self._session.rows if rows_matter else self._session.committed)
 
     @property
-    def _writes(self) -> bool:
-        """Whether the writer is the one to go on: in an outage. A verdict that is only late is no reason to read the
-        whole conversation."""
-        return self._writer is not None and self.offline == "writer" and self._watch.outage
+    def _writer_active(self) -> bool:
+        """Whether the offline writer goes on: only during an outage. A late verdict is no reason to read the whole
+        conversation."""
+        return self._writer is not None and self.offline == "writer" and self._timeouts.outage
 
     @property
-    def _by(self) -> Drafter | None:
-        """Who drafts now, if anybody can."""
-        return self._writer if self._writes else self._drafter
+    def _active(self) -> Drafter | None:
+        """The drafter or writer that proposes now; None if there is none."""
+        return self._writer if self._writer_active else self._drafter
 
     @property
     def _unsure(self) -> bool:
-        """Whether what it would write alone is worth no more."""
-        if self._by is None or self._by.manners is None:
+        """Whether the stopping rule forbids the device to write on alone."""
+        if self._active is None or self._active.manners is None:
             return False
         session, tentative = self._session, len(self._session.tentative)
-        return not self._by.manners.go_on(session.tokens, tentative, self._tentative_logprob(tentative))
+        return not self._active.manners.go_on(session.tokens, tentative, self._tentative_logprob(tentative))
 
     @property
     def _alone(self) -> bool:
         """Whether the device has to go on without the target."""
-        return self._session.link is not LinkState.UP or self._watch.late
+        return self._session.link is not LinkState.UP or self._timeouts.late
 
     @property
-    def _affordable(self) -> Budget:
-        """What a whole round's draft may be."""
-        return within(self._controller.budget(), self._session.limits, self._session.room, self.conditions)
+    def _round_budget(self) -> Budget:
+        """The budget of a whole round's draft."""
+        return clip_budget(self._controller.budget(), self._session.limits, self._session.room, self.conditions)
 
     def _budget(self) -> Budget | None:
-        """What may be drafted now."""
+        """Return the budget of what may be drafted now; None if nothing may."""
         tentative = len(self._session.tentative)
         if self.round_due:
-            return behind(self._affordable, tentative, self._tentative_logprob(tentative))
+            return _remaining_budget(self._round_budget, tentative, self._tentative_logprob(tentative))
         if self.conditions.low_power or (self._alone and self.offline == "off"):
             return None
-        one = replace(ONE, tentative=tentative)
+        one = replace(_ONE_TOKEN, tentative=tentative)
         if self._alone:
             return one if tentative < self._settings.offline_limit and not self._unsure else None
         if self._session.awaiting_prefill or self._session.server_may_push or self.conditions.metered:
             return None
         probability = math.exp(self._tentative_logprob(tentative))
-        return one if self._controller.ahead(tentative - self._rounds.sent_path, probability) else None
+        return one if self._controller.ahead(tentative - self._in_flight.sent_path, probability) else None
 
     def _tentative_logprob(self, tentative: int) -> float:
-        """Of all tentative tokens (nats)."""
+        """Return the log-probability of all tentative tokens, in nats."""
         end = self._session.length
-        return sum(self._rounds.logprobs(end - tentative, end))
+        return sum(self._in_flight.logprobs(end - tentative, end))
+
+
+def clip_budget(budget: Budget, limits: Limits, room: int | None, conditions: Conditions) -> Budget:
+    """Reduce a controller's budget to what server, answer and host allow.
+
+    Args:
+        room: tokens that the answer may still have, None for no limit.
+    """
+    return replace(
+        budget,
+        nodes=min(budget.nodes, limits.max_draft_tokens),
+        levels=0 if conditions.low_power or conditions.metered else budget.levels,
+        branches=budget.branches and limits.trees,
+        depth=budget.depth if room is None else min(budget.depth, room),
+    )
+
+
+def _remaining_budget(budget: Budget, tentative: int, logprob: float) -> Budget:
+    """Return what is left of ``budget`` after ``tentative`` tokens, whose log-probability is ``logprob`` (nats)."""
+    if not tentative:
+        return budget
+    pays = budget.continued([logprob])
+    levels = max(0, budget.levels - tentative) if pays else 0
+    return replace(budget, nodes=max(0, budget.nodes - tentative), levels=levels, tentative=tentative, logprob=logprob)

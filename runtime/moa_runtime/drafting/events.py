@@ -1,4 +1,4 @@
-"""What the drafting loop asks of its host, and what it tells its listeners."""
+"""Orders of the drafting loop to its host, and events for its listeners."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from moa_runtime.session.events import Origin, Sampling, SessionEvent
 
 @dataclass(frozen=True)
 class Draft:
-    """To be done next: ``by.propose(prefix, budget, sampling)``, then :meth:`drafted`.
+    """Order: call ``by.propose(prefix, budget, sampling)``, then :meth:`DraftingLoop.drafted`.
 
     Attributes:
-        by: the drafter, or what writes without a verifier.
-        prefix: the conversation's tokens as the device sees it, tentative ones included.
-        origin: of what is drafted.
-        sampling: how the target will choose, and how the device writes alone.
+        by: the drafter, or the writer during an outage.
+        prefix: the conversation's tokens, tentative ones included.
+        origin: of the drafted tokens.
+        sampling: how the target will choose, and how the device writes offline.
     """
 
     by: Drafter
@@ -30,14 +30,14 @@ class Draft:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing is to be done before something happens, or before ``until`` (seconds of the loop's clock)."""
+    """Order: wait until something happens, or until ``until`` (seconds of the loop's clock; None for no limit)."""
 
     until: float | None = None
 
 
 @dataclass(frozen=True)
 class Drafted:
-    """The device drafted for so many seconds, or what is offline text among the tentative tokens changed."""
+    """The device drafted for ``seconds``, or the origins of tentative tokens changed."""
 
     seconds: float
 
@@ -47,16 +47,16 @@ class RoundEnded:
     """A frame was answered.
 
     Attributes:
-        supplied: tokens that the client gave: the user's turn, or lost ones. 0 for a draft's verdict.
-        drafted: tokens sent to be verified, in a chain or a tree.
-        depth: of them, on the longest path.
-        accepted: of them.
-        steps: nodes that each step of the model continued for this draft.
+        supplied: tokens of a prompt, or lost ones that were sent again; 0 for a draft's verdict.
+        drafted: tokens of the draft, a chain or a tree.
+        depth: tokens on its longest path.
+        accepted: drafted tokens that the target chose, too.
+        steps: nodes that each step of the device's model continued for this draft.
         draft_s: seconds that drafting took.
         waited_s: seconds from sending to the verdict.
-        compute_s: of them, the target's, by its own account; None of a draft that was not sent.
-        sharing: conversations that share the target, this one included.
-        scores: log-probability of the draft's likeliest path up to each of its tokens, by the drafter (nats).
+        compute_s: seconds of the target's pass, as the server reports them; None for a shadow draft.
+        sharing: sessions that share the target, this one included.
+        scores: the drafter's log-probability (nats) of its likeliest path up to each token.
     """
 
     supplied: int
@@ -73,12 +73,12 @@ class RoundEnded:
 
 @dataclass(frozen=True)
 class Pushed:
-    """The server went on by itself, and said so in a verdict.
+    """A verdict arrived while the server streamed on its own.
 
     Attributes:
-        drafted, accepted: tokens that it drafted, and those of them that the target took.
+        drafted, accepted: tokens that the server drafted, and how many of them the target chose.
         waited_s: seconds since the verdict before.
-        compute_s: the target's, by its own account.
+        compute_s: seconds of the target's pass, as the server reports them.
         sharing: as in :class:`RoundEnded`.
     """
 
@@ -91,7 +91,7 @@ class Pushed:
 
 @dataclass(frozen=True)
 class LinkLost:
-    """A connection that stood is gone."""
+    """An established connection is gone."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class PauseBegan:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something went wrong; ``final`` where waiting cannot mend it."""
+    """Something went wrong; ``final`` if waiting cannot mend it."""
 
     error: MoaError
     final: bool

@@ -1,4 +1,4 @@
-"""The draft on its way, and the one that is being made, in figures."""
+"""The draft that awaits its verdict, and the one that is being made."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from moa_runtime.session.events import Decided
 from moa_runtime.session.tree import DraftTree
 
 
-class Rounds:
-    """What the drafting loop remembers of what it drafted and sent, until the verdict.
+class DraftInFlight:
+    """Remember what was drafted and sent, until the verdict.
 
     Args:
         tentative: tokens that a restored session has; what was sent of them is not known.
 
     Attributes:
-        sent_path: tentative tokens when the draft on its way was sent; 0 for none.
-        resumed: the tentative tokens were written before the connection: they took no round.
+        sent_path: tentative tokens when the draft in flight was sent; 0 for none.
+        resumed: the tentative tokens were written before the connection, so they belong to no round.
     """
 
     def __init__(self, tentative: int) -> None:
         self.sent_path, self._sent_depth = tentative, 0
         self._sent_scores: tuple[float, ...] = ()
         self.resumed = False
-        self._logprobs: dict[int, float] = {}  # of what was drafted last, by position
-        self._steps: tuple[int, ...] = ()  # of the draft for the next round, or of the one on its way
+        self._logprobs: dict[int, float] = {}  # of the tokens drafted last, by position
+        self._steps: tuple[int, ...] = ()  # of the draft for the next round, or of the one in flight
         self._draft_s = 0.0
 
     def begin(self) -> None:
-        """The answer goes on from tokens that were not drafted."""
+        """Note that the answer goes on from tokens that were not drafted."""
         self._logprobs.clear()
         self.sent_path = 0
 
     def resume(self, tentative: int) -> None:
-        """A connection is up. What is no offline text by now never will be; most of it is on its way again."""
+        """Note that a connection is up: the ``tentative`` tokens belong to no round, and most are in flight again."""
         self.sent_path = self._sent_depth = tentative
         self._sent_scores = ()
         self._steps, self._draft_s, self.resumed = (), 0.0, tentative > 0
 
     def drafted(self, start: int, tree: DraftTree) -> list[int]:
-        """The likeliest path of a tree, which goes on from position ``start``."""
+        """Return the likeliest path of ``tree``, which begins at position ``start``, and remember its probabilities."""
         path = tree.likeliest_path()
         for at, index in enumerate(path):
             parent = tree.parents[index]
@@ -46,16 +46,16 @@ class Rounds:
         return [tree.tokens[index] for index in path]
 
     def took(self, steps: tuple[int, ...], seconds: float) -> None:
-        """The draft for the next round took these."""
+        """Note the nodes of each model step, and the seconds, of the draft for the next round."""
         self._steps, self._draft_s = steps, seconds
 
     def sent(self, tentative: int, tree: DraftTree) -> None:
-        """A draft was sent; an empty ``tree`` of one that is not told, as after a connection."""
+        """Note that a draft was sent; ``tree`` is empty if its branches are not known, as after a connection."""
         self.sent_path, self._sent_depth = tentative, max(tree.depth, tentative)
         self._sent_scores = tree.likeliest_scores()
 
     def ended(self, verdict: Decided, waited_s: float) -> RoundEnded:
-        """The round of the draft on its way."""
+        """Return the round that ``verdict`` ended, ``waited_s`` seconds after its draft was sent."""
         steps, draft_s, depth = (self._steps, self._draft_s, self._sent_depth) if verdict.drafted else ((), 0.0, 0)
         accepted, depth = min(verdict.accepted, verdict.drafted), min(depth, verdict.drafted)
         self._steps, self._draft_s, self.sent_path = (), 0.0, 0
@@ -64,5 +64,5 @@ class Rounds:
         return RoundEnded(verdict.supplied, verdict.drafted, depth, accepted, steps, *taken, verdict.sharing, scores)
 
     def logprobs(self, start: int, end: int) -> list[float]:
-        """Of the tokens at these positions (nats); 0 of what was not drafted."""
+        """Return the log-probabilities (nats) of the tokens at these positions; 0 for those that were not drafted."""
         return [self._logprobs.get(at, 0.0) for at in range(start, end)]

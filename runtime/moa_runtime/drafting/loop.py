@@ -1,34 +1,68 @@
-"""The drafting loop: what the device does next. Without I/O, threads and clock."""
+"""The drafting loop: decides what the device does next, without I/O, threads or a clock.
+
+==========================  ===================================================  =====================================
+module                      knows                                                must not know
+==========================  ===================================================  =====================================
+``loop``                    the order of things: frames in, drafts and frames    sockets, threads, clocks, tokens' text
+                            out
+``draft_policy``            what to draft now, or why nothing                    how time passes
+``draft_controllers``       the shape of the next draft                          the session, the link
+``cost_model``              seconds of each part of a draft                      who drafts
+``drafter_selection``       tokens a second of device and server                 shapes of drafts
+``shadow_draft``            a draft that is not sent, beside the server's text   prices
+``in_flight``               the draft that is on its way                         time
+``timeouts``                when a verdict is late and a link is down            what is drafted
+==========================  ===================================================  =====================================
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from moa_runtime.drafters.base import Drafter
-from moa_runtime.drafting.arrivals import Arrivals
 from moa_runtime.drafting.draft_controllers import Controller
-from moa_runtime.drafting.draft_policy import Decisions
-from moa_runtime.drafting.drafter_selection import Placement
-from moa_runtime.drafting.events import Draft, Drafted, LinkLost, PauseBegan, Wait
-from moa_runtime.drafting.in_flight import Rounds
-from moa_runtime.drafting.lessons import Lessons
-from moa_runtime.drafting.loop_view import LoopView
-from moa_runtime.drafting.settings import LoopSettings
-from moa_runtime.drafting.shadow_draft import Trial
-from moa_runtime.drafting.timeouts import Alarm, LinkWatch
-from moa_runtime.events import LinkStatus, PauseReason
+from moa_runtime.drafting.draft_policy import DraftPolicy
+from moa_runtime.drafting.drafter_selection import DrafterSelection
+from moa_runtime.drafting.events import (
+    Draft,
+    Drafted,
+    LinkLost,
+    LoopEvent,
+    PauseBegan,
+    Problem,
+    Pushed,
+    RoundEnded,
+    Wait,
+)
+from moa_runtime.drafting.in_flight import DraftInFlight
+from moa_runtime.drafting.settings import Conditions, LoopSettings
+from moa_runtime.drafting.shadow_draft import ShadowDraft
+from moa_runtime.drafting.timeouts import Alarm, Timeouts
+from moa_runtime.errors import MoaError
+from moa_runtime.events import LinkChanged, LinkStatus, PauseReason
+from moa_runtime.options import Offline
 from moa_runtime.session.client import ClientSession, LinkState
-from moa_runtime.session.events import Origin, Sampling
+from moa_runtime.session.events import (
+    Cause,
+    Decided,
+    Echoed,
+    Faulted,
+    Origin,
+    Policy,
+    RowsReceived,
+    Sampling,
+    Welcomed,
+)
 from moa_runtime.session.tree import DraftTree
 
 
-class DraftingLoop(LoopView):
-    """A :class:`ClientSession`, a drafter and a controller, and what to do with them next.
+class DraftingLoop:
+    """Drive a :class:`ClientSession`, a drafter and a controller.
 
-    The host, which has sockets, threads and a clock, tells what happened and does what :meth:`next` says, one thing
-    after the other; between a :class:`Draft` and :meth:`drafted` it calls nothing else::
+    The host has sockets, threads and a clock. It reports what happened and does what :meth:`next` says, one thing
+    after the other. Between a :class:`Draft` and :meth:`drafted` it calls nothing else::
 
-        loop.opened()                                    # a connection stands
+        loop.opened()                                    # a connection is established
         loop.ask(0, tokens, Sampling(), 256)
         while loop.answering:
             todo = loop.next(clock())
@@ -42,15 +76,14 @@ class DraftingLoop(LoopView):
                 ...                                      # until then, or for a frame: loop.received(frame, clock())
 
     A session is ``ClientSession(manifest.fingerprints, stop_tokens=manifest.stop_tokens)`` of a bundle's manifest,
-    tokens are ``ChatTokenizer.from_bundle(bundle).encode_chat(messages)``. Whether memory rows are wanted
-    (:class:`Conditions`) is told with the next connection: a host that changes it makes one.
+    tokens are ``ChatTokenizer.from_bundle(bundle).encode_chat(messages)``.
 
-    ``now`` is in seconds of any monotonic clock. What happens is told to listeners at once; the application is one of
-    them and touches neither session nor drafter.
+    ``now`` is in seconds of any monotonic clock. Listeners are called at once; the application is one of them and
+    changes neither session nor drafter.
 
     Args:
-        drafter: None, and each round asks the target for one token.
-        writer: what writes in an outage in the drafter's place, and needs no memory rows.
+        drafter: None if each round asks the target for one token.
+        writer: writes in place of the drafter during an outage; it needs no memory rows.
     """
 
     def __init__(
@@ -62,17 +95,72 @@ class DraftingLoop(LoopView):
         writer: Drafter | None = None,
     ) -> None:
         settings = settings or LoopSettings()
-        self._watch, self._rounds = watch, rounds = LinkWatch(settings), Rounds(len(session.tentative))
-        self._placement, self._trial = Placement(settings.drafting, able=drafter is not None), Trial()
-        lessons = Lessons(session, controller, rounds, self._placement, self._trial)
-        super().__init__(
-            session,
-            Decisions(session, drafter, writer, controller, settings, watch, rounds, self._placement),
+        self._session, self._drafter, self._controller = session, drafter, controller
+        self._timeouts = Timeouts(settings)
+        self._in_flight = DraftInFlight(len(session.tentative))
+        self._selection = DrafterSelection(settings.drafting, able=drafter is not None)
+        self._shadow = ShadowDraft()
+        self._policy = DraftPolicy(
+            session, drafter, writer, controller, settings, self._timeouts, self._in_flight, self._selection
         )
-        self._drafter = drafter
-        self._tell, self._set_link = self._listeners.tell, self._listeners.set_link
-        self._arrivals = Arrivals(session, drafter, lessons, watch, rounds, self._placement, self._listeners)
+        self._listeners: list[Callable[[LoopEvent], None]] = []
+        self._link = LinkChanged(LinkStatus.OFFLINE)
         self._paused: PauseReason | None = None
+
+    # -- what an application may read and set at any time ------------------------------------------
+
+    def listen(self, listener: Callable[[LoopEvent], None]) -> None:
+        """Call ``listener`` with each event from now on."""
+        self._listeners.append(listener)
+
+    @property
+    def link(self) -> LinkChanged:
+        """The link's last change."""
+        return self._link
+
+    @property
+    def committed(self) -> list[int]:
+        """Tokens that the target has confirmed."""
+        return self._session.committed
+
+    @property
+    def unconfirmed(self) -> tuple[tuple[int, Origin], ...]:
+        """Answer tokens after the committed ones, with their origins."""
+        return self._session.unconfirmed
+
+    @property
+    def answering(self) -> bool:
+        """Whether an answer is not finished yet."""
+        return self._session.answering
+
+    @property
+    def conditions(self) -> Conditions:
+        """What the host knows of the device. Whether memory rows are sent changes with the next connection."""
+        return self._policy.conditions
+
+    @conditions.setter
+    def conditions(self, conditions: Conditions) -> None:
+        self._policy.conditions = conditions
+        self._session.wants_rows = not conditions.metered
+        self._session.held = conditions.background
+
+    @property
+    def policy(self) -> Policy:
+        """What happens to text that was written offline."""
+        return self._session.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._session.policy = policy
+
+    @property
+    def offline(self) -> Offline:
+        """What writes during an outage."""
+        return self._policy.offline
+
+    @offline.setter
+    def offline(self, offline: Offline) -> None:
+        self._policy.offline = offline
 
     # -- what the user wants -----------------------------------------------------------------------
 
@@ -86,7 +174,7 @@ class DraftingLoop(LoopView):
         while_away: bool = True,
         draft: Sequence[int] = (),
     ) -> None:
-        """Begin an answer: to ``tokens`` after the first ``kept`` committed ones, see :meth:`ClientSession.prompt`.
+        """Begin an answer to ``tokens`` after the first ``kept`` committed ones, see :meth:`ClientSession.prompt`.
 
         Args:
             draft: the answer as it was written without the target, which is asked about it first.
@@ -95,7 +183,7 @@ class DraftingLoop(LoopView):
         self._session.prompt(tokens, sampling, max_new_tokens, while_away=while_away)
         if draft:
             self._session.extend(draft[: self._session.room], Origin.OFFLINE)
-            self._rounds.resume(len(self._session.tentative))
+            self._in_flight.resume(len(self._session.tentative))
 
     def continue_answer(
         self,
@@ -107,82 +195,112 @@ class DraftingLoop(LoopView):
         *,
         while_away: bool = True,
     ) -> None:
-        """Have an answer go on that ends with ``tokens`` after the first ``kept`` committed ones, see
-        :meth:`ClientSession.continue_answer`."""
+        """Continue an answer that ends with ``tokens`` after the first ``kept`` committed ones.
+
+        See :meth:`ClientSession.continue_answer`.
+        """
         self._begin_at(kept)
         self._session.continue_answer(tokens, answer_start, sampling, max_new_tokens, while_away=while_away)
 
     def cancel(self) -> None:
-        """End the answer where the target has confirmed it."""
+        """End the answer at its last committed token."""
         self._tell(*self._session.cancel())
 
     def may_keep(self, start: int, tokens: Sequence[int]) -> bool:
-        """Whether :meth:`keep` could keep any of them: answer and context may be full."""
+        """Return whether :meth:`keep` could keep any of ``tokens``: answer and context may be full."""
         return bool(self._session.keepable(tokens, start))
 
     def keep(self, start: int, tokens: Sequence[int]) -> None:
-        """Put ``tokens`` in place of the answer's end, see :meth:`ClientSession.keep`.
+        """Put ``tokens`` in place of the answer's end from position ``start`` on, see :meth:`ClientSession.keep`.
 
         Raises:
-            LocalProtocolError: see there.
+            LocalProtocolError: see :meth:`ClientSession.keep`.
         """
         self._forget_rows(start)
         self._tell(*self._session.keep(start, tokens))
-        self._rounds.begin()
-        self._watch.idle()
+        self._in_flight.begin()
+        self._timeouts.idle()
         self._paused = None
 
-    # -- what the link does ------------------------------------------------------------------------
+    # -- the link ----------------------------------------------------------------------------------
 
     def connecting(self) -> None:
-        """A connection is being made."""
+        """Note that the host tries to connect."""
         self._set_link(LinkStatus.RECONNECTING)
 
     def opened(self) -> None:
-        """A connection stands: the Hello is among the :meth:`frames_to_send`.
+        """Note that a connection is established; the Hello is among the :meth:`frames_to_send`.
 
         Raises:
-            LocalProtocolError: one stands already.
+            LocalProtocolError: there is a connection already.
         """
         self._session.connect()
 
     def lost(self, why: str, retry_in_s: float | None, now: float, *, on_purpose: bool = False) -> None:
-        """It is gone, or could not be made.
+        """Note that the connection is gone, or could not be made.
 
         Args:
-            retry_in_s: seconds until another will be made, None for never.
+            retry_in_s: seconds until the next attempt, None if there will be none.
             on_purpose: the user works offline.
         """
         if self._session.link is not LinkState.DOWN:
             self._tell(LinkLost())
         self._session.disconnected()
-        self._watch.down(now, on_purpose=on_purpose)
+        self._timeouts.down(now, on_purpose=on_purpose)
         self._set_link(LinkStatus.OFFLINE, why, retry_in_s)
 
     def received(self, frame: bytes, now: float) -> None:
-        """A frame came."""
-        self._decisions.exhausted = None
-        self._arrivals.take(frame, now)
+        """Take a frame of the server."""
+        self._policy.exhausted = None
+        events = self._session.receive(frame)
+        # Rows first: the session has taken the whole frame, and the drafter has to agree before listeners hear of it.
+        events += [fault for event in events if isinstance(event, RowsReceived) and (fault := self._add_rows(event))]
+        for event in events:
+            if isinstance(event, Welcomed):
+                self._take_welcome(event)
+            elif isinstance(event, Decided):
+                self._take_verdict(event, now)
+            elif isinstance(event, Echoed):
+                self._take_echo(event, now)
+            elif isinstance(event, Faulted):
+                self._take_fault(event, now)
+            self._tell(event)
+
+    def frames_to_send(self, now: float) -> list[bytes]:
+        """Take the frames that have to be sent, in order."""
+        frames = self._session.frames_to_send()
+        self._timeouts.stamped(self._session.stamp, now)
+        if not self._session.awaiting_verdict:
+            self._timeouts.idle()
+        elif frames:
+            self._timeouts.sent(now, prefill=self._session.awaiting_prefill)
+        return frames
+
+    def resend(self) -> None:
+        """Send once more what awaits a verdict."""
+        self._session.resend()
 
     # -- what the device does ----------------------------------------------------------------------
 
     def next(self, now: float) -> Draft | Wait:
-        """What to do now."""
-        for alarm in self._watch.passed(now):
+        """Return what the host has to do now."""
+        for alarm in self._timeouts.passed(now):
             self._take_alarm(alarm)
         self._tell(*self._session.resume())
-        self._place()
-        if not self._decisions.rows_due(now):
-            draft = self._decisions.draft() or (None if self._trial.runs else self._decisions.trial(self._trial.next))
+        self._select_drafter()
+        if not self._policy.rows_due(now):
+            draft = self._policy.draft()
+            if draft is None and not self._shadow.pending:
+                draft = self._policy.shadow_draft(self._shadow.next)
             if draft is not None:
                 return draft
-            if self._decisions.round_due:
+            if self._policy.round_due:
                 self._send(DraftTree())
         self._note_pause()
-        return Wait(self._watch.wake_at(now))
+        return Wait(self._timeouts.wake_at(now))
 
     def drafted(self, draft: Draft, tree: DraftTree, seconds: float, now: float) -> None:
-        """The drafter proposed ``tree`` for ``draft``, in so many seconds.
+        """Take the ``tree`` that the drafter proposed for ``draft``, in ``seconds``.
 
         Raises:
             ValueError: it has more tokens than the budget's nodes.
@@ -190,17 +308,17 @@ class DraftingLoop(LoopView):
         if len(tree.tokens) > draft.budget.nodes:
             raise ValueError(f"the drafter proposed {len(tree.tokens)} tokens where {draft.budget.nodes} were allowed")
         session, start = self._session, len(draft.prefix)
-        if self._decisions.trial_due:
-            self._trial.begin(start, tree, seconds)
+        if self._policy.shadow_due:
+            self._shadow.begin(start, tree, seconds)
             return
-        extension = self._rounds.drafted(start, tree)
-        # Without levels or nodes to spend, an empty draft says nothing of the drafter.
+        extension = self._in_flight.drafted(start, tree)
+        # With no levels or nodes to spend, an empty draft says nothing of the drafter.
         nothing = not tree.tokens and draft.budget.levels > 0 and draft.budget.nodes > 0
-        self._decisions.exhausted = draft.by if nothing else None
-        if self._decisions.round_due:
+        self._policy.exhausted = draft.by if nothing else None
+        if self._policy.round_due:
             stem = session.tentative
-            self._rounds.took(tree.steps, seconds)
-            whole = tree.behind(stem, self._rounds.logprobs(start - len(stem), start))
+            self._in_flight.took(tree.steps, seconds)
+            whole = tree.behind(stem, self._in_flight.logprobs(start - len(stem), start))
             session.extend(extension, draft.origin)
             self._send(whole)
         else:
@@ -209,58 +327,132 @@ class DraftingLoop(LoopView):
             self._paused = None
         self._tell(Drafted(seconds))
 
-    def frames_to_send(self, now: float) -> list[bytes]:
-        """Take the frames that are to be sent, in order."""
-        frames = self._session.frames_to_send()
-        self._watch.stamped(self._session.stamp, now)
-        if not self._session.awaiting_verdict:
-            self._watch.idle()
-        elif frames:
-            self._watch.sent(now, prefill=self._session.awaiting_prefill)
-        return frames
+    # -- frames of the server ----------------------------------------------------------------------
 
-    def resend(self) -> None:
-        """Send what is in flight once more."""
-        self._session.resend()
+    def _take_welcome(self, welcome: Welcomed) -> None:
+        self._timeouts.up()
+        self._selection.server_drafts = welcome.drafts
+        self._in_flight.resume(len(self._session.tentative))
+        self._set_link(LinkStatus.ONLINE)
 
-    def _send(self, tree: DraftTree) -> None:
-        """Have the tentative tokens verified, with what branches off them."""
-        self._rounds.sent(len(self._session.tentative), tree)
-        self._session.propose(tree=tree if tree.tokens else None)
+    def _take_verdict(self, verdict: Decided, now: float) -> None:
+        was_late, waited_s = self._timeouts.late, self._timeouts.answered(now)
+        if was_late:
+            self._set_link(LinkStatus.ONLINE)
+        if self._session.awaiting_verdict:
+            self._timeouts.sent(now, prefill=False)  # the server goes on: from here on silence is late
+        if self._session.rows_coming:
+            self._timeouts.await_rows(now)
+        outcome = self._record_outcome(verdict, waited_s)
+        if outcome is not None:
+            self._tell(outcome)
 
-    # -- time --------------------------------------------------------------------------------------
+    def _take_echo(self, echo: Echoed, now: float) -> None:
+        round_trip_s = self._timeouts.echoed(echo.stamp, echo.held_s, now)
+        if round_trip_s is not None:
+            self._session.note_round_trip(self._selection.note_round_trip(round_trip_s))
+
+    def _take_fault(self, fault: Faulted, now: float) -> None:
+        if fault.code == "IDLE":
+            return  # the server closes a silent connection; the transport makes another
+        if fault.retry_after_ms:
+            self._timeouts.resend(now + fault.retry_after_ms / 1000)
+        self._tell(Problem(MoaError(fault.text), final=not fault.retry_after_ms))
+
+    def _add_rows(self, received: RowsReceived) -> Faulted | None:
+        """Give memory rows to the drafter; return a fault if it cannot read them."""
+        if self._drafter is None:
+            return None
+        try:
+            self._drafter.add_rows(received.start, received.keys, received.values)
+        except ValueError as error:
+            self._session.rows = self._drafter.rows
+            text = f"the verifier's memory rows are not those of this bundle's drafter: {error}"
+            return Faulted("ROWS_MISMATCH", text, 0)
+        return None
+
+    def _record_outcome(self, verdict: Decided, waited_s: float) -> Pushed | RoundEnded | None:
+        """Feed a verdict's outcome to the controller and to the selection of the drafter.
+
+        Args:
+            waited_s: seconds since what it answers was sent; for a pushed verdict, since the verdict before.
+
+        Returns:
+            The event that describes it; None for a verdict that ends no round of this device.
+        """
+        self._selection.drafts_wanted = verdict.drafts_wanted
+        if verdict.cause is Cause.PUSHED:
+            return self._record_pushed(verdict, waited_s)
+        outcome, in_flight = self._in_flight.ended(verdict, waited_s), self._in_flight
+        asked = verdict.cause is Cause.ASKED
+        # The verdict on a draft from before the connection says nothing of a round's time.
+        if asked and not (in_flight.resumed and verdict.drafted):
+            self._controller.observe(outcome)
+            self._selection.round_ended(outcome, verdict.accepted + 1)
+        in_flight.resumed = in_flight.resumed and bool(self._session.tentative)
+        return outcome if asked else None
+
+    def _record_pushed(self, verdict: Decided, waited_s: float) -> Pushed:
+        controller, selection = self._controller, self._selection
+        pushed = Pushed(verdict.drafted, verdict.accepted, waited_s, verdict.compute_s, verdict.sharing)
+        controller.observe(pushed)
+        spared_s = verdict.draft_s + controller.token_s * verdict.drafted
+        selection.pushed(verdict.accepted + 1, waited_s, spared_s)
+        outcome = self._shadow.compare(self._session.committed, selection.round_s, controller.token_s, verdict.sharing)
+        if outcome is not None:
+            controller.observe(outcome)
+            selection.shadow_ended(outcome)
+        return pushed
+
+    # -- helpers -----------------------------------------------------------------------------------
 
     def _take_alarm(self, alarm: Alarm) -> None:
         if alarm is Alarm.LATE:
             self._set_link(LinkStatus.ONLINE, "the verdict is late; the device writes on")
         elif alarm is Alarm.RESEND:
             self.resend()
-        elif self._session.declare_offline(self._rounds.sent_path):
+        elif self._session.declare_offline(self._in_flight.sent_path):
             self._tell(Drafted(0.0))
 
+    def _select_drafter(self) -> None:
+        """Have the server draft and stream, or the device take over."""
+        if self._policy.device_due:
+            self._session.revoke_credit()
+        elif (credit := self._policy.credit_due) is not None:
+            self._session.grant_credit(credit)
+
+    def _send(self, tree: DraftTree) -> None:
+        """Have the tentative tokens verified, with the branches of ``tree``."""
+        self._in_flight.sent(len(self._session.tentative), tree)
+        self._session.propose(tree=tree if tree.tokens else None)
+
     def _note_pause(self) -> None:
-        reason = self._decisions.pause_reason() if self._session.answering else None
+        reason = self._policy.pause_reason() if self._session.answering else None
         if reason is not None and reason is not self._paused:
             self._tell(PauseBegan(reason))
         self._paused = reason
 
-    def _place(self) -> None:
-        """Have the server go on by itself, or take over."""
-        if self._decisions.device_due:
-            self._session.revoke_credit()
-        elif (credit := self._decisions.credit_due) is not None:
-            self._session.grant_credit(credit)
-
     def _begin_at(self, kept: int) -> None:
-        """Nothing is under way, and the first ``kept`` committed tokens stay."""
+        """Forget what was under way; the first ``kept`` committed tokens stay."""
         self._forget_rows(kept)
-        self._rounds.begin()
-        self._watch.idle()
+        self._in_flight.begin()
+        self._timeouts.idle()
         self._session.rewind(kept)
         self._paused = None
 
     def _forget_rows(self, length: int) -> None:
         if self._drafter is not None:
             self._drafter.truncate_rows(length)
-        self._trial.forget()
-        self._decisions.exhausted = None
+        self._shadow.forget()
+        self._policy.exhausted = None
+
+    def _tell(self, *events: LoopEvent) -> None:
+        for event in events:
+            for listener in self._listeners:
+                listener(event)
+
+    def _set_link(self, status: LinkStatus, detail: str = "", retry_in_s: float | None = None) -> None:
+        changed = LinkChanged(status, detail, retry_in_s)
+        if changed != self._link:
+            self._link = changed
+            self._tell(changed)

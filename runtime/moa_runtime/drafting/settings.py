@@ -1,12 +1,11 @@
-"""What a host may say to the drafting loop."""
+"""What a host may set in the drafting loop."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moa_runtime.drafting.offline import OFFLINES, Offline
 from moa_runtime.errors import MoaError
-from moa_runtime.options import DRAFTINGS, Drafting
+from moa_runtime.options import DRAFTINGS, OFFLINES, Drafting, Offline
 
 
 @dataclass(frozen=True)
@@ -14,16 +13,17 @@ class LoopSettings:
     """Limits of the drafting loop.
 
     Attributes:
-        offline_limit: tentative tokens written at most without the target.
-        late_after_s: a draft's verdict that takes longer is late: the device writes on alone.
+        offline_limit: tokens written without the target, at most.
+        late_after_s: seconds after which a draft's verdict is late and the device writes on alone.
         prefill_late_after_s: the same for a prompt's verdict.
-        outage_after_s: a link that is down for longer is an outage: what was written since the last frame is offline
-            text.
-        drafting: who drafts while the link is up, see :class:`~moa_runtime.drafting.drafter_selection.Placement`.
-        offline: what writes while there is no verifier.
+        outage_after_s: seconds after which a link that is down is an outage: what was written since the last frame
+            becomes offline text.
+        drafting: the side that drafts while the link is up, see
+            :class:`~moa_runtime.drafting.drafter_selection.DrafterSelection`.
+        offline: what writes during an outage.
 
     Raises:
-        MoaError: a negative number, or another word for who drafts or writes.
+        MoaError: a number is negative, or ``drafting`` or ``offline`` is no word of :mod:`moa_runtime.options`.
     """
 
     offline_limit: int = 256
@@ -45,11 +45,11 @@ class LoopSettings:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What the host knows of the device. See ``docs/embedding.md``.
+    """What the host knows of the device, see "Conditions" in the client's documentation.
 
     Attributes:
-        background: nobody looks: nothing is drafted or asked for until that is over.
-        low_power: the model takes no steps: drafts are copies only, and nothing is written alone.
+        background: the app is not visible: nothing is drafted or asked for until it is.
+        low_power: the model takes no steps: drafts are copies only, and nothing is written offline.
         metered: bytes cost money: the server sends no memory rows, so drafts are copies only.
     """
 

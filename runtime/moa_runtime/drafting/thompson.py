@@ -1,4 +1,4 @@
-"""Draft lengths by Thompson sampling: the controllers of EESD (Liu et al., ACL Findings 2024, arXiv 2406.03853)."""
+"""Draft lengths by Thompson sampling, after EESD (Liu et al., ACL Findings 2024, arXiv 2406.03853)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from moa_runtime.drafting.events import Pushed, RoundEnded
 
 _MOST = 16
 _BINS = 10
-#: Drafts that the drafter's own account counts as, in each bin, beside those that verdicts tell of.
+#: Weight of the drafter's own probabilities in each bin, in drafts.
 _TRUST = 4.0
 
 
 class _Thompson(ABC):
-    """Chains whose length is drawn anew after every verdict. Implements :class:`draft_controllers.Controller`.
+    """Draw the length of a chain anew after every verdict. Implements :class:`draft_controllers.Controller`.
 
-    Neither times nor prices are looked at, and nothing is drafted while a verdict is on its way.
+    Times and costs play no part, and nothing is drafted while a verdict is in flight.
 
     Args:
-        seed: of the draws; verdicts and seed decide every length.
-        most: tokens that the model drafts at most.
+        seed: of the draws; seed and verdicts determine every length.
+        most: tokens of a draft, at most.
 
     Raises:
         ValueError: ``most`` is less than 1.
@@ -37,7 +37,7 @@ class _Thompson(ABC):
         self._budget: Budget | None = None  # of the next draft, once it is drawn
 
     def budget(self) -> Budget:
-        """The same until a verdict is observed."""
+        """Return the budget that was drawn after the last verdict."""
         if self._budget is None:
             self._budget = self._draw()
         return self._budget
@@ -52,22 +52,21 @@ class _Thompson(ABC):
 
     @abstractmethod
     def _draw(self) -> Budget:
-        """A draft's shape, by what is known."""
+        """Draw the shape of the next draft."""
 
     @abstractmethod
     def _learn(self, outcome: RoundEnded) -> None:
-        """A verdict on at least one token."""
+        """Learn from a verdict on at least one token."""
 
 
 class BetaThompson(_Thompson):
-    """Beta-TS: how often a drafted token is right has a beta distribution; behind each token a probability is drawn
-    from it, and with that probability one more is drafted.
+    """Beta-TS: after each token, draw an acceptance rate from a beta distribution, and go on with that probability.
 
-    Only tokens that the target came to are judged: those it took, and the first that it refused. Copies behind the
-    drawn length teach nothing of the model.
+    Only tokens that the target judged count: the accepted ones and the first refused one. Copies after the drawn length
+    say nothing of the model.
 
     Attributes:
-        right, wrong: the parameters of the distribution, which begins uniform.
+        right, wrong: parameters of the beta distribution, at first (1, 1), which is uniform.
     """
 
     def __init__(self, seed: int = 0, *, most: int = _MOST) -> None:
@@ -88,15 +87,15 @@ class BetaThompson(_Thompson):
 
 
 class CalibratedThompson(_Thompson):
-    """The calibrated form: the drafter's own probabilities, corrected by what verdicts say of them, decide.
+    """The calibrated form: the drafter's own probabilities, corrected by verdicts, determine the length.
 
-    Drafting goes on behind a token with the chance that all of the draft is right. That chance has a beta distribution
-    for each tenth of what the drafter claims it to be; it begins around the claim, and verdicts move it. To go on with
-    the chance of each token, token by token, or while the chance of all of them is above one number drawn for the whole
-    draft gives every length the same probability; so a draft is one threshold, which a :class:`Budget` can say.
+    Drafting goes on after a token with the probability that the whole draft so far is right. That probability has a
+    beta distribution for each tenth of the drafter's own estimate: it begins around the estimate, and verdicts move it.
+    Going on token by token with these probabilities, or for as long as they exceed one number drawn for the whole
+    draft, gives every length the same probability. So a draft is one threshold, which a :class:`Budget` can hold.
 
-    It follows the paper's idea, a prediction of the model corrected by Thompson sampling, and not its formulas, in
-    which both are normal distributions.
+    This follows the paper's idea, a model's prediction corrected by Thompson sampling, but not its formulas, in which
+    both are normal distributions.
     """
 
     def __init__(self, seed: int = 0, *, most: int = _MOST) -> None:
@@ -106,7 +105,7 @@ class CalibratedThompson(_Thompson):
 
     @property
     def chances(self) -> list[float]:
-        """The mean chance that a draft is right, by tenths of what the drafter claims, the lowest first."""
+        """Mean probability that a draft is right, by tenths of the drafter's estimate, the lowest first."""
         return [right / (right + wrong) for right, wrong in self._bins]
 
     def _draw(self) -> Budget:

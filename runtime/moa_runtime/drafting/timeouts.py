@@ -1,4 +1,4 @@
-"""What time tells of a link: late verdicts, outages, frames to be sent again. Without a clock of its own."""
+"""Timers of a link: late verdicts, outages, frames to send again. The host passes the time in."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import math
 
 from moa_runtime.drafting.settings import LoopSettings
 
-#: Memory rows that follow a verdict are waited for so long, seconds, before a draft goes without.
+#: Seconds that a draft waits for the memory rows that follow a verdict, before it is made without them.
 _ROWS_PATIENCE_S = 0.25
-#: Frames that are still to be echoed are remembered, so many of them.
+#: Sent frames whose times are remembered until the server echoes their stamps.
 _STAMPS = 32
 
 
 class Alarm(enum.Enum):
-    """What has come to pass."""
+    """A timer that has run out."""
 
     LATE = "the verdict is late"
     OUTAGE = "the link is down for good"
-    RESEND = "what is in flight is to be sent again"
+    RESEND = "what is in flight has to be sent again"
 
 
-class LinkWatch:
-    """Told what happens on the link and when, in seconds of any monotonic clock.
+class Timeouts:
+    """Keep the timers of one link. Times are in seconds of any monotonic clock.
 
     ========  =====================================  ======================================
     alarm     begins                                 ends
     ========  =====================================  ======================================
-    LATE      so long after a frame was sent         with its verdict, or with the link
-    OUTAGE    so long after the link went down       with a Welcome
-    RESEND    when the server said                   at once, or with the link
+    LATE      a while after a frame was sent         with its verdict, or with the link
+    OUTAGE    a while after the link went down       with a Welcome
+    RESEND    at the time that the server asked for  at once, or with the link
     ========  =====================================  ======================================
 
     Attributes:
-        late, outage: whether these have begun and not ended. A link that never was up is an outage.
+        late, outage: whether these alarms have begun and not ended. A link that was never up is an outage.
     """
 
     def __init__(self, settings: LoopSettings) -> None:
@@ -45,10 +45,10 @@ class LinkWatch:
         self._down_since: float | None = None
         self._resend_at: float | None = None
         self._rows_by: float | None = None
-        self._stamps: dict[int, float] = {}  # when the frames with these were sent
+        self._stamps: dict[int, float] = {}  # by stamp: when its frame was sent
 
     def stamped(self, newest: int, now: float) -> None:
-        """Frames with stamps up to the ``newest`` were sent."""
+        """Note that frames with stamps up to ``newest`` were sent."""
         if newest not in self._stamps:
             known = next(reversed(self._stamps), newest - 1)
             for stamp in range(known + 1, newest + 1) if 0 < newest - known <= _STAMPS else (newest,):
@@ -57,43 +57,47 @@ class LinkWatch:
                 del self._stamps[next(iter(self._stamps))]
 
     def echoed(self, stamp: int, held_s: float, now: float) -> float | None:
-        """Seconds that this frame and its answer took on the link; None where it was not sent on this one."""
+        """Return the round trip in seconds that an echoed stamp shows; None if it was not sent on this connection.
+
+        Args:
+            held_s: seconds for which the server held the frame before it answered.
+        """
         sent = self._stamps.pop(stamp, None)
         return None if sent is None else max(0.0, now - sent - held_s)
 
     def await_rows(self, now: float) -> None:
-        """Memory rows follow the verdict that came."""
+        """Note that memory rows follow the verdict that arrived."""
         self._rows_by = now + _ROWS_PATIENCE_S
 
     def rows_may_come(self, now: float) -> bool:
-        """Whether to wait for them still."""
+        """Return whether a draft should still wait for memory rows."""
         return self._rows_by is not None and now < self._rows_by
 
     def sent(self, now: float, *, prefill: bool) -> None:
-        """A frame that will be answered was sent; ``prefill``: a prompt."""
+        """Note that a frame was sent that will be answered; ``prefill`` if it is a prompt."""
         settings = self._settings
         self._sent_at, self._patience = now, settings.prefill_late_after_s if prefill else settings.late_after_s
 
     def answered(self, now: float) -> float:
-        """It was. Returns seconds since it was sent."""
+        """Note that the outstanding frame was answered; return its latency in seconds."""
         waited_s = 0.0 if self._sent_at is None else now - self._sent_at
         self.idle()
         return waited_s
 
     def idle(self) -> None:
-        """No answer is awaited."""
+        """Note that no answer is awaited."""
         self._sent_at, self.late = None, False
 
     def resend(self, at: float) -> None:
-        """What is in flight is to be sent again, not earlier than ``at``."""
+        """Have the outstanding frame sent again, not earlier than ``at``."""
         self._resend_at = at
 
     def up(self) -> None:
-        """The link is up."""
+        """Note that the link is up."""
         self.outage, self._down_since = False, None
 
     def down(self, now: float, *, on_purpose: bool = False) -> None:
-        """The link is down, since ``now`` if it was not before; ``on_purpose``: an outage from the first moment on."""
+        """Note that the link is down, since ``now`` if it was up; ``on_purpose`` begins the outage at once."""
         if on_purpose:
             self._down_since = -math.inf
         elif self._down_since is None and not self.outage:
@@ -103,14 +107,14 @@ class LinkWatch:
         self.idle()
 
     def wake_at(self, now: float) -> float | None:
-        """When the next alarm begins, or rows are no longer waited for."""
+        """Return when the next alarm begins, or the patience for rows ends; None for never."""
         times = [at for at in self._alarms().values() if at < math.inf]
         if self._rows_by is not None and now < self._rows_by:
             times.append(self._rows_by)
         return min(times, default=None)
 
     def passed(self, now: float) -> list[Alarm]:
-        """Alarms that begin now."""
+        """Return the alarms that begin now."""
         begun = [alarm for alarm, at in self._alarms().items() if at <= now]
         if Alarm.LATE in begun:
             self.late = True

@@ -14,8 +14,8 @@ from moa_runtime.drafters.base import Budget, Drafter
 from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafters.ngram_drafter import NgramDrafter
-from moa_runtime.drafting.budgets import within
-from moa_runtime.drafting.cost_model import Throughput
+from moa_runtime.drafting.cost_model import CostModel
+from moa_runtime.drafting.draft_policy import clip_budget
 from moa_runtime.drafting.events import RoundEnded
 from moa_runtime.drafting.settings import Conditions
 from moa_runtime.session.events import Sampling
@@ -56,7 +56,7 @@ class _Conversation:
         under_way: the draft that is being made, also when nobody waits for it any more.
     """
 
-    def __init__(self, drafter: Drafter, controller: Throughput) -> None:
+    def __init__(self, drafter: Drafter, controller: CostModel) -> None:
         self.drafter: Drafter | None = drafter
         self.controller = controller
         self.text: list[int] = []
@@ -110,7 +110,7 @@ class ServerDrafts:
     ) -> None:
         self._backend, self._limits, self._stop_tokens = backend, limits, tuple(stop_tokens)
         self._most, self._clock = most, clock
-        self._known = Throughput(shared_steps=True)  # of the verdict that came last
+        self._known = CostModel(shared_steps=True)  # of the verdict that came last
         self._conversations: dict[int, _Conversation] = {}  # the least recently used first
         self._threads = ThreadPoolExecutor(min(_THREADS, most), "drafts")
 
@@ -168,7 +168,7 @@ class ServerDrafts:
         if room < 1:
             return NOTHING
         rows = conversation.cut(prefix)
-        budget = within(conversation.controller.budget(), self._limits, room, Conditions())
+        budget = clip_budget(conversation.controller.budget(), self._limits, room, Conditions())
         if conversation.drafter.needs_rows and rows < len(prefix) - 1:  # they come with this round's verdict
             budget = replace(budget, levels=0)
         began = self._clock()

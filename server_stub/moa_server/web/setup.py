@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moa_page import page_folder
-from moa_runtime.drafter_names import DEFAULT_DRAFTER
 from moa_runtime.manifest import Fingerprints
 from moa_runtime.optional_deps import require_extra
+from moa_runtime.options import DEFAULT_DRAFTER
 from moa_runtime.paths import data_dir
 from moa_runtime.sockets import is_loopback
 from moa_server.options import ServeError

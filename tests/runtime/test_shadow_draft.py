@@ -1,8 +1,8 @@
-"""Drafts that are not sent, compared with what the server writes."""
+"""Shadow drafts, compared with the text that the server streams."""
 
 from __future__ import annotations
 
-from moa_runtime.drafting.shadow_draft import Trial
+from moa_runtime.drafting.shadow_draft import ShadowDraft
 from moa_runtime.session.tree import DraftTree
 
 TREE = DraftTree((5, 6, 7, 8), (0, 0, 1, 3), (-0.1, -0.2, -0.3, -0.4), (2, 1))  # 5-7-8 and 6
@@ -11,10 +11,10 @@ PREFIX = [1, 2]
 
 def compared(*committed: int) -> int | None:
     """Accepted tokens."""
-    trial = Trial()
-    trial.begin(2, TREE, 0.25)
-    found = trial.compare([*PREFIX, *committed], 0.5, 0.125, 3)
-    assert trial.runs == (found is None)
+    shadow = ShadowDraft()
+    shadow.begin(2, TREE, 0.25)
+    found = shadow.compare([*PREFIX, *committed], 0.5, 0.125, 3)
+    assert shadow.pending == (found is None)
     if found is not None:
         assert (found.drafted, found.depth, found.draft_s, found.compute_s) == (4, 3, 0.25, None)
         assert found.sharing == 3
@@ -30,15 +30,15 @@ def test_it_is_decided_as_soon_as_the_text_leaves_the_draft():
     assert compared(5, 7, 8, 9) == 3
 
 
-def test_one_that_is_forgotten_says_nothing():
-    trial = Trial()
-    trial.begin(2, TREE, 0.25)
-    trial.forget()
-    assert not trial.runs and trial.compare([*PREFIX, 9], 0.0, 0.0, 1) is None
+def test_a_forgotten_draft_is_not_compared():
+    shadow = ShadowDraft()
+    shadow.begin(2, TREE, 0.25)
+    shadow.forget()
+    assert not shadow.pending and shadow.compare([*PREFIX, 9], 0.0, 0.0, 1) is None
 
 
 def test_an_empty_draft_is_a_round_of_one_token():
-    trial = Trial()
-    trial.begin(2, DraftTree(), 0.0)
-    found = trial.compare([*PREFIX, 9], 0.5, 0.0, 1)
+    shadow = ShadowDraft()
+    shadow.begin(2, DraftTree(), 0.0)
+    found = shadow.compare([*PREFIX, 9], 0.5, 0.0, 1)
     assert found is not None and (found.accepted, found.depth) == (0, 0)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from moa_runtime.drafting.drafter_selection import Placement
+from moa_runtime.drafting.drafter_selection import DrafterSelection
 from moa_runtime.drafting.events import RoundEnded
 from moa_runtime.options import Drafting
 
 
 def placement(
     drafting: Drafting = "auto", *, able: bool = True, trip_s: float = 0.005, server_drafts: bool = True
-) -> Placement:
-    one = Placement(drafting, able=able)
+) -> DrafterSelection:
+    one = DrafterSelection(drafting, able=able)
     one.server_drafts = server_drafts
-    one.trip(trip_s)
+    one.note_round_trip(trip_s)
     return one
 
 
-def push(one: Placement, count: int = 10, *, tokens: int = 1, seconds: float = 0.03, draft_s: float = 0.0) -> None:
+def push(
+    one: DrafterSelection, count: int = 10, *, tokens: int = 1, seconds: float = 0.03, draft_s: float = 0.0
+) -> None:
     for _ in range(count):
         one.pushed(tokens, seconds, draft_s)
 
@@ -27,16 +29,16 @@ def outcome(accepted: int, draft_s: float, waited_s: float = 0.0) -> RoundEnded:
     return RoundEnded(0, 6, 6, accepted, (1,) * 6, draft_s, waited_s, 0.0)
 
 
-def trials(one: Placement, accepted: int, draft_s: float) -> int:
+def trials(one: DrafterSelection, accepted: int, draft_s: float) -> int:
     """Drafts that are not sent, until the device takes over or nothing is wanted any more; how many there were."""
     count = 0
-    while one.at_server and one.wants_trial:
-        one.tried(outcome(accepted, draft_s, one.round_s))
+    while one.at_server and one.wants_shadow_draft:
+        one.shadow_ended(outcome(accepted, draft_s, one.round_s))
         count += 1
     return count
 
 
-def rounds(one: Placement, count: int, *, accepted: int, draft_s: float, waited_s: float) -> None:
+def rounds(one: DrafterSelection, count: int, *, accepted: int, draft_s: float, waited_s: float) -> None:
     for _ in range(count):
         if not one.at_server:
             one.round_ended(outcome(accepted, draft_s, waited_s), accepted + 1)
@@ -44,7 +46,7 @@ def rounds(one: Placement, count: int, *, accepted: int, draft_s: float, waited_
 
 def test_the_server_begins_and_the_device_takes_over_where_its_trials_are_faster():
     one = placement()
-    assert one.at_server and not one.wants_trial
+    assert one.at_server and not one.wants_shadow_draft
     push(one)
     assert trials(one, accepted=2, draft_s=0.01) > 1
     assert not one.at_server  # 3 tokens in 45 ms against 1 in 30
@@ -58,7 +60,7 @@ def test_slower_trials_leave_it_with_the_server_for_longer_and_longer():
         tried.append(trials(one, accepted=0, draft_s=0.01))
         assert one.at_server
         verdicts.append(0)
-        while not one.wants_trial:
+        while not one.wants_shadow_draft:
             push(one, 1)
             verdicts[-1] += 1
     assert all(tried) and verdicts == [64, 128, 256, 512]
@@ -67,21 +69,21 @@ def test_slower_trials_leave_it_with_the_server_for_longer_and_longer():
 def test_the_device_is_not_tried_where_it_could_not_win():
     one = placement(trip_s=0.3)
     push(one, 1000)
-    assert not one.wants_trial  # 6 tokens in 330 ms against 1 in 30
+    assert not one.wants_shadow_draft  # 6 tokens in 330 ms against 1 in 30
 
 
 def test_trials_come_at_once_where_link_or_verifier_have_changed():
     one = placement(trip_s=0.1)
     push(one)
     trials(one, accepted=1, draft_s=0.01)
-    assert one.at_server and not one.wants_trial
+    assert one.at_server and not one.wants_shadow_draft
     for _ in range(8):
-        one.trip(0.01)
-    assert one.wants_trial
+        one.note_round_trip(0.01)
+    assert one.wants_shadow_draft
     trials(one, accepted=0, draft_s=0.01)
-    assert one.at_server and not one.wants_trial
+    assert one.at_server and not one.wants_shadow_draft
     push(one, 60, seconds=0.12)
-    assert one.wants_trial
+    assert one.wants_shadow_draft
 
 
 def test_a_servers_own_draft_is_no_part_of_the_devices_rounds():
@@ -101,7 +103,7 @@ def test_the_device_gives_back_where_its_rounds_are_slower():
     rounds(one, 30, accepted=0, draft_s=0.01, waited_s=0.035)
     assert one.at_server
     push(one)
-    assert one.at_server and not one.wants_trial
+    assert one.at_server and not one.wants_shadow_draft
 
 
 def test_a_verifier_that_got_slower_for_both_is_no_reason_to_give_back():
@@ -167,14 +169,14 @@ def test_who_is_chosen_drafts_whatever_is_measured():
     push(server)
     rounds(device, 50, accepted=0, draft_s=1.0, waited_s=1.0)
     assert not device.at_server
-    assert server.at_server and not server.wants_trial
+    assert server.at_server and not server.wants_shadow_draft
 
 
 @pytest.mark.parametrize("drafting", ["auto", "server"])
 def test_a_device_without_a_drafter_leaves_it_to_the_server(drafting: Drafting):
     one = placement(drafting, able=False)
     push(one)
-    assert one.at_server and not one.wants_trial
+    assert one.at_server and not one.wants_shadow_draft
 
 
 def test_a_busy_verifier_that_asks_for_drafts_gets_them_where_they_cost_little():
