@@ -117,7 +117,7 @@ async def _kill(world: World, a: float, b: float) -> None:
 
 async def _switch(world: World, a: float, b: float) -> None:
     """Another drafts than before, and perhaps once more so."""
-    driver, placement = world.chat._driver, world.chat._loop._placement
+    driver, placement = world.chat._driver, world.chat._loop._selection
 
     def turn() -> None:
         placement._server = not placement._server

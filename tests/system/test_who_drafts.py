@@ -73,7 +73,7 @@ class Turns:
             self._chat._driver.post(self._turn)
 
     def _turn(self) -> None:
-        placement = self._chat._loop._placement
+        placement = self._chat._loop._selection
         placement._server = not placement._server
 
 
