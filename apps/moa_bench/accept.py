@@ -9,24 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moa_bench import options
 from moa_bench.candidates import Candidate, candidates_of
 from moa_bench.harness import Answer, Conversation, Device, LoopbackVerifier, RefusedError, Round
-from moa_bench.options import (
-    add_answer_options,
-    add_backend_option,
-    add_bundle_option,
-    add_ngrams_option,
-    add_question_options,
-    add_target_options,
-    add_timeline_option,
-    question_settings,
-    questions_of,
-    recording,
-    sampling_of,
-)
 from moa_bench.questions import Question
 from moa_bench.result import ratio, rounded
-from moa_bench.runner import Benchmark, Headline, Measured, Result
+from moa_bench.runner import Benchmark, Measured, Result
 from moa_bench.simulated_clock import Clock, Pace
 from moa_bench.table import Table, sampling_note, skipped_notes
 from moa_bench.target_answers import AnswerFile, Answers, ReplayEngine, write_answers
@@ -86,10 +74,10 @@ class Accept(Benchmark):
     extra = "server"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        add_question_options(parser)
-        add_bundle_option(parser)
-        add_backend_option(parser)
-        add_target_options(parser, without_bundle="it drafts itself, and may be sssd")
+        options.add_question_options(parser)
+        options.add_bundle_option(parser)
+        options.add_backend_option(parser)
+        options.add_target_options(parser, without_bundle="it drafts itself, and may be sssd")
         parser.add_argument(
             "--against",
             nargs="+",
@@ -121,14 +109,14 @@ class Accept(Benchmark):
         parser.add_argument(
             "--width", type=int, metavar="N", help=f"tokens continued on each level of a tree (default {tree.width})"
         )
-        add_ngrams_option(parser)
+        options.add_ngrams_option(parser)
         parser.add_argument(
             "--datastore",
             type=Path,
             metavar="FILE",
             help="also copy from these earlier texts, made by moa-export datastore (default: none)",
         )
-        add_answer_options(parser, max_new_tokens=settings.max_new_tokens)
+        options.add_answer_options(parser, max_new_tokens=settings.max_new_tokens)
         parser.add_argument(
             "--replay", action="store_true", help="compare drafts with answers that the target writes before"
         )
@@ -139,13 +127,13 @@ class Accept(Benchmark):
             help="with --replay: keep the target's answers in this file, and reuse those in it",
         )
         parser.add_argument("--show", action="store_true", help="print the answers, each token with its origin")
-        add_timeline_option(parser)
+        options.add_timeline_option(parser)
 
     def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
         from moa_drafter.progress import Progress
 
         settings = settings_of(args)
-        questions = questions_of(args)
+        questions = options.questions_of(args)
         candidates = candidates_of(args)
         first = candidates[0]
         answers = _target_answers(first, questions, settings, args.answers) if args.replay else None
@@ -161,7 +149,7 @@ class Accept(Benchmark):
 
         measured = Measured(figures, _settings_for_json(args, settings, first.target), first.device.fingerprints)
         yield measured
-        with recording(args, "device and verifier") as ends:
+        with options.recording(args, "device and verifier") as ends:
             for candidate, each in zip(candidates, results, strict=True):
                 engine, tokenizer = candidate.engine, candidate.device.tokenizer
                 judge = engine if answers is None else ReplayEngine(engine, answers, has_rows=bool(engine.row_reads))
@@ -194,13 +182,6 @@ class Accept(Benchmark):
             ),
             *([_shape(result)] if settings.get("draft") in _CHOSEN else []),
             *([_comparison(result)] if result.get("rivals") else []),
-        ]
-
-    def headlines(self, result: Result) -> list[Headline]:
-        return [
-            ("tokens per round (tau)", result["tau"]),
-            ("share accepted of first drafted tokens", result["accuracy_by_depth"][0]),
-            *([("milliseconds a token", result["ms_per_token"])] if result.get("ms_per_token") else []),
         ]
 
     def plot(self, result: Result, figure: Figure) -> None:
@@ -280,7 +261,7 @@ def settings_of(args: argparse.Namespace) -> AcceptSettings:
     Raises:
         MoaError: options that contradict each other, or a number out of range.
     """
-    rest = {"max_new_tokens": args.max_new_tokens, "sampling": sampling_of(args)}
+    rest = {"max_new_tokens": args.max_new_tokens, "sampling": options.sampling_of(args)}
     if args.answers and not args.replay:
         raise MoaError("--answers keeps the answers of --replay: add --replay")
     pace = None if args.pace is None else Pace.parse(args.pace)
@@ -306,7 +287,7 @@ def settings_of(args: argparse.Namespace) -> AcceptSettings:
 
 def _settings_for_json(args: argparse.Namespace, settings: AcceptSettings, target: str) -> dict[str, Any]:
     return {
-        **question_settings(args),
+        **options.question_settings(args),
         "target": target,
         "draft": args.draft,
         "pace_ms": settings.pace.in_ms() if settings.pace else None,

@@ -13,23 +13,9 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from moa_bench.options import (
-    add_answer_options,
-    add_bundle_option,
-    add_draft_length_option,
-    add_question_options,
-    add_server_options,
-    add_target_options,
-    bundle_of,
-    check_at_least,
-    endpoint_of,
-    numbers_of,
-    question_settings,
-    questions_of,
-    sampling_of,
-)
+from moa_bench import options
 from moa_bench.result import ratio, rounded
-from moa_bench.runner import Benchmark, Headline, Measured, Result
+from moa_bench.runner import Benchmark, Measured, Result
 from moa_bench.table import Table
 from moa_bench.verifier import Verifier, open_verifier
 from moa_runtime.bundle import Bundle
@@ -73,7 +59,7 @@ loading and of stepping at every context. Loading finds the files in the system'
 """
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        add_bundle_option(parser)
+        options.add_bundle_option(parser)
         parser.add_argument(
             "--threads",
             type=int,
@@ -90,26 +76,26 @@ loading and of stepping at every context. Loading finds the files in the system'
             "--repeats", type=int, default=50, metavar="N", help="timed calls of each step (default %(default)s)"
         )
         parser.add_argument("--no-answers", action="store_true", help="leave out the answers; no verifier is needed")
-        add_question_options(parser, required=False)
-        add_draft_length_option(parser)
-        add_answer_options(parser, max_new_tokens=48)
-        add_server_options(parser)
-        add_target_options(parser)
+        options.add_question_options(parser, required=False)
+        options.add_draft_length_option(parser)
+        options.add_answer_options(parser, max_new_tokens=48)
+        options.add_server_options(parser)
+        options.add_target_options(parser)
 
     def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
         from moa_drafter.progress import Progress
 
-        check_at_least(args, threads=1, repeats=1, draft_length=1, max_new_tokens=1)
+        options.check_at_least(args, threads=1, repeats=1, draft_length=1, max_new_tokens=1)
         answers = None
         if not args.no_answers:
-            questions = tuple(question.turns[0] for question in questions_of(args))
-            answers = AnswerSettings(questions, args.draft_length, args.max_new_tokens, sampling_of(args))
-        endpoint, bundle = endpoint_of(args), bundle_of(args)
+            questions = tuple(question.turns[0] for question in options.questions_of(args))
+            answers = AnswerSettings(questions, args.draft_length, args.max_new_tokens, options.sampling_of(args))
+        endpoint, bundle = options.endpoint_of(args), options.bundle_of(args)
         steps = steps_of(args, bundle)
         if answers is not None and endpoint is not None:
             Verifier(endpoint).status()  # a wrong address should not show only after the steps
         targets: dict[str, dict[str, Any]] = {}
-        asked = None if answers is None else {**asdict(answers), **question_settings(args)}
+        asked = None if answers is None else {**asdict(answers), **options.question_settings(args)}
         measured = Measured(
             lambda: {"targets": targets},
             {"target": bundle.manifest.target, **asdict(steps), "answers": asked},
@@ -147,18 +133,6 @@ loading and of stepping at every context. Loading finds the files in the system'
             Table(header, overview, note="\n".join([*_not_run(result), *_conditions(result)])),
             Table(["target", *_STEP.values()], steps, note=note),
         ]
-
-    def headlines(self, result: Result) -> list[Headline]:
-        found: list[Headline] = []
-        for target, figures in result["targets"].items():
-            steps = [step for step in figures["steps"] if step["tokens"] == 1]
-            if steps:
-                middle = steps[len(steps) // 2]
-                found.append((f"ms of a step of 1 token at context {middle['context']}, {target}", middle["ms"]))
-            if "cpu_s_per_committed_token" in (energy := figures.get("energy", {})):
-                label = f"CPU ms per committed token, {target}"
-                found.append((label, _milliseconds(energy["cpu_s_per_committed_token"])))
-        return found
 
     def plot(self, result: Result, figure: Figure) -> None:
         """Draw milliseconds of a step by context."""
@@ -202,7 +176,7 @@ class AnswerSettings:
 
 def steps_of(args: argparse.Namespace, bundle: Bundle) -> StepSettings:
     """Read the settings of the steps. Raises MoaError for a context that the target does not hold."""
-    contexts = _CONTEXTS if args.contexts is None else numbers_of("--contexts", args.contexts)
+    contexts = _CONTEXTS if args.contexts is None else options.numbers_of("--contexts", args.contexts)
     settings = StepSettings(args.threads, contexts, args.repeats)
     most = bundle.manifest.max_context - max(settings.tokens)
     if args.contexts is None:

@@ -48,7 +48,6 @@ def render(benchmark: Benchmark, result: Result) -> str:
         result=result,
         version=version("moa-edge"),
         measured_at=result["measured_at"].replace("T", " ").replace("+00:00", " UTC"),
-        headlines=benchmark.headlines(result),
         conditions=flat(result["settings"]),
         tables=[(table, numeric_columns(table)) for table in benchmark.tables(result)],
         svg=inline_svg(benchmark, result),

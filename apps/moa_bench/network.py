@@ -12,31 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from moa_bench import link_cut
+from moa_bench import link_cut, options
 from moa_bench.latency import mean_ms, percentile_ms, token_latencies
 from moa_bench.link import LinkProfile
 from moa_bench.link.options import DIRECT, add_link_options, check_without_tls, link_names, profiles_of
 from moa_bench.link_cut import CutAnswer, CutSettings, ask_and_cut
-from moa_bench.options import (
-    add_answer_options,
-    add_bundle_option,
-    add_draft_length_option,
-    add_question_options,
-    add_server_options,
-    add_target_options,
-    add_timeline_option,
-    bundle_of,
-    check_at_least,
-    endpoint_of,
-    names_of,
-    question_settings,
-    questions_of,
-    recording,
-    sampling_of,
-)
 from moa_bench.questions import Prompt, prompts_of
 from moa_bench.result import ratio
-from moa_bench.runner import Benchmark, Headline, Measured, Result
+from moa_bench.runner import Benchmark, Measured, Result
 from moa_bench.serving import MODES, AnswerSettings, Mode, Outcome, Turn, ask, make_modes
 from moa_bench.table import Table, sampling_note, skipped_notes
 from moa_bench.transcript import show_answer
@@ -143,12 +126,12 @@ to the whole answer  from the Hello to the last token
         parser.add_argument(
             "--cut-seconds", type=float, default=20.0, metavar="S", help="duration of the cut (default %(default)g)"
         )
-        add_question_options(parser, required=False)
-        add_bundle_option(parser)
-        add_target_options(parser)
-        add_server_options(parser)
-        add_draft_length_option(parser)
-        add_answer_options(parser, max_new_tokens=32)
+        options.add_question_options(parser, required=False)
+        options.add_bundle_option(parser)
+        options.add_target_options(parser)
+        options.add_server_options(parser)
+        options.add_draft_length_option(parser)
+        options.add_answer_options(parser, max_new_tokens=32)
         parser.add_argument(
             "--threads", type=int, default=1, metavar="N", help="processor threads of the drafter (default %(default)s)"
         )
@@ -160,31 +143,31 @@ to the whole answer  from the Hello to the last token
             help="give up after an answer that takes longer, a cut not counted (default %(default)g)",
         )
         parser.add_argument("--show", action="store_true", help="print the answers, each token with its origin")
-        add_timeline_option(parser)
+        options.add_timeline_option(parser)
 
     def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
         from moa_drafter.progress import Progress
 
-        check_at_least(args, draft_length=1, max_new_tokens=1, threads=1, answer_timeout=1)
+        options.check_at_least(args, draft_length=1, max_new_tokens=1, threads=1, answer_timeout=1)
         settings = AnswerSettings(
-            args.draft_length, args.max_new_tokens, sampling_of(args), args.threads, args.answer_timeout
+            args.draft_length, args.max_new_tokens, options.sampling_of(args), args.threads, args.answer_timeout
         )
         cut = _cut_of(args)
         known = MODES if cut is None else DRAFTINGS
         default = ",".join(MODES) if cut is None else "auto"
-        names = names_of("--modes", "mode", default if args.modes is None else args.modes, known)
-        endpoint = endpoint_of(args)
+        names = options.names_of("--modes", "mode", default if args.modes is None else args.modes, known)
+        endpoint = options.endpoint_of(args)
         links = links_of(args, endpoint)
         if cut is not None and None in links.values():
             raise MoaError(f"--cut-after cuts an emulated link: leave {DIRECT} out of --profiles")
-        questions, bundle = questions_of(args), bundle_of(args)
+        questions, bundle = options.questions_of(args), options.bundle_of(args)
         tokenizer = ChatTokenizer.from_bundle(bundle)
         prompts, skipped = prompts_of(questions, tokenizer, bundle.manifest.max_context)
         results = Results(links, names, cutting=cut is not None)
         wanted = {"model": args.model, "drafter": args.drafter, "dtype": args.dtype}
         total = len(prompts) * len(links) * len(names)
         with (
-            recording(args) as ends,
+            options.recording(args) as ends,
             open_verifier(endpoint, **wanted, options=ends.verifier_options) as verifier,
             Progress(total=total, desc="network", unit="answer") as progress,
         ):
@@ -194,7 +177,7 @@ to the whole answer  from the Hello to the last token
             measured = Measured(
                 lambda: {**results.as_dict(), "skipped": [dataclasses.asdict(question) for question in skipped]},
                 {
-                    **question_settings(args),
+                    **options.question_settings(args),
                     "trace": [path.name for path in args.trace] if args.trace else None,
                     "round_trip_ms": args.round_trip_ms,
                     "target": bundle.manifest.target,
@@ -243,20 +226,6 @@ to the whole answer  from the Hello to the last token
         header = ("profile", "stream", "95 %", "best", "its ratio", "95 %")
         return [*loads, Table(header, paired, title="auto, ms/token by those of")] if paired else loads
 
-    def headlines(self, result: Result) -> list[Headline]:
-        if result["settings"]["cut"] is not None:
-            return [
-                (f"ms from the Hello to the whole answer over {profile}, {mode}", figures["whole_ms"])
-                for profile, modes in result["cuts"].items()
-                for mode, figures in modes.items()
-            ]
-        return [
-            (f"ms per token over {profile}, {mode}", modes[mode]["ms_per_token"]["mean"])
-            for profile, modes in result["profiles"].items()
-            for mode in ("stream", "auto")
-            if mode in modes
-        ]
-
     def plot(self, result: Result, figure: Figure) -> None:
         """Draw latency per token and time to the first token; with a cut the times after the link's return."""
         if result["settings"]["cut"] is not None:
@@ -292,7 +261,7 @@ def _cut_of(args: argparse.Namespace) -> CutSettings | None:
     """Return when to cut links; None to cut none. Raises MoaError for numbers out of range."""
     if args.cut_after is None:
         return None
-    check_at_least(args, cut_after=1, cut_seconds=1, max_new_tokens=args.cut_after + 1)
+    options.check_at_least(args, cut_after=1, cut_seconds=1, max_new_tokens=args.cut_after + 1)
     if args.show or args.timeline:
         raise MoaError("--show and --timeline are for answers without a cut: leave them out, or --cut-after")
     return CutSettings(args.cut_after, args.cut_seconds)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moa_bench import options
 from moa_bench.harness import (
     Answer,
     Conversation,
@@ -24,20 +25,9 @@ from moa_bench.harness import (
     engine_of,
     exchange,
 )
-from moa_bench.options import (
-    add_backend_option,
-    add_bundle_option,
-    add_ngrams_option,
-    add_question_options,
-    add_target_options,
-    bundle_of,
-    numbers_of,
-    question_settings,
-    questions_of,
-)
 from moa_bench.questions import Question, Skipped
 from moa_bench.result import ratio, rounded
-from moa_bench.runner import Benchmark, Headline, Measured, Result
+from moa_bench.runner import Benchmark, Measured, Result
 from moa_bench.simulated_clock import Clock
 from moa_bench.table import Table, skipped_notes
 from moa_bench.transcript import MARKS, ROLLED_BACK, show_answer, show_tokens
@@ -108,10 +98,10 @@ offline is no special case there: the session is told that the connection is gon
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         defaults = OfflineSettings()
-        add_question_options(parser)
-        add_bundle_option(parser)
-        add_backend_option(parser)
-        add_target_options(parser)
+        options.add_question_options(parser)
+        options.add_bundle_option(parser)
+        options.add_backend_option(parser)
+        options.add_target_options(parser)
         parser.add_argument(
             "--after",
             type=int,
@@ -132,13 +122,13 @@ offline is no special case there: the session is told that the connection is gon
             help="print, for every question, the text before the cut, the text of each writer with its kept part and "
             "the part rolled back, and the target's own",
         )
-        add_ngrams_option(parser)
+        options.add_ngrams_option(parser)
 
     def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
         from moa_drafter.progress import Progress
 
-        settings = OfflineSettings(args.after, numbers_of("--lengths", args.lengths))
-        questions, bundle = questions_of(args), bundle_of(args)
+        settings = OfflineSettings(args.after, options.numbers_of("--lengths", args.lengths))
+        questions, bundle = options.questions_of(args), options.bundle_of(args)
         with Progress(questions, desc="offline", unit="question") as asked:  # visible while everything is loaded, too
             device = device_of(bundle, args.backend, ngrams=args.ngrams)
             engine = engine_of(args)
@@ -148,7 +138,7 @@ offline is no special case there: the session is told that the connection is gon
             measured = Measured(
                 results.as_dict,
                 {
-                    **question_settings(args),
+                    **options.question_settings(args),
                     "target": bundle.manifest.target,
                     "ngrams": args.ngrams,
                     "after": settings.after,
@@ -186,16 +176,6 @@ offline is no special case there: the session is told that the connection is gon
                 "4-grams)",
                 note="\n".join([conditions, *skipped_notes(result)]),
             ),
-        ]
-
-    def headlines(self, result: Result) -> list[Headline]:
-        longest = result["settings"]["lengths"][-1]
-        writer = next(iter(result["writers"]))
-        figures = result["writers"][writer][str(longest)]
-        label = f"perplexity of {longest} offline tokens of {writer}, ratio to the target's own"
-        return [
-            (label, figures["perplexity_ratio"]),
-            ("leading offline tokens that agree with the target", figures["agreement"]),
         ]
 
     def plot(self, result: Result, figure: Figure) -> None:

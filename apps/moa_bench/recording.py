@@ -38,6 +38,12 @@ _MAX_CONTEXT = 1 << 20
 #: Log-probability (nats) of a path that was never asked.
 _HOPELESS_NATS = -20.0
 
+#: What numpy, json and zipfile raise for files with other content.
+_DAMAGED = (
+    *(ArithmeticError, EOFError, LookupError, MemoryError, NotImplementedError, TypeError, ValueError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+
 Query = tuple[int, tuple[int, ...]]  # committed tokens, and the drafted path after them
 
 
@@ -45,15 +51,8 @@ Query = tuple[int, tuple[int, ...]]  # committed tokens, and the drafted path af
 class RecordedAnswer:
     """A target's answer, and the drafter's predictions on the way.
 
-    A *query* asks for the next token after a path of drafted tokens that begins at one of the answer's positions.
-
-    Attributes:
-        prompt: tokens before the answer.
-        answer: its tokens.
-        positions: ``[q]``, committed tokens of prompt and answer at each query.
-        lengths: ``[q]``, tokens of each path.
-        tokens: the paths, one after the other.
-        top_tokens, top_logprobs: ``[q, k]``, as in :class:`moa_runtime.backends.base.StepResult`.
+    A *query* asks for the next token after ``positions`` committed tokens and a drafted path of ``lengths`` tokens
+    (``[q]`` each); ``tokens`` are the paths, one after the other. ``top_tokens``, ``top_logprobs``: ``[q, k]``.
     """
 
     prompt: list[int]
@@ -71,33 +70,28 @@ class RecordedAnswer:
         paths = (tuple(tokens[end - length : end]) for end, length in zip(ends, self.lengths.tolist(), strict=True))
         return {key: at for at, key in enumerate(zip(self.positions.tolist(), paths, strict=True))}
 
-    def fault(self, vocab_size: int) -> str:
-        """Return the rest of a sentence about a contradiction; empty if there is none."""
-        count, top = len(self.positions), self.top_tokens.shape[1:]
-        shapes = [(count,), (count,), (int(np.sum(self.lengths)),), (count, *top), (count, *top)]
-        for name, shape in zip(_ARRAYS, shapes, strict=True):
-            found: NDArray[Any] = getattr(self, name)
-            kind = np.floating if name == "top_logprobs" else np.integer
-            if found.shape != shape or not np.issubdtype(found.dtype, kind):
-                return f"has {name} of shape {found.shape} and type {found.dtype}, where the others ask for {shape}"
-        if len(self.prompt) < 1 or len(self.answer) < 2 or not count or len(top) != 1 or not top[0]:
-            return "has no prompt, no second token, no query or no candidates"
+    def check(self, vocab_size: int) -> None:
+        """Raises ValueError if the arrays contradict each other or the target."""
+        count, top = len(self.positions), self.top_tokens.shape[1]
+        shapes = [(count,), (count,), (int(self.lengths.sum()),), (count, top), (count, top)]
         every = np.concatenate((self.prompt, self.answer, self.tokens, self.top_tokens.ravel()))
-        if not np.issubdtype(every.dtype, np.integer) or every.min() < 0 or every.max() >= vocab_size:
-            return f"has tokens outside of the {vocab_size} of the target"
-        if self.lengths.min() < 0 or self.positions.min() < 1 or not (self.top_logprobs <= 0.01).all():
-            return "has negative lengths or positions, or probabilities above 1"
-        return ""
+        whole = [self.positions, self.lengths, every]
+        if (
+            [getattr(self, name).shape for name in _ARRAYS] != shapes
+            or not all(np.issubdtype(array.dtype, np.integer) for array in whole)
+            or min(len(self.prompt), len(self.answer) - 1, count, top, self.positions.min()) < 1
+            or min(self.lengths.min(), every.min()) < 0
+            or every.max() >= vocab_size
+            or not (self.top_logprobs <= 0.01).all()
+        ):
+            raise ValueError
 
 
 @dataclass(frozen=True)
 class Recording:
     """Answers of one target with the predictions of one drafter.
 
-    Attributes:
-        drafter: its name, for people.
-        stop_tokens: ids that end a turn.
-        ngrams: whether the drafter is mixed with an n-gram index of the conversation.
+    ``ngrams``: whether the drafter is mixed with an n-gram index of the conversation.
     """
 
     drafter: str
@@ -142,31 +136,18 @@ class Recording:
                     RecordedAnswer(prompt, answer, *(file[f"{name}-{at}"] for name in _ARRAYS))
                     for at, (prompt, answer) in enumerate(header["texts"])
                 ]
-                vocab_size, stop_tokens = int(header["vocab_size"]), tuple(map(int, header["stop_tokens"]))
-                prints, ngrams = Fingerprints(**header["fingerprints"]), bool(header["ngrams"])
-                faults = [answer.fault(vocab_size) for answer in answers]
-                if not answers or not stop_tokens:
-                    raise ValueError
+            vocab_size, stop_tokens = int(header["vocab_size"]), tuple(map(int, header["stop_tokens"]))
+            prints, ngrams = Fingerprints(**header["fingerprints"]), bool(header["ngrams"])
+            for answer in answers:
+                answer.check(vocab_size)
+            if not answers or not stop_tokens:
+                raise ValueError
         except OSError as error:
             raise MoaError(f"cannot read the recording {path}: {error.strerror}") from error
-        except (
-            ArithmeticError,
-            EOFError,
-            LookupError,
-            MemoryError,
-            NotImplementedError,
-            TypeError,
-            ValueError,
-            zipfile.BadZipFile,
-            zlib.error,
-        ) as error:
+        except _DAMAGED as error:
             raise MoaError(
-                f"{path} is no recording of this version of moa-bench: choose another --recording, or remove it"
+                f"{path} is damaged, or no recording of this moa-bench: choose another --recording, or remove it"
             ) from error
-        for number, fault in enumerate(faults, 1):
-            if fault:
-                damage = f"its answer {number} {fault}"
-                raise MoaError(f"{path} is damaged, {damage}: choose another --recording, or remove it")
         return cls(header["drafter"], prints, vocab_size, stop_tokens, ngrams, answers)
 
 
@@ -197,13 +178,7 @@ def record(
     ngrams: bool,
     on_position: Callable[[], None],
 ) -> RecordedAnswer:
-    """Record the predictions of a bundle's drafter at every position of ``answer``.
-
-    Args:
-        backend: the bundle's graph.
-        engine: the target, asked for memory rows only.
-        on_position: called for each position.
-    """
+    """Record a bundle's drafter at every position of ``answer``; ``engine`` is asked for memory rows only."""
     recording = _RecordingBackend(backend)
     drafter = _SilentDrafter(drafter_for(manifest, recording, ngrams=ngrams), on_position)
     verifier = LoopbackVerifier(ReplayEngine(engine, {tuple(prompt): list(answer)}))
@@ -271,16 +246,12 @@ class _SilentDrafter:
 
 class RecordedBackend(Backend):
     """A backend that returns recorded predictions. A path that was not asked gets that of a later position of the
-    answer; a path that leaves the answer gets nothing likely.
-
-    Attributes:
-        unknown: queries without a recorded prediction.
-    """
+    answer; a path that leaves the answer gets nothing likely."""
 
     kv_shape, max_positions = (1, 1), None
 
     def __init__(self, answer: RecordedAnswer) -> None:
-        self.unknown, self._paths = 0, _Paths()
+        self._paths = _Paths()
         self.replay(answer)
 
     def replay(self, answer: RecordedAnswer) -> None:
@@ -295,9 +266,7 @@ class RecordedBackend(Backend):
         found = [self._query(position, path) for position, path in self._paths.of(inputs)]
         known = [-1 if query is None else query for query in found]
         logprobs = self._answer.top_logprobs[known]  # a copy
-        if None in found:
-            self.unknown += found.count(None)
-            logprobs[[query is None for query in found]] = _HOPELESS_NATS
+        logprobs[[query is None for query in found]] = _HOPELESS_NATS
         entries = np.zeros((len(inputs.tokens), 1, 1), np.float32)
         return StepResult(self._answer.top_tokens[known], logprobs, entries, entries)
 

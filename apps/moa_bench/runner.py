@@ -22,8 +22,6 @@ from moa_runtime.optional_deps import require_extra
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: A label with its unit, and the figure; None if there is none.
-Headline = tuple[str, object]
 Result = Mapping[str, Any]
 
 INTERRUPTED = "interrupted before everything was measured"
@@ -48,8 +46,8 @@ class Measured:
 
 
 class Benchmark(ABC):
-    """One command of ``moa-bench``. Its ``tables``, ``plot`` and ``headlines`` read a result from its JSON alone, and
-    a partial one too.
+    """One command of ``moa-bench``. Its ``tables`` and ``plot`` read a result from its JSON alone, and a partial one
+    too.
 
     Attributes:
         name: of the command.
@@ -86,10 +84,6 @@ class Benchmark(ABC):
     @abstractmethod
     def plot(self, result: Result, figure: Figure) -> None:
         """Fill an empty matplotlib figure."""
-
-    def headlines(self, result: Result) -> list[Headline]:
-        """Return the figures to read first, the most important one leading."""
-        return []
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import exp, log
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import simpy
+from numpy.typing import NDArray
 
 from moa_bench.harness import Conversation, LoopbackVerifier
 from moa_bench.recording import RecordedBackend, Recording, replayed_drafter, replayed_target
@@ -20,7 +22,6 @@ from moa_runtime.drafters.base import Budget
 from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.draft_controllers import Controller, FixedShape
 from moa_runtime.drafting.events import Pushed, RoundEnded
-from moa_runtime.errors import MoaError
 from moa_runtime.options import DRAFTINGS, Drafting
 from moa_runtime.session.events import Sampling
 
@@ -28,21 +29,6 @@ from moa_runtime.session.events import Sampling
 TOKENS = {"shapes": 400, "placement": 600}
 #: Changes that may happen to a scenario half-way.
 CHANGES = ("none", "link slower", "link faster", "verifier busy", "verifier free")
-
-
-def fleet_times(pace: str, drafter: str) -> Times:
-    """Parse ``--pace`` and ``--server-drafter``. Raises MoaError."""
-    given, step_s, query_s = Pace.parse(pace), None, 0.0
-    if drafter != "none":
-        try:
-            step_s, query_s = (float(part) / 1000 for part in drafter.split(","))
-            if not (0 <= step_s < 1e6 and 0 <= query_s < 1e6):
-                raise ValueError
-        except ValueError:
-            raise MoaError(f"--server-drafter must be none or two times in ms, STEP,QUERY, not {drafter!r}") from None
-    return Times(
-        given.step_s, given.query_s, step_s, query_s, given.pass_s, given.token_s, 0.0, given.round_trip_s, 0.0
-    )
 
 
 def _log_uniform(rng: random.Random, least: float, most: float) -> float:
@@ -87,29 +73,16 @@ def name_of(shape: Budget) -> str:
     return f"chain of {shape.levels}" if kind == "chain" else kind
 
 
-@dataclass(frozen=True)
-class Work:
-    """The work for ``tokens`` tokens, all rounds together: steps of the drafter and the nodes that they continued
-    (``queries``), passes of the target and drafted tokens in them (``nodes``), and drafts with branches."""
+#: The work of rounds as a vector: tokens committed, steps of the drafter and the nodes that they continued (queries),
+#: passes of the target and drafted tokens in them (nodes), and drafts with branches.
+WORK = ("tokens", "steps", "queries", "passes", "nodes", "branched")
+Work = NDArray[np.float64]
 
-    tokens: int = 0
-    steps: int = 0
-    queries: int = 0
-    passes: int = 0
-    nodes: int = 0
-    branched: int = 0
 
-    def __add__(self, other: Work) -> Work:
-        return Work(
-            *(mine + theirs for mine, theirs in zip(asdict(self).values(), asdict(other).values(), strict=True))
-        )
-
-    def rate(self, pace: Pace) -> float:
-        """Return tokens a second."""
-        drafting = self.steps * pace.step_s + self.queries * pace.query_s
-        return self.tokens / (
-            drafting + self.passes * (pace.round_trip_s + pace.compute_s(1)) + self.nodes * pace.token_s
-        )
+def rate(work: Work, pace: Pace) -> float:
+    """Return tokens a second."""
+    costs = (pace.step_s, pace.query_s, pace.round_trip_s + pace.compute_s(1), pace.token_s)
+    return float(work[0] / (work[1:5] @ costs))
 
 
 class Counting:
@@ -117,7 +90,7 @@ class Counting:
     :class:`moa_runtime.drafting.draft_controllers.Controller`."""
 
     def __init__(self, controller: Controller) -> None:
-        self._controller, self.work = controller, Work()
+        self._controller, self.work = controller, np.zeros(len(WORK))
         self.budget, self.ahead = controller.budget, controller.ahead
 
     @property
@@ -127,7 +100,7 @@ class Counting:
     def observe(self, outcome: RoundEnded | Pushed) -> None:
         if isinstance(outcome, RoundEnded) and not outcome.supplied:
             steps, branched = outcome.steps, outcome.drafted > outcome.depth
-            self.work += Work(outcome.accepted + 1, len(steps), sum(steps), 1, outcome.drafted, branched)
+            self.work += (outcome.accepted + 1, len(steps), sum(steps), 1, outcome.drafted, branched)
         self._controller.observe(outcome)
 
 
@@ -166,25 +139,22 @@ class Field:
     def run(self, scenario: tuple[Pace, tuple[int, ...]]) -> dict[str, Any]:
         """Compare a new controller with all fixed shapes on the answers of a scenario; plain figures for JSON."""
         pace, answers = scenario
-        rates = {shape: sum((works[at] for at in answers), Work()).rate(pace) for shape, works in self._works.items()}
+        rates = {shape: rate(sum(works[at] for at in answers), pace) for shape, works in self._works.items()}
         best = max(rates, key=rates.__getitem__)
         counting = Counting(CostModel())
         seconds = sum(hold(self._recording, at, counting, pace) for at in answers)
-        work, rate = counting.work, counting.work.tokens / seconds
-        means = {name: getattr(work, name) / work.passes for name in ("steps", "nodes", "branched")}
-        ms = pace.in_ms()
+        work = dict(zip(WORK, counting.work.tolist(), strict=True))
+        ms, chosen = pace.in_ms(), work["tokens"] / seconds
+        means = {name: rounded(work[name] / work["passes"]) for name in ("tokens", "steps", "nodes", "branched")}
         return {
             "ms": {**ms, "trip": ms.pop("round_trip")},
             "answers": answers,
             "best": name_of(best),
             "kind": kind_of(best),
             "best_rate": rounded(rates[best]),
-            "rate": rounded(rate),
-            "share": rounded(rate / rates[best]),
-            "means": {
-                "tau": rounded(work.tokens / work.passes),
-                **{name: rounded(each) for name, each in means.items()},
-            },
+            "rate": rounded(chosen),
+            "share": rounded(chosen / rates[best]),
+            "means": {"tau": means.pop("tokens"), **means},
         }
 
 
@@ -246,8 +216,7 @@ def draw_placements(count: int, seed: int, lengths: Sequence[int]) -> Iterator[P
         yield Placement(number + seed, times, after, change, _some_answers(rng, lengths, TOKENS["placement"]))
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """A conversation: seconds from each answer's first token to its last, tokens without those first ones, the text of
     all answers, and the share of tokens that the server wrote without being asked."""
 

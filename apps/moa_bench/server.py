@@ -11,25 +11,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from moa_bench import options
 from moa_bench.latency import mean_ms, percentile_ms, token_latencies
-from moa_bench.options import (
-    add_answer_options,
-    add_bundle_option,
-    add_draft_length_option,
-    add_question_options,
-    add_server_options,
-    add_target_options,
-    bundle_of,
-    check_at_least,
-    endpoint_of,
-    names_of,
-    question_settings,
-    questions_of,
-    sampling_of,
-)
 from moa_bench.questions import prompts_of
 from moa_bench.result import ratio, rounded
-from moa_bench.runner import Benchmark, Headline, Measured, Result
+from moa_bench.runner import Benchmark, Measured, Result
 from moa_bench.server_clients import ClientRecord, Fleet, Window, Workload, open_fleet
 from moa_bench.table import Table, format_cell, sampling_note, skipped_notes
 from moa_bench.verifier import Verifier, VerifierGoneError, open_verifier, open_verifiers
@@ -110,39 +96,39 @@ client_cpu_share  processor time of all clients by that of the processors they s
         parser.add_argument(
             "--repeats", type=int, default=2, metavar="N", help="windows for each number and mode (default %(default)s)"
         )
-        add_question_options(parser, required=False)
-        add_bundle_option(parser)
-        add_target_options(parser)
-        add_server_options(parser)
+        options.add_question_options(parser, required=False)
+        options.add_bundle_option(parser)
+        options.add_target_options(parser)
+        options.add_server_options(parser)
         parser.add_argument(
             "--engine",
             metavar="NAME,NAME,...",
             help=f"engine of the target in the verifier, of {','.join(ENGINES)}; several are compared in one run "
             f"(default: {ENGINES[0]})",
         )
-        add_draft_length_option(parser)
-        add_answer_options(parser, max_new_tokens=64)
+        options.add_draft_length_option(parser)
+        options.add_answer_options(parser, max_new_tokens=64)
 
     def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
         from moa_drafter.progress import Progress
 
-        sessions, modes = sessions_of(args.sessions), names_of("--modes", "mode", args.modes, MODES)
-        engines = [] if args.engine is None else names_of("--engine", "engine", args.engine, ENGINES)
+        sessions, modes = sessions_of(args.sessions), options.names_of("--modes", "mode", args.modes, MODES)
+        engines = [] if args.engine is None else options.names_of("--engine", "engine", args.engine, ENGINES)
         _check_numbers(args)
-        sampling, endpoint = sampling_of(args), endpoint_of(args)
+        sampling, endpoint = options.sampling_of(args), options.endpoint_of(args)
         if endpoint is not None and engines:
             raise MoaError("--engine belongs to a verifier that is started here: leave out --server")
-        questions, bundle = questions_of(args), bundle_of(args)
+        questions, bundle = options.questions_of(args), options.bundle_of(args)
         prompts, skipped = prompts_of(questions, ChatTokenizer.from_bundle(bundle), bundle.manifest.max_context)
         # Conversations are forgotten as soon as they are left, but perhaps not before a client begins its next.
-        options = ("--keep-seconds", "0", "--max-sessions", str(2 * sessions[-1]))
+        serving = ("--keep-seconds", "0", "--max-sessions", str(2 * sessions[-1]))
         wanted = {"model": args.model, "drafter": args.drafter, "dtype": args.dtype}
         windows: dict[Load, list[WindowResult]] = {}
         with ExitStack() as running:
             verifiers = (
-                running.enter_context(open_verifiers(engines, **wanted, options=options))
+                running.enter_context(open_verifiers(engines, **wanted, options=serving))
                 if engines
-                else {"": running.enter_context(open_verifier(endpoint, **wanted, options=options))}
+                else {"": running.enter_context(open_verifier(endpoint, **wanted, options=serving))}
             )
             client_cpus, pinned = available_cpus(), all(verifier.pinned for verifier in verifiers.values())
             work = Workload(prompts, args.draft_length, args.max_new_tokens, sampling)
@@ -159,7 +145,7 @@ client_cpu_share  processor time of all clients by that of the processors they s
                     "engines": engines,
                     "seconds": args.seconds,
                     "repeats": args.repeats,
-                    **question_settings(args),
+                    **options.question_settings(args),
                     "target": bundle.manifest.target,
                     "dtype": args.dtype,
                     "draft_length": args.draft_length,
@@ -187,13 +173,6 @@ client_cpu_share  processor time of all clients by that of the processors they s
                 title=f"tokens/s by those of {_base(result)}",
                 note="\n".join([_conditions(result), *skipped_notes(result)]),
             ),
-        ]
-
-    def headlines(self, result: Result) -> list[Headline]:
-        return [
-            (f"tokens/s of {count} sessions, {mode} by {_base(result)}", speedup)
-            for count, modes in result["speedup"].items()
-            for mode, speedup in modes.items()
         ]
 
     def plot(self, result: Result, figure: Figure) -> None:
@@ -227,7 +206,7 @@ def sessions_of(text: str) -> list[int]:
 def _check_numbers(args: argparse.Namespace) -> None:
     if not 0 < args.seconds < math.inf:
         raise MoaError(f"--seconds must be above 0, not {args.seconds:g}")
-    check_at_least(args, repeats=1, max_new_tokens=1)
+    options.check_at_least(args, repeats=1, max_new_tokens=1)
     longest_draft = Limits().max_draft_tokens
     if isinstance(args.draft_length, int) and not 1 <= args.draft_length <= longest_draft:
         raise MoaError(f"--draft-length must be 1 to {longest_draft} tokens, not {args.draft_length}")

@@ -9,20 +9,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from moa_bench import options
 from moa_bench.harness import engine_of
-from moa_bench.options import (
-    add_backend_option,
-    add_bundle_option,
-    add_ngrams_option,
-    add_question_options,
-    add_target_options,
-    bundle_of,
-    check_at_least,
-    numbers_of,
-    questions_of,
-)
 from moa_bench.recording import Recording, record
-from moa_bench.runner import Benchmark, Headline, Measured, Result
+from moa_bench.runner import Benchmark, Measured, Result
 from moa_bench.server import Load, WindowResult, figures_of
 from moa_bench.server_clients import ClientRecord
 from moa_bench.table import Table
@@ -36,9 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAX_NEW_TOKENS = 80
-#: Times of the fleet in milliseconds, as of an 8B target on a GPU, a phone, and a link like ``lte``.
-_FLEET_MS = "8,0.8,6,0.02,70"
-_FLEET_DRAFTER_MS = "0.6,0.005"
 _MADE_WITH = ("questions", "limit", "max_new_tokens", "bundle", "backend", "model", "drafter")
 _WORST = 10
 
@@ -109,37 +96,30 @@ target's answers: --recording FILE is read, or made if it is not there (half a s
             "--seconds", type=float, default=20.0, metavar="S", help="of the fleet's windows (default %(default)g)"
         )
         parser.add_argument(
-            "--pace",
-            default=_FLEET_MS,
-            metavar="STEP,QUERY,PASS,TOKEN,ROUND_TRIP",
-            help="of the fleet: milliseconds of a device's step and of each token that it continues, of a pass of the "
-            "target and of each token in it, and of the round trip (default %(default)s)",
+            "--times",
+            metavar="MS,MS,...",
+            help="of the fleet, in milliseconds: a step of the device's drafter and each token that it continues, the "
+            "same of the server's drafter (- for none), a pass of the target and each token in it, the round trip "
+            "(default: an 8B target on a GPU, phones, a mobile network)",
         )
-        parser.add_argument(
-            "--server-drafter",
-            default=_FLEET_DRAFTER_MS,
-            metavar="STEP,QUERY",
-            help="of the fleet: milliseconds of the server's drafter; none for a server that only decodes (default "
-            "%(default)s)",
-        )
-        add_question_options(parser, required=False)
+        options.add_question_options(parser, required=False)
         parser.add_argument(
             "--max-new-tokens", type=int, metavar="N", help=f"tokens of an answer at most (default {_MAX_NEW_TOKENS})"
         )
-        add_bundle_option(parser)
-        add_backend_option(parser)
-        add_target_options(parser)
-        add_ngrams_option(parser)
+        options.add_bundle_option(parser)
+        options.add_backend_option(parser)
+        options.add_target_options(parser)
+        options.add_ngrams_option(parser)
         parser.set_defaults(ngrams=None)  # a recording that is there knows it
 
     def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
         # Imported here: SimPy is not in every install.
-        from moa_bench.scenarios import TOKENS, Field, compare_placements, draw_placements, draw_shapes, fleet_times
-        from moa_bench.simulation import simulate_window
+        from moa_bench.scenarios import TOKENS, Field, compare_placements, draw_placements, draw_shapes
+        from moa_bench.simulation import FLEET_MS, Times, simulate_window
         from moa_drafter.progress import Progress
 
-        check_at_least(args, scenarios=1, seed=0, seconds=1, max_new_tokens=2)
-        sessions, times = numbers_of("--sessions", args.sessions), fleet_times(args.pace, args.server_drafter)
+        options.check_at_least(args, scenarios=1, seed=0, seconds=1, max_new_tokens=2)
+        sessions, times = options.numbers_of("--sessions", args.sessions), Times.parse(args.times or FLEET_MS)
         if min(sessions) < 1:
             raise MoaError(f"--sessions must be at least 1, not {min(sessions)}")
         recording = _recording(args)
@@ -203,19 +183,6 @@ target's answers: --recording FILE is read, or made if it is not there (half a s
                 [[each["best"], each[view.figure], *each["ms"].values()] for each in worst],
                 title="The worst (times in ms):",
             ),
-        ]
-
-    def headlines(self, result: Result) -> list[Headline]:
-        if result["settings"]["question"] == "fleet":
-            return [
-                (f"tokens/s of {count} sessions, auto by stream", modes.get("auto"))
-                for count, modes in result["speedup"].items()
-            ]
-        view = _VIEWS[result["settings"]["question"]]
-        figures = [each[view.figure] for each in result["scenarios"]]
-        return [
-            (f"{view.title}, median", median(figures) if figures else None),
-            (f"scenarios that reach {view.aim}", view.reached(figures)),
         ]
 
     def plot(self, result: Result, figure: Figure) -> None:
@@ -306,7 +273,7 @@ def _recorded(args: argparse.Namespace) -> Recording:
     """Record the bundle's drafter on the target's answers to the questions. Raises MoaError."""
     from moa_drafter.progress import Progress
 
-    questions, bundle = questions_of(args), bundle_of(args)
+    questions, bundle = options.questions_of(args), options.bundle_of(args)
     backend, manifest, engine = load_backend(bundle, args.backend), bundle.manifest, engine_of(args)
     with Progress(total=sum(len(each.turns) for each in questions), desc="simulate: answers", unit="answer") as bar:
         answers = write_answers(

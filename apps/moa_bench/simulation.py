@@ -22,6 +22,7 @@ from moa_runtime.drafting.draft_policy import clip_budget
 from moa_runtime.drafting.events import Draft, LoopEvent, Pushed, RoundEnded
 from moa_runtime.drafting.loop import DraftingLoop
 from moa_runtime.drafting.settings import Conditions, LoopSettings
+from moa_runtime.errors import MoaError
 from moa_runtime.options import Drafting
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Sampling
@@ -40,6 +41,8 @@ from moa_server.settings import Settings
 
 #: Nothing is late here: a device that writes on alone is not simulated.
 _PATIENCE_S = 1e6
+#: Times of a fleet (ms), as of an 8B target on a GPU, phones, and links like ``lte``; see :meth:`Times.parse`.
+FLEET_MS = "8,0.8,0.6,0.005,6,0.02,70"
 _LEAST_S = 1e-9  # a token that costs nothing would let the scheduler divide by zero
 
 Process = Generator[simpy.Event, Any, Any]
@@ -67,6 +70,20 @@ class Times:
     queue_s: float
     trip_s: float
     jitter: float
+
+    @classmethod
+    def parse(cls, text: str) -> Times:
+        """Parse seven milliseconds with commas between them: the attributes from ``step_s`` to ``token_s``, then
+        ``trip_s``; ``-`` for a server without a drafter. Raises MoaError."""
+        try:
+            *times, trip_s = (None if part.strip() == "-" else float(part) / 1000 for part in text.split(","))
+            times = cls(*times, 0.0, trip_s, 0.0)  # type: ignore[arg-type]
+            known = [value for name, value in asdict(times).items() if name != "server_step_s" or value is not None]
+            if not all(0 <= value < 1e6 for value in known):
+                raise ValueError
+        except (TypeError, ValueError):
+            raise MoaError(f"--times must be seven times in ms, such as {FLEET_MS}, not {text!r}") from None
+        return times
 
     def in_ms(self) -> dict[str, float | None]:
         """Return the times in milliseconds, for JSON."""

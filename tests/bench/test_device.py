@@ -177,10 +177,6 @@ def test_the_whole_benchmark(command, tiny, bundle):
     assert energy["cpu_s_per_committed_token"] == pytest.approx(energy["cpu_s"] / energy["committed"], rel=0.01)
     assert energy["cpu_s_per_drafted_token"] == pytest.approx(energy["cpu_s"] / energy["drafted"], rel=0.01)
     assert str(bundle.folder) not in out
-    assert [text for text, _ in Device().headlines(result)] == [
-        "ms of a step of 1 token at context 16, onnx",
-        "CPU ms per committed token, onnx",
-    ]
     assert len(Device().tables(result)[1].rows) == 4
 
 

@@ -162,7 +162,6 @@ def test_tables_show_every_load(result):
     assert "1234.0" in loads.text()
     assert speedup.header == ["sessions", "device"]
     assert [list(row) for row in speedup.rows] == [["1", 0.5], ["4", 0.5]]
-    assert Server().headlines(result)[0] == ("tokens/s of 1 sessions, device by stream", 0.5)
     assert "temperature 0.7" in speedup.note and "question 7: too long" in speedup.note
 
 

@@ -25,7 +25,6 @@ from moa_bench.scenarios import (
     Counting,
     Field,
     Placement,
-    Work,
     compare_placements,
     draw_placements,
     draw_shapes,
@@ -33,6 +32,7 @@ from moa_bench.scenarios import (
     hold_placement,
     kind_of,
     name_of,
+    rate,
     work_of,
 )
 from moa_bench.simulate import Simulate
@@ -61,14 +61,14 @@ def field(recording: Recording) -> Field:
     return Field(recording, SHAPES[::5])
 
 
-def really(answer: RecordedAnswer, shape: Budget) -> Work:
+def really(answer: RecordedAnswer, shape: Budget) -> list[float]:
     """What an answer takes with the drafter that was recorded."""
     counting = Counting(FixedShape(shape))
     verifier = LoopbackVerifier(ReplayEngine(ToyEngine(), {tuple(answer.prompt): answer.answer}))
     conversation = Conversation(verifier, drafter_for(MANIFEST, KnowingBackend()), PRINTS, (STOP,), counting)
     conversation.answer(answer.prompt, Sampling(), max_new_tokens=len(answer.answer), on_round=lambda outcome: None)
     verifier.close()
-    return counting.work
+    return counting.work.tolist()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def really(answer: RecordedAnswer, shape: Budget) -> Work:
 )
 def test_a_replay_drafts_what_the_recorded_drafter_does(recording: Recording, shape: Budget) -> None:
     for number, answer in enumerate(recording.answers):
-        assert work_of(recording, number, shape) == really(answer, shape)
+        assert work_of(recording, number, shape).tolist() == really(answer, shape)
 
 
 def test_a_path_that_was_never_asked_is_hopeless_unless_the_answer_goes_there(recording: Recording) -> None:
@@ -87,15 +87,15 @@ def test_a_path_that_was_never_asked_is_hopeless_unless_the_answer_goes_there(re
     drafter.add_rows(0, rows, rows)
     known = len(answer.prompt) + 1
     right = drafter.propose(text[: known + 10], Budget.chain(1))
-    assert right.scores[0] > -2.0 and backend.unknown == 0
+    assert right.scores[0] > -2.0
     wrong = drafter.propose([*text[: known + 10], 1 + text[known + 10] % (VOCAB - 1), 7, 7], Budget.chain(1))
-    assert wrong.scores[0] == pytest.approx(-20.0) and backend.unknown > 0
+    assert wrong.scores[0] == pytest.approx(-20.0)
 
 
 def test_a_prompt_may_be_longer_than_a_step_of_the_target() -> None:
     answer = recorded([1 + at % 40 for at in range(700)], 4)
     recording = Recording("knowing", PRINTS, VOCAB, (STOP,), True, [answer])
-    assert work_of(recording, 0, Budget.chain(2)) == really(answer, Budget.chain(2))
+    assert work_of(recording, 0, Budget.chain(2)).tolist() == really(answer, Budget.chain(2))
 
 
 def test_a_recording_is_the_same_when_it_is_read(recording: Recording, tmp_path: Path) -> None:
@@ -113,21 +113,20 @@ def test_the_rate_of_a_fixed_shape_is_that_of_a_conversation_on_the_clock(record
     for shape in (Budget.chain(0, nodes=0), Budget.chain(3), Budget.tree(20, 4, 3)):
         counting = Counting(FixedShape(shape))
         seconds = hold(recording, 0, counting, PACE)
-        assert counting.work.tokens / seconds == pytest.approx(counting.work.rate(PACE))
-        assert counting.work == work_of(recording, 0, shape)
+        assert counting.work[0] / seconds == pytest.approx(rate(counting.work, PACE))
+        assert counting.work.tolist() == work_of(recording, 0, shape).tolist()
 
 
 def test_tokens_a_second_by_hand() -> None:
-    work = Work(tokens=30, steps=20, queries=50, passes=10, nodes=40)
+    work = np.array([30, 20, 50, 10, 40, 0.0])
     seconds = 20 * 0.002 + 50 * 0.0004 + 10 * (0.02 + 0.031) + 40 * 0.001
-    assert work.rate(PACE) == pytest.approx(30 / seconds)
-    assert (work + work).rate(PACE) == pytest.approx(work.rate(PACE))
+    assert rate(work, PACE) == pytest.approx(30 / seconds) == pytest.approx(rate(2 * work, PACE))
 
 
 def test_nothing_drafted_is_a_pass_a_token(recording: Recording) -> None:
     assert (kind_of(SHAPES[0]), kind_of(SHAPES[1])) == ("nothing", "copies")
     length = recording.lengths[0]
-    assert work_of(recording, 0, SHAPES[0]) == Work(tokens=length, passes=length)
+    assert work_of(recording, 0, SHAPES[0]).tolist() == [length, 0, 0, length, 0, 0]
 
 
 def test_paces_are_drawn_within_their_bounds_and_again_alike() -> None:
@@ -316,7 +315,7 @@ def test_the_command_makes_a_recording_where_there_is_none(tiny, questions, few_
         (["--max-new-tokens", "1"], "--max-new-tokens must be at least 2"),
         (["--no-ngrams"], "was recorded with an n-gram index: leave out --no-ngrams"),
         (["--recording", "no-such-folder/recording"], "there is no folder no-such-folder"),
-        (["--recording", __file__], "is no recording of this version"),
+        (["--recording", __file__], "is damaged, or no recording"),
         (["--plot", "plot.txt"], "must end with"),
     ],
 )
@@ -338,7 +337,7 @@ def test_what_a_recording_was_made_with_may_be_said_again(recording, few_shapes,
 
 def test_a_damaged_recording_is_refused(kept: Path) -> None:
     kept.write_bytes(kept.read_bytes()[:2000])
-    with pytest.raises(MoaError, match="is no recording of this version"):
+    with pytest.raises(MoaError, match="is damaged, or no recording"):
         Recording.read(kept)
 
 
@@ -356,37 +355,37 @@ SOME = np.ones(3, np.int32)
 
 
 @pytest.mark.parametrize(
-    ("header", "arrays", "said"),
+    ("header", "arrays"),
     [
-        ({}, {"positions-1": SOME}, "its answer 2 has lengths of shape"),
-        ({}, {"lengths-0": SOME}, "its answer 1 has lengths of shape (3,) and type int32, where the others ask for"),
-        ({}, {"tokens-1": SOME}, "has tokens of shape (3,)"),
-        ({}, {"top_logprobs-0": np.zeros((3, 4), np.float32)}, "has top_logprobs of shape (3, 4)"),
-        ({}, {"top_tokens-0": SOME}, "has top_tokens of shape (3,)"),
-        ({}, {"positions-0": SOME.astype(np.float32)}, "has positions of shape (3,) and type float32"),
-        ({}, {f"{name}-0": SOME[:0] for name in ("positions", "lengths", "tokens")}, "has top_tokens of shape"),
-        ({}, {"positions-0": np.int32(1)}, "is no recording"),
-        ({}, {"tokens-1": None}, "is no recording"),
-        ({"vocab_size": 7}, {}, "its answer 1 has tokens outside of the 7 of the target"),
-        ({"vocab_size": "many"}, {}, "is no recording"),
-        ({"texts": []}, {}, "is no recording"),
-        ({"texts": [[[], [1, 2]]]}, {}, "its answer 1 has no prompt"),
-        ({"texts": [[[1], ["a", "b"]]]}, {}, "its answer 1 has tokens outside of"),
-        ({"texts": [1]}, {}, "is no recording"),
-        ({"stop_tokens": []}, {}, "is no recording"),
+        ({}, {"positions-1": SOME}),
+        ({}, {"lengths-0": SOME}),
+        ({}, {"tokens-1": SOME}),
+        ({}, {"top_logprobs-0": np.zeros((3, 4), np.float32)}),
+        ({}, {"top_tokens-0": SOME}),
+        ({}, {"positions-0": SOME.astype(np.float32)}),
+        ({}, {f"{name}-0": SOME[:0] for name in ("positions", "lengths", "tokens")}),
+        ({}, {"positions-0": np.int32(1)}),
+        ({}, {"tokens-1": None}),
+        ({"vocab_size": 7}, {}),
+        ({"vocab_size": "many"}, {}),
+        ({"texts": []}, {}),
+        ({"texts": [[[], [1, 2]]]}, {}),
+        ({"texts": [[[1], ["a", "b"]]]}, {}),
+        ({"texts": [1]}, {}),
+        ({"stop_tokens": []}, {}),
     ],
 )
-def test_a_recording_that_contradicts_itself_is_refused_in_a_sentence(kept, header, arrays, said, capsys) -> None:
+def test_a_recording_that_contradicts_itself_is_refused_in_a_sentence(kept, header, arrays, capsys) -> None:
     written_anew(kept, header, **arrays)
     assert main(["simulate", "shapes", "--recording", str(kept)]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("moa-bench: error: ") and err.count("\n") == 1 and said in err
+    assert out == "" and err.startswith("moa-bench: error: ") and err.count("\n") == 1 and "is damaged, or no" in err
 
 
 def test_probabilities_of_a_recording_are_none_above_one(kept: Path, recording: Recording) -> None:
     for wrong in (np.nan, 0.5):
         written_anew(kept, {}, **{"top_logprobs-1": np.full_like(recording.answers[1].top_logprobs, wrong)})
-        with pytest.raises(MoaError, match="its answer 2 has negative lengths or positions, or probabilities above 1"):
+        with pytest.raises(MoaError, match="is damaged, or no recording"):
             Recording.read(kept)
 
 
@@ -405,7 +404,6 @@ def test_the_command_compares_placements(kept: Path, capsys) -> None:
     figure = Figure()
     Simulate().plot(found, figure)
     assert len(figure.axes) == 2
-    assert Simulate().headlines(found)[1][0] == "scenarios that reach 1.05"
 
 
 def test_the_command_simulates_a_fleet(kept: Path, capsys, tmp_path: Path) -> None:
@@ -417,7 +415,7 @@ def test_the_command_simulates_a_fleet(kept: Path, capsys, tmp_path: Path) -> No
     assert set(found["speedup"]["4"]) == set(DRAFTINGS)
     (table,) = Simulate().tables(found)
     assert len(table.rows) == 8 and "step 8" in table.note
-    assert main([*words, "--server-drafter", "none"]) == 0
+    assert main([*words, "--times", "8,0.8,-,0,6,0.02,70"]) == 0
     assert "server step None" in capsys.readouterr().out
 
 
@@ -427,7 +425,6 @@ def test_a_result_without_scenarios_can_be_shown(recording: Recording) -> None:
     summary, worst = Simulate().tables(result)
     assert summary.rows == [["all", 0, None, None, None, None]] and worst.rows == []
     Simulate().plot(result, Figure())
-    assert [figure for _, figure in Simulate().headlines(result)] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -435,9 +432,9 @@ def test_a_result_without_scenarios_can_be_shown(recording: Recording) -> None:
     [
         (["--sessions", "0"], "--sessions must be at least 1, not 0"),
         (["--seconds", "0.5"], "--seconds must be at least 1, not 0.5"),
-        (["--pace", "1,2"], "a pace is five times in milliseconds"),
-        (["--server-drafter", "1"], "--server-drafter must be none or two times in ms"),
-        (["--server-drafter", "nan,1"], "--server-drafter must be none or two times in ms"),
+        (["--times", "1,2"], "--times must be seven times in ms, such as 8,0.8,0.6,"),
+        (["--times", "1,2,3,4,5,6,nan"], "not '1,2,3,4,5,6,nan'"),
+        (["--times", "1,2,3,4,-,6,7"], "--times must be seven times in ms"),
     ],
 )
 def test_a_fleet_that_cannot_be_is_refused(kept: Path, argv, said, capsys) -> None:
