@@ -70,8 +70,8 @@ class Verifier:
         self.worker = Worker(engine, self.metrics, settings.step_tokens)
         self._away = Away(self.worker, self.metrics, settings)
         self._drafts = drafts
-        self.store = SessionStore(engine, self.worker, settings, self._away, drafts=drafts)
         self.bearers = Bearers(settings.token, settings.token_file)
+        self.store = SessionStore(engine, self.worker, settings, self._away, self.bearers, drafts=drafts)
         self._parts = Parts(engine, self.worker, drafts, self.store, self.bearers, settings, self.metrics, timeline)
         self._plain = PlainDecodingEndpoint(engine, self.worker, self.bearers, settings, self.metrics)
         self._began = time.monotonic()

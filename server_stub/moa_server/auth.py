@@ -11,6 +11,7 @@ import re
 import secrets
 import stat
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ class Bearers:
         self._file, self._clock = file, clock
         self._named = read_tokens(file) if file else []
         self._budgets: dict[str, Budgets] = {}
+        self._watches: dict[object, tuple[Bearer, Callable[[], None]]] = {}
 
     @property
     def open(self) -> bool:
@@ -89,6 +91,19 @@ class Bearers:
         """Whether a bearer that once was authenticated still is: its token may have left the file, or changed."""
         return self.open or any(each.name == bearer.name and each.sha256 == bearer.sha256 for each in self._all())
 
+    def watch(self, bearer: Bearer, withdrawn: Callable[[], None]) -> Callable[[], None]:
+        """Call ``withdrawn`` when a reload withdraws the bearer's token, or now if one has. All work that goes on by
+        itself has a watch.
+
+        Returns:
+            a function that ends the watch; calling it again does nothing.
+        """
+        key = object()
+        self._watches[key] = bearer, withdrawn
+        if not self.valid(bearer):
+            withdrawn()
+        return lambda: self._watches.pop(key, None)
+
     def budgets(self, bearer: Bearer) -> Budgets:
         """What a bearer has used: one object for each name, also across :meth:`reload`."""
         if bearer.name not in self._budgets:
@@ -96,7 +111,8 @@ class Bearers:
         return self._budgets[bearer.name]
 
     def reload(self) -> None:
-        """Read the file again. A broken one keeps the tokens there were, and logs one sentence."""
+        """Read the file again, and end the work of the tokens that it withdraws. A broken file keeps the tokens there
+        were, and logs one sentence."""
         if self._file is None:
             return
         try:
@@ -109,9 +125,12 @@ class Bearers:
             if used is not None and used.budget != bearer.budget:
                 used.change(bearer.budget)
         kept = {bearer.name for bearer in self._all()}
-        # The sessions of a name that is gone end at their next frame, with the object they hold.
+        # The sessions of a name that is gone are about to end, with the object they hold.
         self._budgets = {name: used for name, used in self._budgets.items() if name in kept or used.sessions}
         _log.info("read %s again: %d tokens", self._file, len(self._named))
+        for bearer, withdrawn in list(self._watches.values()):
+            if not self.valid(bearer):
+                withdrawn()
 
     def _all(self) -> list[Bearer]:
         return self._named + self._own  # a name and a budget hold also for a token that is everybody's as well

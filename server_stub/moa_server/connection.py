@@ -71,6 +71,7 @@ class Connection:
 
     async def serve(self) -> None:
         counted = self._budgets.open_session()
+        unwatch = self._parts.bearers.watch(self._bearer, lambda: self._inbox.end(End.WITHDRAWN))
         why = "the verifier ended"
         try:
             if not counted:
@@ -103,6 +104,7 @@ class Connection:
                 await self._send(fault(wire.FAULT_CODE_INTERNAL, text, retry_after_ms=self._settings.retry_after_ms))
             await self._close(FAILED)
         finally:
+            unwatch()
             if counted:
                 self._budgets.close_session()
             self._log_end(why)
@@ -148,7 +150,7 @@ class Connection:
         if refused is not None:
             await self._refuse(refused, REFUSED)
         try:
-            attached = store.attach(hello.resume.token, self._bearer.name, hello.resume.connection)
+            attached = store.attach(hello.resume.token, self._bearer, hello.resume.connection)
         except OlderConnectionError:
             text = "a newer connection continues this conversation"
             await self._refuse(fault(wire.FAULT_CODE_REPLACED, text), REFUSED)
@@ -181,7 +183,7 @@ class Connection:
         self, conversation: Conversation, claim: asyncio.Event, message: wire.ClientMessage | wire.ServerMessage
     ) -> None:
         """Take one frame to its verdict or fault, if it has one."""
-        await asyncio.sleep(self._budgets.wait_s(Kind.FRAMES, 1))
+        await self._inbox.pause(self._budgets.wait_s(Kind.FRAMES, 1))
         if isinstance(message, wire.ServerMessage):
             self._note_fault(message)
             await self._send(message)
@@ -189,11 +191,9 @@ class Connection:
         event = message.WhichOneof("event")
         if event == "bye":
             raise _CloseError(NORMAL, "the client said goodbye")
-        if not self._parts.bearers.valid(self._bearer):
-            await self._refuse(fault(wire.FAULT_CODE_PROTOCOL, "the bearer token was withdrawn"), REFUSED)
         async with conversation.lock:
-            if claim.is_set():
-                return  # the next receive says so
+            if self._ended(claim):
+                return
             frame = getattr(message, event)
             self._epoch = getattr(frame, "epoch", self._epoch)
             if stamp := getattr(frame, "stamp", 0):
@@ -208,8 +208,8 @@ class Connection:
         session = conversation.session
         owed_s = self._budgets.wait_s(Kind.ROW_BYTES, 0)
         async with conversation.lock:
-            if claim.is_set():
-                return False  # the next receive says so
+            if self._ended(claim):
+                return False
             work = session.next_work(rows=not owed_s)
             said = None if work is None else await self._work.do(conversation, work)
         if said is not None and said.HasField("fault") and not session.engine_failed():
@@ -218,11 +218,15 @@ class Connection:
         if owed_s and session.rows_due and work is None:
             await self._inbox.wait(max(owed_s, 0.001))  # what is left of a debt may be less than a clock's tick
             return True
-        rows = None if owed_s or claim.is_set() else session.take_rows()  # those are the next connection's then
+        rows = None if owed_s or self._ended(claim) else session.take_rows()  # those are the next connection's then
         if rows is not None:
             self._budgets.wait_s(Kind.ROW_BYTES, len(rows.rows.data) + len(rows.rows.scales))
             await self._send(rows)
         return work is not None or rows is not None
+
+    def _ended(self, claim: asyncio.Event) -> bool:
+        """Whether another connection took over, or the token was withdrawn; the next receive says so."""
+        return claim.is_set() or not self._parts.bearers.valid(self._bearer)
 
     async def _next_of(self, conversation: Conversation) -> wire.ClientMessage | wire.ServerMessage:
         """The next frame. Who says nothing in the middle of an answer may be away without anybody knowing yet."""

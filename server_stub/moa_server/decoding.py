@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from moa_runtime.session.sampling import Sampling
 from moa_server.auth import Bearer, Bearers
+from moa_server.edge.frame_reader import End
 from moa_server.edge.rate_limits import Budgets, Kind
 from moa_server.engine.base import Engine
 from moa_server.engine.baseline import PlainDecoding, Token
@@ -54,14 +55,14 @@ class _Wanted:
 
 
 class _Events(StreamingResponse):
-    """Server-sent events that occupy a place among the running requests until the last of them."""
+    """Server-sent events that hold what their request has, a place among the running ones, until the last of them."""
 
-    def __init__(self, events: AsyncIterator[str], place: contextlib.AbstractContextManager[Any]) -> None:
+    def __init__(self, events: AsyncIterator[str], held: contextlib.AbstractContextManager[Any]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-        self._place = place
+        self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._place, contextlib.suppress(LeftError, OSError):  # nobody reads what went wrong
+        with self._held, contextlib.suppress(LeftError, OSError):  # nobody reads what went wrong
             await _while_there(receive, self.stream_response(send))
 
 
@@ -87,16 +88,15 @@ class PlainDecodingEndpoint:
 
     async def answer(self, request: Request, bearer: Bearer) -> Response:
         try:
-            budgets = self._bearers.budgets(bearer)
-            body = await self._body(request)
-            await asyncio.sleep(budgets.wait_s(Kind.FRAMES, 1))
-            wanted = self._parse(body)
-            with contextlib.ExitStack() as place:
-                place.enter_context(self._place(budgets))
+            budgets, withdrawn = self._bearers.budgets(bearer), asyncio.Event()
+            with contextlib.ExitStack() as held:
+                held.callback(self._bearers.watch(bearer, withdrawn.set))
+                wanted = await _unless_withdrawn(withdrawn, self._wanted(request, budgets))
+                held.enter_context(self._place(budgets))
                 plain = PlainDecoding(self._engine, wanted.tokens, wanted.sampling, wanted.max_new_tokens)
-                tokens = self._tokens(plain, bearer, budgets)
+                tokens = self._tokens(plain, withdrawn, budgets)
                 if wanted.stream:
-                    return _Events(_events(plain, tokens), place.pop_all())
+                    return _Events(_events(plain, tokens), held.pop_all())
                 return JSONResponse(await _while_there(request.receive, _whole(plain, tokens)))
         except RequestError as error:
             self._metrics.refused(f"http_{error.status}")
@@ -120,14 +120,13 @@ class PlainDecodingEndpoint:
             self.running -= 1
             budgets.close_session()
 
-    async def _tokens(self, plain: PlainDecoding, bearer: Bearer, budgets: Budgets) -> AsyncIterator[Token]:
+    async def _tokens(self, plain: PlainDecoding, withdrawn: asyncio.Event, budgets: Budgets) -> AsyncIterator[Token]:
         """Decode until the end; each token is a job of its own, so that others have their turns in between."""
         try:
             owed_s = budgets.wait_s(Kind.PREFILL_TOKENS, plain.length)
             while (job := plain.next()) is not None:
-                if not self._bearers.valid(bearer):
-                    raise RequestError("the bearer token was withdrawn", 401)
-                await self._worker.run(job, self._settings.answer_seconds, owed_s)
+                running = self._worker.run(job, self._settings.answer_seconds, owed_s)
+                await _unless_withdrawn(withdrawn, running)
                 owed_s = 0.0
                 self._metrics.decided(drafted=0, accepted=0, committed=1)
                 yield plain.take(job)
@@ -140,6 +139,11 @@ class PlainDecodingEndpoint:
             raise RequestError("the verifier failed on this request; sending it again may help", 500) from None
         finally:
             self._worker.release(plain.sequence)
+
+    async def _wanted(self, request: Request, budgets: Budgets) -> _Wanted:
+        body = await self._body(request)
+        await asyncio.sleep(budgets.wait_s(Kind.FRAMES, 1))
+        return self._parse(body)
 
     async def _body(self, request: Request) -> bytes:
         body = bytearray()
@@ -211,16 +215,30 @@ async def _while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(until_left())
+    return await _unless(until_left(), work, LeftError())
+
+
+async def _unless_withdrawn(withdrawn: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """The work's result; it is cancelled when the token is withdrawn.
+
+    Raises:
+        RequestError: the token was withdrawn.
+    """
+    return await _unless(withdrawn.wait(), work, RequestError(End.WITHDRAWN.value, 401))
+
+
+async def _unless(ending: Coroutine[Any, Any, object], work: Coroutine[Any, Any, T], error: Exception) -> T:
+    """The work's result; if ``ending`` is done first, cancel the work and raise ``error``."""
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(ending)
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise LeftError
+            raise error
         return working.result()
     finally:
         working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        waiting.cancel()
+        await asyncio.gather(working, waiting, return_exceptions=True)
 
 
 def _event(data: dict[str, Any]) -> str:

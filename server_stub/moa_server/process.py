@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 class VerifierServer(EdgeServer):
     """Serves the verifier on a socket until a signal: the first SIGINT or SIGTERM drains, a second one ends at once.
 
-    SIGHUP reads the token file again.
+    SIGHUP reads the token file again, and ends the work of tokens that left it.
 
     Args:
         drain_seconds: how long frames under way may take after the signal.

@@ -28,6 +28,8 @@ def refusal_of(end: End, seconds: float, settings: Settings) -> tuple[wire.Serve
         most, size = settings.max_waiting_frames, 2 * settings.max_frame_bytes
         text = f"more than {most} frames or {size} bytes wait: a client awaits its verdicts"
         return fault(wire.FAULT_CODE_PROTOCOL, text), REFUSED
+    if end is End.WITHDRAWN:
+        return fault(wire.FAULT_CODE_PROTOCOL, end.value), REFUSED
     if end is End.FULL:
         return busy(end.value, settings), TRY_AGAIN_LATER
     if end is End.SILENT:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from moa_runtime.session.handshake import Limits
 from moa_runtime.session.server import ServerSession
+from moa_server.auth import Bearer, Bearers
 from moa_server.background_answers import Away
 from moa_server.drafting.server_drafting import ServerDrafts
 from moa_server.engine.base import Engine, new_sequence
@@ -28,21 +29,23 @@ class Conversation:
     Attributes:
         number: counts the store's conversations, from 1; for people.
         token: resume token; who knows it owns the conversation.
-        owner: name of the bearer that began it.
+        bearer: of its newest connection; the conversation belongs to its name, and is forgotten with its token.
         sequence: the engine's number of it.
         lock: held from taking a frame to its verdict.
         taken_over: set when another connection took over, a new event for each connection; None while
             there is no connection.
         connections: how many there have been.
         last_used: clock reading, seconds.
+        unwatch: ends the watch of the bearer's token.
     """
 
-    def __init__(self, number: int, token: str, owner: str, session: ServerSession, sequence: int) -> None:
-        self.number, self.token, self.owner, self.session, self.sequence = number, token, owner, session, sequence
+    def __init__(self, number: int, token: str, bearer: Bearer, session: ServerSession, sequence: int) -> None:
+        self.number, self.token, self.bearer, self.session, self.sequence = number, token, bearer, session, sequence
         self.lock = asyncio.Lock()
         self.taken_over: asyncio.Event | None = None
         self.connections = 0
         self.last_used = 0.0
+        self.unwatch: Callable[[], None] = lambda: None
 
 
 class SessionStore:
@@ -61,11 +64,12 @@ class SessionStore:
         worker: Worker,
         settings: Settings,
         away: Away,
+        bearers: Bearers,
         clock: Callable[[], float] = time.monotonic,
         drafts: ServerDrafts | None = None,
     ) -> None:
         self._engine, self._worker, self._settings, self._clock = engine, worker, settings, clock
-        self.away, self._drafts = away, drafts
+        self.away, self._bearers, self._drafts = away, bearers, drafts
         self.limits: Limits = settings.limits(engine.max_context, engine.capabilities)
         self._conversations: dict[str, Conversation] = {}
         self._numbers = itertools.count(1)
@@ -89,7 +93,7 @@ class SessionStore:
         return conversation.number in asked_to_draft(able, len(others), self._settings.ask_from)
 
     def attach(
-        self, resume_token: str, owner: str = "", connection: int = 1
+        self, resume_token: str, bearer: Bearer, connection: int = 1
     ) -> tuple[Conversation, asyncio.Event] | None:
         """Connect to the conversation of a token, or to a new one where the token is empty, forgotten or another's.
 
@@ -107,13 +111,13 @@ class SessionStore:
             OlderConnectionError: the conversation has a newer one.
         """
         conversation = self._conversations.get(resume_token)
-        if conversation is None or conversation.owner != owner:
+        if conversation is None or conversation.bearer.name != bearer.name:
             if len(self) >= self._settings.max_sessions and not self._make_room():
                 return None
             # Guessing a token is hopeless, so knowing it is the only proof of ownership there is.
             token = secrets.token_urlsafe(24)
             session = ServerSession(self.limits, self._engine.vocab_size, self._engine.stop_tokens)
-            conversation = Conversation(next(self._numbers), token, owner, session, new_sequence())
+            conversation = Conversation(next(self._numbers), token, bearer, session, new_sequence())
             self._conversations[token] = conversation
         self.away.end(conversation)
         if conversation.taken_over is not None:
@@ -124,14 +128,21 @@ class SessionStore:
         claim = conversation.taken_over = asyncio.Event()
         conversation.connections += 1
         conversation.last_used = self._clock()
+        conversation.unwatch()
+        conversation.bearer = bearer
+        conversation.unwatch = self._bearers.watch(bearer, lambda: self._withdrawn(conversation))
         return conversation, claim
 
     def detach(self, conversation: Conversation, claim: asyncio.Event) -> None:
-        """A connection ended; the conversation stays for a while, and perhaps its answer goes on."""
+        """A connection ended; the conversation stays for a while, and perhaps its answer goes on. If its bearer's token
+        was withdrawn, it is forgotten."""
         if conversation.taken_over is claim:
             conversation.taken_over = None
             conversation.last_used = self._clock()
-            self.away.begin(conversation)
+            if self._bearers.valid(conversation.bearer):
+                self.away.begin(conversation)
+            else:
+                self._forget(conversation)
 
     def sweep(self) -> None:
         """Forget conversations that have been without a connection for too long."""
@@ -143,12 +154,17 @@ class SessionStore:
     def _make_room(self) -> bool:
         abandoned = [c for c in self._conversations.values() if c.taken_over is None]
         if abandoned:  # of the bearer who left most of them: nobody makes others' be forgotten
-            counts = Counter(conversation.owner for conversation in abandoned)
-            self._forget(min(abandoned, key=lambda c: (-counts[c.owner], c.last_used)))
+            counts = Counter(conversation.bearer.name for conversation in abandoned)
+            self._forget(min(abandoned, key=lambda c: (-counts[c.bearer.name], c.last_used)))
         return bool(abandoned)
+
+    def _withdrawn(self, conversation: Conversation) -> None:
+        if conversation.taken_over is None:  # else it is forgotten when its connection has ended
+            self._forget(conversation)
 
     def _forget(self, conversation: Conversation) -> None:
         del self._conversations[conversation.token]
+        conversation.unwatch()
         self.away.end(conversation)
         self._worker.release(conversation.sequence)
         if self._drafts is not None:

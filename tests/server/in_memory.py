@@ -52,6 +52,7 @@ class Served:
     """A verifier of the toy without a network.
 
     Attributes:
+        bearer: of new connections and streams.
         connections: all that there were, the newest last.
     """
 
@@ -60,16 +61,16 @@ class Served:
         self.engine = Timed()
         self.worker = Worker(self.engine, metrics, clock=clock)
         self.away = Away(self.worker, metrics, settings)
-        self.store = SessionStore(self.engine, self.worker, settings, self.away, clock, drafts)
-        bearers = Bearers(clock=clock)
+        self.bearers = bearers = Bearers(file=settings.token_file, clock=clock)
+        self.store = SessionStore(self.engine, self.worker, settings, self.away, bearers, clock, drafts)
         self._parts = Parts(self.engine, self.worker, drafts, self.store, bearers, settings, metrics, NO_TIMELINE)
-        self._bearer = Bearer(budget=budget)
+        self.bearer = Bearer(budget=budget)
         self.connections: list[Connection] = []
         self.link = MemoryLink(self._serve)
         self.plain = PlainDecodingEndpoint(self.engine, self.worker, bearers, settings, metrics)
 
     async def _serve(self, end: ServerEnd) -> None:
-        self.connections.append(Connection(end, self._parts, self._bearer))  # type: ignore[arg-type]
+        self.connections.append(Connection(end, self._parts, self.bearer))  # type: ignore[arg-type]
         await self.connections[-1].serve()
 
     async def session(self, token: str = "") -> tuple[ClientEnd, str]:
@@ -79,7 +80,7 @@ class Served:
         return end, (await receive(end)).welcome.resume_token
 
     def stream(self, tokens: Sequence[int], most: int) -> Stream:
-        return Stream(self.plain, {"tokens": list(tokens), "max_new_tokens": most, "stream": True})
+        return Stream(self, {"tokens": list(tokens), "max_new_tokens": most, "stream": True})
 
     async def steps(self, count: int) -> None:
         """Wait until so many more steps have begun."""
@@ -99,26 +100,29 @@ class Served:
 
 
 class Stream:
-    """A request for plain decoding, and the tokens that came."""
+    """A request for plain decoding, the status, the tokens that came, and the error."""
 
-    def __init__(self, plain: PlainDecodingEndpoint, body: dict[str, Any]) -> None:
+    def __init__(self, served: Served, body: dict[str, Any]) -> None:
         self.tokens: list[int] = []
+        self.status, self.error = 0, ""
         self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._messages.put_nowait({"type": "http.request", "body": json.dumps(body).encode(), "more_body": False})
-        self.answering = asyncio.create_task(self._answer(plain))
+        self.answering = asyncio.create_task(self._answer(served.plain, served.bearer))
 
     def leave(self) -> None:
         self._messages.put_nowait({"type": "http.disconnect"})
 
-    async def _answer(self, plain: PlainDecodingEndpoint) -> None:
+    async def _answer(self, plain: PlainDecodingEndpoint, bearer: Bearer) -> None:
         scope = {"type": "http", "method": "POST", "headers": []}
-        response = await plain.answer(Request(scope, self._messages.get), Bearer())
+        response = await plain.answer(Request(scope, self._messages.get), bearer)
         await response(scope, self._messages.get, self._send)  # type: ignore[arg-type]
 
     async def _send(self, message: Any) -> None:
+        self.status = message.get("status", self.status)
         for line in message.get("body", b"").decode().split("\n\n"):
             event = json.loads(line.removeprefix("data: ") or "{}")
             self.tokens += [event["token"]] if "token" in event else []
+            self.error += event.get("error", "")
 
 
 async def send(end: ClientEnd, *messages: wire.ClientMessage) -> None:

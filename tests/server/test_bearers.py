@@ -86,6 +86,23 @@ def test_reading_again_takes_new_tokens_and_withdraws_old_ones(file):
     assert bearers.authenticate("Bearer c-token").name == "carol"
 
 
+def test_a_watch_is_told_when_its_token_is_withdrawn(file):
+    bearers, told = Bearers(file=file), []
+    alice, bob = bearers.authenticate("Bearer a-token"), bearers.authenticate("Bearer b-token")
+    bearers.watch(alice, lambda: told.append("alice"))
+    bearers.watch(bob, lambda: told.append("bob"))
+    unwatch = bearers.watch(alice, lambda: told.append("ended"))
+    bearers.reload()
+    unwatch()
+    unwatch()
+    assert not told
+    write(file, entry("bob", "b-token"))
+    bearers.reload()
+    assert told == ["alice"]
+    bearers.watch(alice, lambda: told.append("late"))
+    assert told == ["alice", "late"]
+
+
 def test_a_broken_file_keeps_the_tokens_and_logs_one_sentence(file, caplog):
     bearers = Bearers(file=file)
     alice = bearers.authenticate("Bearer a-token")

@@ -11,8 +11,13 @@ import sys
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosedError
+from websockets.sync.client import connect
 
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.auth import new_token
 from moa_server.cli import main
+from soak.raw import Target
 
 
 def refusal(capsys, *argv: str) -> str:
@@ -75,6 +80,31 @@ def test_it_serves_until_it_is_told_to_stop(tiny_target, tiny_drafter):
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (0, "", "")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_sighup_ends_the_sessions_of_a_withdrawn_token(tiny_target, tiny_drafter, tmp_path):
+    file = tmp_path / "tokens.json"
+    token, entry = new_token("alice")
+    file.write_text(f'{{"tokens": [{entry}]}}')
+    command = [sys.executable, "-c", "import sys; from moa_server.cli import main; sys.exit(main())", "--json"]
+    command += ["--model", str(tiny_target), "--drafter", str(tiny_drafter), "--port", "0", "--threads", "1"]
+    command += ["--token-file", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        ready = json.loads(process.stdout.readline())
+        prints = tuple(ready["fingerprints"][name] for name in ("target", "tokenizer", "drafter"))
+        hello = Target(ready["port"], prints, 0, 0).hello().SerializeToString()
+        with connect(ready["url"], additional_headers={"Authorization": f"Bearer {token}"}) as session:
+            session.send(hello)
+            assert wire.ServerMessage.FromString(session.recv(30)).HasField("welcome")
+            file.write_text('{"tokens": []}')
+            process.send_signal(signal.SIGHUP)
+            fault = wire.ServerMessage.FromString(session.recv(30)).fault
+            assert (fault.code, fault.text) == (wire.FAULT_CODE_PROTOCOL, "the bearer token was withdrawn")
+            with pytest.raises(ConnectionClosedError) as closed:
+                session.recv(30)
+        assert closed.value.rcvd.code == 1008
+        process.terminate()
 
 
 def test_it_ends_with_its_standard_input(tiny_target, tiny_drafter):

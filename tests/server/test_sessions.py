@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from moa_runtime.session.sampling import Sampling
+from moa_server.auth import Bearer, Bearers
 from moa_server.background_answers import Away
 from moa_server.engine.base import StepRequest
 from moa_server.metrics import Metrics
@@ -21,10 +22,11 @@ class Held:
         self.now = 0.0
         self.engine = ToyEngine()
         chosen, worker, metrics = Settings(**settings), Worker(self.engine, Metrics()), Metrics()
-        self.store = SessionStore(self.engine, worker, chosen, Away(worker, metrics, chosen), lambda: self.now)
+        away = Away(worker, metrics, chosen)
+        self.store = SessionStore(self.engine, worker, chosen, away, Bearers(), lambda: self.now)
 
     def attach(self, token: str = "", owner: str = "") -> Conversation | None:
-        attached = self.store.attach(token, owner)
+        attached = self.store.attach(token, Bearer(owner))
         return attached and attached[0]
 
     def fill(self, conversation: Conversation) -> None:
@@ -46,8 +48,8 @@ def test_a_token_finds_its_conversation():
 
 def test_an_older_connection_cannot_detach_a_newer_one():
     held = Held()
-    conversation, first = held.store.attach("")
-    _, second = held.store.attach(conversation.token)
+    conversation, first = held.store.attach("", Bearer())
+    _, second = held.store.attach(conversation.token, Bearer())
     assert first.is_set() and not second.is_set()
     held.store.detach(conversation, first)
     assert conversation.taken_over is second
@@ -71,7 +73,7 @@ def test_a_conversation_is_another_bearers():
     held.detach(one)
     assert held.attach(one.token, "bob") is not one
     assert held.attach(one.token, "alice") is one
-    connected = [c.owner for c in held.store._conversations.values() if c.taken_over is not None]
+    connected = [c.bearer.name for c in held.store._conversations.values() if c.taken_over is not None]
     assert sorted(connected) == ["alice", "bob"]
 
 

@@ -253,7 +253,7 @@ class World:
         self._away = Away(self.worker, metrics, SETTINGS)
         skill = self.limits.server_skill
         self.drafts = None if skill is None else ToyDrafts(self, self.engine, skill)
-        self.store = SessionStore(self.engine, self.worker, SETTINGS, self._away, clock, self.drafts)
+        self.store = SessionStore(self.engine, self.worker, SETTINGS, self._away, bearers, clock, self.drafts)
         self.up = True
         self._parts = Parts(self.engine, self.worker, self.drafts, self.store, bearers, SETTINGS, metrics, NO_TIMELINE)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import time
 from collections import deque
@@ -28,6 +29,7 @@ class End(enum.Enum):
     FLOODED = "more frames than a client can await verdicts for"
     SILENT = "nothing was received"
     FULL = ALL_BUSY
+    WITHDRAWN = "the bearer token was withdrawn"
 
 
 class Inbox:
@@ -60,6 +62,7 @@ class Inbox:
         self.taken_at = 0.0
         self._changed = asyncio.Event()
         self._end: End | None = None
+        self._over = asyncio.Event()
         self._failure: Exception | None = None
         self._reading = asyncio.create_task(self._read())
 
@@ -76,7 +79,7 @@ class Inbox:
     @property
     def over(self) -> bool:
         """Whether nobody is left to answer."""
-        return self._end not in (None, End.LEAVING)
+        return self._over.is_set()
 
     async def wait(self, seconds: float) -> bool:
         """Wait for a frame or the end; says whether :meth:`next` has something within so many seconds."""
@@ -87,6 +90,14 @@ class Inbox:
             except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
                 return False
         return True
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep, until nobody is left to answer at most."""
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._over.wait(), seconds)
 
     async def next(self, seconds: float) -> tuple[wire.ClientMessage | wire.ServerMessage, int] | End:
         """The next frame, as a message or the fault that answers it, with its size in bytes; or why there is none.
@@ -112,6 +123,7 @@ class Inbox:
             self._end = why
             self._changed.set()
             if why is not End.LEAVING:
+                self._over.set()
                 self._on_end()
 
     async def close(self) -> None:
