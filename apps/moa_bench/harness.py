@@ -29,8 +29,7 @@ from moa_runtime.options import DRAFTERS, DrafterName
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Faulted, Origin, Sampling
 from moa_runtime.session.handshake import Fingerprints, Limits, check_hello
-from moa_runtime.session.server import ServerSession
-from moa_runtime.session.work import RowsWork, Verify, parse_client_message
+from moa_runtime.session.server import RowsWork, ServerSession, Verify, parse_client_message
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.wire.moa.v1 import session_pb2 as wire

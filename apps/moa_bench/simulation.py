@@ -27,9 +27,8 @@ from moa_runtime.options import Drafting
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Sampling
 from moa_runtime.session.handshake import Limits
-from moa_runtime.session.server import ServerSession
+from moa_runtime.session.server import RowsWork, ServerSession, Verify, parse_client_message
 from moa_runtime.session.tree import DraftTree
-from moa_runtime.session.work import RowsWork, Verify, parse_client_message
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine.base import new_sequence
 from moa_server.scheduling.rounds import job_of, take_rows, verdict_of

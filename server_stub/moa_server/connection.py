@@ -10,7 +10,7 @@ import time
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from moa_runtime.session.handshake import check_hello, fault
-from moa_runtime.session.work import Verify
+from moa_runtime.session.server import Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.auth import Bearer
 from moa_server.edge.frame_reader import End, Inbox

@@ -11,9 +11,8 @@ from moa_runtime.drafting.loop import DraftingLoop
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.handshake import Limits
 from moa_runtime.session.sampling import Sampling
-from moa_runtime.session.server import ServerSession
+from moa_runtime.session.server import RowsWork, ServerSession, Verify, parse_client_message
 from moa_runtime.session.tree import DraftTree
-from moa_runtime.session.work import RowsWork, Verify, parse_client_message
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from toy_engine import PRINTS, VOCAB
 

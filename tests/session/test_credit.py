@@ -9,8 +9,7 @@ import pytest
 
 from moa_runtime.session.client import LinkState, LocalProtocolError
 from moa_runtime.session.events import Cause, Committed, Decided, Faulted, Finished, Origin, RowsReceived, Sampling
-from moa_runtime.session.server import ServerSession
-from moa_runtime.session.work import RowsWork, Verify
+from moa_runtime.session.server import RowsWork, ServerSession, Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from session.wired import LIMITS, VOCAB, Pair, choice, decode, rows_of, wrong
 

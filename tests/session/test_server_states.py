@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from moa_runtime.session.server import ServerSession
+from moa_runtime.session.server import ServerSession, Verify
 from moa_runtime.session.server_table import FRAMES, Action, Event, State
-from moa_runtime.session.work import Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from session.wired import LIMITS, STOP, VOCAB
 

@@ -13,8 +13,8 @@ from moa_runtime.session.client import LinkState, LocalProtocolError
 from moa_runtime.session.events import Committed, Faulted, Finished, FinishReason, Origin, Policy, RolledBack, Sampling
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Fingerprints, Limits, check_hello, digest
 from moa_runtime.session.memory_rows import RowsError, decode_rows, encode_rows
+from moa_runtime.session.server import Verify
 from moa_runtime.session.tree import DraftTree, TreeError, accepted_path, chain, check_parents, depths
-from moa_runtime.session.work import Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from session.wired import LIMITS, STOP, VOCAB, Pair, choice, decode, rows_of, wrong
 

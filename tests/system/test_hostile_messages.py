@@ -96,7 +96,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     (_verdict(accepted=5), "failed: the server sent a verdict without tokens"),
     (_verdict(tokens=[512]), "failed: the server chose token 512 of a vocabulary of 512"),
     (_verdict(tokens=[2**32 - 1]), "failed: the server chose token 4294967295 of a vocabulary of 512"),
-    (_verdict(tokens=[5] * 10_000), r"failed: the server wrote up to position \d+, and the answer ends at \d+"),
+    (_verdict(tokens=[5] * 10_000), r"failed: the server wrote up to position \d+, but the answer ends at \d+"),
     (_verdict(finish=0), "failed: the server wrote up to position"),  # it never says that the answer has ended
     (_verdict(base_len=lambda verdict: verdict.base_len + 3), "failed: the server left out tokens from"),
     (_verdict(base_len=2**64 - 1), "failed: the server left out tokens from"),
@@ -106,7 +106,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     (_verdict(compute_us=2**32 - 1, draft_us=2**32 - 1, drafted=2**32 - 1, pushed=True, finish=2), "answered"),
     (_verdict(sharing=2**32 - 1), "answered"),
     (_verdict(rows_until=2**64 - 1, finish=1), "answered"),
-    (_changes_its_mind(), "failed: the server decided a position twice, and differently"),
+    (_changes_its_mind(), "failed: the server decided a position twice, with different tokens"),
     # Of memory rows.
     (_rows(scales=_NAN), "failed: the server sent broken memory rows: numbers that are not finite"),
     (_rows(data=b"\1" * 5), "failed: the server sent broken memory rows: int8 rows of shape"),
@@ -124,12 +124,12 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     # Of a fault.
     (_fault("\x1b[2J\x1b]0;owned\x07 \u202e red"), r"failed: \\x1b\[2J\\x1b\]0;owned\\x07 \\u202e red"),
     (_fault("a" * (3 << 20)), r"failed: a{400}\.\.\."),
-    (_fault(""), "failed: the verifier refused, and said only PROTOCOL"),
+    (_fault(""), "failed: the verifier refused with PROTOCOL"),
     (_fault("odd", 99), "failed: odd"),
     (_fault("later", wire.FAULT_CODE_BUSY, retry_after_ms=2**32 - 1), "waits"),
     (
         _fault("lost", wire.FAULT_CODE_OUT_OF_SYNC, committed_length=2**64 - 1),
-        "failed: the server does not take what it says",
+        "failed: the server still lacks tokens that were replayed",
     ),
     (_fault("another took over", wire.FAULT_CODE_REPLACED), "offline: another took over|failed: another took over"),
 ]

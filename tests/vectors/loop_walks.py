@@ -10,8 +10,8 @@ from typing import Any
 from moa_runtime.drafting.events import Draft
 from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.session.handshake import fault
+from moa_runtime.session.server import Verify
 from moa_runtime.session.tree import depths
-from moa_runtime.session.work import Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from session.wired import LIMITS, PRINTS, STOP, VOCAB, Server, choice, wrong
 from vectors import as_json

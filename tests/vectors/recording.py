@@ -217,9 +217,7 @@ def recording() -> Iterator[Recorder]:
     """Every client session that is made meanwhile is recorded."""
     recorder = Recorder()
     originals = {name: getattr(ClientSession, name) for name in CALLS}
-    own = {
-        name: ClientSession.__dict__[name] for name in (*CALLS, "__init__", "restore") if name in vars(ClientSession)
-    }
+    own = {name: ClientSession.__dict__[name] for name in (*CALLS, "__init__", "restore")}
 
     def set_attribute(self: ClientSession, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -235,8 +233,5 @@ def recording() -> Iterator[Recorder]:
         yield recorder
     finally:
         del ClientSession.__setattr__
-        for name in (*CALLS, "__init__", "restore"):
-            if name in own:
-                setattr(ClientSession, name, own[name])
-            else:
-                delattr(ClientSession, name)  # a base class has it
+        for name, function in own.items():
+            setattr(ClientSession, name, function)

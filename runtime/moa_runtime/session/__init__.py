@@ -1,6 +1,6 @@
-"""The protocol as a pure state machine: no sockets, no clock, no threads.
+"""The protocol as two state machines without sockets, clock or threads.
 
-A conversation is a committed prefix plus a tentative suffix, and only a verdict extends the prefix.
-:class:`~moa_runtime.session.client.ClientSession` and :class:`~moa_runtime.session.server.ServerSession`
-are the two ends; both take whole messages in and hold messages to send.
+A conversation is a committed prefix plus a tentative suffix; only a verdict extends the prefix.
+:class:`~moa_runtime.session.client.ClientSession` is the device's end,
+:class:`~moa_runtime.session.server.ServerSession` the verifier's. Both take and return whole messages.
 """

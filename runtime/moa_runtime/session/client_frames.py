@@ -1,16 +1,25 @@
-"""Frames from the server to the device: what they say, and what is wrong with them."""
+"""Frames of the client session: those from the server are parsed and checked, those to the server are built.
+
+Nothing here knows the conversation's tokens; :class:`~moa_runtime.session.client.ClientSession` does.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
 from moa_runtime.session.client_table import Event
 from moa_runtime.session.events import Echoed, Faulted, FinishReason, RowsReceived, SessionEvent
-from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits
+from moa_runtime.session.handshake import PROTOCOL_VERSION, Fingerprints, Limits
 from moa_runtime.session.memory_rows import RowsError, decode_rows
+from moa_runtime.session.sampling import Sampling, message_of
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
-#: Why an answer ended; what is missing here goes on.
+# -- frames from the server --------------------------------------------------------------------
+
+#: Why an answer ended; with a finish that is missing here it continues.
 FINISH = {
     wire.FINISH_STOP: FinishReason.STOP,
     wire.FINISH_LENGTH: FinishReason.LENGTH,
@@ -26,16 +35,20 @@ _EVENTS = {
     "fault": Event.FAULT,
 }
 
-#: A verifier that counts further lies: the counts of a conversation go on from its own, in 64 bits.
-_MOST_COUNTED = 1 << 62
-#: Nor has any target a longer context.
-_LONGEST_CONTEXT = 1 << 24
+#: Largest epoch and connection number that a Welcome may name: the client counts on from them, in 64 bits.
+_MAX_COUNT = 1 << 62
+#: Largest context that a Welcome may name, in tokens.
+_MAX_CONTEXT = 1 << 24
 #: Characters of a fault's text that are shown.
-_MOST_SAID = 400
+_MAX_FAULT_TEXT = 400
 
 
 class BrokenFrameError(Exception):
-    """A frame that no verifier of this protocol sends."""
+    """A frame violates the protocol.
+
+    Attributes:
+        code: the code of the event that reports it.
+    """
 
     def __init__(self, text: str, code: str = "PROTOCOL") -> None:
         super().__init__(text)
@@ -43,14 +56,15 @@ class BrokenFrameError(Exception):
 
     @property
     def event(self) -> Faulted:
+        """The event that reports the error to the application."""
         return Faulted(self.code, str(self), 0)
 
 
 def parse_server_message(data: bytes) -> wire.ServerMessage:
-    """One frame.
+    """Parse one frame.
 
     Raises:
-        BrokenFrameError: it is no message, or holds no event that is known.
+        BrokenFrameError: if the frame is not a ServerMessage, or its event is unknown.
     """
     try:
         message = wire.ServerMessage.FromString(data)
@@ -62,7 +76,7 @@ def parse_server_message(data: bytes) -> wire.ServerMessage:
 
 
 def classify(message: wire.ServerMessage, epoch: int) -> Event:
-    """What a frame says to a client that is in this epoch."""
+    """Return the table's event for a frame that arrives in ``epoch``."""
     event = str(message.WhichOneof("event"))
     if event in ("verdict", "standing") and getattr(message, event).epoch != epoch:
         return Event.STALE
@@ -73,8 +87,8 @@ def classify(message: wire.ServerMessage, epoch: int) -> Event:
     return _EVENTS[event]
 
 
-def echo_of(message: wire.ServerMessage) -> list[SessionEvent]:
-    """That of a stamp of the client's, if the frame has one."""
+def parse_echo(message: wire.ServerMessage) -> list[SessionEvent]:
+    """Return an Echoed event if the frame echoes a stamp of the client, else an empty list."""
     event = str(message.WhichOneof("event"))
     if event not in ("verdict", "standing", "pong"):
         return []
@@ -82,20 +96,20 @@ def echo_of(message: wire.ServerMessage) -> list[SessionEvent]:
     return [Echoed(echo.stamp, echo.held_us / 1e6)] if echo.stamp else []
 
 
-def limits_of(welcome: wire.Welcome) -> Limits:
-    """What the verifier allows.
+def parse_limits(welcome: wire.Welcome) -> Limits:
+    """Return the verifier's limits.
 
     Raises:
-        BrokenFrameError: it speaks another version, or names numbers that cannot be.
+        BrokenFrameError: if the protocol version differs, or a number is out of range.
     """
-    if max(welcome.epoch, welcome.connection) > _MOST_COUNTED:
+    if max(welcome.epoch, welcome.connection) > _MAX_COUNT:
         raise BrokenFrameError(f"the server counts {welcome.epoch} epochs and {welcome.connection} connections")
     if welcome.protocol_version != PROTOCOL_VERSION:
         text = f"the verifier speaks protocol version {welcome.protocol_version}, this client {PROTOCOL_VERSION}"
         raise BrokenFrameError(text, "VERSION_MISMATCH")
     limits = welcome.limits
-    if not 0 < limits.max_context <= _LONGEST_CONTEXT:
-        raise BrokenFrameError(f"the server says that its target has a context of {limits.max_context} tokens")
+    if not 0 < limits.max_context <= _MAX_CONTEXT:
+        raise BrokenFrameError(f"the server reports a context of {limits.max_context} tokens")
     return Limits(
         limits.max_context,
         limits.max_draft_tokens,
@@ -108,22 +122,29 @@ def limits_of(welcome: wire.Welcome) -> Limits:
 
 
 def check_verdict(verdict: wire.Verdict, vocab_size: int) -> None:
-    """Raises BrokenFrameError: it has no tokens, fewer than were accepted, or one that there is not."""
+    """Check a verdict's tokens.
+
+    Raises:
+        BrokenFrameError: if there are none or fewer than were accepted, or if one is outside the vocabulary.
+    """
     if not verdict.tokens or verdict.accepted > len(verdict.tokens):
         raise BrokenFrameError("the server sent a verdict without tokens")
     if max(verdict.tokens) >= vocab_size:
         raise BrokenFrameError(f"the server chose token {max(verdict.tokens)} of a vocabulary of {vocab_size}")
 
 
-def rows_of(rows: wire.MemoryRows, held: int, end: int) -> RowsReceived | None:
-    """The memory rows of a frame, if it has some that are of use.
+def parse_rows(rows: wire.MemoryRows, held: int, end: int) -> RowsReceived | None:
+    """Decode a frame's memory rows.
 
     Args:
-        held: rows that the device holds, of the first so many positions. Behind a gap rows are of no use.
-        end: neither are those from this position on.
+        held: number of rows that the device holds. Rows after a gap are useless.
+        end: position from which on rows are useless.
+
+    Returns:
+        the rows before ``end``; None if there are none, or if they begin after ``held``.
 
     Raises:
-        BrokenFrameError: sizes that do not fit together.
+        BrokenFrameError: if the sizes in the frame disagree.
     """
     try:
         keys, values = decode_rows(rows)
@@ -135,14 +156,215 @@ def rows_of(rows: wire.MemoryRows, held: int, end: int) -> RowsReceived | None:
     return RowsReceived(rows.start, keys[:count], values[:count])
 
 
-def fault_of(fault: wire.Fault) -> Faulted:
-    """A fault as the application hears of it."""
+def parse_fault(fault: wire.Fault) -> Faulted:
+    """Return the event that reports a fault to the application."""
     known = fault.code in wire.FaultCode.values()
     code = wire.FaultCode.Name(fault.code).removeprefix("FAULT_CODE_") if known else "UNKNOWN"
-    return Faulted(code, _said(fault.text) or f"the verifier refused, and said only {code}", fault.retry_after_ms)
+    return Faulted(code, _printable(fault.text) or f"the verifier refused with {code}", fault.retry_after_ms)
 
 
-def _said(text: str) -> str:
-    """A text from outside as it may be shown: nothing in it talks to a terminal."""
-    shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text[:_MOST_SAID])
-    return f"{shown}..." if len(text) > _MOST_SAID else shown
+def _printable(text: str) -> str:
+    """Shorten a text of the server and escape its control characters, which could command a terminal."""
+    shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text[:_MAX_FAULT_TEXT])
+    return f"{shown}..." if len(text) > _MAX_FAULT_TEXT else shown
+
+
+# -- frames to the server ----------------------------------------------------------------------
+
+_LARGEST_STAMP = 2**32 - 1
+#: First step of the epoch after a restore; more than the number of epochs that a program begins between snapshots.
+_EPOCH_LEAP = 1 << 20
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """The frame that awaits a verdict.
+
+    Attributes:
+        frame: the serialised Prompt or Draft.
+        drafted, supplied: number of tokens in it, drafted or supplied by the client.
+        asked: False if the frame was not sent, because the Welcome already announced the verdict.
+    """
+
+    frame: bytes
+    drafted: int
+    supplied: int
+    asked: bool = True
+
+
+class OutgoingFrames:
+    """Builds the frames of a client session and holds them until they are taken.
+
+    Args:
+        epoch, connection: counters to continue from.
+
+    Attributes:
+        epoch: epoch of new frames; every Prompt and Cancel begins one.
+        connection: number of connections so far.
+        in_flight: the frame that awaits its verdict, if any.
+        credit: position up to which the server may push verdicts; 0 for none.
+        awaits_revocation: the credit is revoked, and the server has not confirmed it.
+        serial: serial of the newest Credit of this connection.
+        repeated: whether a frame was sent twice on this connection.
+        stamp: stamp of the newest frame that has one.
+        round_trip_us: round trip time of the link for the next Credit, microseconds; 0 if unknown.
+    """
+
+    def __init__(self, epoch: int = 0, connection: int = 0) -> None:
+        self.epoch, self.connection = epoch, connection
+        self.in_flight: InFlight | None = None
+        self.credit = self.serial = self.stamp = self.round_trip_us = 0
+        self.awaits_revocation = self.repeated = False
+        self._truncations: list[tuple[int, int]] = []  # of this connection: epoch, and length left at its begin
+        self._epoch_step = 1
+        self._frames: list[bytes] = []
+
+    @classmethod
+    def restored(cls, epoch: int, connection: int) -> OutgoingFrames:
+        """Restore from a snapshot.
+
+        The old process may have used later epochs, so the next epoch skips ahead by 2^20 unless a Welcome names the
+        server's epoch before.
+        """
+        outgoing = cls(epoch, connection)
+        outgoing._epoch_step = _EPOCH_LEAP
+        return outgoing
+
+    def take(self) -> list[bytes]:
+        """Remove and return the frames built since the last call, in order."""
+        frames, self._frames = self._frames, []
+        return frames
+
+    def clear(self) -> None:
+        """Drop the state of a lost connection: frames, the awaited verdict, serials."""
+        self.in_flight = None
+        self.awaits_revocation, self.serial, self.repeated = False, 0, False
+        self._truncations.clear()
+        self._frames.clear()
+
+    def begin_epoch(self, truncated_to: int | None = None) -> None:
+        """Begin an epoch: verdicts on earlier frames are void, and so is the credit.
+
+        Args:
+            truncated_to: length to which the conversation was truncated; None if it was not.
+        """
+        self.epoch, self._epoch_step = self.epoch + self._epoch_step, 1
+        self.in_flight = None
+        self.end_credit()
+        if truncated_to is not None:
+            self._truncations.append((self.epoch, truncated_to))
+
+    def rows_valid_until(self, epoch: int, end: int) -> int:
+        """Return the position up to which memory rows sent in ``epoch`` are valid; ``end`` if nothing was truncated."""
+        return min((length for begun, length in self._truncations if begun > epoch), default=end)
+
+    def sync_counters(self, epoch: int, connection: int) -> None:
+        """Adopt the counters of a Welcome if they are larger."""
+        self.epoch, self.connection, self._epoch_step = max(self.epoch, epoch), max(self.connection, connection), 1
+
+    def resend(self) -> bool:
+        """Send the frame in flight and the newest Credit again; return whether there was either."""
+        before = len(self._frames)
+        if self.in_flight is not None:
+            self._frames.append(self.in_flight.frame)
+        if self.credit or self.awaits_revocation:
+            self._send_credit()
+        sent = len(self._frames) > before
+        self.repeated = self.repeated or sent
+        return sent
+
+    def hello(self, fingerprints: Fingerprints, row_encoding: int, resume: wire.Resume) -> None:
+        """Send Hello on the next connection.
+
+        Args:
+            fingerprints: those of the bundle.
+            row_encoding: ``RowEncoding`` in which memory rows are wanted.
+            resume: the conversation to continue; its connection, epoch and credit are filled in here.
+        """
+        self.connection += 1
+        resume.connection, resume.epoch, resume.credit = self.connection, self.epoch, self.credit
+        hello = wire.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            newest_version=PROTOCOL_VERSION,
+            fingerprints=wire.Fingerprints(
+                target=fingerprints.target, tokenizer=fingerprints.tokenizer, drafter=fingerprints.drafter
+            ),
+            row_encoding=wire.RowEncoding.Name(row_encoding),
+            resume=resume,
+        )
+        self._send(wire.ClientMessage(hello=hello))
+
+    def prompt(
+        self,
+        base_len: int,
+        tokens: Sequence[int],
+        *,
+        rows_from: int,
+        sampling: Sampling,
+        max_length: int,
+        while_away: bool,
+        answer_from: int,
+    ) -> None:
+        """Send Prompt; the arguments are its fields."""
+        prompt = wire.Prompt(
+            epoch=self.epoch,
+            base_len=base_len,
+            tokens=tokens,
+            rows_from=rows_from,
+            sampling=message_of(sampling),
+            max_length=max_length,
+            while_away=while_away,
+            answer_from=answer_from,
+            stamp=self._next_stamp(),
+        )
+        self._send_awaited(wire.ClientMessage(prompt=prompt), supplied=len(tokens))
+
+    def draft(self, base_len: int, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        """Send Draft; without ``parents`` the tokens are a chain."""
+        draft = wire.Draft(
+            epoch=self.epoch, base_len=base_len, tokens=tokens, parents=parents, stamp=self._next_stamp()
+        )
+        self._send_awaited(wire.ClientMessage(draft=draft), drafted=len(tokens))
+
+    def expect_verdict(self, base_len: int) -> None:
+        """Await a verdict that the Welcome announced; :meth:`resend` asks for it with an empty Draft."""
+        draft = wire.Draft(epoch=self.epoch, base_len=base_len)
+        self.in_flight = InFlight(wire.ClientMessage(draft=draft).SerializeToString(), 0, 0, asked=False)
+
+    def grant_credit(self, position: int) -> None:
+        """Send Credit up to ``position``."""
+        self.credit, self.awaits_revocation = position, False
+        self._send_new_credit()
+
+    def revoke_credit(self) -> None:
+        """Send Credit of position 0 and await CreditRevoked."""
+        self.credit, self.awaits_revocation = 0, True
+        self._send_new_credit()
+
+    def end_credit(self) -> None:
+        """Drop the credit of an answer that is over; nothing is sent."""
+        self.credit, self.awaits_revocation = 0, False
+
+    def cancel(self, base_len: int) -> None:
+        """Send Cancel."""
+        self._send(wire.ClientMessage(cancel=wire.Cancel(epoch=self.epoch, base_len=base_len)))
+
+    def _send_awaited(self, message: wire.ClientMessage, *, drafted: int = 0, supplied: int = 0) -> None:
+        self.in_flight = InFlight(message.SerializeToString(), drafted, supplied)
+        self._frames.append(self.in_flight.frame)
+
+    def _send_new_credit(self) -> None:
+        self.serial += 1
+        self._send_credit()
+
+    def _send_credit(self) -> None:
+        credit = wire.Credit(epoch=self.epoch, position=self.credit, serial=self.serial, stamp=self._next_stamp())
+        credit.round_trip_us = self.round_trip_us
+        self._send(wire.ClientMessage(credit=credit))
+
+    def _next_stamp(self) -> int:
+        self.stamp = self.stamp % _LARGEST_STAMP + 1
+        return self.stamp
+
+    def _send(self, message: wire.ClientMessage) -> None:
+        self._frames.append(message.SerializeToString())

@@ -1,4 +1,4 @@
-"""What a client session tells the application."""
+"""Events of a client session."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ __all__ = [
 
 
 class Origin(enum.Enum):
-    """Where a token of an answer came from."""
+    """Origin of an answer's token."""
 
-    DRAFTED = "drafted"  # written by the device while online, confirmed by the target
-    OFFLINE = "offline"  # written by the device without the target
-    CORRECTED = "corrected"  # chosen by the target itself: a correction, a bonus token, or pushed
-    KEPT = "kept"  # written offline, and kept by the user's policy without asking the target
+    DRAFTED = "drafted"  # drafted by the device, confirmed by the target
+    OFFLINE = "offline"  # written by the device while offline
+    CORRECTED = "corrected"  # chosen by the target: a correction, a bonus token, or pushed
+    KEPT = "kept"  # written offline and kept by policy, without asking the target
 
 
 class Policy(enum.Enum):
-    """What becomes of tokens written offline when the target comes back."""
+    """What happens to offline tokens after the device is online again."""
 
     ROLLBACK = "rollback"  # they stay up to the first disagreement with the target
-    KEEP = "keep"  # they stay, whatever the target would have written
-    ASK = "ask"  # as ROLLBACK, and the application hears of the disagreement and may keep them after all
+    KEEP = "keep"  # they stay
+    ASK = "ask"  # like ROLLBACK, but the application learns of the disagreement and may keep them after all
 
 
 class FinishReason(enum.Enum):
@@ -55,11 +55,11 @@ class FinishReason(enum.Enum):
 
 
 class Cause(enum.Enum):
-    """Why a verdict came."""
+    """Why a verdict was sent."""
 
-    ASKED = "asked"  # a Prompt or Draft was sent for it on this connection
-    PUSHED = "pushed"  # the server went on by itself, within the credit
-    FETCHED = "fetched"  # it followed the Welcome: decided before this connection
+    ASKED = "asked"  # a Prompt or Draft of this connection asked for it
+    PUSHED = "pushed"  # sent within the credit
+    FETCHED = "fetched"  # decided before this connection, sent after the Welcome
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Welcomed:
     """The link is up.
 
     Attributes:
-        resumed: whether the server still knew the conversation.
-        drafts: whether the server drafts too, while it goes on by itself.
+        resumed: whether the server had kept the conversation.
+        drafts: whether the server drafts for the verdicts that it pushes.
     """
 
     resumed: bool
@@ -77,7 +77,7 @@ class Welcomed:
 
 @dataclass(frozen=True)
 class Echoed:
-    """The server has taken the frame with this stamp, and held it for so many seconds before it answered."""
+    """The server has answered the frame with this stamp, ``held_s`` seconds after it arrived."""
 
     stamp: int
     held_s: float
@@ -85,7 +85,7 @@ class Echoed:
 
 @dataclass(frozen=True)
 class RowsReceived:
-    """New memory rows for the drafter: ``keys, values [n, kv_heads, head_dim]`` from position ``start``."""
+    """Memory rows for the drafter from position ``start`` on: float32 ``keys, values [n, kv_heads, head_dim]``."""
 
     start: int
     keys: NDArray[np.float32]
@@ -94,16 +94,17 @@ class RowsReceived:
 
 @dataclass(frozen=True)
 class Decided:
-    """A verdict was taken up; what it changed follows.
+    """A verdict was accepted; the events of its effects follow.
 
     Attributes:
-        supplied: tokens of the Prompt that it answers, 0 for a Draft.
-        drafted: tokens of the Draft that it answers; of a pushed one, those that the server drafted.
-        accepted: of them.
-        compute_s: seconds that the target took.
-        draft_s: seconds that the server's own draft took, for a verdict that was pushed.
-        drafts_wanted: the verifier is busy, and asks the device to draft.
-        sharing: conversations that share the target, this one included; 1 where the verifier does not say it.
+        cause: why the verdict was sent.
+        supplied: number of tokens of the Prompt that it answers; 0 for a Draft.
+        drafted: number of tokens of the Draft that it answers; if pushed, number of tokens that the server drafted.
+        accepted: number of drafted tokens that the target accepted.
+        compute_s: time of the target, seconds.
+        draft_s: time of the server's own draft, seconds, if pushed.
+        drafts_wanted: whether the verifier is busy and asks the device to draft.
+        sharing: number of conversations that share the target, including this one; 1 if unknown.
     """
 
     cause: Cause
@@ -118,8 +119,10 @@ class Decided:
 
 @dataclass(frozen=True)
 class Committed:
-    """Answer tokens that became final, in order, from absolute position ``start``; none where a late verdict brought
-    nothing but what the policy ``KEEP`` overrules."""
+    """Answer tokens became final, in order, from absolute position ``start`` on.
+
+    There are none if the policy ``KEEP`` overrules all tokens of a late verdict.
+    """
 
     start: int
     tokens: tuple[int, ...]
@@ -128,7 +131,7 @@ class Committed:
 
 @dataclass(frozen=True)
 class RolledBack:
-    """Tentative tokens that were dropped, from absolute position ``start`` on."""
+    """Tentative tokens were dropped, from absolute position ``start`` on."""
 
     start: int
     tokens: tuple[int, ...]
@@ -144,11 +147,12 @@ class Finished:
 
 @dataclass(frozen=True)
 class Faulted:
-    """The server refused something, or sent what cannot be understood.
+    """The server refused a request, or sent a broken frame.
 
     Attributes:
         code: name of a ``FaultCode`` without its prefix, such as ``"CONTEXT_FULL"``.
-        retry_after_ms: when trying again may help; 0 for never.
+        text: sentence for people.
+        retry_after_ms: delay after which a retry may succeed, milliseconds; 0 for never.
     """
 
     code: str
@@ -158,7 +162,7 @@ class Faulted:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The server is given ``replayed`` tokens of the conversation again: it lost them."""
+    """The server had lost ``replayed`` tokens of the conversation, which are sent again."""
 
     replayed: int
 

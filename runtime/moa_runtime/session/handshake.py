@@ -1,4 +1,4 @@
-"""Hello and Welcome: what both ends must agree on before a conversation starts."""
+"""Hello and Welcome: what both ends have to agree on before a conversation starts."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 __all__ = ["PROTOCOL_VERSION", "Fingerprints", "Limits", "check_hello", "digest", "fault"]
 
 PROTOCOL_VERSION = 2
-_LONGEST_NAME = 100  # of what a client sent, in a sentence to it
+_LONGEST_NAME = 100  # characters of a client's fingerprint in a fault
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a verifier allows.
+    """Limits of a verifier, as in its Welcome.
 
     Attributes:
-        max_context, max_draft_tokens: tokens.
-        max_frame_bytes: bytes.
-        idle_seconds: silence after which it closes a connection.
-        trees: whether it verifies trees, or chains only.
-        away_seconds: how long it writes an answer on while its client is away; 0 for not at all.
-        keep_seconds: how long it keeps a conversation without a connection.
+        max_context: context of the target, tokens.
+        max_draft_tokens: largest draft, tokens.
+        max_frame_bytes: largest frame, bytes.
+        idle_seconds: a connection is closed after this silence.
+        trees: whether draft trees are verified; else only chains.
+        away_seconds: how long an answer is continued after its client disconnected; 0 if it is not.
+        keep_seconds: how long a conversation is kept after its client disconnected.
     """
 
     max_context: int = 8192
@@ -40,7 +41,14 @@ class Limits:
 
 
 def fault(code: int, text: str, *, retry_after_ms: int = 0, committed_length: int = 0) -> wire.ServerMessage:
-    """A Fault message; ``code`` is a ``FaultCode`` of the wire."""
+    """Build a Fault message.
+
+    Args:
+        code: ``FaultCode`` of the wire.
+        text: sentence for people.
+        retry_after_ms: delay after which a retry may succeed, milliseconds; 0 for never.
+        committed_length: for OUT_OF_SYNC: number of committed tokens that the server has.
+    """
     return wire.ServerMessage(
         fault=wire.Fault(
             code=wire.FaultCode.Name(code), text=text, retry_after_ms=retry_after_ms, committed_length=committed_length
@@ -49,12 +57,12 @@ def fault(code: int, text: str, *, retry_after_ms: int = 0, committed_length: in
 
 
 def digest(tokens: Sequence[int]) -> int:
-    """CRC-32 (IEEE 802.3) of token ids, each as four bytes, little end first: ``digest([1, 2])`` is 58791804."""
+    """Return the CRC-32 (IEEE 802.3) of token ids as four bytes each, little-endian; ``digest([1, 2])`` is 58791804."""
     return zlib.crc32(np.asarray(tokens, "<u4").tobytes())
 
 
 def check_hello(hello: wire.Hello, own: Fingerprints) -> wire.ServerMessage | None:
-    """The fault that refuses a Hello, or None when both ends fit together."""
+    """Return the fault that refuses a Hello; None if versions and fingerprints match."""
     oldest, newest = hello.protocol_version, max(hello.protocol_version, hello.newest_version)
     if not oldest <= PROTOCOL_VERSION <= newest:
         theirs = f"version {oldest}" if newest == oldest else f"versions {oldest} to {newest}"

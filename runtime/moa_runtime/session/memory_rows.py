@@ -1,4 +1,4 @@
-"""Memory rows on the wire: int8 with one scale per token and head, or float16."""
+"""Memory rows on the wire: int8 with one float16 scale per token and head, or float16."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from numpy.typing import NDArray
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
 Float32 = NDArray[np.float32]
-
-
-_LARGEST = 65504.0  # of float16
+_LARGEST = 65504.0  # largest finite float16
 
 
 class RowsError(ValueError):
-    """A MemoryRows message whose sizes do not fit together, or that holds what is no number."""
+    """The sizes in a MemoryRows message disagree, or a value is not finite."""
 
 
 def encode_rows(start: int, keys: Float32, values: Float32, encoding: int) -> wire.MemoryRows:
-    """Pack rows for the wire.
+    """Encode rows for the wire.
 
     Args:
         start: absolute position of the first row.
-        keys, values: float32 ``[n, kv_heads, head_dim]``; what float16 cannot say becomes its largest number, NaN 0.
+        keys, values: float32 ``[n, kv_heads, head_dim]``; values are clipped to the range of float16, NaN becomes 0.
         encoding: ``ROW_ENCODING_INT8`` or ``ROW_ENCODING_FLOAT16``.
 
     Example: one int8 row of one head, ``keys [[[0.0, 127.0]]]``, is the bytes ``00 7f`` with scale 1.0.
@@ -36,7 +34,7 @@ def encode_rows(start: int, keys: Float32, values: Float32, encoding: int) -> wi
         rows.encoding = wire.ROW_ENCODING_FLOAT16
         rows.data = both.astype("<f2").tobytes()
         return rows
-    # The scale is rounded to float16 first, so that what is divided by is what will be multiplied with.
+    # Round the scale to float16 first: the receiver multiplies with the rounded scale.
     peak = np.abs(both).max(axis=-1) / 127
     scales = np.maximum(peak, np.finfo(np.float16).tiny).astype("<f2")
     rows.encoding = wire.ROW_ENCODING_INT8
@@ -46,14 +44,14 @@ def encode_rows(start: int, keys: Float32, values: Float32, encoding: int) -> wi
 
 
 def decode_rows(rows: wire.MemoryRows) -> tuple[Float32, Float32]:
-    """Unpack to float32 keys and values, each ``[count, kv_heads, head_dim]``.
+    """Decode to float32 keys and values, each ``[count, kv_heads, head_dim]``.
 
     Raises:
-        RowsError: an unknown encoding, sizes that disagree, or numbers that are not finite.
+        RowsError: if the encoding is unknown, the sizes disagree, or a value is not finite.
     """
     shape = (2, rows.count, rows.kv_heads, rows.head_dim)
     numbers = 2 * rows.count * rows.kv_heads * rows.head_dim
-    if not numbers:  # the other sizes may be anything
+    if not numbers:  # the other sizes are arbitrary
         return np.zeros((0, 0, 0), np.float32), np.zeros((0, 0, 0), np.float32)
     both: NDArray[Any]
     if rows.encoding == wire.ROW_ENCODING_FLOAT16:
@@ -77,8 +75,10 @@ def decode_rows(rows: wire.MemoryRows) -> tuple[Float32, Float32]:
 
 
 def part_of(rows: wire.MemoryRows, first: int, last: int) -> wire.MemoryRows:
-    """The rows from the ``first`` to before the ``last``, counted from the message's own start; ``0 <= first < last <=
-    count``."""
+    """Return the rows ``first`` to ``last`` (exclusive), counted from the message's own start.
+
+    It must hold that ``0 <= first < last <= count``.
+    """
     size = 2 if rows.encoding == wire.ROW_ENCODING_FLOAT16 else 1
 
     def part(data: bytes, width: int) -> bytes:

@@ -1,4 +1,4 @@
-"""How the target chooses, as a Prompt says it."""
+"""Sampling parameters of an answer, and their message in a Prompt."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ from dataclasses import dataclass
 
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
-LARGEST_REAL = 3e38  # of the wire's floats
+LARGEST_REAL = 3e38  # largest number in the wire's float fields
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the target chooses: ``temperature`` 0 is greedy; ``seed`` and the position make the noise.
+    """How the target chooses a token.
 
-    ``top_k`` and ``min_p`` are 0 for none.
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: nucleus sampling, 0 to 1; 1 disables it.
+        seed: determines, with a token's absolute position, the noise of the choice; 64 bits.
+        top_k: number of most likely tokens to choose from; 0 disables it.
+        min_p: smallest probability relative to the most likely token's, 0 to 1; 0 disables it.
     """
 
     temperature: float = 0.0
@@ -24,7 +29,7 @@ class Sampling:
 
 
 def impossible(sampling: Sampling) -> str:
-    """What no target can do, in a sentence; empty where there is nothing."""
+    """Return an error message if a value is out of range; empty if all are valid."""
     if not 0 <= sampling.temperature <= LARGEST_REAL:
         return f"a temperature is 0 or more, not {sampling.temperature}"
     if not 0 <= sampling.top_p <= 1:
@@ -33,12 +38,12 @@ def impossible(sampling: Sampling) -> str:
 
 
 def sampling_of(message: wire.Sampling) -> Sampling:
-    """What a Prompt asks for."""
+    """Parse the sampling of a Prompt."""
     return Sampling(message.temperature, message.top_p or 1.0, message.seed, message.top_k, message.min_p)
 
 
 def message_of(sampling: Sampling) -> wire.Sampling:
-    """How a Prompt says it."""
+    """Build the sampling of a Prompt."""
     return wire.Sampling(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -49,7 +54,7 @@ def message_of(sampling: Sampling) -> wire.Sampling:
 
 
 def unknown(message: wire.Sampling) -> str:
-    """What is asked for that this verifier does not do, for a sentence; empty where there is nothing."""
+    """Return the name of a requested feature that this verifier lacks; empty if there is none."""
     if message.grammar:
         return "grammars"
     penalised = message.presence_penalty or message.frequency_penalty or message.repetition_penalty not in (0, 1)

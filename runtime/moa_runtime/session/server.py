@@ -1,42 +1,170 @@
-"""The verifier's end of a conversation."""
+"""The server session: the verifier's end of a conversation, a state machine without I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
-from moa_runtime.session.checks import about, draft_problem, no_answer, prompt_problem, refused, unreached
-from moa_runtime.session.greeting import goes_on, marks_known, welcome_of
-from moa_runtime.session.handshake import Limits
-from moa_runtime.session.row_queue import RowsBehind
-from moa_runtime.session.sampling import sampling_of
-from moa_runtime.session.server_state import ServerState
-from moa_runtime.session.server_table import CHECKED, FRAMES, Action, Event
-from moa_runtime.session.tree import check_parents, depths, walk
-from moa_runtime.session.work import Verify, until_end
+from google.protobuf.message import DecodeError
+
+from moa_runtime.session.handshake import PROTOCOL_VERSION, Limits, digest, fault
+from moa_runtime.session.memory_rows import Float32
+from moa_runtime.session.row_queue import RowQueue
+from moa_runtime.session.sampling import Sampling, impossible, sampling_of, unknown
+from moa_runtime.session.server_table import CHECKED, FRAMES, Action, Event, State
+from moa_runtime.session.tree import TreeError, chain, check_parents, depths, walk
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 
+#: While verdicts are pushed, rows are made once this many tokens lack them.
+_ROWS_BATCH = 16
+#: Maximal number of rows in a frame and in a piece of work.
+_MAX_ROWS = 64
+#: Maximal number of rows after a pushed verdict, so that text does not wait for rows.
+_ROWS_AFTER_PUSHED = 4
+#: The same for rows of the prompt: without them the client cannot estimate whether its own drafts would be faster.
+_PROMPT_ROWS_AFTER_PUSHED = 16
 
-class ServerSession(ServerState):
-    """One conversation at the verifier. It outlives connections; all it knows of them is their count.
 
-    Only a Prompt or Cancel cuts what is committed. A frame that names an earlier position than the server has reached
-    is answered from there, without the engine: what was lost on its way is said once more.
+@dataclass(frozen=True)
+class Verify:
+    """Work for the engine: run the target over a draft; then call :meth:`ServerSession.decide`.
 
-    What a frame does in which state: :mod:`~moa_runtime.session.server_table`.
+    Attributes:
+        prefix: all committed tokens.
+        draft: tokens after the prefix, a tree.
+        parents: parent of each drafted token, as on the wire (:mod:`~moa_runtime.session.tree`).
+        sampling: how the target chooses.
+        rows_from: first position of the prefix whose memory row is wanted; None for no rows.
+        supplied: number of tokens at the end of the prefix that came with this frame.
+        pushed: the verdict is sent within a credit; no frame asked for it.
+    """
 
-    Whoever runs a session takes a frame as soon as there is one (:meth:`receive`), else what :meth:`next_work` says,
-    else :meth:`take_rows`; each piece of work is decided before anything else is done.
+    prefix: tuple[int, ...]
+    draft: tuple[int, ...]
+    parents: tuple[int, ...]
+    sampling: Sampling
+    rows_from: int | None = None
+    supplied: int = 0
+    pushed: bool = False
 
-    Memory rows go to a connection once: from those that its Hello says the client holds, or its Prompt, in order. What
-    is done unasked: :mod:`~moa_runtime.session.server_state`.
+
+@dataclass(frozen=True)
+class RowsWork:
+    """Work for the engine: make the memory rows of ``prefix`` from ``start`` on.
+
+    Pass them to :meth:`ServerSession.add_rows`.
+    """
+
+    prefix: tuple[int, ...]
+    start: int
+
+
+def parse_client_message(data: bytes) -> wire.ClientMessage | wire.ServerMessage:
+    """Parse a frame from a client; return the fault that answers it if it is not a ClientMessage."""
+    try:
+        message = wire.ClientMessage.FromString(data)
+    except DecodeError:
+        return fault(wire.FAULT_CODE_PROTOCOL, "the frame is no ClientMessage")
+    if message.WhichOneof("event") is None:
+        return fault(wire.FAULT_CODE_PROTOCOL, "the ClientMessage holds no event this version knows")
+    return message
+
+
+class ServerSession:
+    """One conversation at the verifier. It outlives connections, of which it only knows the number.
+
+    Only a Prompt or Cancel truncates the committed tokens. A frame at an earlier position of the answer is answered
+    with the tokens decided since then, without the engine, so a lost verdict is sent again.
+
+    What a frame does in each state is defined by :mod:`~moa_runtime.session.server_table`.
+
+    The caller takes a frame as soon as there is one (:meth:`receive`), else does the work of :meth:`next_work`, else
+    sends :meth:`take_rows`. Each piece of work is decided (:meth:`decide`, :meth:`add_rows`) before the next call.
+
+    A connection gets every memory row once, in order, starting after those that the client's Hello or Prompt names.
+
+    Args:
+        limits: limits of the verifier, sent in the Welcome.
+        vocab_size: size of the target's vocabulary; frames with larger token ids are refused.
+        stop_tokens: tokens that end an answer.
+
+    Attributes:
+        committed: tokens of the conversation.
+        connection: number of the newest connection.
+        round_trip_us: round trip time of its link as reported by the client, microseconds; 0 if unknown.
     """
 
     def __init__(self, limits: Limits, vocab_size: int, stop_tokens: Sequence[int]) -> None:
-        super().__init__(limits)
+        self.limits = limits
         self._vocab_size = vocab_size
         self._stop_tokens = frozenset(stop_tokens)
+        self.committed: list[int] = []
+        self.connection = 0
+        self._epoch = self.round_trip_us = 0
+        self._answer_start: int | None = None  # committed length right after the last Prompt
+        self._finish: int | None = None  # Finish of the answer that ended, if one did
+        self._max_length = 0
+        self._sampling = Sampling()
+        self._while_away = False
+        self._credit = 0  # verdicts are pushed up to this position
+        self._sent_length = 0  # committed tokens that the client has or was sent
+        self._rows = RowQueue()
+        self._rows_turn = False  # rows may be made before the next verdict is pushed
+        self._active = False  # an answer continues, or began, on this connection
+        self._paused = False  # no unrequested work until the next frame, because the engine failed
 
-    # -- frames --------------------------------------------------------------------------------
+    # -- the state -------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """The conversation's state, derived from the answer and the committed tokens."""
+        if self._answer_start is None:
+            return State.IDLE
+        if self._finish is not None:
+            return State.ENDED
+        return State.ANSWERING if len(self.committed) > self._answer_start else State.PROMPTED
+
+    @property
+    def runs(self) -> bool:
+        """Whether an answer is running."""
+        return self.state in (State.PROMPTED, State.ANSWERING)
+
+    @property
+    def pushes(self) -> bool:
+        """Whether verdicts are pushed: the credit is open."""
+        return self.runs and len(self.committed) < self._credit
+
+    @property
+    def client_takes_rows(self) -> bool:
+        """Whether the client takes memory rows, so that it can draft with them."""
+        return self._rows.wanted
+
+    @property
+    def room(self) -> int | None:
+        """Number of tokens that the answer may still have; None without a limit."""
+        return max(0, self._max_length - len(self.committed)) if self._max_length else None
+
+    @property
+    def continues_without_client(self) -> bool:
+        """Whether an answer is running that is to be finished while the client is disconnected."""
+        return self._while_away and self.runs
+
+    @property
+    def rows_due(self) -> bool:
+        """Whether there are memory rows to be made or sent."""
+        return self._makes_rows and self._rows.sent < self._rows_end
+
+    @property
+    def _makes_rows(self) -> bool:
+        """Skip idle connections: rebuilding an evicted cache for them would be wasted work."""
+        return self._rows.wanted and self._active and not self._paused
+
+    @property
+    def _rows_end(self) -> int:
+        """End of the rows that can be sent: the client's last token has none until the target has processed it."""
+        return self._sent_length - 1
+
+    # -- frames ------------------------------------------------------------------------------------
 
     def greet(
         self,
@@ -47,45 +175,253 @@ class ServerSession(ServerState):
         capabilities: Sequence[int] = (),
         load: wire.Load | None = None,
     ) -> list[wire.ServerMessage]:
-        """What a new connection hears: the Welcome, and a verdict on what was decided since the client heard last.
+        """Answer the Hello of a new connection with a Welcome, and with a verdict on tokens that the client lacks.
 
         Args:
-            token: of this conversation, for a later Hello.
+            hello: a Hello that :func:`~moa_runtime.session.handshake.check_hello` accepts.
+            token: resume token of this conversation.
             rows: whether the verifier makes memory rows.
             capabilities: ``Capability`` values of the wire.
+            load: load of the verifier, if known.
         """
         resume = hello.resume
         self.connection = max(self.connection, resume.connection)
-        agreed = marks_known(resume, self.committed)
+        agreed = _longest_known_mark(resume, self.committed)
         encoding = hello.row_encoding if rows else wire.ROW_ENCODING_UNSPECIFIED
-        self._rows = RowsBehind(encoding, min(resume.rows, agreed))
-        same = goes_on(resume, self._epoch, agreed)
-        news = same and self._answer_start is not None and self._answer_start <= agreed < len(self.committed)
-        self._while_away, self._stands = self._while_away and same, False
-        self._credit, self._asked, self._told = resume.credit if same else 0, same, agreed
-        welcome = welcome_of(self.limits, capabilities)
-        welcome.resume_token = token
-        welcome.committed_length, welcome.epoch, welcome.connection = agreed, self._epoch, self.connection
-        welcome.verdict_follows = news
-        if load is not None:
-            welcome.load.CopyFrom(load)
-        said = [wire.ServerMessage(welcome=welcome)]
-        return [*said, self._known_verdict(agreed)] if news else said
+        self._rows = RowQueue(encoding, min(resume.rows, agreed))
+        continues = resume.answering and resume.epoch == self._epoch and 0 < agreed == resume.marks[-1].length
+        news = continues and self._answer_start is not None and self._answer_start <= agreed < len(self.committed)
+        self._while_away, self._paused = self._while_away and continues, False
+        self._credit = resume.credit if continues else 0
+        self._active, self._sent_length = continues, agreed
+        welcome = wire.Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            resume_token=token,
+            limits=wire.Limits(
+                max_context=self.limits.max_context,
+                max_draft_tokens=self.limits.max_draft_tokens,
+                max_frame_bytes=self.limits.max_frame_bytes,
+                idle_seconds=self.limits.idle_seconds,
+                chains_only=not self.limits.trees,
+                away_seconds=self.limits.away_seconds,
+                keep_seconds=self.limits.keep_seconds,
+            ),
+            committed_length=agreed,
+            epoch=self._epoch,
+            connection=self.connection,
+            verdict_follows=news,
+            capabilities=[wire.Capability.Name(each) for each in capabilities],
+            load=load,
+        )
+        answer = [wire.ServerMessage(welcome=welcome)]
+        return [*answer, self._known_verdict(agreed)] if news else answer
 
     def receive(self, message: wire.ClientMessage) -> Verify | wire.ServerMessage | None:
-        """Take a frame behind the Hello.
+        """Process a frame after the Hello.
 
         Returns:
-            work for the engine (answer it with :meth:`decide` before the next frame), a message to send,
-            or None where nothing is to be done.
+            work for the engine (call :meth:`decide` before the next frame), a message to send, or None.
         """
-        self._stands = False
+        self._paused = False
         event = self.classify(message)
         problem = self._problem(message) if event in CHECKED else None
-        said = self._do(FRAMES[event][self.state].action, message) if problem is None else problem
-        return about(message, said) if isinstance(said, wire.ServerMessage) else said
+        answer = self._do(FRAMES[event][self.state].action, message) if problem is None else problem
+        if isinstance(answer, wire.ServerMessage) and answer.HasField("fault"):
+            # With the epoch of the frame: a late fault must not be taken for one on the next frame.
+            frame = getattr(message, message.WhichOneof("event") or "", None)
+            if isinstance(frame, wire.Prompt | wire.Draft | wire.Credit | wire.Cancel):
+                answer.fault.epoch = frame.epoch
+        return answer
 
-    # -- what the engine did -------------------------------------------------------------------
+    def classify(self, message: wire.ClientMessage) -> Event:
+        """Return the table's event for a frame."""
+        event = str(message.WhichOneof("event"))
+        if event not in ("prompt", "draft", "credit", "cancel"):
+            return Event.PING if event == "ping" else Event.UNEXPECTED
+        frame = getattr(message, event)
+        if frame.epoch < self._epoch:
+            return Event.STALE
+        newer = frame.epoch > self._epoch
+        if event == "cancel":
+            return Event.CANCEL
+        if event == "credit":
+            known = Event.CREDIT if frame.position > self._sent_length else Event.CREDIT_REVOKED
+            return Event.CREDIT_NEWER_EPOCH if newer else known
+        if event == "prompt" and not newer and _end(frame) == self._answer_start:
+            return Event.PROMPT_REPEATED
+        if frame.base_len > len(self.committed):
+            return Event.BEYOND_COMMITTED
+        if event == "prompt":
+            return Event.PROMPT if newer else Event.PROMPT_CONFLICT
+        if newer or self._answer_start is None or frame.base_len < self._answer_start:
+            return Event.DRAFT_OUTSIDE_ANSWER
+        return Event.DRAFT if frame.base_len == len(self.committed) else Event.DRAFT_EARLIER
+
+    def _do(self, action: Action, message: wire.ClientMessage) -> Verify | wire.ServerMessage | None:
+        match action:
+            case Action.BEGIN_ANSWER:
+                return self._begin_answer(message.prompt)
+            case Action.DECIDE_TOKEN:
+                return self._work(supplied=len(message.prompt.tokens))
+            case Action.VERIFY:
+                return self._verify(message.draft)
+            case Action.REPEAT:
+                return self._repeat(message)
+            case Action.GRANT_CREDIT:
+                self._set_credit(message.credit)
+                return self._known_verdict(self._sent_length) if self._sent_length < len(self.committed) else None
+            case Action.REVOKE_CREDIT:
+                self._set_credit(message.credit)
+                revoked = wire.CreditRevoked(epoch=self._epoch, serial=message.credit.serial)
+                return wire.ServerMessage(standing=revoked)
+            case Action.CANCEL:
+                self._epoch = message.cancel.epoch
+                self._truncate(message.cancel.base_len)
+                return None
+            case Action.ANSWER_PING:
+                return wire.ServerMessage(pong=wire.Pong())
+            case Action.OUT_OF_SYNC:
+                return self._out_of_sync(_position(message))
+            case Action.NO_ANSWER:
+                return self._no_answer(len(self.committed) if message.HasField("credit") else _position(message))
+            case Action.REFUSE:
+                return _unexpected(message)
+            case Action.DROP:
+                return None
+
+    def _begin_answer(self, prompt: wire.Prompt) -> Verify:
+        self._epoch, self._active, end = prompt.epoch, True, _end(prompt)
+        self._truncate(prompt.base_len)
+        self._rows.skip_to(min(prompt.rows_from, end))
+        self.committed += prompt.tokens
+        self._answer_start = self._sent_length = end
+        self._max_length, self._while_away = prompt.max_length, prompt.while_away
+        self._sampling = sampling_of(prompt.sampling)
+        return self._work(supplied=len(prompt.tokens))
+
+    def _verify(self, draft: wire.Draft) -> Verify:
+        parents = check_parents(draft.parents, len(draft.tokens))
+        room = self.limits.max_context - draft.base_len
+        rows_from = self._rows.next if self._rows.wanted else None
+        return self._work(tuple(draft.tokens[:room]), tuple(parents[:room]), rows_from=rows_from)
+
+    def _repeat(self, message: wire.ClientMessage) -> wire.ServerMessage:
+        if message.HasField("prompt"):
+            return self._known_verdict(_end(message.prompt))
+        draft = message.draft
+        return self._known_verdict(draft.base_len, draft.tokens, check_parents(draft.parents, len(draft.tokens)))
+
+    def _set_credit(self, credit: wire.Credit) -> None:
+        self._credit = credit.position
+        self.round_trip_us = credit.round_trip_us or self.round_trip_us
+
+    def _known_verdict(
+        self, base_len: int, draft: Sequence[int] = (), parents: Sequence[int] = ()
+    ) -> wire.ServerMessage:
+        """Return a verdict on tokens that are already decided, from ``base_len`` on."""
+        self._sent_length = len(self.committed)
+        tokens, levels = self.committed[base_len:], [0, *depths(parents)]
+        path, _ = walk(draft, parents, lambda node: tokens[levels[node]] if levels[node] < len(tokens) else -1)
+        finish = wire.Finish.Name(wire.FINISH_UNSPECIFIED if self._finish is None else self._finish)
+        verdict = wire.Verdict(epoch=self._epoch, base_len=base_len, tokens=tokens, accepted=len(path), finish=finish)
+        return wire.ServerMessage(verdict=verdict)
+
+    def _truncate(self, length: int) -> None:
+        """Drop the tokens from ``length`` on; no answer is running afterwards."""
+        self._while_away, self._credit = False, 0
+        del self.committed[length:]
+        self._rows.truncate(length)
+        self._sent_length = min(self._sent_length, length)
+        self._answer_start = self._finish = None
+
+    # -- validation ----------------------------------------------------------------------------------
+
+    def _problem(self, message: wire.ClientMessage) -> wire.ServerMessage | None:
+        """Return the fault for a Prompt or Draft with invalid content; None if it is valid."""
+        if message.HasField("prompt"):
+            return self._prompt_problem(message.prompt)
+        return self._draft_problem(message.draft)
+
+    def _prompt_problem(self, prompt: wire.Prompt) -> wire.ServerMessage | None:
+        if _end(prompt) >= self.limits.max_context:
+            return fault(
+                wire.FAULT_CODE_CONTEXT_FULL,
+                f"the conversation would have {_end(prompt)} tokens, "
+                f"the target's context holds {self.limits.max_context}; shorten it or begin a new chat",
+            )
+        if not prompt.tokens:
+            return fault(wire.FAULT_CODE_PROTOCOL, "a Prompt without tokens")
+        problem = impossible(sampling_of(prompt.sampling))
+        if problem:
+            return fault(wire.FAULT_CODE_PROTOCOL, problem)
+        unsupported = unknown(prompt.sampling)
+        if unsupported:
+            return fault(wire.FAULT_CODE_PROTOCOL, f"this verifier has no {unsupported}, as its Welcome says")
+        return self._token_problem(prompt.tokens)  # last: there may be a million
+
+    def _draft_problem(self, draft: wire.Draft) -> wire.ServerMessage | None:
+        if len(draft.tokens) > self.limits.max_draft_tokens:
+            text = f"a draft of {len(draft.tokens)} tokens; this verifier takes {self.limits.max_draft_tokens}"
+            return fault(wire.FAULT_CODE_TOO_LARGE, text)
+        problem = self._token_problem(draft.tokens)
+        if problem is not None:
+            return problem
+        try:
+            parents = check_parents(draft.parents, len(draft.tokens))
+        except TreeError as error:
+            return fault(wire.FAULT_CODE_PROTOCOL, str(error))
+        if not self.limits.trees and parents != chain(len(parents)):
+            return fault(wire.FAULT_CODE_PROTOCOL, "a draft tree; this verifier takes chains only, as its Welcome says")
+        return None
+
+    def _token_problem(self, tokens: Sequence[int]) -> wire.ServerMessage | None:
+        worst = max(tokens, default=0)
+        if worst < self._vocab_size:
+            return None
+        return fault(wire.FAULT_CODE_PROTOCOL, f"token {worst} is outside the vocabulary of {self._vocab_size}")
+
+    def _out_of_sync(self, position: int) -> wire.ServerMessage:
+        """Return the fault for a position after the committed tokens."""
+        committed = len(self.committed)
+        text = f"position {position} was named, this conversation has {committed} tokens"
+        return fault(wire.FAULT_CODE_OUT_OF_SYNC, text, committed_length=committed)
+
+    def _no_answer(self, position: int) -> wire.ServerMessage:
+        """Return the fault for a frame of an answer that is not running."""
+        text = f"no answer runs at position {position}"
+        return fault(wire.FAULT_CODE_OUT_OF_SYNC, text, committed_length=min(len(self.committed), position))
+
+    # -- work for the engine -------------------------------------------------------------------------
+
+    def next_work(self, *, rows: bool = True) -> Verify | RowsWork | None:
+        """Return unrequested work for a connected client: the next tokens within its credit, or memory rows.
+
+        Args:
+            rows: whether rows may be made now.
+        """
+        lacking = self._rows_end - self._rows.next if rows and self._makes_rows else 0
+        if self.pushes and not (self._rows_turn and lacking >= _ROWS_BATCH):
+            return self._work(pushed=True)
+        self._rows_turn = False
+        if lacking < 1:
+            return None
+        end = min(self._rows_end, self._rows.next + _MAX_ROWS)
+        return RowsWork(tuple(self.committed[:end]), self._rows.next)
+
+    def next_background_work(self) -> Verify | None:
+        """Return the work for the next token while the client is disconnected; None if the answer does not continue."""
+        return self._work(pushed=True) if self.continues_without_client else None
+
+    def _work(
+        self,
+        draft: tuple[int, ...] = (),
+        parents: tuple[int, ...] = (),
+        *,
+        rows_from: int | None = None,
+        supplied: int = 0,
+        pushed: bool = False,
+    ) -> Verify:
+        return Verify(tuple(self.committed), draft, parents, self._sampling, rows_from, supplied, pushed)
 
     def decide(
         self,
@@ -98,22 +434,21 @@ class ServerSession(ServerState):
         *,
         sent: bool = True,
     ) -> wire.ServerMessage:
-        """Commit what the target chose; the verdict says it.
+        """Commit what the target chose and return the verdict.
 
         Args:
-            work: what was asked for.
+            work: the work that is done.
             path: indices into the draft of the tokens that the target accepts.
-            token: its own choice behind them.
-            compute_us, draft_us: time of the target, and of the server's own draft, microseconds; for the verdict.
-            sharing: conversations that share the target, this one included, 0 where that is not known; likewise.
+            token: the target's own choice after them.
+            compute_us, draft_us: time of the target, and of the server's own draft, microseconds.
+            sharing: number of conversations that share the target, including this one; 0 if unknown.
             sent: whether the client is sent the verdict.
         """
         base_len = len(work.prefix)
         chosen = [*(work.draft[index] for index in path), token]
-        most = self.limits.max_context
-        tokens, finish = until_end(chosen, base_len, self._stop_tokens, self._max_length, most)
+        tokens, finish = _until_end(chosen, base_len, self._stop_tokens, self._max_length, self.limits.max_context)
         self.committed = [*work.prefix, *tokens]
-        self._told = len(self.committed) if sent else self._told
+        self._sent_length = len(self.committed) if sent else self._sent_length
         self._rows_turn = True
         if finish != wire.FINISH_UNSPECIFIED:
             self._finish = finish
@@ -133,114 +468,80 @@ class ServerSession(ServerState):
             verdict.rows_until = len(self.committed) - 1
         return wire.ServerMessage(verdict=verdict)
 
-    # -- helpers -------------------------------------------------------------------------------
+    def engine_failed(self) -> bool:
+        """Drop the credit and pause memory rows until the next frame: the engine failed on unrequested work.
 
-    def classify(self, message: wire.ClientMessage) -> Event:
-        """What a frame says to a conversation that is where this one is."""
-        event = str(message.WhichOneof("event"))
-        if event not in ("prompt", "draft", "credit", "cancel"):
-            return Event.PING if event == "ping" else Event.UNEXPECTED
-        frame = getattr(message, event)
-        if frame.epoch < self._epoch:
-            return Event.STALE
-        newer = frame.epoch > self._epoch
-        if event == "cancel":
-            return Event.CANCEL
-        if event == "credit":
-            known = Event.CREDIT if frame.position > self._told else Event.CREDIT_REVOKED
-            return Event.CREDIT_NEWER_EPOCH if newer else known
-        if event == "prompt" and not newer and _end(frame) == self._answer_start:
-            return Event.PROMPT_REPEATED
-        if frame.base_len > len(self.committed):
-            return Event.BEYOND_COMMITTED
-        if event == "prompt":
-            return Event.PROMPT if newer else Event.PROMPT_CONFLICT
-        if newer or self._answer_start is None or frame.base_len < self._answer_start:
-            return Event.DRAFT_OUTSIDE_ANSWER
-        return Event.DRAFT if frame.base_len == len(self.committed) else Event.DRAFT_EARLIER
+        Returns:
+            whether the client awaits verdicts. It is then sent a fault, and grants its credit again.
+        """
+        pushed, self._credit, self._paused = self.pushes, 0, True
+        return pushed
 
-    def _problem(self, message: wire.ClientMessage) -> wire.ServerMessage | None:
-        """What is wrong with a Prompt or Draft wherever the conversation is."""
-        if message.HasField("prompt"):
-            return prompt_problem(message.prompt, self.limits, self._vocab_size)
-        return draft_problem(message.draft, self.limits, self._vocab_size)
+    # -- memory rows -----------------------------------------------------------------------------------
 
-    def _do(self, action: Action, message: wire.ClientMessage) -> Verify | wire.ServerMessage | None:
-        """What the table says."""
-        match action:
-            case Action.BEGIN_ANSWER:
-                return self._begin(message.prompt)
-            case Action.DECIDE_TOKEN:
-                return self._work(supplied=len(message.prompt.tokens))
-            case Action.VERIFY:
-                return self._verify(message.draft)
-            case Action.REPEAT:
-                return self._repeat(message)
-            case Action.GRANT_CREDIT:
-                self._take_credit(message.credit)
-                return self._known_verdict(self._told) if self._told < len(self.committed) else None
-            case Action.REVOKE_CREDIT:
-                self._take_credit(message.credit)
-                return wire.ServerMessage(standing=wire.CreditRevoked(epoch=self._epoch, serial=message.credit.serial))
-            case Action.CANCEL:
-                self._epoch = message.cancel.epoch
-                self._cut(message.cancel.base_len)
-                return None
-            case Action.ANSWER_PING:
-                return wire.ServerMessage(pong=wire.Pong())
-            case Action.OUT_OF_SYNC:
-                return unreached(_position(message), len(self.committed))
-            case Action.NO_ANSWER:
-                position = len(self.committed) if message.HasField("credit") else _position(message)
-                return no_answer(position, len(self.committed))
-            case Action.REFUSE:
-                return refused(message)
-            case Action.DROP:
-                return None
+    def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
+        """Queue memory rows of the engine, float32 ``[n, kv_heads, head_dim]`` from position ``start`` on."""
+        self._rows.add(start, keys, values, self._rows_end)
 
-    def _begin(self, prompt: wire.Prompt) -> Verify:
-        self._epoch, self._asked, end = prompt.epoch, True, _end(prompt)
-        self._cut(prompt.base_len)
-        self._rows.held_by_client(min(prompt.rows_from, end))
-        self.committed += prompt.tokens
-        self._answer_start = self._told = end
-        self._max_length, self._while_away = prompt.max_length, prompt.while_away
-        self._sampling = sampling_of(prompt.sampling)
-        return self._work(supplied=len(prompt.tokens))
+    def take_rows(self) -> wire.ServerMessage | None:
+        """Remove and return a frame of memory rows, if there are any; only a few rows after a pushed verdict."""
+        if not self.pushes:
+            return self._rows.take(_MAX_ROWS, self._epoch)
+        of_prompt = self._rows.sent < (self._answer_start or 0)
+        return self._rows.take(_PROMPT_ROWS_AFTER_PUSHED if of_prompt else _ROWS_AFTER_PUSHED, self._epoch)
 
-    def _verify(self, draft: wire.Draft) -> Verify:
-        parents = check_parents(draft.parents, len(draft.tokens))
-        room = self.limits.max_context - draft.base_len
-        rows_from = self._rows.next if self._rows.wanted else None
-        return self._work(tuple(draft.tokens[:room]), tuple(parents[:room]), rows_from=rows_from)
+    def disable_rows(self) -> None:
+        """Send no memory rows on this connection: the engine makes none."""
+        self._rows.disable()
 
-    def _repeat(self, message: wire.ClientMessage) -> wire.ServerMessage:
-        if message.HasField("prompt"):
-            return self._known_verdict(_end(message.prompt))
-        draft = message.draft
-        return self._known_verdict(draft.base_len, draft.tokens, check_parents(draft.parents, len(draft.tokens)))
 
-    def _take_credit(self, credit: wire.Credit) -> None:
-        self._credit = credit.position
-        self.round_trip_us = credit.round_trip_us or self.round_trip_us
+def _until_end(
+    tokens: list[int], base_len: int, stop_tokens: Collection[int], max_length: int, max_context: int
+) -> tuple[list[int], int]:
+    """Cut off tokens at the end of the answer.
 
-    def _known_verdict(
-        self, base_len: int, draft: Sequence[int] = (), parents: Sequence[int] = ()
-    ) -> wire.ServerMessage:
-        """On what is decided already."""
-        self._told = len(self.committed)
-        tokens, levels = self.committed[base_len:], [0, *depths(parents)]
-        path, _ = walk(draft, parents, lambda node: tokens[levels[node]] if levels[node] < len(tokens) else -1)
-        finish = wire.Finish.Name(wire.FINISH_UNSPECIFIED if self._finish is None else self._finish)
-        verdict = wire.Verdict(epoch=self._epoch, base_len=base_len, tokens=tokens, accepted=len(path), finish=finish)
-        return wire.ServerMessage(verdict=verdict)
+    Args:
+        tokens: tokens after ``base_len`` others.
+        base_len: position of the first token.
+        stop_tokens: tokens that end the answer.
+        max_length: position at which the answer ends, 0 for none.
+        max_context: position at which the context ends.
+
+    Returns:
+        the tokens of the answer, and the ``Finish`` of the wire.
+    """
+    for count, token in enumerate(tokens, 1):
+        if token in stop_tokens:
+            return tokens[:count], wire.FINISH_STOP
+        if max_length and base_len + count >= max_length:
+            return tokens[:count], wire.FINISH_LENGTH
+        if base_len + count >= max_context:
+            return tokens[:count], wire.FINISH_CONTEXT
+    return tokens, wire.FINISH_UNSPECIFIED
+
+
+def _longest_known_mark(resume: wire.Resume, committed: Sequence[int]) -> int:
+    """Return the length of the client's longest mark whose tokens the server has; 0 for none."""
+
+    def known(mark: wire.Mark) -> bool:
+        return mark.length <= len(committed) and digest(committed[: mark.length]) == mark.digest
+
+    return max((mark.length for mark in resume.marks[-2:] if known(mark)), default=0)
+
+
+def _unexpected(message: wire.ClientMessage) -> wire.ServerMessage:
+    """Return the fault for a frame that a client must not send now."""
+    event = message.WhichOneof("event")
+    if event == "prompt":
+        return fault(wire.FAULT_CODE_PROTOCOL, "another Prompt of the same epoch; each begins one of its own")
+    return fault(wire.FAULT_CODE_PROTOCOL, f"a {event or 'empty'} event cannot follow the Hello of a connection")
 
 
 def _end(prompt: wire.Prompt) -> int:
-    """Committed length right behind a Prompt."""
+    """Return the committed length right after a Prompt."""
     return prompt.base_len + len(prompt.tokens)
 
 
 def _position(message: wire.ClientMessage) -> int:
-    """That a Prompt or Draft names."""
+    """Return the position that a Prompt or Draft names."""
     return int(message.prompt.base_len if message.HasField("prompt") else message.draft.base_len)

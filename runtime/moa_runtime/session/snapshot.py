@@ -1,4 +1,4 @@
-"""A session at one moment as JSON: written by one program, read by the next."""
+"""Snapshots of a client session as JSON: saved by one process, restored by the next."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from moa_runtime.session.sampling import LARGEST_REAL, Sampling
 SNAPSHOT_VERSION = 3
 
 _UINT32, _UINT64 = 2**32 - 1, 2**64 - 1
-_LONGEST_SHOWN = 60  # characters of a wrong value, in a sentence
+_LONGEST_SHOWN = 60  # characters of an invalid value in an error message
 _AnyEnum = TypeVar("_AnyEnum", bound=enum.Enum)
 
 
 class SnapshotError(MoaError):
-    """A snapshot that cannot be restored; the conversation's text may still be."""
+    """A snapshot cannot be restored. The text of the conversation may still be usable."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What outlives the program; the attributes are those of a session."""
+    """The state of a session that outlives its process; the attributes are those of the session."""
 
     policy: Policy
     limits: Limits
@@ -43,7 +43,7 @@ class Snapshot:
     while_away: bool
 
     def to_json(self, fingerprints: Fingerprints) -> dict[str, Any]:
-        """Numbers, texts, lists and dicts; with the version, and for whom the tokens are."""
+        """Return JSON values, with the version and the fingerprints of the bundle."""
         data = {field.name: getattr(self, field.name) for field in fields(self)}
         return data | {
             "version": SNAPSHOT_VERSION,
@@ -56,10 +56,10 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, data: object, fingerprints: Fingerprints, vocab_size: int = 1 << 32) -> Snapshot:
-        """The snapshot, if it is whole and was made of the same target's tokens.
+        """Read a snapshot.
 
         Raises:
-            SnapshotError: it is not.
+            SnapshotError: if a value is missing or invalid, or the version, target or tokenizer differs.
         """
         top = _Reader(data, "a snapshot")
         version = top.number("version", _UINT64)
@@ -89,7 +89,7 @@ class Snapshot:
                 keep_seconds=limits.number("keep_seconds", _UINT32),
             ),
             resume_token=top.text("resume_token"),
-            epoch=top.number("epoch", _UINT64 // 2),  # room to go on counting
+            epoch=top.number("epoch", _UINT64 // 2),  # the session counts on from it
             connection=top.number("connection", _UINT64 // 2),
             committed=top.tokens("committed", vocab_size),
             supplied=top.tokens("supplied", vocab_size),
@@ -106,23 +106,23 @@ class Snapshot:
         return snapshot
 
     def _check(self) -> None:
-        """That the parts fit together."""
+        """Raise SnapshotError if values contradict each other."""
         known = len(self.committed) + len(self.supplied)
         if len(self.origins) != len(self.tentative):
             raise _broken(f"{len(self.tentative)} tentative tokens have {len(self.origins)} origins")
         if self.kept > len(self.supplied):
             raise _broken(f"{self.kept} of {len(self.supplied)} supplied tokens are kept ones")
         if not self.answering and (self.supplied or self.tentative):
-            raise _broken("no answer runs, and yet tokens await the target")
+            raise _broken("no answer is running, but tokens await the target")
         if self.answering and (self.answer_start is None or not 0 < self.answer_start <= known):
-            raise _broken(f"an answer runs from position {self.answer_start} behind {known} tokens")
+            raise _broken(f"an answer runs from position {self.answer_start} of {known} tokens")
 
 
 def sampling_from_json(data: object) -> Sampling:
-    """What ``dataclasses.asdict`` made of one.
+    """Read the result of ``dataclasses.asdict`` for a Sampling.
 
     Raises:
-        SnapshotError: it is broken.
+        SnapshotError: if a value is missing or invalid.
     """
     sampling = _Reader(data, "sampling")
     return Sampling(
@@ -135,10 +135,11 @@ def sampling_from_json(data: object) -> Sampling:
 
 
 class _Reader:
-    """Values of an object in JSON, of the types that are expected.
+    """Reads values of the expected types from a JSON object; raises SnapshotError if one is missing or invalid.
 
     Args:
-        name: of the object, in a sentence.
+        data: the object.
+        name: name of the object in error messages.
     """
 
     def __init__(self, data: object, name: str) -> None:
@@ -156,7 +157,8 @@ class _Reader:
 
     def text(self, key: str) -> str:
         value = self.get(key)
-        if not isinstance(value, str) or any("\ud800" <= char <= "\udfff" for char in value):  # which JSON may hold
+        # JSON strings may contain lone surrogates, which are no text.
+        if not isinstance(value, str) or any("\ud800" <= char <= "\udfff" for char in value):
             raise _broken(f"{key} must be a text, not {_shown(ascii(value))}")
         return value
 
@@ -174,7 +176,7 @@ class _Reader:
 
     def real(self, key: str) -> float:
         value = self.get(key)
-        # False for what is not a number, too.
+        # Negated, so that NaN is refused too.
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST_REAL:
             raise _broken(f"{key} must be a number from 0 to {LARGEST_REAL:g}, not {_shown(value)}")
         return float(value)

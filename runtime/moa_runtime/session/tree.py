@@ -1,6 +1,6 @@
-"""Draft trees: parent indices, depths, and the path that a verdict accepts.
+"""Draft trees: parent indices, depths, and the path that a verdict accepts (SpecInfer, arXiv 2305.09781).
 
-Parents count as on the wire: 0 is the last committed token, ``i`` the i-th drafted token. The tree
+Parents are counted as on the wire: 0 is the last committed token, ``i`` the i-th drafted token. The tree
 ``a(b, c(d))`` is ``tokens=[a, b, c, d]``, ``parents=[0, 1, 1, 3]``; a chain of three is ``[0, 1, 2]``.
 """
 
@@ -12,7 +12,7 @@ from itertools import accumulate
 
 
 class TreeError(ValueError):
-    """Parents that do not describe a tree in topological order."""
+    """Parents do not describe a tree in topological order."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,13 @@ class DraftTree:
     """Drafted tokens, parents before children.
 
     Attributes:
-        parents: as on the wire: 0 is the last committed token, ``i`` the i-th drafted token.
+        tokens: token ids.
+        parents: parent of each token: 0 is the last committed token, ``i`` the i-th drafted token.
         scores: log-probability of the path to each token (nats).
-        steps: nodes that each step of the model continued while this was drafted.
+        steps: number of nodes that each step of the model expanded.
 
     Raises:
-        TreeError: parents that do not describe a tree, or another number of scores than of tokens.
+        TreeError: if the parents do not describe a tree, or the numbers of tokens, parents and scores differ.
     """
 
     tokens: tuple[int, ...] = ()
@@ -41,16 +42,16 @@ class DraftTree:
 
     @classmethod
     def chain(cls, tokens: Sequence[int], logprobs: Sequence[float], steps: Sequence[int] = ()) -> DraftTree:
-        """Tokens one behind the other, each with its own log-probability (nats)."""
+        """Build a chain of tokens from their own log-probabilities (nats)."""
         return cls(tuple(tokens), tuple(chain(len(tokens))), tuple(accumulate(logprobs)), tuple(steps))
 
     @property
     def depth(self) -> int:
-        """Levels."""
+        """Number of levels."""
         return max(depths(self.parents), default=0)
 
     def likeliest_path(self) -> list[int]:
-        """Indices of the path that takes the likeliest child each time."""
+        """Return the indices of the path that follows the likeliest child."""
         children: dict[int, int] = {}  # the likeliest of each node
         for index, parent in enumerate(self.parents):
             if parent not in children or self.scores[index] > self.scores[children[parent]]:
@@ -63,11 +64,11 @@ class DraftTree:
         return path
 
     def likeliest_scores(self) -> tuple[float, ...]:
-        """Log-probability of that path up to each of its tokens (nats)."""
+        """Return the log-probability of :meth:`likeliest_path` up to each of its tokens (nats)."""
         return tuple(self.scores[index] for index in self.likeliest_path())
 
     def behind(self, tokens: Sequence[int], logprobs: Sequence[float]) -> DraftTree:
-        """The tree with ``tokens``, a chain with log-probabilities of their own (nats), before it.
+        """Prepend a chain of ``tokens`` with their own log-probabilities (nats).
 
         ``a(b, c)`` behind ``[x]`` is ``x(a(b, c))``.
         """
@@ -83,15 +84,15 @@ class DraftTree:
 
 
 def chain(length: int) -> list[int]:
-    """Parents of a chain of ``length`` tokens."""
+    """Return the parents of a chain of ``length`` tokens."""
     return list(range(length))
 
 
 def check_parents(parents: Sequence[int], length: int) -> list[int]:
-    """The parents of ``length`` tokens; an empty list means a chain.
+    """Return the parents of ``length`` tokens; an empty list means a chain.
 
     Raises:
-        TreeError: the wrong number of parents, or one that is not an earlier token.
+        TreeError: if the number of parents is wrong, or one is not an earlier token.
     """
     if not parents:
         return chain(length)
@@ -104,7 +105,7 @@ def check_parents(parents: Sequence[int], length: int) -> list[int]:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Depth of each token: 1 for children of the last committed token. ``[0, 1, 1, 3]`` -> ``[1, 2, 2, 3]``."""
+    """Return each token's depth: 1 for children of the last committed token. ``[0, 1, 1, 3]`` -> ``[1, 2, 2, 3]``."""
     found: list[int] = []
     for parent in parents:
         found.append(1 if parent == 0 else found[parent - 1] + 1)
@@ -112,11 +113,12 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def accepted_path(tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int]) -> list[int]:
-    """The path that the target accepts, see :func:`walk`.
+    """Return the path that the target accepts.
 
     Args:
-        choices: the target's choice after the last committed token and after each drafted token,
-            ``len(tokens) + 1`` in all.
+        tokens, parents: the tree.
+        choices: the target's choices after the last committed token and after each drafted token, of length
+            ``len(tokens) + 1``.
 
     Returns:
         indices into ``tokens`` of the accepted path. With ``tokens=[5, 6, 7]`` as a chain and
@@ -129,10 +131,12 @@ def walk(tokens: Sequence[int], parents: Sequence[int], choice: Callable[[int], 
     """Walk down the tree as the target would, from the last committed token.
 
     Args:
-        choice: the target's choice after a node, 0 or a drafted token counted from 1; asked only where the path goes.
+        tokens, parents: the tree.
+        choice: returns the target's choice after a node: 0, or a drafted token counted from 1. It is called only for
+            the nodes of the path.
 
     Returns:
-        the accepted path as :func:`accepted_path` has it, and the choice behind it.
+        the accepted path as in :func:`accepted_path`, and the target's choice after it.
     """
     children: dict[tuple[int, int], int] = {}  # by parent and token; of equal ones the first
     for index, child in enumerate(zip(parents, tokens, strict=True)):

@@ -1,6 +1,6 @@
 /** In a model's place, as `tests/vectors/drafts.py` has it: what follows is a sum over all that a query may see. */
 
-import type { Backend, KvShape, Numbers, StepInputs, StepResult } from "../src/index.js";
+import type { Backend, KvShape, KvArray, StepInputs, StepResult } from "../src/index.js";
 
 const TOP_K = 4;
 const VOCABULARY = 12;
@@ -40,7 +40,7 @@ export class CountingBackend implements Backend {
     this.released = true;
   }
 
-  private numbers(pairs: number[][]): Numbers {
+  private numbers(pairs: number[][]): KvArray {
     return { ...this.kvShape, count: pairs.length, data: Float32Array.from(pairs.flat()) };
   }
 }

@@ -1,6 +1,6 @@
 /** In onnxruntime's place: a graph is a text, and what it computes is a sum. */
 
-import type { Numbers, Ort } from "../src/index.js";
+import type { KvArray, Ort } from "../src/index.js";
 import type { OrtSession, OrtTensor } from "../src/engine/ort.js";
 import { CountingBackend } from "./counting_backend.js";
 
@@ -66,12 +66,12 @@ function whole({ data, dims }: OrtTensor): number[] {
   return Array.from(data as BigInt64Array, Number).slice(0, dims[0]);
 }
 
-function numbers(tensor: OrtTensor | undefined): Numbers {
+function numbers(tensor: OrtTensor | undefined): KvArray {
   if (!tensor) return { count: 0, kvHeads: 1, headDim: 2, data: new Float32Array() };
   const [count, kvHeads, headDim] = tensor.dims as [number, number, number];
   return { count, kvHeads, headDim, data: tensor.data as Float32Array };
 }
 
-function tensor({ count, kvHeads, headDim, data }: Numbers): Tensor {
+function tensor({ count, kvHeads, headDim, data }: KvArray): Tensor {
   return new Tensor("float32", data, [count, kvHeads, headDim]);
 }

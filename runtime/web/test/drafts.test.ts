@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { MoaDrafter, NgramMixture, RowsMismatchError, type Drafter, type Numbers, type StepInputs } from "../src/index.js";
+import { MoaDrafter, NgramMixture, RowsMismatchError, type Drafter, type KvArray, type StepInputs } from "../src/index.js";
 import { ONE } from "../src/loop/budget.js";
 import { CountingBackend } from "./counting_backend.js";
 import { budgetFrom, samplingOf, type Fields } from "./given.js";
@@ -54,7 +54,7 @@ async function tell(drafter: Drafter, told: Fields & { readonly call: string }):
   }
 }
 
-function numbers(said: Value): Numbers {
+function numbers(said: Value): KvArray {
   const rows = said as number[][];
   return { kvHeads: 1, headDim: 2, count: rows.length, data: Float32Array.from(rows.flat()) };
 }

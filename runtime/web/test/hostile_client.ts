@@ -9,7 +9,7 @@ import { WebSocket } from "ws";
 
 import { Chat, ChatTokenizer, FixedShape, MoaError, budgetOf, ownHost, type ChatBundle, type DraftTree, type Drafter } from "../src/index.js";
 import { GrowingRows } from "../src/drafters/rows.js";
-import type { Numbers } from "../src/session/rows.js";
+import type { KvArray } from "../src/session/memory_rows.js";
 import { readJson } from "./vectors.js";
 
 const ANSWER = 12; // tokens asked for
@@ -38,7 +38,7 @@ class Guesser implements Drafter {
     return this.held.length;
   }
 
-  addRows(start: number, keys: Numbers, values: Numbers): void {
+  addRows(start: number, keys: KvArray, values: KvArray): void {
     this.held.write(start, keys, values);
   }
 

@@ -15,7 +15,7 @@ import type {
   LoopEvent,
   LoopSettings,
   Manners,
-  Numbers,
+  KvArray,
   Offline,
   Policy,
   Wait,
@@ -59,7 +59,7 @@ class StandIn implements Drafter {
     this.headDim = said["head_dim"] as number;
   }
 
-  addRows(start: number, keys: Numbers): void {
+  addRows(start: number, keys: KvArray): void {
     this.told.push(["add_rows", start, keys.count]);
     if (keys.headDim !== this.headDim) {
       throw new RowsMismatchError(`rows of ${keys.headDim} numbers, not ${this.headDim}`);

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { Bundle, EngineError, MoaDrafter, NgramMixture, RowsMismatchError, budgetOf, loadModels, serveModels } from "../src/index.js";
-import type { Drafters, Manifest, Numbers, Ort } from "../src/index.js";
+import type { Drafters, Manifest, KvArray, Ort } from "../src/index.js";
 import type { WorkerLike } from "../src/models/messages.js";
 import { CountingBackend } from "./counting_backend.js";
 import { CountingOrt } from "./counting_ort.js";
@@ -73,7 +73,7 @@ class Worker implements WorkerLike {
   }
 }
 
-function rows(count: number, start = 0): Numbers {
+function rows(count: number, start = 0): KvArray {
   return { count, kvHeads: 1, headDim: 2, data: Float32Array.from({ length: 2 * count }, (_, at) => start + at) };
 }
 

@@ -2,7 +2,7 @@
 
 import { fromBinary, fromJson, toBinary, toJson, type JsonValue } from "@bufbuild/protobuf";
 
-import { wire, type LoopEvent, type Numbers, type SessionEvent } from "../src/index.js";
+import { wire, type LoopEvent, type KvArray, type SessionEvent } from "../src/index.js";
 import { plain, type Value } from "./vectors.js";
 
 /** A frame from the server. */
@@ -27,7 +27,7 @@ export function eventOf(event: SessionEvent | LoopEvent): Value {
 }
 
 /** `[count, kvHeads, headDim]`. */
-function nested(numbers: Numbers): number[][][] {
+function nested(numbers: KvArray): number[][][] {
   const { count, kvHeads, headDim, data } = numbers;
   const range = (size: number): number[] => [...Array(size).keys()];
   return range(count).map((row) =>

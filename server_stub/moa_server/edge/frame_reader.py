@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from starlette.websockets import WebSocket
 
 from moa_runtime.session.handshake import fault
-from moa_runtime.session.work import parse_client_message
+from moa_runtime.session.server import parse_client_message
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.edge.connection_limits import ALL_BUSY, FULL_KEY
 

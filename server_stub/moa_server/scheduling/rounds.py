@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from moa_runtime.session.server import ServerSession
-from moa_runtime.session.work import RowsWork, Verify
+from moa_runtime.session.server import RowsWork, ServerSession, Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.scheduling.verify_job import Job
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from moa_runtime.session.handshake import fault
-from moa_runtime.session.work import RowsWork, Verify
+from moa_runtime.session.server import RowsWork, Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.drafting.server_drafting import Proposal
 from moa_server.edge.rate_limits import Budgets, Kind

@@ -111,12 +111,12 @@ export function readManifest(said: string): Manifest {
 }
 
 type Fields = { readonly [key: string]: unknown };
-type Reader<T> = (value: unknown) => T;
+type JsonReader<T> = (value: unknown) => T;
 
 /** A value of another form. */
 class FormError extends Error {}
 
-function part<T>(raw: Fields, name: string, read: Reader<T>): T {
+function part<T>(raw: Fields, name: string, read: JsonReader<T>): T {
   if (!(name in raw) && !["web_writer", "manners", "sampling"].includes(name)) throw malformed(`it lacks ${JSON.stringify(name)}`);
   try {
     return read(raw[name]);
@@ -155,18 +155,18 @@ function text(value: unknown): string {
   return value;
 }
 
-function listOf<T>(read: Reader<T>): Reader<T[]> {
+function listOf<T>(read: JsonReader<T>): JsonReader<T[]> {
   return (value) => {
     if (!Array.isArray(value)) throw new FormError();
     return value.map(read);
   };
 }
 
-function mapOf<T>(read: Reader<T>): Reader<Map<string, T>> {
+function mapOf<T>(read: JsonReader<T>): JsonReader<Map<string, T>> {
   return (value) => new Map(Object.entries(fields(value)).map(([name, item]) => [name, read(item)]));
 }
 
-function optional<T>(read: Reader<T>): Reader<T | null> {
+function optional<T>(read: JsonReader<T>): JsonReader<T | null> {
   return (value) => (value === null || value === undefined ? null : read(value));
 }
 

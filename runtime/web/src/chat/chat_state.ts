@@ -5,8 +5,7 @@ import { isSessionId, newSessionId } from "../link/session_id.js";
 import { ClientSession, type ClientOptions } from "../session/client.js";
 import { ORIGINS, type FinishReason, type Origin } from "../session/events.js";
 import type { Fingerprints } from "../session/handshake.js";
-import type { SnapshotJson } from "../session/snapshot.js";
-import { Reader } from "../session/snapshot_reader.js";
+import { JsonReader, type SnapshotJson } from "../session/snapshot.js";
 import type { Message } from "../text/chat_tokenizer.js";
 import { checkedTurn, type TurnsEnd } from "./conversation.js";
 import { newStatistics, type Statistics } from "./statistics.js";
@@ -78,7 +77,7 @@ export function stateFromJson(data: unknown): ChatState {
     );
   }
   try {
-    const top = new Reader(data, "a chat", broken);
+    const top = new JsonReader(data, "a chat", broken);
     const messages = top.list("messages").map(checkedTurn);
     return {
       server: top.text("server"),
@@ -160,7 +159,7 @@ function answerToJson(answer: AnswerState): SnapshotJson {
   };
 }
 
-function answerFrom(answer: Reader): AnswerState {
+function answerFrom(answer: JsonReader): AnswerState {
   const origins: Origin[] = [];
   for (const run of answer.list("origins")) {
     const [origin, length] = Array.isArray(run) ? (run as unknown[]) : [];
@@ -179,7 +178,7 @@ function answerFrom(answer: Reader): AnswerState {
 }
 
 /** Each figure of the type that a new answer's has; a time that is not known yet is null. */
-function statisticsFrom(figures: Reader): Statistics {
+function statisticsFrom(figures: JsonReader): Statistics {
   const read = Object.entries(newStatistics()).map(([name, usual]) => {
     const key = snake(name);
     const value = figures.get(key);

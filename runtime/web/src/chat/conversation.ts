@@ -3,7 +3,7 @@
 import { ChatError, MoaError } from "../errors.js";
 import { commonLength, same } from "../sequences.js";
 import type { Sampling } from "../session/sampling.js";
-import { shown } from "../session/snapshot_reader.js";
+import { shown } from "../session/snapshot.js";
 import { HistoryRewrittenError, type ChatTokenizer, type Message } from "../text/chat_tokenizer.js";
 import { checkedMarks, isAnswer, type Unconfirmed } from "./unconfirmed.js";
 

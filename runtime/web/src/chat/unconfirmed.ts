@@ -2,8 +2,7 @@
 
 import { MoaError } from "../errors.js";
 import type { Sampling } from "../session/sampling.js";
-import { samplingFrom, samplingToJson } from "../session/snapshot.js";
-import { Reader, type Json } from "../session/snapshot_reader.js";
+import { JsonReader, samplingFrom, samplingToJson, type Json } from "../session/snapshot.js";
 import type { Message } from "../text/chat_tokenizer.js";
 import { checkWishes } from "./wishes.js";
 
@@ -35,7 +34,7 @@ export function markToJson({ most, sampling, turn }: Unconfirmed): Json {
  * @throws MoaError it is broken.
  */
 export function markFromJson(data: unknown, broken: (what: string) => MoaError = brokenMark): Unconfirmed {
-  const mark = new Reader(data, "an unconfirmed turn", broken);
+  const mark = new JsonReader(data, "an unconfirmed turn", broken);
   return { turn: mark.number("turn"), sampling: samplingFrom(mark.inner("sampling")), most: mark.number("most") };
 }
 

@@ -2,7 +2,7 @@
 
 import { ChatError } from "../errors.js";
 import { GREEDY, type Sampling } from "../session/sampling.js";
-import { LARGEST_REAL, UINT64 } from "../session/snapshot_reader.js";
+import { LARGEST_REAL, UINT64 } from "../session/snapshot.js";
 
 /** How to answer a question. */
 export interface SendOptions {

@@ -5,7 +5,7 @@ import { continued, type Budget } from "../loop/budget.js";
 import type { Drafter } from "../loop/drafter.js";
 import type { Manners } from "../loop/manners.js";
 import { append, commonLength } from "../sequences.js";
-import type { Numbers } from "../session/rows.js";
+import type { KvArray } from "../session/memory_rows.js";
 import { GREEDY, type Sampling } from "../session/sampling.js";
 import { NOTHING, treeBehind, type DraftTree } from "../session/tree.js";
 import { GrowingTree } from "./growing_tree.js";
@@ -18,7 +18,7 @@ const CATCH_UP_TOKENS = 512;
 const MORE_LIKELY_THAN_NOT = Math.log(0.5);
 const SURE = Math.log(0.9);
 
-type Rows = readonly [Numbers, Numbers];
+type Rows = readonly [KvArray, KvArray];
 
 export interface MoaOptions {
   /** Positions the target can hold; no token is drafted beyond. */
@@ -73,7 +73,7 @@ export class MoaDrafter implements Drafter {
     return this.backend.needsRow;
   }
 
-  addRows(start: number, keys: Numbers, values: Numbers): void {
+  addRows(start: number, keys: KvArray, values: KvArray): void {
     this.memory.write(start, keys, values);
     this.rowsKept = Math.min(this.rowsKept, start);
   }

@@ -2,7 +2,7 @@
 
 import type { KvShape } from "../engine/backend.js";
 import { RowsMismatchError } from "../loop/drafter.js";
-import type { Numbers } from "../session/rows.js";
+import type { KvArray } from "../session/memory_rows.js";
 
 const FIRST_CAPACITY = 256;
 
@@ -22,7 +22,7 @@ export class GrowingRows {
    *
    * @throws RowsMismatchError a gap before `start`, or another shape than `[n, kvHeads, headDim]`.
    */
-  write(start: number, keys: Numbers, values: Numbers): void {
+  write(start: number, keys: KvArray, values: KvArray): void {
     checkRows(start, keys, values, this.length, this.kvShape);
     const width = this.kvShape.kvHeads * this.kvShape.headDim;
     const stop = start + keys.count;
@@ -42,9 +42,9 @@ export class GrowingRows {
   }
 
   /** Views of the first `count` keys and values. */
-  first(count: number): readonly [Numbers, Numbers] {
+  first(count: number): readonly [KvArray, KvArray] {
     const end = count * this.kvShape.kvHeads * this.kvShape.headDim;
-    const view = (data: Float32Array): Numbers => ({ ...this.kvShape, count, data: data.subarray(0, end) });
+    const view = (data: Float32Array): KvArray => ({ ...this.kvShape, count, data: data.subarray(0, end) });
     return [view(this.keys), view(this.values)];
   }
 }
@@ -55,7 +55,7 @@ export class GrowingRows {
  * @param held rows before them.
  * @throws RowsMismatchError a gap, or another shape than `[n, kvHeads, headDim]`.
  */
-export function checkRows(start: number, keys: Numbers, values: Numbers, held: number, { kvHeads, headDim }: KvShape): void {
+export function checkRows(start: number, keys: KvArray, values: KvArray, held: number, { kvHeads, headDim }: KvShape): void {
   const expected = shapeOf({ kvHeads, headDim, count: keys.count });
   if (shapeOf(keys) !== expected || shapeOf(values) !== expected) {
     throw new RowsMismatchError(`rows have shapes ${shapeOf(keys)} and ${shapeOf(values)}, expected ${expected}`);

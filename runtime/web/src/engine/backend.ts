@@ -1,7 +1,7 @@
 /** The contract of every backend: one stateless step of the device half. */
 
 import { MoaError } from "../errors.js";
-import type { Numbers } from "../session/rows.js";
+import type { KvArray } from "../session/memory_rows.js";
 
 /**
  * What one step is given: the inputs of the graph. `T` new tokens, `Q` queries among them, `S` cached tokens, `M` memory rows;
@@ -15,13 +15,13 @@ export interface StepInputs {
   /** `[Q]`, indices into the new tokens whose next token is wanted. */
   readonly queries: readonly number[];
   /** `S` cache entries of earlier tokens, from position 0 on. */
-  readonly selfKeys: Numbers;
-  readonly selfValues: Numbers;
+  readonly selfKeys: KvArray;
+  readonly selfValues: KvArray;
   /** `[T, S + T]` row by row, 1 where a token may look: cached tokens first, then the new ones, itself included. */
   readonly selfMask: Uint8Array;
   /** Of positions `0..M-1`; every query sees all. `M >= 1` where {@link Backend.needsRow}: without any there is one of zeros. */
-  readonly memoryKeys: Numbers;
-  readonly memoryValues: Numbers;
+  readonly memoryKeys: KvArray;
+  readonly memoryValues: KvArray;
 }
 
 /** What one step computes: the outputs of the graph. */
@@ -31,8 +31,8 @@ export interface StepResult {
   /** Their log-probabilities over the draft vocabulary (nats). */
   readonly topLogprobs: readonly (readonly number[])[];
   /** Cache entries of the new tokens. */
-  readonly keys: Numbers;
-  readonly values: Numbers;
+  readonly keys: KvArray;
+  readonly values: KvArray;
 }
 
 /** Heads and numbers of each, of a cache entry and of a memory row. */
@@ -77,8 +77,8 @@ export function saidBy(error: unknown): string {
  */
 export function chainInputs(
   tokens: readonly number[],
-  cache: readonly [Numbers, Numbers],
-  memory: readonly [Numbers, Numbers],
+  cache: readonly [KvArray, KvArray],
+  memory: readonly [KvArray, KvArray],
 ): StepInputs {
   const held = cache[0].count;
   const selfMask = new Uint8Array(tokens.length * (held + tokens.length));

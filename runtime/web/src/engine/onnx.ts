@@ -1,7 +1,7 @@
 /** A graph on onnxruntime. */
 
 import type { TargetEntry } from "../bundle/manifest.js";
-import type { Numbers } from "../session/rows.js";
+import type { KvArray } from "../session/memory_rows.js";
 import { EngineError, saidBy, type Backend, type KvShape, type StepInputs, type StepResult } from "./backend.js";
 import type { Ort, OrtSession, OrtTensor } from "./ort.js";
 
@@ -66,7 +66,7 @@ export class OnnxBackend implements Backend {
     const { ort } = this;
     const whole = (numbers: readonly number[]): OrtTensor =>
       new ort.Tensor("int64", BigInt64Array.from(numbers, BigInt), [numbers.length]);
-    const floats = ({ data, count, kvHeads, headDim }: Numbers): OrtTensor =>
+    const floats = ({ data, count, kvHeads, headDim }: KvArray): OrtTensor =>
       new ort.Tensor("float32", data, [count, kvHeads, headDim]);
     const given: { [name: string]: OrtTensor } = {
       tokens: whole(inputs.tokens),
@@ -80,7 +80,7 @@ export class OnnxBackend implements Backend {
     return { ...given, memory_keys: floats(inputs.memoryKeys), memory_values: floats(inputs.memoryValues) };
   }
 
-  private entries({ data, dims }: OrtTensor): Numbers {
+  private entries({ data, dims }: OrtTensor): KvArray {
     return { ...this.kvShape, count: dims[0]!, data: data as Float32Array };
   }
 }

@@ -1,6 +1,6 @@
 /** The contract of every drafter. */
 
-import type { Numbers } from "../session/rows.js";
+import type { KvArray } from "../session/memory_rows.js";
 import type { Sampling } from "../session/sampling.js";
 import type { DraftTree } from "../session/tree.js";
 import type { Budget } from "./budget.js";
@@ -27,7 +27,7 @@ export interface Drafter {
    * @param start absolute position of the first row, at most {@link rows}; later rows held are replaced.
    * @throws RowsMismatchError a gap between the rows held and `start`, or another shape.
    */
-  addRows(start: number, keys: Numbers, values: Numbers): void;
+  addRows(start: number, keys: KvArray, values: KvArray): void;
 
   /** Forget the rows of positions `length` and above. */
   truncateRows(length: number): void;

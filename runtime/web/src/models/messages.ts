@@ -4,7 +4,7 @@ import type { TargetEntry } from "../bundle/manifest.js";
 import type { DrafterPlan } from "../drafters/for_bundle.js";
 import type { KvShape } from "../engine/backend.js";
 import type { Budget } from "../loop/budget.js";
-import type { Numbers } from "../session/rows.js";
+import type { KvArray } from "../session/memory_rows.js";
 import type { Sampling } from "../session/sampling.js";
 import type { DraftTree } from "../session/tree.js";
 
@@ -23,7 +23,7 @@ export type Request =
       readonly providers: readonly string[] | undefined;
     }
   | { readonly do: "make"; readonly drafter: number; readonly model: ModelName; readonly kvShape: KvShape; readonly plan: DrafterPlan }
-  | { readonly do: "addRows"; readonly drafter: number; readonly start: number; readonly keys: Numbers; readonly values: Numbers }
+  | { readonly do: "addRows"; readonly drafter: number; readonly start: number; readonly keys: KvArray; readonly values: KvArray }
   | { readonly do: "truncateRows"; readonly drafter: number; readonly length: number }
   | { readonly do: "drop"; readonly drafter: number }
   | {

@@ -5,7 +5,7 @@ import type { KvShape } from "../engine/backend.js";
 import type { Budget } from "../loop/budget.js";
 import type { Drafter } from "../loop/drafter.js";
 import type { Manners } from "../loop/manners.js";
-import type { Numbers } from "../session/rows.js";
+import type { KvArray } from "../session/memory_rows.js";
 import { GREEDY, type Sampling } from "../session/sampling.js";
 import { NOTHING, type DraftTree } from "../session/tree.js";
 import type { WorkerLink } from "./worker_link.js";
@@ -34,7 +34,7 @@ export class WorkerDrafter implements Drafter {
     this.manners = served.manners;
   }
 
-  addRows(start: number, keys: Numbers, values: Numbers): void {
+  addRows(start: number, keys: KvArray, values: KvArray): void {
     checkRows(start, keys, values, this.rows, this.served.kvShape);
     this.rows = start + keys.count;
     const [ours, theirs] = [copied(keys), copied(values)]; // they may be parts of larger arrays
@@ -62,6 +62,6 @@ export class WorkerDrafter implements Drafter {
   }
 }
 
-function copied(numbers: Numbers): Numbers {
+function copied(numbers: KvArray): KvArray {
   return { ...numbers, data: numbers.data.slice() };
 }

@@ -121,7 +121,7 @@ export type Action =
 /** What a frame does in a state. */
 export interface Transition {
   readonly action: Action;
-  /** States that may follow. The state stays the same if there are none, if the frame is broken or brings nothing new. */
+  /** States that may follow. The state stays if there are none, if the frame is broken, and if it brings nothing new. */
   readonly nextStates: readonly State[];
 }
 
@@ -131,7 +131,8 @@ function each(states: readonly State[], action: Action, ...nextStates: State[]):
   return Object.fromEntries(states.map((state) => [state, { action, nextStates }]));
 }
 
-const ENDED: readonly State[] = ["idle", "needsPrompt", "prompted"]; // the last two: the policy `keep` overrules the verdict
+// The last two: the policy `keep` overrules the verdict.
+const ENDED: readonly State[] = ["idle", "needsPrompt", "prompted"];
 
 /** Transitions by event and state; a frame is dropped in states without a transition. */
 export const FRAMES: { readonly [event in Event]: Transitions } = {

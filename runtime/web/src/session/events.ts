@@ -1,19 +1,18 @@
-/** What a client session tells the application. */
+/** Events of a client session. */
 
-import type { Numbers } from "./rows.js";
+import type { KvArray } from "./memory_rows.js";
 
 /**
- * Where a token of an answer came from: `drafted` by the device while online and confirmed by the target, written
- * `offline` by the device without the target, `corrected` is chosen by the target itself, `kept` was written offline
- * and is kept by the user's policy without asking the target.
+ * Origin of an answer's token: `drafted` by the device and confirmed by the target; written `offline` by the device;
+ * `corrected`, chosen by the target itself; `kept`, written offline and kept by policy without asking the target.
  */
 export type Origin = (typeof ORIGINS)[number];
 export const ORIGINS = ["drafted", "offline", "corrected", "kept"] as const;
 
 /**
- * What becomes of tokens written offline when the target comes back: with `rollback` they stay up to the first
- * disagreement, with `keep` they stay whatever the target would have written; `ask` is as `rollback`, and the application
- * hears of the disagreement and may keep them after all.
+ * What happens to offline tokens after the device is online again. `rollback`: they stay up to the first disagreement
+ * with the target. `keep`: they stay. `ask`: like `rollback`, but the application learns of the disagreement and may
+ * keep them after all.
  */
 export type Policy = (typeof POLICIES)[number];
 export const POLICIES = ["rollback", "keep", "ask"] as const;
@@ -22,56 +21,56 @@ export const POLICIES = ["rollback", "keep", "ask"] as const;
 export type FinishReason = "stop" | "length" | "context";
 
 /**
- * Why a verdict came: `asked` for by a Prompt or Draft of this connection, `pushed` within the credit, or `fetched`: it
- * followed the Welcome and was decided before this connection.
+ * Why a verdict was sent: `asked` by a Prompt or Draft of this connection, `pushed` within the credit, or `fetched`,
+ * decided before this connection and sent after the Welcome.
  */
 export type Cause = "asked" | "pushed" | "fetched";
 
-/** The link is up. `resumed`: the server still knew the conversation. `drafts`: the server drafts too. */
+/** The link is up. `resumed`: the server had kept the conversation. `drafts`: the server drafts for pushed verdicts. */
 export interface Welcomed {
   readonly event: "Welcomed";
   readonly resumed: boolean;
   readonly drafts: boolean;
 }
 
-/** The server has taken the frame with this stamp, and held it for so many seconds before it answered. */
+/** The server has answered the frame with this stamp, `heldS` seconds after it arrived. */
 export interface Echoed {
   readonly event: "Echoed";
   readonly stamp: number;
   readonly heldS: number;
 }
 
-/** New memory rows for the drafter, from position `start` on: `keys` and `values` are `[count, kvHeads, headDim]`. */
+/** Memory rows for the drafter from position `start` on; `keys` and `values` are `[count, kvHeads, headDim]`. */
 export interface RowsReceived {
   readonly event: "RowsReceived";
   readonly start: number;
-  readonly keys: Numbers;
-  readonly values: Numbers;
+  readonly keys: KvArray;
+  readonly values: KvArray;
 }
 
-/** A verdict was taken up; what it changed follows. */
+/** A verdict was accepted; the events of its effects follow. */
 export interface Decided {
   readonly event: "Decided";
   readonly cause: Cause;
-  /** Tokens of the Prompt that it answers, 0 for a Draft. */
+  /** Number of tokens of the Prompt that it answers; 0 for a Draft. */
   readonly supplied: number;
-  /** Tokens of the Draft that it answers; of a pushed one, those that the server drafted. */
+  /** Number of tokens of the Draft that it answers; if pushed, number of tokens that the server drafted. */
   readonly drafted: number;
-  /** Of them. */
+  /** Number of drafted tokens that the target accepted. */
   readonly accepted: number;
-  /** Seconds that the target took. */
+  /** Time of the target, seconds. */
   readonly computeS: number;
-  /** Seconds that the server's own draft took, for a verdict that was pushed. */
+  /** Time of the server's own draft, seconds, if pushed. */
   readonly draftS: number;
-  /** The verifier is busy, and asks the device to draft. */
+  /** Whether the verifier is busy and asks the device to draft. */
   readonly draftsWanted: boolean;
-  /** Conversations that share the target, this one included; 1 where the verifier does not say it. */
+  /** Number of conversations that share the target, including this one; 1 if unknown. */
   readonly sharing: number;
 }
 
 /**
- * Answer tokens that became final, in order, from absolute position `start`; none where a late verdict brought nothing
- * but what the policy `keep` overrules.
+ * Answer tokens became final, in order, from absolute position `start` on. There are none if the policy `keep` overrules
+ * all tokens of a late verdict.
  */
 export interface Committed {
   readonly event: "Committed";
@@ -80,7 +79,7 @@ export interface Committed {
   readonly origins: readonly Origin[];
 }
 
-/** Tentative tokens that were dropped, from absolute position `start` on. */
+/** Tentative tokens were dropped, from absolute position `start` on. */
 export interface RolledBack {
   readonly event: "RolledBack";
   readonly start: number;
@@ -94,17 +93,17 @@ export interface Finished {
   readonly reason: FinishReason;
 }
 
-/** The server refused something, or sent what cannot be understood. */
+/** The server refused a request, or sent a broken frame. */
 export interface Faulted {
   readonly event: "Faulted";
   /** Name of a `FaultCode`, such as `CONTEXT_FULL`. */
   readonly code: string;
   readonly text: string;
-  /** Milliseconds after which trying again may help; 0 for never. */
+  /** Delay after which a retry may succeed, milliseconds; 0 for never. */
   readonly retryAfterMs: number;
 }
 
-/** The server is given `replayed` tokens of the conversation again: it lost them. */
+/** The server had lost `replayed` tokens of the conversation, which are sent again. */
 export interface Resumed {
   readonly event: "Resumed";
   readonly replayed: number;

@@ -1,32 +1,33 @@
-/** What both ends must agree on before a conversation starts. */
+/** Hello and Welcome: what both ends have to agree on before a conversation starts. */
 
 export const PROTOCOL_VERSION = 2;
 
-/** For whom tokens and memory rows are. `drafter` is empty for a client that drafts without memory rows. */
+/** Fingerprints of the models of a bundle. `drafter` is empty if the client drafts without memory rows. */
 export interface Fingerprints {
   readonly target: string;
   readonly tokenizer: string;
   readonly drafter: string;
 }
 
-/** What a verifier allows. */
+/** Limits of a verifier, as in its Welcome. */
 export interface Limits {
-  /** Tokens. */
+  /** Context of the target, tokens. */
   readonly maxContext: number;
+  /** Largest draft, tokens. */
   readonly maxDraftTokens: number;
-  /** Bytes. */
+  /** Largest frame, bytes. */
   readonly maxFrameBytes: number;
-  /** Silence after which it closes a connection. */
+  /** A connection is closed after this silence, seconds. */
   readonly idleSeconds: number;
-  /** Whether it verifies trees, or chains only. */
+  /** Whether draft trees are verified; else only chains. */
   readonly trees: boolean;
-  /** How long it writes an answer on while its client is away; 0 for not at all. */
+  /** How long an answer is continued after its client disconnected, seconds; 0 if it is not. */
   readonly awaySeconds: number;
-  /** How long it keeps a conversation without a connection. */
+  /** How long a conversation is kept after its client disconnected, seconds. */
   readonly keepSeconds: number;
 }
 
-/** Until a verifier has said its own. */
+/** Limits assumed before the first Welcome. */
 export const USUAL_LIMITS: Limits = {
   maxContext: 8192,
   maxDraftTokens: 1024,
@@ -37,7 +38,7 @@ export const USUAL_LIMITS: Limits = {
   keepSeconds: 0,
 };
 
-/** CRC-32 (IEEE 802.3) of token ids, each as four bytes, little end first: `digest([1, 2])` is 58791804. */
+/** Return the CRC-32 (IEEE 802.3) of token ids, each as four bytes, little-endian: `digest([1, 2])` is 58791804. */
 export function digest(tokens: Iterable<number>): number {
   let crc = -1;
   for (const token of tokens) {

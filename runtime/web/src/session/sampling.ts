@@ -1,6 +1,6 @@
-/** How the target chooses. */
+/** Sampling parameters of an answer. */
 
-/** `temperature` 0 is greedy; `seed`, 64 bits, and the position make the noise. `topK` and `minP` are 0 for none. */
+/** `temperature` 0 is greedy. `seed` (64 bits) and position determine a token's noise. `topK`, `minP`: 0 disables. */
 export interface Sampling {
   readonly temperature: number;
   readonly topP: number;

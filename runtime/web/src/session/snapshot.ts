@@ -1,16 +1,16 @@
-/** A session at one moment as JSON: written by one program, read by the next. */
+/** Snapshots of a client session as JSON: saved by one process, restored by the next. */
 
+import { MoaError } from "../errors.js";
 import { ORIGINS, POLICIES, type Origin, type Policy } from "./events.js";
 import type { Fingerprints, Limits } from "./handshake.js";
 import type { Sampling } from "./sampling.js";
-import { Reader, SnapshotError, UINT32, UINT64, brokenSnapshot, saidWhole, shown, type Json } from "./snapshot_reader.js";
 
 export const SNAPSHOT_VERSION = 3;
 
-/** The keys are those of the Python runtime. Whole numbers above 2^53 - 1 are texts. */
+/** The keys are those of the Python runtime. Integers above 2^53 - 1 are strings. */
 export type SnapshotJson = { [key: string]: Json };
 
-/** What outlives the program; the parts are those of a session. */
+/** The state of a session that outlives its process. */
 export interface Snapshot {
   readonly policy: Policy;
   readonly limits: Limits;
@@ -29,7 +29,7 @@ export interface Snapshot {
   readonly whileAway: boolean;
 }
 
-/** With the version, and for whom the tokens are. */
+/** Return JSON values, with the version and the fingerprints of the bundle. */
 export function snapshotToJson(snapshot: Snapshot, fingerprints: Fingerprints): SnapshotJson {
   const { limits } = snapshot;
   return {
@@ -46,8 +46,8 @@ export function snapshotToJson(snapshot: Snapshot, fingerprints: Fingerprints): 
       keep_seconds: limits.keepSeconds,
     },
     resume_token: snapshot.resumeToken,
-    epoch: saidWhole(snapshot.epoch),
-    connection: saidWhole(snapshot.connection),
+    epoch: wholeToJson(snapshot.epoch),
+    connection: wholeToJson(snapshot.connection),
     committed: snapshot.committed,
     supplied: snapshot.supplied,
     kept: snapshot.kept,
@@ -62,12 +62,12 @@ export function snapshotToJson(snapshot: Snapshot, fingerprints: Fingerprints): 
 }
 
 /**
- * The snapshot, if it is whole and was made of the same target's tokens.
+ * Read a snapshot.
  *
- * @throws SnapshotError it is not.
+ * @throws SnapshotError if a value is missing or invalid, or the version, target or tokenizer differs.
  */
 export function snapshotFromJson(data: unknown, fingerprints: Fingerprints, vocabSize: number): Snapshot {
-  const top = new Reader(data, "a snapshot");
+  const top = new JsonReader(data, "a snapshot");
   const version = top.whole("version", UINT64);
   if (version !== BigInt(SNAPSHOT_VERSION)) {
     throw new SnapshotError(
@@ -89,7 +89,7 @@ export function snapshotFromJson(data: unknown, fingerprints: Fingerprints, voca
     policy: top.choice("policy", POLICIES),
     limits: limitsFrom(top.inner("limits")),
     resumeToken: top.text("resume_token"),
-    epoch: top.whole("epoch", UINT64 / 2n), // room to go on counting
+    epoch: top.whole("epoch", UINT64 / 2n), // the session counts on from it
     connection: top.whole("connection", UINT64 / 2n),
     committed: top.tokens("committed", vocabSize),
     supplied: top.tokens("supplied", vocabSize),
@@ -106,7 +106,7 @@ export function snapshotFromJson(data: unknown, fingerprints: Fingerprints, voca
   return snapshot;
 }
 
-function limitsFrom(limits: Reader): Limits {
+function limitsFrom(limits: JsonReader): Limits {
   return {
     maxContext: limits.number("max_context"),
     maxDraftTokens: limits.number("max_draft_tokens"),
@@ -119,11 +119,11 @@ function limitsFrom(limits: Reader): Limits {
 }
 
 export function samplingToJson({ minP, seed, temperature, topK, topP }: Sampling): SnapshotJson {
-  return { temperature, top_p: topP, seed: saidWhole(seed), top_k: topK, min_p: minP };
+  return { temperature, top_p: topP, seed: wholeToJson(seed), top_k: topK, min_p: minP };
 }
 
-/** What {@link samplingToJson} made. */
-export function samplingFrom(sampling: Reader): Sampling {
+/** Read the values of {@link samplingToJson}. */
+export function samplingFrom(sampling: JsonReader): Sampling {
   return {
     temperature: sampling.real("temperature"),
     topP: sampling.real("top_p"),
@@ -133,7 +133,7 @@ export function samplingFrom(sampling: Reader): Sampling {
   };
 }
 
-/** That the parts fit together. */
+/** @throws SnapshotError if values contradict each other. */
 function check(snapshot: Snapshot): void {
   const { answerStart, answering, kept, origins, supplied, tentative } = snapshot;
   const known = snapshot.committed.length + supplied.length;
@@ -142,9 +142,144 @@ function check(snapshot: Snapshot): void {
   }
   if (kept > supplied.length) throw brokenSnapshot(`${kept} of ${supplied.length} supplied tokens are kept ones`);
   if (!answering && (supplied.length || tentative.length)) {
-    throw brokenSnapshot("no answer runs, and yet tokens await the target");
+    throw brokenSnapshot("no answer is running, but tokens await the target");
   }
   if (answering && (answerStart === null || answerStart <= 0 || answerStart > known)) {
-    throw brokenSnapshot(`an answer runs from position ${answerStart} behind ${known} tokens`);
+    throw brokenSnapshot(`an answer runs from position ${answerStart} of ${known} tokens`);
   }
+}
+
+// -- values of JSON -------------------------------------------------------------------------------
+
+export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
+
+export const UINT32 = 2n ** 32n - 1n;
+export const UINT64 = 2n ** 64n - 1n;
+export const LARGEST_REAL = 3e38; // largest number in the wire's float fields
+const LONGEST_SHOWN = 60; // characters of an invalid value in an error message
+
+/** A snapshot cannot be restored. The text of the conversation may still be usable. */
+export class SnapshotError extends MoaError {
+  override readonly name = "SnapshotError";
+}
+
+export function brokenSnapshot(what: string): SnapshotError {
+  return new SnapshotError(`the snapshot is broken: ${what}; begin a new conversation`);
+}
+
+/** Return an integer for JSON: as a string if a double would not be exact. */
+export function wholeToJson(value: bigint): number | string {
+  return value <= BigInt(Number.MAX_SAFE_INTEGER) ? Number(value) : String(value);
+}
+
+/** Read a value of {@link wholeToJson}; undefined if it is none. */
+function wholeFromJson(value: unknown): bigint | undefined {
+  if (typeof value === "number") return Number.isSafeInteger(value) && value >= 0 ? BigInt(value) : undefined;
+  if (typeof value !== "string" || !/^[1-9][0-9]{15,19}$/.test(value)) return undefined;
+  const whole = BigInt(value);
+  return whole > BigInt(Number.MAX_SAFE_INTEGER) ? whole : undefined;
+}
+
+/** Reads values of the expected types from a JSON object. */
+export class JsonReader {
+  private readonly data: Record<string, unknown>;
+
+  /**
+   * @param name name of the object in error messages.
+   * @param broken makes the error, a SnapshotError by default.
+   * @throws MoaError if `data` is not an object. All methods that read a value throw it if the value is invalid.
+   */
+  constructor(
+    data: unknown,
+    name: string,
+    private readonly broken: (what: string) => MoaError = brokenSnapshot,
+  ) {
+    if (typeof data !== "object" || data === null || Array.isArray(data)) {
+      throw broken(`${name} must be an object, not ${shown(data)}`);
+    }
+    this.data = data as Record<string, unknown>;
+  }
+
+  has(key: string): boolean {
+    return Object.hasOwn(this.data, key);
+  }
+
+  get(key: string): unknown {
+    if (!this.has(key)) throw this.broken(`${key} is missing`);
+    return this.data[key];
+  }
+
+  inner(key: string): JsonReader {
+    return new JsonReader(this.get(key), key, this.broken);
+  }
+
+  text(key: string): string {
+    const value = this.get(key);
+    if (typeof value !== "string" || /\p{Surrogate}/u.test(value)) {
+      throw this.broken(`${key} must be a text, not ${shown(value)}`);
+    }
+    return value;
+  }
+
+  flag(key: string): boolean {
+    const value = this.get(key);
+    if (typeof value !== "boolean") throw this.broken(`${key} must be true or false, not ${shown(value)}`);
+    return value;
+  }
+
+  whole(key: string, most: bigint): bigint {
+    const value = this.get(key);
+    const whole = wholeFromJson(value);
+    if (whole === undefined || whole > most) {
+      throw this.broken(`${key} must be a whole number from 0 to ${most}, not ${shown(value)}`);
+    }
+    return whole;
+  }
+
+  /** An unsigned integer of 32 bits. */
+  number(key: string): number {
+    return Number(this.whole(key, UINT32));
+  }
+
+  real(key: string): number {
+    const value = this.get(key);
+    // Negated, so that NaN is refused too.
+    if (typeof value !== "number" || !(value >= 0 && value <= LARGEST_REAL)) {
+      throw this.broken(`${key} must be a number from 0 to ${LARGEST_REAL}, not ${shown(value)}`);
+    }
+    return value;
+  }
+
+  tokens(key: string, vocabSize: number): number[] {
+    return this.list(key).map((token) => {
+      if (typeof token === "number" && Number.isInteger(token) && token >= 0 && token < vocabSize) return token;
+      throw this.broken(`${key} must be token ids, whole numbers from 0 to ${vocabSize - 1}, not ${shown(token)}`);
+    });
+  }
+
+  choice<T extends string>(key: string, values: readonly T[]): T {
+    return this.member(key, this.get(key), values);
+  }
+
+  choices<T extends string>(key: string, values: readonly T[]): T[] {
+    return this.list(key).map((value) => this.member(key, value, values));
+  }
+
+  list(key: string): unknown[] {
+    const value = this.get(key);
+    if (!Array.isArray(value)) throw this.broken(`${key} must be a list, not ${shown(value)}`);
+    return value;
+  }
+
+  private member<T extends string>(key: string, value: unknown, values: readonly T[]): T {
+    const found = values.find((each) => each === value);
+    if (found === undefined) throw this.broken(`${key} knows ${values.join(", ")}, not ${shown(value)}`);
+    return found;
+  }
+}
+
+/** Return a value for an error message, shortened. */
+export function shown(value: unknown): string {
+  const text = (typeof value === "string" ? value || "none" : JSON.stringify(value)) ?? "nothing";
+  return text.length <= LONGEST_SHOWN ? text : text.slice(0, LONGEST_SHOWN - 3) + "...";
 }

@@ -1,37 +1,37 @@
 /**
- * Draft trees. Parents count as on the wire: 0 is the last committed token, `i` the i-th drafted token. The tree
+ * Draft trees. Parents are counted as on the wire: 0 is the last committed token, `i` the i-th drafted token. The tree
  * `a(b, c(d))` is tokens `[a, b, c, d]`, parents `[0, 1, 1, 3]`; a chain of three has parents `[0, 1, 2]`.
  */
 
-/** Drafted tokens, parents before children: what a session sends. */
+/** Drafted tokens of a tree as sent in a Draft, parents before children. */
 export interface Branches {
   readonly tokens: readonly number[];
   readonly parents: readonly number[];
 }
 
-/** With what the drafting loop reads of it. */
+/** A draft tree with the drafter's scores. */
 export interface DraftTree extends Branches {
   /** Log-probability of the path to each token (nats). */
   readonly scores: readonly number[];
-  /** Nodes that each step of the model continued while this was drafted. */
+  /** Number of nodes that each step of the model expanded. */
   readonly steps: readonly number[];
 }
 
 export const NOTHING: DraftTree = { tokens: [], parents: [], scores: [], steps: [] };
 
-/** Levels. */
+/** Return the number of levels. */
 export function depthOf(tree: Branches): number {
   return Math.max(0, ...depths(tree.parents));
 }
 
-/** Depth of each token: 1 for children of the last committed token. `[0, 1, 1, 3]` -> `[1, 2, 2, 3]`. */
+/** Return the depth of each token: 1 for children of the last committed token. `[0, 1, 1, 3]` -> `[1, 2, 2, 3]`. */
 export function depths(parents: readonly number[]): number[] {
   const found: number[] = [];
   for (const parent of parents) found.push(parent === 0 ? 1 : found[parent - 1]! + 1);
   return found;
 }
 
-/** Indices of the path that takes the likeliest child each time. */
+/** Return the indices of the path that follows the likeliest child. */
 export function likeliestPath(tree: DraftTree): number[] {
   const children = new Map<number, number>(); // the likeliest of each node
   tree.parents.forEach((parent, index) => {
@@ -43,7 +43,7 @@ export function likeliestPath(tree: DraftTree): number[] {
   return path;
 }
 
-/** The tree with `tokens`, a chain with log-probabilities of their own (nats), before it. */
+/** Prepend a chain of `tokens` with their own log-probabilities (nats) to the tree. */
 export function treeBehind(tree: DraftTree, tokens: readonly number[], logprobs: readonly number[]): DraftTree {
   if (!tokens.length) return tree;
   let sum = 0;
@@ -57,8 +57,10 @@ export function treeBehind(tree: DraftTree, tokens: readonly number[], logprobs:
 }
 
 /**
- * Indices of the path from the last committed token that `choice` takes: it is asked for the token behind a node, 0 or a
- * drafted token counted from 1.
+ * Walk down the tree from the last committed token.
+ *
+ * @param choice the target's choice after a node: 0, or a drafted token counted from 1.
+ * @returns indices of the accepted path.
  */
 export function walk(tree: Branches, choice: (node: number) => number | undefined): number[] {
   const path: number[] = [];

@@ -1,25 +1,25 @@
-/** Memory rows on the wire: int8 with one scale per token and head, or float16. */
+/** Memory rows on the wire: int8 with one float16 scale per token and head, or float16. */
 
 import { RowEncoding, type MemoryRows } from "../wire/moa/v1/session_pb.js";
 
-/** Float32 numbers of shape `[count, kvHeads, headDim]`, row by row. */
-export interface Numbers {
+/** Keys or values of `count` tokens: float32 `[count, kvHeads, headDim]`, row-major. */
+export interface KvArray {
   readonly count: number;
   readonly kvHeads: number;
   readonly headDim: number;
   readonly data: Float32Array;
 }
 
-/** A MemoryRows message whose sizes do not fit together, or that holds what is no number. */
+/** The sizes in a MemoryRows message disagree, or a value is not finite. */
 export class RowsError extends Error {}
 
 /**
- * Unpack keys and values.
+ * Decode keys and values.
  *
- * @throws RowsError an unknown encoding, sizes that disagree, or numbers that are not finite.
+ * @throws RowsError if the encoding is unknown, the sizes disagree, or a value is not finite.
  */
-export function decodeRows(rows: MemoryRows): { keys: Numbers; values: Numbers } {
-  if (!rows.count || !rows.kvHeads || !rows.headDim) { // the other sizes may be anything
+export function decodeRows(rows: MemoryRows): { keys: KvArray; values: KvArray } {
+  if (!rows.count || !rows.kvHeads || !rows.headDim) { // the other sizes are arbitrary
     const nothing = { count: 0, kvHeads: 0, headDim: 0, data: new Float32Array() };
     return { keys: nothing, values: nothing };
   }
@@ -27,12 +27,12 @@ export function decodeRows(rows: MemoryRows): { keys: Numbers; values: Numbers }
   if (!both.every(Number.isFinite)) throw new RowsError("numbers that are not finite");
   const { count, kvHeads, headDim } = rows;
   const half = both.length / 2;
-  const part = (data: Float32Array): Numbers => ({ count, kvHeads, headDim, data });
+  const part = (data: Float32Array): KvArray => ({ count, kvHeads, headDim, data });
   return { keys: part(both.subarray(0, half)), values: part(both.subarray(half)) };
 }
 
-/** The first `count` rows. */
-export function firstRows(numbers: Numbers, count: number): Numbers {
+/** Return the first `count` rows, as a view. */
+export function firstRows(numbers: KvArray, count: number): KvArray {
   if (count >= numbers.count) return numbers;
   return { ...numbers, count, data: numbers.data.subarray(0, count * numbers.kvHeads * numbers.headDim) };
 }
@@ -40,7 +40,7 @@ export function firstRows(numbers: Numbers, count: number): Numbers {
 function unpacked(rows: MemoryRows): Float32Array {
   const shape = [2, rows.count, rows.kvHeads, rows.headDim];
   const title = `rows of shape (${shape.join(", ")})`;
-  const numbers = shape.reduce((product, size) => product * BigInt(size), 1n); // of any sender: it may be too large
+  const numbers = shape.reduce((product, size) => product * BigInt(size), 1n); // the sender is untrusted: the product may exceed 2^53
   if (rows.encoding === RowEncoding.FLOAT16) {
     if (BigInt(rows.data.length) !== 2n * numbers) {
       throw new RowsError(`float16 ${title} take ${2n * numbers} bytes, not ${rows.data.length}`);
@@ -62,7 +62,7 @@ function unpacked(rows: MemoryRows): Float32Array {
   throw new RowsError(`unknown row encoding ${rows.encoding}`);
 }
 
-/** Little-endian float16 as float32, exactly. */
+/** Convert little-endian float16 to float32, exactly. */
 function halves(bytes: Uint8Array): Float32Array {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   return Float32Array.from({ length: bytes.length >> 1 }, (_, at) => half(view.getUint16(2 * at, true)));
