@@ -7,11 +7,7 @@ import asyncio
 import os
 import sys
 
-from moa_runtime.bundle import Bundle
-from moa_runtime.chat import Chat
-from moa_runtime.errors import MoaError
-from moa_runtime.events import AnswerFinished, AnswerUpdate, LinkChanged
-from moa_runtime.transport import Endpoint
+from moa_runtime import AnswerFinished, AnswerUpdate, Bundle, Chat, Endpoint, LinkChanged, MoaError
 
 
 async def main(folder: str, server: str, question: str) -> None:

@@ -1,8 +1,9 @@
-"""The example program against a real verifier, through a link that is cut in the middle of its answer."""
+"""The programs of the documents against a real verifier: the example, whose link is cut, and the README's."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,12 @@ from moa_bench.link import with_round_trip
 from moa_bench.link.background import background_link
 from moa_runtime.session.events import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
-from server.running import Verifier
+from moa_server.settings import Settings
+from server.running import Verifier, serving
 from system.asking import QUESTION, TIMEOUT_S
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "embed_minimal.py"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "embed_minimal.py"
 
 
 def test_the_example_survives_a_cut(verifier: Verifier, onnx_bundle: Path, bundle) -> None:
@@ -43,3 +46,17 @@ def test_the_example_says_what_is_wrong(onnx_bundle: Path, unused_port: int) -> 
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: no verifier answers")
+
+
+def test_the_program_of_the_readme_prints_the_answer(engine, onnx_bundle: Path, bundle) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    tokenizer = ChatTokenizer.from_bundle(bundle)
+    question = re.findall(r'chat\.send\("(.*?)"', program)[0]
+    with serving(engine, Settings()) as verifier:
+        program, replaced = re.subn(r"ws://[\w.:]+", f"ws://127.0.0.1:{verifier.port}", program)
+        own = verifier.decode(tokenizer.encode_chat([{"role": "user", "content": question}]), 512, Sampling())
+        environment = {**os.environ, "MOA_EDGE_BUNDLE": str(onnx_bundle), "PYTHONUTF8": "1"}
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S)
+    assert replaced == 1
+    assert (done.returncode, done.stdout, done.stderr) == (0, tokenizer.decode(own), "")
