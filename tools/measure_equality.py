@@ -35,10 +35,9 @@ from moa_drafter.target import Target, load_target
 from moa_runtime.session.sampling import Sampling
 from moa_runtime.session.tree import chain
 from moa_server.engine.base import StepRequest, new_sequence
-from moa_server.engine.baseline import decode
+from moa_server.engine.baseline import decode, next_logits
 from moa_server.engine.fused_llama import FusedLlama
 from moa_server.engine.invariance import is_invariant
-from moa_server.engine.scoring import next_logits
 from moa_server.engine.transformers import TransformersEngine
 from random_target import SHAPES, random_target
 

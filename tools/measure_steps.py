@@ -43,9 +43,8 @@ from moa_drafter.target import Target
 from moa_runtime.backends.base import StepInputs
 from moa_runtime.session.sampling import Sampling
 from moa_runtime.session.tree import chain
-from moa_server.drafting.batched_model import Batch
+from moa_server.drafting.batched_model import TOP_K, Batch, PackedDeviceHalf
 from moa_server.drafting.batcher import BatchedBackend
-from moa_server.drafting.torch_backend import TOP_K, PackedDeviceHalf
 from moa_server.engine.base import StepRequest, new_sequence
 from moa_server.engine.kv_cache import Room
 from moa_server.engine.memory_rows import MemoryRows, Span

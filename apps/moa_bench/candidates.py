@@ -19,7 +19,7 @@ from moa_runtime.session.events import Sampling
 from moa_runtime.session.memory_rows import encode_rows
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine.base import new_sequence
-from moa_server.engine.blocking import BlockingEngine
+from moa_server.engine.baseline import BlockingEngine
 from moa_server.scheduling.verify_job import Job
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine.base import Engine, new_sequence
-from moa_server.engine.blocking import BlockingEngine
+from moa_server.engine.baseline import BlockingEngine
 from moa_server.scheduling.rounds import job_of, take_rows, verdict_of
 
 if TYPE_CHECKING:  # these bring torch

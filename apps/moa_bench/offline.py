@@ -132,7 +132,7 @@ offline is no special case there: the session is told that the connection is gon
         with Progress(questions, desc="offline", unit="question") as asked:  # visible while everything is loaded, too
             device = device_of(bundle, args.backend, ngrams=args.ngrams)
             engine = engine_of(args)
-            from moa_server.engine.scoring import log_probabilities  # imported late: it brings torch
+            from moa_server.engine.baseline import log_probabilities  # imported late: it brings torch
 
             results = Results(settings.lengths, WRITERS if device.new_writer else WRITERS[1:])
             measured = Measured(

@@ -16,8 +16,7 @@ from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import accepted_path
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_server.engine.base import Engine, Outcome, Rows, StepRequest, joined
-from moa_server.engine.baseline import PlainDecoding
-from moa_server.engine.blocking import CHUNK
+from moa_server.engine.baseline import PREFILL_CHUNK, PlainDecoding
 from moa_server.scheduling.verify_job import Job
 
 #: The answer (tokens) to each text before it (tokens).
@@ -119,7 +118,7 @@ async def _written(
             on_answers([(one.prompt, one.answer) for one in ended])
         running = [one for one in running if one.job is not None]
         jobs = [one.job for one in running if one.job is not None]
-        requests = [job.request(engine.held(job.sequence, job.prefix), CHUNK) for job in jobs]
+        requests = [job.request(engine.held(job.sequence, job.prefix), PREFILL_CHUNK) for job in jobs]
         for one, request, outcome in zip(running, requests, await engine.step(requests), strict=True):
             assert one.job is not None
             one.job.take(request, outcome)
@@ -285,8 +284,8 @@ class ReplayEngine:
     async def _all_rows(self, sequence: int, tokens: Sequence[int]) -> Rows | None:
         """Return the memory rows of a whole text, computed piece by piece."""
         parts: list[Rows] = []
-        for start in range(0, len(tokens), CHUNK):
-            request = StepRequest(sequence, tokens[: start + CHUNK], rows_from=start)
+        for start in range(0, len(tokens), PREFILL_CHUNK):
+            request = StepRequest(sequence, tokens[: start + PREFILL_CHUNK], rows_from=start)
             [outcome] = await self._engine.step([request])
             if outcome.rows is None:
                 return None

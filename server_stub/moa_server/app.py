@@ -36,8 +36,7 @@ from moa_server.scheduling.worker import Worker
 from moa_server.sessions import SessionStore
 from moa_server.settings import Settings
 from moa_server.subprotocols import SESSION_SUBPROTOCOL, SubprotocolError, authorization_of
-from moa_server.web.files import WebFile
-from moa_server.web.site import Website
+from moa_server.web.site import WebFile, Website
 
 SESSION_PATH, DECODE_PATH, STATUS_PATH = "/v1/session", "/v1/decode", "/v1/status"
 HEALTH_PATH, READY_PATH, METRICS_PATH = "/healthz", "/readyz", "/metrics"

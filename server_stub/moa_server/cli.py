@@ -21,9 +21,7 @@ from moa_server.engine.base import Engine
 from moa_server.engine.load import load_engine, server_drafts
 from moa_server.logging import complain, configure
 from moa_server.options import ServeError, parser, settings_of
-from moa_server.process_end import ProcessEnd
 from moa_server.settings import Settings
-from moa_server.stdin_watch import end_with_stdin
 from moa_server.web.setup import WebSetup, check_web_options
 
 
@@ -40,6 +38,9 @@ def _serve(options: argparse.Namespace) -> int:
         token, entry = new_token(options.new_token)
         print(f"token: {token}\nentry: {entry}")
         return 0
+    # Imported late, so that --help needs no web server; before torch, see ProcessEnd.
+    from moa_server.process import ProcessEnd, end_with_stdin
+
     if options.until_stdin_ends:
         end_with_stdin()
     settings = settings_of(options)
@@ -102,8 +103,7 @@ def _timeline(options: argparse.Namespace) -> Timeline:
 
 def _diagnose(settings: Settings, options: argparse.Namespace) -> None:
     with contextlib.closing(load_engine(options)) as engine:
-        from moa_server.doctor import measure, report, table
-        from moa_server.machine import facts, this_machine
+        from moa_server.doctor import facts, measure, report, table, this_machine
 
         machine = this_machine()  # before the steps, whose memory is not the target's
         timed = asyncio.run(measure(engine))

@@ -24,7 +24,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.offline_stopping import Manners
 from moa_runtime.session.sampling import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
-from moa_server.engine.scoring import log_probabilities
+from moa_server.engine.baseline import log_probabilities
 from said import is_progress
 from toy_engine import PRINTS, STOP, ToyEngine, plain
 

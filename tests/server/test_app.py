@@ -13,8 +13,7 @@ from moa_runtime.session.events import Resumed, Sampling, Welcomed
 from moa_runtime.session.handshake import PROTOCOL_VERSION, Fingerprints
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine.base import Capabilities, new_sequence
-from moa_server.engine.baseline import decode
-from moa_server.engine.blocking import BlockingEngine
+from moa_server.engine.baseline import BlockingEngine, decode
 from moa_server.scheduling.verify_job import Job
 from moa_server.settings import Settings
 from server.running import TIMEOUT_S, Client, serving

@@ -9,7 +9,7 @@ import pytest
 
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.replicas.autoscaling import QUEUE, QueuePolicy, stats_of
-from moa_server.scheduling.load import Load
+from moa_server.scheduling.step_cost import Load
 
 LONGEST_S, SHORTEST_S = 0.4, 0.1
 POLICY = QueuePolicy(longest_s=LONGEST_S, shortest_s=SHORTEST_S)

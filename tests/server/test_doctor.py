@@ -174,7 +174,7 @@ def test_the_program(capsys, monkeypatch, tiny_target, tiny_drafter):
         raise AssertionError("the doctor listens on nothing")
 
     monkeypatch.setattr("moa_server.cli._bind", refuse)
-    monkeypatch.setattr("moa_server.machine._SIZE", 64)
+    monkeypatch.setattr("moa_server.doctor._SIZE", 64)
     options = ["--doctor", "--model", str(tiny_target), "--drafter", str(tiny_drafter), "--host", "0.0.0.0"]
     assert main([*options, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moa_server.web.downloads import Downloads
+from moa_server.web.site import Downloads
 
 KB = 1 << 10
 

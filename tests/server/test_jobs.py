@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moa_runtime.session.sampling import Sampling
 from moa_runtime.session.tree import accepted_path
 from moa_server.engine.base import Capabilities, StepRequest, new_sequence
-from moa_server.engine.blocking import BlockingEngine
+from moa_server.engine.baseline import BlockingEngine
 from moa_server.scheduling.verify_job import FEW, MOST_ROWS, Job
 from toy_engine import VOCAB, ToyEngine
 

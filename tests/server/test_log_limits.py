@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from moa_server.log_limits import LogLimit
+from moa_server.logging import LogLimit
 
 
 class Kept(logging.Handler):

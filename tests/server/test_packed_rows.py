@@ -10,7 +10,7 @@ import torch
 
 from moa_drafter.model import MoADrafter
 from moa_drafter.target_features import TargetStates
-from moa_server.drafting.packed_rows import PackedRows
+from moa_server.drafting.batched_model import PackedRows
 
 
 @pytest.mark.parametrize("layers", [0, 2], ids=lambda count: f"{count} target layers")

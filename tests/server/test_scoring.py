@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from moa_runtime.session.sampling import Sampling
-from moa_server.engine import scoring
-from moa_server.engine.baseline import decode
-from moa_server.engine.scoring import log_probabilities, next_logits
+from moa_server.engine import baseline
+from moa_server.engine.baseline import decode, log_probabilities, next_logits
 
 TOKENS = random.Random(6).sample(range(3, 512), 60)
 
@@ -26,7 +25,7 @@ def reference(engine, tokens) -> np.ndarray:
 @pytest.mark.parametrize("chunk", [1, 7, 16, 128])
 @pytest.mark.parametrize("length", [1, 16, 21, 59])
 def test_chunks_of_any_size_equal_one_forward_of_the_model(engine, monkeypatch, chunk, length):
-    monkeypatch.setattr(scoring, "CHUNK", chunk)
+    monkeypatch.setattr(baseline, "SCORING_CHUNK", chunk)
     before = engine.forwards
     scores = log_probabilities(engine, TOKENS[:length], TOKENS[length:])
     assert scores.dtype == np.float32
@@ -36,7 +35,7 @@ def test_chunks_of_any_size_equal_one_forward_of_the_model(engine, monkeypatch, 
 
 @pytest.mark.parametrize("length", [1, 16, 40])
 def test_logits_behind_a_text_are_those_of_the_model(engine, monkeypatch, length):
-    monkeypatch.setattr(scoring, "CHUNK", 16)
+    monkeypatch.setattr(baseline, "SCORING_CHUNK", 16)
     with torch.no_grad():
         whole = engine.target.model(torch.tensor([TOKENS[:length]])).logits[0, -1].numpy()
     np.testing.assert_allclose(next_logits(engine, TOKENS[:length]), whole, atol=1e-4)

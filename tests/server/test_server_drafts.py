@@ -14,9 +14,9 @@ from stepping import plain, step
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits
 from moa_runtime.session.tree import chain
+from moa_server.drafting.batched_model import PackedDeviceHalf
 from moa_server.drafting.batcher import BatchedBackend
 from moa_server.drafting.server_drafting import NOTHING, Proposal, ServerDrafts
-from moa_server.drafting.torch_backend import PackedDeviceHalf
 from moa_server.engine.base import Rows, StepRequest, new_sequence
 from moa_server.metrics import Metrics
 from moa_server.scheduling.verify_job import Job

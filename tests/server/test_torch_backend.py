@@ -13,7 +13,7 @@ from moa_drafter.model import MoADrafter
 from moa_drafter.torch_backend import TorchBackend
 from moa_runtime.backends.base import StepInputs, StepResult
 from moa_runtime.backends.onnx import OnnxBackend
-from moa_server.drafting.torch_backend import PackedDeviceHalf, backend_of
+from moa_server.drafting.batched_model import PackedDeviceHalf, backend_of
 from moa_server.engine.transformers import TransformersEngine
 from tiny import make_tiny_rival, tiny_with_layers
 from toy_engine import ToyEngine

@@ -9,7 +9,7 @@ import pytest
 from starlette.datastructures import Headers
 from starlette.testclient import TestClient
 
-from moa_server.web.files import ChangedError, WebFile, zipped
+from moa_server.web.site import ChangedError, WebFile, zipped
 
 DATA = bytes(range(100))
 TEXT = b"the same words again and again, " * 100

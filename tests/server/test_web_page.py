@@ -12,9 +12,8 @@ from moa_runtime.bundle import MANIFEST_FILE, sha256_of
 from moa_runtime.errors import MoaError
 from moa_runtime.manifest import Fingerprints
 from moa_server.settings import Settings
-from moa_server.web import bundle as web_bundle
-from moa_server.web.bundle import bundle_files, find_bundle
-from moa_server.web.page import POLICY, page_files
+from moa_server.web import setup as web_setup
+from moa_server.web.setup import POLICY, bundle_files, find_bundle, page_files
 from server.running import TIMEOUT_S, serving
 from server.test_pages import TOKEN, bearer, refusal
 from server.web_site import GRAPH, SCRIPT, WRITER, get, site, write_page, write_web_bundle
@@ -197,7 +196,7 @@ def test_a_bundle_that_is_damaged_or_anothers(tmp_path):
 
 def test_which_bundle_is_served(tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr(web_bundle, "make_bundle", lambda folder, *said: made.append((folder, *said)))
+    monkeypatch.setattr(web_setup, "make_bundle", lambda folder, *said: made.append((folder, *said)))
     monkeypatch.setenv("MOA_EDGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("MOA_EDGE_BUNDLE", raising=False)
     own = tmp_path / "cache" / "bundles" / "web"

@@ -15,7 +15,7 @@ import pytest
 from moa_runtime.session.events import Sampling
 from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.settings import Settings
-from moa_server.web import downloads
+from moa_server.web import site as web_site
 from server.edge_running import eventually, is_closed
 from server.running import TIMEOUT_S, Client, Verifier, serving
 from server.web_site import GRAPH, site
@@ -83,7 +83,7 @@ def converse(verifier: Verifier, engine: ToyEngine) -> None:
 
 
 def test_sessions_go_on_beside_readers_that_stand_still(files, opened, complaints, monkeypatch):
-    monkeypatch.setattr(downloads, "_SPAN_S", float("inf"))  # however long this takes
+    monkeypatch.setattr(web_site, "_SPAN_S", float("inf"))  # however long this takes
     engine = ToyEngine()
     with serving(engine, Settings(), files=files, limits=EdgeLimits(send_seconds=1000)) as verifier:
         most = verifier.parts.website.downloads.most // 2  # of one address
@@ -118,7 +118,7 @@ def test_sessions_go_on_beside_quick_readers(files, folder, complaints):
 
 
 def test_who_stands_still_gives_way(files, folder, opened, complaints, monkeypatch):
-    monkeypatch.setattr(downloads, "_SPAN_S", 0.0)
+    monkeypatch.setattr(web_site, "_SPAN_S", 0.0)
     with serving(ToyEngine(), Settings(), files=files) as verifier:
         most = verifier.parts.website.downloads.most // 2
         readers = [opened(verifier) for _ in range(most)]

@@ -9,9 +9,8 @@ from pathlib import Path
 import httpx
 
 from moa_runtime.bundle import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Manifest, TargetEntry, write_manifest
-from moa_server.web.bundle import bundle_files
-from moa_server.web.files import WebFile
-from moa_server.web.page import page_files
+from moa_server.web.setup import bundle_files, page_files
+from moa_server.web.site import WebFile
 from server.running import Verifier
 from toy_engine import PRINTS
 

@@ -87,7 +87,7 @@ def test_its_programs_run_in_an_environment_of_their_own(wheel: Path, onnx_bundl
     where = "import moa_runtime; print(moa_runtime.__file__)"
     found = subprocess.run([str(python), "-c", where], capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert found.stdout.startswith(str(own))
-    serves = "from moa_page import page_folder; from moa_server.web.page import page_files\n"
+    serves = "from moa_page import page_folder; from moa_server.web.setup import page_files\n"
     serves += "print(*page_files(page_folder()))"
     page = subprocess.run([str(python), "-c", serves], capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert {"/", *(f"/{name}" for name in PAGE)} <= set(page.stdout.split())

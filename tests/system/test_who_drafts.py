@@ -18,8 +18,8 @@ from moa_runtime.events import ChatEvent, Origin
 from moa_runtime.options import DRAFTINGS, Drafting
 from moa_runtime.session.events import Policy, Sampling, Welcomed
 from moa_runtime.transport import Endpoint, Timing
+from moa_server.drafting.batched_model import backend_of
 from moa_server.drafting.server_drafting import ServerDrafts
-from moa_server.drafting.torch_backend import backend_of
 from moa_server.settings import Settings
 from server.running import Verifier, serving
 from system.asking import ask, chatting, committed, endpoint, ids, own_decoding, written_offline

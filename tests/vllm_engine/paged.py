@@ -11,7 +11,7 @@ import numpy as np
 from moa_runtime.session.sampling import Sampling
 from moa_runtime.session.tree import chain
 from moa_server.engine.base import Outcome, StepRequest, new_sequence
-from moa_server.engine.scoring import next_logits
+from moa_server.engine.baseline import next_logits
 from server.stepping import plain
 from vllm_engine.text_comparison import ROUNDING, nearness
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import doctest
 
 import pytest
-from moa_server.engine.base.vllm import sequences
 
 from moa_runtime.session.sampling import Sampling
 from moa_server.engine.base import StepRequest
-from moa_server.engine.vllm.sequences import HeldSequence, HeldSequences, Move
-from moa_server.engine.vllm.work import Work
+from moa_server.engine.vllm import sequences
+from moa_server.engine.vllm.sequences import HeldSequence, HeldSequences, Move, Work
 
 BLOCK = 4
 TEXT = list(range(10, 20))  # two blocks and a half

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from moa_server.engine.target_settings import EngineError
-from moa_server.engine.vllm.layout import PagedCaches, PagedLayer
+from moa_server.engine.vllm.paged_cache import PagedCaches, PagedLayer
 
 BLOCK, HEADS, SIZE, BLOCKS = 32, 3, 16, 9
 

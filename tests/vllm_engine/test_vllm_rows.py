@@ -39,7 +39,7 @@ def test_each_layout_of_the_cpu_kernels_is_learnt(vllm_here, isa, dtype):
     import torch
     from vllm import _custom_ops as ops
 
-    from moa_server.engine.vllm.layout import PagedCaches, PagedLayer
+    from moa_server.engine.vllm.paged_cache import PagedCaches, PagedLayer
 
     if isa == "amx" and not (torch.cpu._is_amx_tile_supported() and dtype == "bfloat16"):
         pytest.skip("this processor has no AMX, or not for this type")

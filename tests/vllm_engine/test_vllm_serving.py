@@ -36,8 +36,8 @@ def bundle(paged_bundle: Path) -> Bundle:
 
 @pytest.fixture(scope="module")
 def verifier(vllm) -> Iterator[Verifier]:
+    from moa_server.drafting.batched_model import backend_of
     from moa_server.drafting.server_drafting import ServerDrafts
-    from moa_server.drafting.torch_backend import backend_of
     from moa_server.settings import Settings
 
     served = Settings(token="secret")

@@ -21,8 +21,7 @@ import numpy as np
 from moa_runtime.session.sampling import Sampling
 from moa_runtime.session.tree import chain
 from moa_server.engine.base import Engine, Float32, new_sequence
-from moa_server.engine.baseline import decode
-from moa_server.engine.blocking import BlockingEngine
+from moa_server.engine.baseline import BlockingEngine, decode
 from moa_server.engine.sampling import choose
 from moa_server.scheduling.verify_job import Job
 
@@ -160,7 +159,7 @@ def main() -> int:
     from moa_drafter.target_source import DEFAULT_TARGET
     from moa_runtime.bundle import TOKENIZER_FILE
     from moa_runtime.tokenizer import ChatTokenizer
-    from moa_server.engine.scoring import next_logits
+    from moa_server.engine.baseline import next_logits
     from moa_server.engine.transformers import TransformersEngine
     from moa_server.engine.vllm.engine import VllmEngine
 

@@ -3,16 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from moa_drafter.device_module import by_layer, in_place
-from moa_drafter.llama import DecoderLayer, KeysValues
+from moa_drafter.devices import fastest_dtype
+from moa_drafter.drafter import Drafter
+from moa_drafter.llama import DecoderLayer, KeysValues, rotary_angles, rotate
 from moa_drafter.llama import joined as appended
-from moa_runtime.backends.base import StepInputs
-from moa_server.drafting.packed_layer import Attend, PackedKeysValues, PackedLayer, attended
+from moa_drafter.model import MoADrafter
+from moa_drafter.target_features import TargetStates
+from moa_runtime.backends.base import StepInputs, StepResult
+from moa_server.drafting.batcher import BatchedBackend
+from moa_server.engine.base import Engine
+from moa_server.engine.fused_llama import padded
+from moa_server.engine.packed_linear import Product, product
+
+#: From rotated queries ``[n, heads, head_dim]`` to what they get, ``[n, heads * head_dim]``.
+Attend = Callable[[Tensor], Tensor]
+
+
+class PackedKeysValues:
+    """A decoder layer's keys and values, behind its input norm."""
+
+    def __init__(self, layer: DecoderLayer, dtype: torch.dtype) -> None:
+        dims = layer.self_attn.dims
+        self._shape, self._dtype, self._norm = (2, dims.num_kv_heads, dims.head_dim), dtype, layer.input_layernorm
+        self._both = joined(dtype, layer.self_attn, "k_proj", "v_proj")
+
+    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> KeysValues:
+        """``x [n, hidden]`` -> rotated keys and plain values, ``[n, kv_heads, head_dim]`` each."""
+        keys, values = multiplied(self._both, self._norm(x), self._dtype).unflatten(-1, self._shape).unbind(1)
+        return rotate(keys, *angles), values
+
+
+class PackedLayer:
+    """A decoder layer whose keys and values come from elsewhere."""
+
+    def __init__(self, layer: DecoderLayer, dtype: torch.dtype) -> None:
+        self._dims, self._dtype = layer.self_attn.dims, dtype
+        self._queries = joined(dtype, layer.self_attn, "q_proj")
+        self._out = joined(dtype, layer.self_attn, "o_proj")
+        self._gate_up = joined(dtype, layer.mlp, "gate_proj", "up_proj")
+        self._down = joined(dtype, layer.mlp, "down_proj")
+        self._before_attention, self._before_mlp = layer.input_layernorm, layer.post_attention_layernorm
+
+    def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """``x [n, hidden]`` -> ``[n, hidden]``; ``angles`` are the queries'."""
+        q = multiplied(self._queries, self._before_attention(x), self._dtype)
+        q = rotate(q.unflatten(-1, (self._dims.num_heads, self._dims.head_dim)), *angles)
+        x = x + multiplied(self._out, attend(q), self._dtype)
+        gate, up = multiplied(self._gate_up, self._before_mlp(x), self._dtype).chunk(2, -1)
+        return x + multiplied(self._down, functional.silu(gate) * up, self._dtype)
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """``q [B, Q, heads, head_dim]`` attending to ``k, v [B, S, kv_heads, head_dim]`` -> ``[B, Q, heads * head_dim]``.
+
+    Args:
+        mask: boolean ``[Q, S]``, true where a query may look; all may look anywhere when omitted.
+    """
+    count, kv_heads = q.shape[1], k.shape[2]
+    # Heads of one group become further queries, so keys and values are never repeated.
+    grouped = q.unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    wide = None if mask is None else mask.repeat(q.shape[2] // kv_heads, 1)
+    mixed = functional.scaled_dot_product_attention(grouped, k.transpose(1, 2), v.transpose(1, 2), attn_mask=wide)
+    return mixed.unflatten(2, (-1, count)).permute(0, 3, 1, 2, 4).flatten(2)
+
+
+def joined(dtype: torch.dtype, module: nn.Module, *names: str) -> Product:
+    """The products with several linear layers of a module as one; they have no biases."""
+    return product(torch.cat([module.get_submodule(name).weight.detach().to(dtype) for name in names]))
+
+
+def multiplied(matrix: Product, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """In float32. The number of rows is padded, see :func:`moa_server.engine.fused_llama.padded`."""
+    padding = padded(len(rows)) - len(rows)
+    return matrix(functional.pad(rows, (0, 0, 0, padding)).to(dtype))[: len(rows)].float()
 
 
 class Looking:
@@ -119,3 +190,127 @@ class OwnLayer:
         if last:
             x = batch.only_queries(x)
         return self._layer(x, batch.looking.angles, batch.looking.at(seen))
+
+
+class PackedRows:
+    """Computes :meth:`moa_drafter.model.MoADrafter.rows`, but for rounding.
+
+    Args:
+        drafter: its weights are copied.
+        dtype: of the products.
+    """
+
+    def __init__(self, drafter: MoADrafter, dtype: torch.dtype) -> None:
+        config, dims = drafter.config, drafter.config.layer_attention
+        lsa, self._dtype = drafter.layer_self_attention, dtype
+        self._scale = drafter.layer_scale.detach() if config.layer_scale else None
+        self._lsa, self._lsa_keys_values = PackedLayer(lsa, dtype), PackedKeysValues(lsa, dtype)
+        bias = drafter.Ekv2E.bias.detach().to(dtype)
+        self._to_hidden = product(drafter.Ekv2E.weight.detach().to(dtype), bias)
+        self._keys_values = PackedKeysValues(drafter.cross_attention, dtype)
+        self._tail_shape = (len(config.tail_layers), 2, config.decoder.num_kv_heads, config.decoder.head_dim)
+        self._angles, self._layers = drafter.angles, len(config.lsa_layers)
+        layers = torch.arange(self._layers, device=bias.device)
+        self._layer_angles = rotary_angles(layers, dims.head_dim, config.rope_theta)
+
+    @torch.inference_mode()
+    def __call__(self, states: TargetStates, positions: Tensor) -> KeysValues:
+        """See :meth:`moa_drafter.drafter.Drafter.rows`."""
+        seen, tail = states.kv[:, : self._layers], states.kv[:, self._layers :]
+        cut = (len(seen), self._layers)
+        x = (seen if self._scale is None else seen * self._scale).flatten(0, 1)
+        cos, sin = (part.repeat(len(seen), 1, 1) for part in self._layer_angles)
+        keys, values = (part.unflatten(0, cut) for part in self._lsa_keys_values(x, (cos, sin)))
+        x = self._lsa(x, (cos, sin), lambda q: attended(q.unflatten(0, cut), keys, values).flatten(0, 1))
+        hidden = multiplied(self._to_hidden, x.unflatten(0, cut).mean(1), self._dtype)
+        keys, values = self._keys_values(hidden, self._angles(positions))
+        if not self._tail_shape[0]:
+            return keys, values
+        tail_keys, tail_values = (part.flatten(1, 2) for part in tail.view(-1, *self._tail_shape).float().unbind(2))
+        return torch.cat((keys, tail_keys), dim=1), torch.cat((values, tail_values), dim=1)
+
+
+#: Candidates for each node of a tree, as bundles have them.
+TOP_K = 16
+
+
+class TargetEnds(Protocol):
+    """What a drafter shares with its target: where it is, token embedding and head, ``[vocab_size, hidden]`` each."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def embedding(self) -> Tensor: ...
+
+    @property
+    def head(self) -> Tensor: ...
+
+
+@runtime_checkable
+class _WithDrafter(Protocol):
+    """An engine that has a drafter's server half, and the target's ends."""
+
+    drafter: Drafter | None
+    target: TargetEnds
+
+
+def backend_of(engine: Engine) -> BatchedBackend | None:
+    """What the drafter of an engine drafts with beside the target, in the type that the device multiplies fastest.
+
+    Returns:
+        None without a drafter, for another architecture, and for one that lacks layers of the target: it computes
+        with the target's own, and the engine has none to bind it to.
+    """
+    if not isinstance(engine, _WithDrafter):
+        return None
+    drafter, target = engine.drafter, engine.target
+    if not isinstance(drafter, MoADrafter) or not drafter.is_whole:
+        return None
+    half = PackedDeviceHalf(drafter, target, fastest_dtype(target.device.type), top_k=TOP_K)
+    return BatchedBackend(half.steps, top_k=half.top_k, kv_shape=half.kv_shape)
+
+
+class PackedDeviceHalf:
+    """Computes what :class:`moa_drafter.device_module.DeviceHalf` computes, for several steps at once.
+
+    Matrices are copied; the token embedding is the target's own memory.
+
+    Args:
+        drafter: whole, see :attr:`moa_drafter.model.MoADrafter.is_whole`; need not be bound otherwise.
+        target: it gives embedding and head, and the device.
+        dtype: of the products.
+        top_k: candidates per query, at most the draft vocabulary.
+    """
+
+    def __init__(self, drafter: MoADrafter, target: TargetEnds, dtype: torch.dtype, *, top_k: int) -> None:
+        config = drafter.config
+        self.top_k = min(top_k, config.draft_vocab_size)
+        self.kv_shape = (config.kv_heads, config.decoder.head_dim)
+        self._dtype, self._device, self._layer_heads = dtype, target.device, config.decoder.num_kv_heads
+        self._embedding, self._angles, self._norm = target.embedding.detach(), drafter.angles, drafter.norm
+        self._self, *self._tail = (OwnLayer(layer, dtype) for layer in (drafter.self_attention, *drafter.tail))
+        self._cross = PackedLayer(drafter.cross_attention, dtype)
+        self._tokens = drafter.draft_to_target.to(target.device)
+        self._head = product(target.head.detach()[self._tokens].to(dtype))
+        self._sharpness = config.sharpness
+
+    @torch.inference_mode()
+    def steps(self, inputs: Sequence[StepInputs]) -> list[StepResult]:
+        """What :meth:`moa_runtime.backends.base.Backend.step` gives for each of the inputs, which have one query each
+        at least; the same as alone but for rounding."""
+        batch = Batch(inputs, self._angles, self._layer_heads, self._device)
+        x = functional.embedding(batch.tokens, self._embedding).float()
+        x = self._self(x, batch, last=not self._tail)  # the other tokens only had to leave their keys and values
+        x = self._cross(x, batch.looking.angles, batch.looking.at([rows[0] for rows in batch.rows], everywhere=True))
+        for at, layer in enumerate(self._tail, start=1):
+            x = layer(x, batch, rows=at, last=at == len(self._tail))
+        parts = (*self._candidates(self._norm(x)), *(torch.cat(half, dim=1) for half in zip(*batch.new, strict=True)))
+        counts = (batch.asked, batch.asked, batch.count, batch.count)
+        split = (part.split(count) for part, count in zip(parts, counts, strict=True))
+        return [StepResult(*(part.cpu().numpy() for part in result)) for result in zip(*split, strict=True)]
+
+    def _candidates(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        logits = multiplied(self._head, hidden, self._dtype) * self._sharpness
+        top, index = logits.topk(self.top_k, dim=-1)
+        return self._tokens[index], top - logits.logsumexp(dim=-1, keepdim=True)

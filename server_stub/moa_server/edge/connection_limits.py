@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from moa_server.log_limits import LogLimit
-from moa_server.logging import log_unexpected
+from moa_server.logging import LogLimit, log_unexpected
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ import uvicorn
 from moa_runtime.errors import MoaError
 from moa_server.edge.connection_limits import EdgeLimits, Place, Places
 from moa_server.edge.http import EdgeHttp
-from moa_server.log_limits import LogLimit
+from moa_server.logging import LogLimit
 
 _log = logging.getLogger(__name__)
 _log.addFilter(LogLimit(lines=1))

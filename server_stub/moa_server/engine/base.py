@@ -7,7 +7,7 @@ goes into a step (:mod:`moa_server.scheduling.scheduler`); the engine knows of n
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from moa_runtime.session.handshake import Fingerprints
 from moa_runtime.session.sampling import Sampling
+from moa_runtime.session.tree import chain
 
 Float32 = NDArray[np.float32]
 
@@ -170,3 +171,40 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds; nothing is asked of it afterwards."""
+
+
+def check_request(request: StepRequest, *, has_drafter: bool) -> None:
+    """Raises ValueError: a request without a prefix, a draft where nothing is chosen, or rows without a drafter."""
+    if not request.prefix:
+        raise ValueError("a request needs at least one token of prefix")
+    if request.sampling is None and request.draft:
+        raise ValueError("a draft was given, and no sampling to verify it with")
+    if request.rows_from is not None and not has_drafter:
+        raise ValueError("memory rows were asked of an engine without a drafter")
+
+
+def check_chain(request: StepRequest, most_drafted: int, max_context: int) -> None:
+    """Raises ValueError: a tree, or more tokens than a draft or a context has."""
+    drafted, tokens = len(request.draft), len(request.prefix) + len(request.draft)
+    if request.parents and list(request.parents) != chain(drafted):
+        raise ValueError("this engine verifies chains only, and the draft is a tree")
+    if drafted > most_drafted or tokens > max_context:
+        most = f"a context has {max_context}, a draft {most_drafted}"
+        raise ValueError(f"{tokens} tokens, {drafted} of them drafted, are too many: {most}")
+
+
+def grouped(requests: Sequence[StepRequest], need: Callable[[StepRequest], int], room: int) -> list[list[StepRequest]]:
+    """Requests that fit into a cache together; one group, but for a crowded cache. Each of them fits alone.
+
+    Args:
+        need: what the sequence of a request takes of ``room``.
+    """
+    groups: list[list[StepRequest]] = []
+    free = 0
+    for request in requests:
+        if not groups or need(request) > free:
+            groups.append([])
+            free = room
+        groups[-1].append(request)
+        free -= need(request)
+    return groups

@@ -48,8 +48,8 @@ def server_drafts(engine: Engine, settings: Settings, options: argparse.Namespac
     """What drafts where clients let the verifier go on by itself; None with ``--no-drafts``."""
     if options.no_drafts:
         return None
+    from moa_server.drafting.batched_model import backend_of
     from moa_server.drafting.server_drafting import ServerDrafts
-    from moa_server.drafting.torch_backend import backend_of
 
     limits = settings.limits(engine.max_context, engine.capabilities)
     return ServerDrafts(backend_of(engine), limits, engine.stop_tokens, most=settings.max_sessions)

@@ -13,7 +13,7 @@ from moa_drafter.drafter import Drafter
 from moa_drafter.llama import KeysValues
 from moa_drafter.model import MoADrafter
 from moa_drafter.target_features import Reads, TargetStates
-from moa_server.drafting.packed_rows import PackedRows
+from moa_server.drafting.batched_model import PackedRows
 from moa_server.engine.base import Rows
 
 

@@ -19,12 +19,11 @@ from moa_drafter.target import Target, load_target
 from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
 from moa_runtime.session.handshake import Fingerprints
 from moa_runtime.session.tree import chain, depths, walk
-from moa_server.engine.base import Capabilities, EngineFacts, Outcome, StepRequest
+from moa_server.engine.base import Capabilities, EngineFacts, Outcome, StepRequest, check_request, grouped
 from moa_server.engine.forward import Piece
 from moa_server.engine.kv_cache import rounded_up
 from moa_server.engine.memory_rows import MemoryRows
 from moa_server.engine.passes import target_pass
-from moa_server.engine.requests import check_request, grouped
 from moa_server.engine.sampling import choose
 from moa_server.engine.sequences import Sequences
 from moa_server.engine.step_work import StepWork

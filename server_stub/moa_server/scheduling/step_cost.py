@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from moa_runtime.wire.moa.v1 import session_pb2 as wire
+
 #: Weight that a step has lost after one more: some 300 steps are remembered.
 _FORGETTING = 1 / 300
 #: A guess that the first observation scales: a pass over one token costs as much as 15 more tokens do, attention to
@@ -48,3 +50,32 @@ class StepCost:
         """Tokens behind ``context`` others that take so long on top of a step; at least 0."""
         _, token, product, _ = self._weights
         return max(0, int(seconds / (token + product * context)))
+
+
+#: Weight of the newest step.
+_NEWEST = 0.1
+_MOST_S = 4000.0
+
+
+class Load:
+    """Running means of how long work waits for its step, and of what steps take."""
+
+    def __init__(self) -> None:
+        self._queue_s = self._step_s = 0.0
+        self._begun = False
+
+    def stepped(self, queue_s: float, step_s: float) -> None:
+        """A step was run: how long the first of its pieces had waited since it came, and what the step took."""
+        newest = _NEWEST if self._begun else 1.0
+        self._begun = True
+        self._queue_s += newest * (max(0.0, queue_s) - self._queue_s)
+        self._step_s += newest * (max(0.0, step_s) - self._step_s)
+
+    def message(self, answers: int) -> wire.Load:
+        """For the wire.
+
+        Args:
+            answers: conversations that are being served.
+        """
+        queue_s, step_s = (min(seconds, _MOST_S) for seconds in (self._queue_s, self._step_s))
+        return wire.Load(answers=answers, queue_us=int(1e6 * queue_s), step_us=int(1e6 * step_s))

@@ -11,20 +11,196 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moa_page import page_folder
-from moa_runtime.manifest import Fingerprints
+from moa_runtime.auto_export import make_bundle
+from moa_runtime.bundle import CHAT_TEMPLATE_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, BundleError, read_manifest
+from moa_runtime.errors import MoaError
+from moa_runtime.manifest import Fingerprints, Manifest
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import DEFAULT_DRAFTER
-from moa_runtime.paths import data_dir
+from moa_runtime.paths import cache_dir, data_dir, default_bundle, expanded
 from moa_runtime.sockets import is_loopback
 from moa_server.options import ServeError
 from moa_server.settings import Settings
-from moa_server.web.bundle import bundle_files, find_bundle
-from moa_server.web.files import WebFile
-from moa_server.web.page import ASK_AGAIN, SAFE, page_files
 from moa_server.web.pairing import AUTHORITY_PATH, hosts_of, invitation, kept_token, page_urls
+from moa_server.web.site import WebFile, zipped
 
 if TYPE_CHECKING:
     from moa_server.web.certificate import OwnCertificate
+
+INDEX = "index.html"
+#: Folder of the files whose names change with their bytes.
+HASHED = "assets/"
+
+#: What the page may load and run. Its own files alone, WebAssembly compiled from them, and the verifier they came from:
+#: ``'self'`` of ``connect-src`` includes ws and wss of the same host and port (CSP 3).
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self' 'wasm-unsafe-eval'",
+        "worker-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data: blob:",
+        "font-src 'self'",
+        "connect-src 'self'",
+        "manifest-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+
+#: Of all that browsers load. Pages of other origins can embed nothing of it; those of --allow-origin may fetch it.
+SAFE = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+FOREVER, ASK_AGAIN, KEEP_NOTHING = "public, max-age=31536000, immutable", "no-cache", "no-store"
+
+_TEXT = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".txt": "text/plain",
+    ".jinja": "text/plain",
+}
+_OTHER = {
+    ".json": "application/json",
+    ".map": "application/json",
+    ".webmanifest": "application/manifest+json",
+    ".wasm": "application/wasm",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+    ".webp": "image/webp",
+    ".woff2": "font/woff2",
+}
+_PACKED = {".png", ".webp", ".woff2"}  # gzip finds nothing in them
+
+
+def media_type(name: str) -> str:
+    """By the ending of a file's name; ``application/octet-stream`` of one that is not known."""
+    suffix = Path(name).suffix.lower()
+    if suffix in _TEXT:
+        return f"{_TEXT[suffix]}; charset=utf-8"
+    return _OTHER.get(suffix, "application/octet-stream")
+
+
+def small_file(path: Path, headers: Mapping[str, str]) -> WebFile:
+    """A file of the disk, whose gzip is kept in memory if it pays.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    data = path.read_bytes()
+    small = None if path.suffix.lower() in _PACKED else zipped(data)
+    return WebFile(path, media_type(path.name), hashlib.sha256(data).hexdigest(), {**SAFE, **headers}, small)
+
+
+def page_files(folder: Path) -> dict[str, WebFile]:
+    """The built page's files by the path of their URL; its first one also at ``/``. Hidden files are left out.
+
+    A file that is built anew while the verifier runs is refused: a page with files of two builds would not start.
+
+    Raises:
+        MoaError: the folder has no page, or cannot be read.
+    """
+    files: dict[str, WebFile] = {}
+    try:
+        for path in sorted(folder.rglob("*")):
+            name = path.relative_to(folder).as_posix()
+            if path.is_file() and not any(part.startswith(".") for part in name.split("/")):
+                caching = FOREVER if name.startswith(HASHED) else ASK_AGAIN
+                headers = {"cache-control": caching, "content-security-policy": POLICY}
+                files[f"/{name}"] = small_file(path, headers)
+    except OSError as error:
+        raise MoaError(f"the page in {folder} cannot be read: {error.strerror or error}") from error
+    if f"/{INDEX}" not in files:
+        raise MoaError(f"there is no page in {folder}: it has no {INDEX}")
+    return {"/": files[f"/{INDEX}"], **files}
+
+
+#: Where the bundle is served, with the paths of its folder.
+BUNDLE_PATH = "/bundle/"
+_TARGET = "web"
+
+
+def find_bundle(named: Path | None, *, default_target: bool) -> Path:
+    """The folder of a bundle with a graph for browsers, made now if need be.
+
+    Args:
+        named: by the user; None for the default bundle where that has such a graph, else one beside it.
+        default_target: whether the verifier serves the built-in target with its drafter: for those, and where none was
+            named, a bundle that is missing is exported, some minutes' work whose progress goes to stderr.
+
+    Raises:
+        MoaError: there is none; the message says which command makes one.
+    """
+    if named is not None:
+        if not _for_browsers(read_manifest(expanded(named))):
+            raise MoaError(
+                f"the bundle {named} has no graph for browsers: export it again with --target {_TARGET}, "
+                f"or several with commas, such as moa-export --target onnx,{_TARGET}"
+            )
+        return expanded(named)
+    own = _made_here()
+    for folder in (default_bundle(), own):
+        if (folder / MANIFEST_FILE).exists() and _for_browsers(read_manifest(folder)):
+            return folder
+    if not default_target:
+        raise MoaError(
+            f"the page needs a bundle of this target: moa-export --target {_TARGET} --model NAME --drafter FOLDER "
+            "--out BUNDLE makes one; name it with --bundle BUNDLE"
+        )
+    make_bundle(own, _TARGET, "moa-serve --web", "some minutes")
+    return own
+
+
+def bundle_files(folder: Path, served: Fingerprints) -> dict[str, WebFile]:
+    """What a browser needs, by the path of its URL: manifest, tokenizer, template, and the graphs for browsers.
+
+    Args:
+        served: of the verifier.
+
+    Raises:
+        BundleError: it is damaged.
+        MoaError: it belongs to another target or drafter.
+    """
+    bundle = Bundle.open(folder)  # a phone would find out what is damaged after a hundred megabytes
+    manifest = bundle.manifest
+    if manifest.fingerprints != served:
+        if folder == _made_here():
+            remedy = f"moa-export --target {_TARGET} --force --out {folder} makes it anew"
+        else:
+            remedy = f"moa-export --target {_TARGET} --out BUNDLE, with --model and --drafter as here, makes another; "
+            remedy += "name it with --bundle"
+        raise MoaError(f"the bundle {folder} belongs to another target or drafter than this verifier's; {remedy}")
+    files: dict[str, WebFile] = {}
+    try:
+        for name in (MANIFEST_FILE, TOKENIZER_FILE, CHAT_TEMPLATE_FILE):
+            files[BUNDLE_PATH + name] = small_file(folder / name, {"cache-control": ASK_AGAIN})
+        for entry in (manifest.targets[_TARGET], manifest.web_writer):
+            if entry is not None:
+                # The page keeps them in a store of its own: a browser's cache would hold the same once more.
+                headers = {**SAFE, "cache-control": KEEP_NOTHING}
+                digest = manifest.files[entry.file].sha256
+                graph = WebFile(folder / entry.file, media_type(entry.file), digest, headers)
+                files[BUNDLE_PATH + entry.file] = graph
+    except OSError as error:
+        raise BundleError(f"the bundle {folder} cannot be read: {error.strerror or error}") from error
+    return files
+
+
+def _made_here() -> Path:
+    """Where the bundle lies that is made at the first start."""
+    return cache_dir() / "bundles" / _TARGET
+
+
+def _for_browsers(manifest: Manifest) -> bool:
+    return _TARGET in manifest.targets
+
 
 #: Of ``--tls-cert``: one that is made here.
 AUTO = Path("auto")

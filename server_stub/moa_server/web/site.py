@@ -3,23 +3,197 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
-from collections.abc import Callable, Mapping
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Match
+from starlette.staticfiles import NotModifiedResponse, StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
+from moa_runtime.errors import MoaError
 from moa_server.edge.connection_limits import END_KEY, network_of
+from moa_server.edge.rate_limits import Clock, TokenBucket
 from moa_server.metrics import Metrics
-from moa_server.web.downloads import Download, Downloads
-from moa_server.web.files import PIECE_BYTES, ChangedError, WebFile
-
-_RETRY_AFTER_S = 5
 
 _log = logging.getLogger(__name__)
+
+PIECE_BYTES = FileResponse.chunk_size
+
+_WORTH_BYTES, _WORTH_PART = 1024, 0.9  # below that size, and above that part of it, gzip saves nothing
+_STATIC = StaticFiles()  # for its conditions: a table says which files there are
+
+
+class ChangedError(MoaError):
+    """A file is no longer what it was when the verifier started."""
+
+
+@dataclass(frozen=True)
+class WebFile:
+    """A file that is served.
+
+    Attributes:
+        content: where it is on the disk, or its bytes.
+        digest: names its bytes, in letters, digits and dashes; its ETag is made of it.
+        headers: of every response, such as ``cache-control``; names in lower case.
+        zipped: the same in gzip; None if that does not pay.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+
+    content: Path | bytes
+    media_type: str
+    digest: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    zipped: bytes | None = None
+    _stat: os.stat_result | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.content, Path):
+            object.__setattr__(self, "_stat", self.content.stat())
+
+    def response(self, request: Headers) -> Response:
+        """Make the response to a GET with these headers. Ranges are of the file on the disk, never of its gzip.
+
+        Raises:
+            ChangedError: see :meth:`check`.
+        """
+        headers, sent = {**self.headers, "etag": f'"{self.digest}"'}, self.content
+        if self.zipped is not None:
+            headers["vary"] = "accept-encoding"
+            if "range" not in request and "gzip" in request.get("accept-encoding", ""):
+                headers |= {"etag": f'"{self.digest}-gzip"', "content-encoding": "gzip"}
+                sent = self.zipped
+        response: Response
+        if isinstance(sent, bytes):
+            headers["content-length"] = str(len(sent))
+            response = StreamingResponse(_pieces(sent), headers=headers, media_type=self.media_type)
+        else:
+            self.check()
+            response = FileResponse(sent, headers=headers, media_type=self.media_type, stat_result=self._stat)
+        return NotModifiedResponse(response.headers) if _STATIC.is_not_modified(response.headers, request) else response
+
+    def check(self) -> None:
+        """Raise a ChangedError if the file on the disk is no longer that of the start."""
+        if self._stat is None or not isinstance(self.content, Path):
+            return
+        try:
+            found = self.content.stat()
+        except OSError as error:
+            raise ChangedError(f"{self.content} cannot be read: {error.strerror}; start moa-serve again") from error
+        if any(getattr(found, each) != getattr(self._stat, each) for each in ("st_size", "st_mtime_ns", "st_ino")):
+            raise ChangedError(f"{self.content} has changed since moa-serve started: start it again")
+
+
+def zipped(data: bytes) -> bytes | None:
+    """The same in gzip, the same bytes each time; None where that saves less than a tenth."""
+    if len(data) < _WORTH_BYTES:
+        return None
+    small = gzip.compress(data, 6, mtime=0)
+    return small if len(small) < _WORTH_PART * len(data) else None
+
+
+async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), PIECE_BYTES):
+        yield data[start : start + PIECE_BYTES]
+
+
+#: A download that took nothing for so many seconds, or less than that rate in the last such span, gives way to another.
+_SPAN_S, _SLOW = 10.0, 32 << 10
+
+
+class Download:
+    """One under way.
+
+    Args:
+        end: closes its connection at once.
+    """
+
+    def __init__(self, network: str, began: float, end: Callable[[], None]) -> None:
+        self.network, self.end = network, end
+        self._last = self._span_began = began
+        self._span_bytes = 0
+        self._was_slow = False
+
+    def sent(self, count: int, now: float) -> None:
+        """So many more bytes were taken by the reader, or by what the system buffers for it.
+
+        The system takes megabytes at once of a reader that stands still, so what counts is not the average since the
+        beginning.
+        """
+        took = now - self._span_began
+        if took >= _SPAN_S:
+            self._was_slow = self._span_bytes < _SLOW * took
+            self._span_began, self._span_bytes = now, 0
+        self._span_bytes += count
+        self._last = now
+
+    def slow(self, now: float) -> bool:
+        """Whether it may be ended for another."""
+        return self._was_slow or now - self._last >= _SPAN_S
+
+
+class Downloads:
+    """The downloads under way, at most ``most``, and of one network half of them.
+
+    Where no more may run, one that reads more slowly than 32 KiB a second gives way, the oldest first: so a crowd that
+    reads next to nothing keeps nobody out, and who was cut off goes on where he was.
+
+    Args:
+        most: at once.
+        bytes_per_second: of all together. Faster readers wait: on a fast network a download of a hundred megabytes
+            would otherwise take a processor away from the target for seconds.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, most: int = 64, bytes_per_second: float = 32 << 20, clock: Clock = time.monotonic) -> None:
+        self.most = most
+        self._clock = clock
+        self._pace = TokenBucket(bytes_per_second, bytes_per_second / 8, clock)
+        self._running: dict[Download, None] = {}  # for its order
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def begin(self, network: str, end: Callable[[], None]) -> Download | None:
+        """A place for one more, to be given back with :meth:`over`; None where there is none."""
+        now = self._clock()
+        own = [each for each in self._running if each.network == network]
+        if len(own) >= max(1, self.most // 2):
+            rivals = own
+        elif len(self._running) >= self.most:
+            rivals = list(self._running)
+        else:
+            rivals = None
+        if rivals is not None:
+            slow = next((each for each in rivals if each.slow(now)), None)
+            if slow is None:
+                return None
+            self.over(slow)
+            slow.end()
+        begun = Download(network, now, end)
+        self._running[begun] = None
+        return begun
+
+    def over(self, download: Download) -> None:
+        """It has ended, or is about to."""
+        self._running.pop(download, None)
+
+    def wait_s(self, download: Download, count: int) -> float:
+        """How long to wait before its next bytes are sent, so many; what was sent before has been taken."""
+        download.sent(count, self._clock())
+        return self._pace.wait_s(count)
+
+
+_RETRY_AFTER_S = 5
 
 #: Why a request may not be answered; None where it may.
 Refusal = Callable[[Headers], Response | None]

@@ -22,9 +22,7 @@ from moa_drafter.config import head_size, key_value_size
 from moa_drafter.target import TargetFacts
 from moa_runtime.session.sampling import Sampling
 from moa_server.engine.target_settings import EngineError
-from moa_server.engine.vllm.layout import PagedCaches, PagedLayer
-from moa_server.engine.vllm.limits import BLOCK, MOST_DRAFTED, SPARE, block_bytes, refused
-from moa_server.engine.vllm.proposer import NoProposals
+from moa_server.engine.vllm.paged_cache import BLOCK, MOST_DRAFTED, SPARE, PagedCaches, PagedLayer, block_bytes, refused
 from moa_server.engine.vllm.sampler import Choices
 from moa_server.engine.vllm.scheduler import ParkingScheduler
 
@@ -34,7 +32,7 @@ _STEP_TOKENS = 2048
 
 @dataclass(frozen=True)
 class TargetEnds:
-    """See :class:`moa_server.drafting.torch_backend.TargetEnds`."""
+    """See :class:`moa_server.drafting.batched_model.TargetEnds`."""
 
     device: torch.device
     embedding: Tensor
@@ -184,3 +182,19 @@ def _config(target: TargetFacts, dtype: torch.dtype, max_context: int, blocks: i
         ).create_engine_config()
     except ValueError as error:
         raise refused(target, error) from error
+
+
+class NoProposals:
+    """Proposes nothing, so that every draft that vLLM verifies is one that the verifier was given.
+
+    vLLM makes one where ``speculative_config`` names the class (method ``custom_class``).
+    """
+
+    def __init__(self, vllm_config: Any) -> None: ...
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """There is no model."""
+
+    def propose(self, sampled_token_ids: Sequence[Sequence[int]], *args: Any, **kwargs: Any) -> list[list[int]]:
+        """An empty draft for each request of the step."""
+        return [[] for _ in sampled_token_ids]

@@ -18,13 +18,21 @@ from moa_drafter.target import TargetFacts, target_facts
 from moa_drafter.target_features import Reads
 from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
 from moa_runtime.session.handshake import Fingerprints
-from moa_server.engine.base import Capabilities, EngineFacts, Outcome, Rows, StepRequest
+from moa_server.engine.base import (
+    Capabilities,
+    EngineFacts,
+    Outcome,
+    Rows,
+    StepRequest,
+    check_chain,
+    check_request,
+    grouped,
+)
 from moa_server.engine.kv_cache import rounded_up
 from moa_server.engine.memory_rows import MemoryRows, Span
-from moa_server.engine.requests import check_chain, check_request, grouped
 from moa_server.engine.target_settings import EngineError, context_of, dtype_of
 from moa_server.engine.vllm.core import Core
-from moa_server.engine.vllm.limits import (
+from moa_server.engine.vllm.paged_cache import (
     BLOCK,
     MOST_DRAFTED,
     SPARE,
@@ -33,8 +41,7 @@ from moa_server.engine.vllm.limits import (
     check_memory,
     pool_blocks,
 )
-from moa_server.engine.vllm.sequences import HeldSequences, Move
-from moa_server.engine.vllm.work import Work
+from moa_server.engine.vllm.sequences import HeldSequences, Move, Work
 from moa_server.scheduling.scheduler import MOST_SEQUENCES
 
 _log = logging.getLogger(__name__)
