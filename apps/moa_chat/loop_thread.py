@@ -10,10 +10,10 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
+from moa_runtime.conversation import Unconfirmed
 from moa_runtime.errors import MoaError
 from moa_runtime.events import ChatEvent, LinkChanged, LinkStatus
 from moa_runtime.session.events import Sampling
-from moa_runtime.unconfirmed import Unconfirmed
 
 T = TypeVar("T")
 

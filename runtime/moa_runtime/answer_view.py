@@ -1,11 +1,11 @@
-"""One answer from its question to its end: tokens with their origins, text and figures."""
+"""One answer as the application sees it: tokens with their origins, text and figures."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
-from moa_runtime.answer_text import AnswerText, shared_word
 from moa_runtime.conversation import Question
 from moa_runtime.drafting.events import Drafted, LinkLost, LoopEvent, Pushed, RoundEnded
 from moa_runtime.events import (
@@ -15,27 +15,30 @@ from moa_runtime.events import (
     FinishReason,
     Origin,
     Statistics,
+    TextSpan,
     TokenOrigin,
 )
 from moa_runtime.session.events import Cause, Committed, Decided, RolledBack
+from moa_runtime.text_stream import TextStream
 from moa_runtime.tokenizer import ChatTokenizer
+from moa_runtime.tokens import common_length
 
-#: Tokens written offline. A verdict that is a little late often overtakes a few, about which nobody wants to be asked.
+#: Offline tokens below which a disagreement is not worth a question: a late verdict often overtakes a few.
 _WORTH_ASKING = 8
 
 
 class AnswerRecord:
-    """Made when the question is sent.
+    """Collect one answer from the events of the drafting loop, from the moment its question is sent.
 
     Args:
-        question: what is answered.
-        bytes_moved: payload bytes sent and received so far, those of earlier answers included.
+        question: the question.
+        bytes_moved: returns the payload bytes sent and received so far, with those of earlier answers.
 
     Attributes:
         start: absolute position of the answer's first token.
         statistics: its figures.
-        disputed: what was rolled back in the last :class:`~moa_runtime.events.Disagreement`.
-        ended: how it ended, None while it runs.
+        disputed: text rolled back by the last :class:`~moa_runtime.events.Disagreement`.
+        ended: how it ended; None while it is being written.
     """
 
     def __init__(
@@ -48,17 +51,16 @@ class AnswerRecord:
         self.ended: FinishReason | None = None
         self._stop_tokens = tokenizer.stop_tokens
         self._tokens: list[TokenOrigin] = []
-        self._settled = 0  # how many of them were shown
+        self._settled = 0  # of these, the ones in the last update
         self._text = AnswerText(tokenizer, question.behind)
         self._rolled_back: RolledBack | None = None
-        self._fetched = self._pushed = False  # how what is committed next came
+        self._fetched = self._pushed = False  # the origin of the next committed tokens
         self._bytes_moved, self._bytes_before = bytes_moved, bytes_moved()
         self._asked_at = time.monotonic()
         self._ended_at = self._asked_at
 
     def resume(self, tokens: Sequence[int], origins: Sequence[Origin], statistics: Statistics) -> None:
-        """Go on with the answer of another program: its confirmed tokens, where these came from, and its figures. The
-        time between the programs does not count."""
+        """Go on with the answer of an earlier program. The time between the programs does not count."""
         self._tokens = [TokenOrigin(t, o, True) for t, o in zip(tokens, origins, strict=True)]
         self.statistics = statistics
         up, down = self._bytes_before
@@ -67,25 +69,25 @@ class AnswerRecord:
 
     @property
     def origins(self) -> tuple[Origin, ...]:
-        """Of the confirmed tokens."""
+        """Origins of the committed tokens."""
         return tuple(token.origin for token in self._tokens)
 
     def figures(self) -> Statistics:
-        """The answer's figures as they are now."""
+        """Return the answer's present figures."""
         up, down = self._bytes_moved()
         self.statistics.bytes_up, self.statistics.bytes_down = up - self._bytes_before[0], down - self._bytes_before[1]
         self.statistics.seconds = time.monotonic() - self._asked_at
         return self.statistics.snapshot()
 
     def hear(self, event: LoopEvent) -> None:
-        """Take what the drafting loop tells."""
+        """Take an event of the drafting loop."""
         statistics = self.statistics
         if isinstance(event, Decided):
             self._fetched = event.cause is Cause.FETCHED
             self._pushed = event.cause is Cause.PUSHED
         elif isinstance(event, Committed):
             self._commit(event)
-        elif isinstance(event, RolledBack):  # what the target wrote instead is committed next
+        elif isinstance(event, RolledBack):  # the target's own tokens are committed next
             self._rolled_back = event
             statistics.rolled_back += len(event.tokens)
         elif isinstance(event, Drafted):
@@ -117,7 +119,7 @@ class AnswerRecord:
         self._tokens += [TokenOrigin(t, o, True) for t, o in zip(event.tokens, event.origins, strict=True)]
 
     def update(self, unconfirmed: Sequence[tuple[int, Origin]]) -> AnswerUpdate:
-        """The answer as it stands, with tokens and origins that are not confirmed."""
+        """Return the present answer, with unconfirmed tokens and their origins."""
         tokens = (*self._tokens, *(TokenOrigin(token, origin, False) for token, origin in unconfirmed))
         dropped = self._text.show(tokens, self._settled)
         self._settled = len(self._tokens)
@@ -133,7 +135,7 @@ class AnswerRecord:
         )
 
     def disagreement(self, update: AnswerUpdate) -> Disagreement | None:
-        """Whether the commitment that ``update`` shows took the place of text written offline."""
+        """Return the disagreement if the commitment in ``update`` replaced text that was written offline."""
         rolled_back, self._rolled_back = self._rolled_back, None
         if rolled_back is None:
             return None
@@ -149,7 +151,7 @@ class AnswerRecord:
         return Disagreement(position, offset, shared + update.dropped, text[offset:])
 
     def take_back(self, position: int) -> None:
-        """Forget the confirmed tokens from absolute ``position`` on."""
+        """Drop the committed tokens from absolute ``position`` on."""
         taken_back = self._tokens[position - self.start :]
         del self._tokens[position - self.start :]
         self._settled = min(self._settled, len(self._tokens))
@@ -160,21 +162,107 @@ class AnswerRecord:
         self._rolled_back, self.ended = None, None
 
     def finish(self, reason: FinishReason) -> AnswerFinished:
-        """The whole answer."""
+        """Return the whole answer."""
         self.ended = reason
         text = self.confirmed_text()
         spans, pieces = self._text.spans(complete=True), self._text.pieces(complete=True)
         return AnswerFinished(text, tuple(self._tokens), reason, self.figures(), spans, pieces)
 
     def confirmed_text(self) -> str:
-        """The text up to here, nothing tentative."""
+        """Return the committed text."""
         self._text.show(self._tokens, self._settled)
         return "".join(span.text for span in self._text.spans(complete=True))
 
     def pause_clock(self) -> None:
-        """The answer has ended."""
+        """Note that the answer has ended."""
         self._ended_at = time.monotonic()
 
     def resume_clock(self) -> None:
-        """The answer is being written again; the time between does not count."""
+        """Note that the answer is being written again; the time between does not count."""
         self._asked_at += time.monotonic() - self._ended_at
+
+
+class AnswerText:
+    """Decode the text of an answer whose tokens change, only as far as they changed.
+
+    Example: after ``show`` of the tokens of "Paris is nice", ``show`` of "Paris is big" decodes one token and returns
+    the dropped " nice".
+
+    Args:
+        behind: last tokens of a text that the answer continues; none for an answer of its own.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, behind: Sequence[int] = ()) -> None:
+        self._stream = TextStream(tokenizer, behind)
+        self._tokens: list[TokenOrigin] = []
+        self._pieces: list[str] = []
+        self._settled = 0  # tokens that have not changed since the runs were made
+        self._runs: list[tuple[int, TextSpan]] = []  # each with the index after its last token
+
+    def show(self, tokens: Sequence[TokenOrigin], settled: int = 0) -> str:
+        """Take the answer's present tokens; return the text of those that were dropped.
+
+        Args:
+            settled: leading tokens that are known to be the same as in the last call.
+        """
+        before, now = self._tokens[settled:], tokens[settled:]
+        common = settled + common_length([token.token for token in before], [token.token for token in now])
+        dropped = "".join(self._pieces[common:])
+        self._stream.truncate(common)
+        del self._pieces[common:]
+        self._pieces += [self._stream.push(token.token) for token in tokens[common:]]
+        self._tokens[settled:] = now
+        self._settled = min(self._settled, settled)
+        return dropped
+
+    def spans(self, *, complete: bool = False) -> tuple[TextSpan, ...]:
+        """Return the text, one span for each run of tokens of one origin and confirmation.
+
+        Args:
+            complete: whether no more tokens follow. An unfinished character at the end is then a replacement
+                character; otherwise it is left out.
+        """
+        # A run that ends with the settled tokens may continue after them.
+        while self._runs and (complete or self._runs[-1][0] >= self._settled):
+            self._runs.pop()
+        end = self._runs[-1][0] if self._runs else 0
+        tokens, pieces = self._tokens[end:], self._pieces[end:]
+        if complete and pieces:
+            pieces[-1] += self._stream.finish()
+        for (origin, committed), run in groupby(zip(tokens, pieces, strict=True), key=_kind):
+            texts = [piece for _, piece in run]
+            end += len(texts)
+            self._runs.append((end, TextSpan("".join(texts), origin, committed)))
+        self._settled = end
+        return tuple(span for _, span in self._runs if span.text)
+
+    def pieces(self, *, complete: bool = False) -> tuple[str, ...]:
+        """Return the text, one piece for each token, perhaps an empty one. ``complete``: see :meth:`spans`."""
+        pieces = list(self._pieces)
+        if complete and pieces:
+            pieces[-1] += self._stream.finish()
+        return tuple(pieces)
+
+    def before(self, count: int) -> str:
+        """Return the text of the first ``count`` tokens."""
+        return "".join(self._pieces[:count])
+
+
+def shared_word(before: str, *versions: str) -> str:
+    """Return the unfinished word at the end of a text, if one of its continuations completes it.
+
+    >>> shared_word("in every col", "ours", "umn")
+    'col'
+    >>> shared_word("in every column", " of it", ", too")
+    'column'
+    >>> shared_word("in every column", " of it", " and row")
+    ''
+    """
+    goes_on = any(version[:1].strip() for version in versions)
+    words = before.split()
+    return words[-1] if goes_on and words and not before[-1].isspace() else ""
+
+
+def _kind(shown: tuple[TokenOrigin, str]) -> tuple[Origin, bool]:
+    token, _ = shown
+    return token.origin, token.committed

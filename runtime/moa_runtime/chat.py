@@ -7,47 +7,65 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, TypeVar
 
+from moa_runtime.answer_view import AnswerRecord
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_writer
 from moa_runtime.bundle import Bundle
-from moa_runtime.chat_checks import ChatChecks
-from moa_runtime.chat_keeper import ChatKeeper
-from moa_runtime.chat_state import ChatState
-from moa_runtime.conversation import Conversation
+from moa_runtime.chat_store import AnswerState, ChatSaver, ChatState
+from moa_runtime.connect_error import ConnectError
+from moa_runtime.conversation import Conversation, Question, Unconfirmed
 from moa_runtime.datastore.reader import Datastore
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.factory import backend_for, drafter_for, writer_for
 from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.draft_controllers import Controller
+from moa_runtime.drafting.events import Drafted, LoopEvent, PauseBegan, Problem
 from moa_runtime.drafting.loop import DraftingLoop
-from moa_runtime.drafting.settings import LoopSettings
-from moa_runtime.errors import ChatError, ContextFullError
-from moa_runtime.events import ChatEvent, Origin
-from moa_runtime.options import DRAFTERS, DrafterName
+from moa_runtime.drafting.settings import Conditions, LoopSettings
+from moa_runtime.driver import Driver
+from moa_runtime.errors import ChatError, ContextFullError, MoaError
+from moa_runtime.event_queue import EventQueue
+from moa_runtime.events import (
+    AnswerFinished,
+    AnswerUpdate,
+    ChatEvent,
+    LinkChanged,
+    LinkStatus,
+    Origin,
+    Paused,
+    Statistics,
+)
+from moa_runtime.options import DRAFTERS, DrafterName, Offline
 from moa_runtime.session.client import ClientSession
-from moa_runtime.session.events import Policy, Sampling
+from moa_runtime.session.events import Committed, Finished, Policy, RolledBack, Sampling, Welcomed
 from moa_runtime.session_id import new_session_id
 from moa_runtime.timeline import Timeline
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_runtime.tokens import common_length
 from moa_runtime.transport import Endpoint, Timing
-from moa_runtime.unconfirmed import Unconfirmed
+from moa_runtime.validate import check_request
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_runtime.wishes import check_wishes
 
 __all__ = ["Chat", "ChatError", "ContextFullError"]
 
+T = TypeVar("T")
 
-class Chat(ChatChecks):
+#: Characters of a conversation that are encoded within a few milliseconds; longer ones are encoded in a thread.
+_LONG_TEXT = 1 << 13
+
+
+class Chat:
     """One conversation. It keeps its history over turns and survives lost connections.
 
-    Use :meth:`connect`; every method must be called in the event loop it was called in.
+    Use :meth:`connect`. Call every method in the event loop that :meth:`connect` was called in.
 
     Attributes:
         tokenizer: the bundle's.
@@ -71,31 +89,38 @@ class Chat(ChatChecks):
         store: str | Path | None = None,
         raw: bool = False,
     ) -> None:
-        tokenizer, manifest = ChatTokenizer.from_bundle(bundle, raw=raw), bundle.manifest
-        prints = manifest.fingerprints
-        # Where nobody reads the memory rows they are not sent: they are most of what a verdict weighs.
-        rows = wire.ROW_ENCODING_INT8 if drafter and reads_rows and manifest.has_rows else wire.ROW_ENCODING_UNSPECIFIED
-        options: dict[str, Any] = {
-            "stop_tokens": manifest.stop_tokens,
-            "row_encoding": rows,
-            "vocab_size": manifest.vocab_size,
-        }
-
-        def restore(content: object) -> tuple[ChatState, ClientSession]:
-            state = ChatState.from_json(content)
-            return state, state.restore(endpoint.url, prints, **options)
-
-        keeper = ChatKeeper(self._state)
-        saved = None if store is None else keeper.open(store, restore)
-        session = saved[1] if saved else ClientSession(prints, **options)
-        session.policy = policy
-        conversation = Conversation(tokenizer, system)
-        loop = DraftingLoop(session, drafter, controller or CostModel(), settings, writer)
-        session_id = saved[0].session_id_for(endpoint.url) if saved else new_session_id()
-        super().__init__(session, loop, conversation, tokenizer, endpoint, timing, timeline, keeper, session_id)
-        self.manifest = manifest
+        self.tokenizer, self.manifest = ChatTokenizer.from_bundle(bundle, raw=raw), bundle.manifest
+        self._server = endpoint.url
+        self._events = EventQueue()
+        self._saver = ChatSaver(self._state)
+        saved = self._open_session(store, drafter is not None and reads_rows)
+        self._session.policy = policy
+        self._session_id = saved.session_id_for(endpoint.url) if saved else new_session_id()
+        self._conversation = Conversation(self.tokenizer, system)
+        self._loop = DraftingLoop(self._session, drafter, controller or CostModel(), settings, writer)
+        self._loop.listen(self._hear)
+        self._driver = Driver(
+            self._loop,
+            endpoint,
+            timing,
+            timeline,
+            on_problem=self._on_problem,
+            on_rest=self._opened,
+            store=lambda: self._saver.save() if self._saver.keeps else None,
+            session_id=self._session_id,
+        )
+        self._refusal: ChatError | None = None
+        self._opening: asyncio.Future[None] | None = None  # awaited by open()
+        self._running: asyncio.Task[None] | None = None
+        self._closed = False
+        self._record = self._new_record(Question([], 0, []))
+        self._following = False
+        self._pending = False  # an answer of an earlier program is being written, and is not followed yet
+        self._unheard = False  # the application has not received the end of the record's answer
+        #: While an answer is checked: turns and marks as before, which stay until the check is done.
+        self._checking: tuple[list[dict[str, str]], list[Unconfirmed]] | None = None
         if saved:
-            self._resume(saved[0])
+            self._resume(saved)
 
     @classmethod
     async def connect(
@@ -122,24 +147,24 @@ class Chat(ChatChecks):
         """Load the bundle's drafter and open the first connection.
 
         Args:
-            drafter: which one, see :data:`moa_runtime.options.DRAFTERS`; the bundle's own when omitted.
-            backend: a key of :data:`moa_runtime.backends.load.BACKENDS`; the first that the bundle has a graph for
-                when omitted. Or one that is loaded, for several chats a
-                :class:`~moa_runtime.backends.shared.SharedBackend`. Without use where the drafter has no graph.
-            writer: the bundle's, for several chats a shared one; otherwise it is loaded when it is first needed.
-            threads: of a backend that is to be loaded.
-            ngrams: also copy from the conversation, see :func:`moa_runtime.drafters.factory.drafter_for`.
-            datastore: and from earlier texts. The verifier is sent parts of them as drafts.
-            system: a message at the beginning of a new conversation.
-            timeline: gets what the device does and when, see :class:`moa_runtime.driver.Driver`.
-            store: a file to keep the conversation in. The one that is there goes on, an answer that was under way
-                included (:meth:`pending`); one that cannot is set aside, and :attr:`store_problem` says why.
-            raw: without the target's chat template: what is sent is a text, and the answer what the target writes on.
+            drafter: a key of :data:`moa_runtime.options.DRAFTERS`; the bundle's own by default.
+            backend: a key of :data:`moa_runtime.backends.load.BACKENDS`, by default the first that the bundle has a
+                graph for; or a loaded one, for several chats a :class:`~moa_runtime.backends.shared.SharedBackend`.
+                Ignored if the drafter has no graph.
+            writer: a loaded offline writer, which several chats may share; by default it is loaded when first needed.
+            threads: of a backend that is loaded here.
+            ngrams: whether to copy from the conversation, too, see :func:`moa_runtime.drafters.factory.drafter_for`.
+            datastore: earlier texts to copy from. Parts of them are sent to the server as drafts.
+            system: a system message at the beginning of a new conversation.
+            timeline: records the device's actions and their times, see :class:`moa_runtime.driver.Driver`.
+            store: a file to keep the conversation in. A conversation that is in it goes on, with an unfinished answer
+                (:meth:`pending`); a file that cannot be used is set aside, and :attr:`store_problem` says why.
+            raw: whether to do without the target's chat template: the target continues the text that is sent.
             wait: see :meth:`open`.
 
         Raises:
-            ConnectError: no verifier answers there, or it refuses the token.
-            StoreError: another program has the file, or it can be neither used nor set aside.
+            ConnectError: no verifier answers at the address, or it refuses the token.
+            StoreError: another program uses the file, or it can be neither used nor set aside.
             OtherDrafterError: ``drafter`` is not the bundle's.
             MoaError: the verifier serves another target, tokenizer or drafter than the bundle's.
         """
@@ -168,9 +193,54 @@ class Chat(ChatChecks):
             raise
         return chat
 
+    async def __aenter__(self) -> Chat:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self, *, wait: bool = True) -> None:
+        """Begin to connect.
+
+        Args:
+            wait: whether to wait for the verifier's answer. If not, or if no connection is made (in the background,
+                see :meth:`tell_conditions`, or because the user goes offline), the chat begins offline and
+                :meth:`send` raises a refusal.
+
+        Raises:
+            ConnectError: the chat was closed meanwhile; see :meth:`connect` for other causes.
+        """
+        if wait:
+            self._opening = asyncio.get_running_loop().create_future()
+        self._running = asyncio.create_task(self._driver.run())
+        self._running.add_done_callback(self._on_loop_end)
+        self._driver.go_online()
+        if self._opening is not None:
+            await self._opening
+
+    async def close(self) -> None:
+        """Close the connection. An :meth:`open` that waits raises an error; the events of a running answer end. In a
+        stored chat the answer goes on with the next program."""
+        self._closed = True
+        self._saver.save()
+        self._events.end()
+        if opening := self._connecting():
+            opening.set_exception(ConnectError("the chat was closed before the verifier had answered", final=True))
+        try:
+            await self._driver.close()
+            if self._running is not None:
+                self._running.cancel()
+                await asyncio.gather(self._running, return_exceptions=True)
+        finally:
+            await self._saver.close()
+
+    # -- the conversation -----------------------------------------------------------------------------
+
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The turns so far, ``{"role": ..., "content": ...}``, finished answers included."""
+        """The turns, ``{"role": ..., "content": ...}`` each, with finished answers."""
         return list(self._turns[0])
 
     @property
@@ -180,28 +250,39 @@ class Chat(ChatChecks):
 
     @property
     def prompt_tokens(self) -> int:
-        """How many tokens the conversation had up to the last answer's beginning."""
+        """Number of tokens before the last answer."""
         return self._record.start
 
     @property
     def new_tokens(self) -> int:
-        """How many of these the verifier was given with the last question: it had not read them yet."""
+        """Number of tokens that were sent with the last question, because the server had not read them yet."""
         return len(self._record.question.supplied)
 
-    def restore(self, messages: Sequence[Mapping[str, str]], unconfirmed: Sequence[Unconfirmed] = ()) -> None:
-        """Set the conversation to these turns, so that the next question continues them.
+    @property
+    def question(self) -> str:
+        """The question of the present or last answer; empty before the first one."""
+        messages = self._record.question.messages
+        return messages[-1]["content"] if messages else ""
 
-        For regenerating an answer (all turns but the last two), editing a question (the turns before it) and
-        opening a stored chat. Works offline too. What the new turns have in common with the old ones is not sent
-        again. An answer of another program that was :meth:`pending` is dropped.
+    @property
+    def unconfirmed(self) -> Sequence[Unconfirmed]:
+        """The answers among :attr:`messages` that the target has not confirmed, in order; see :meth:`check`."""
+        return tuple(self._turns[1])
+
+    def restore(self, messages: Sequence[Mapping[str, str]], unconfirmed: Sequence[Unconfirmed] = ()) -> None:
+        """Set the conversation to ``messages``, so that the next question continues them.
+
+        Use it to regenerate an answer (all turns but the last two), to edit a question (the turns before it) or to
+        open a chat of one's own store. It works offline, too. Tokens that old and new turns share are not sent again.
+        A :meth:`pending` answer is dropped.
 
         Args:
             messages: ``{"role": ..., "content": ...}`` each; none, a system message, or turns up to an answer.
-            unconfirmed: those answers among them that :meth:`check` is to have checked.
+            unconfirmed: answers among them for :meth:`check`.
 
         Raises:
             ChatError: an answer is being written.
-            MoaError: a message of another form, or a mark on what is no answer.
+            MoaError: a message has another form, or a mark is not on an answer.
         """
         self._check_idle()
         self._conversation.restore(messages, unconfirmed)
@@ -209,29 +290,48 @@ class Chat(ChatChecks):
         if self._pending:
             self._pending = self._unheard = False
             self._driver.post(self._loop.cancel)
-        self._keeper.touch()
+        self._saver.touch()
+
+    async def keep_in(self, path: str | Path) -> None:
+        """Store the conversation in the file ``path`` from now on, replacing its content. To go on with that content
+        instead, see :meth:`connect`.
+
+        Raises:
+            StoreError: this chat is stored already, another program uses the file, or it cannot be used.
+        """
+        self._saver.open(path, lambda content: None)
+        await asyncio.wait({self._saver.save()})
+
+    @property
+    def store_problem(self) -> str:
+        """A sentence that says why the stored chat did not go on, or why this one is not stored; empty if all is
+        well."""
+        return self._saver.problem
+
+    # -- answers --------------------------------------------------------------------------------------
 
     async def send(
         self, text: str, *, max_new_tokens: int = 512, sampling: Sampling | None = None, while_away: bool = True
     ) -> AsyncGenerator[ChatEvent, None]:
-        """Ask, and follow the answer as it is written; the last event is :class:`AnswerFinished`, unless the chat is
-        closed before.
+        """Ask, and yield events while the answer is written. The last one is :class:`AnswerFinished`, unless the chat
+        is closed before.
 
-        Leaving the iteration early stops the answer where the target has confirmed it. What the device has written
-        while the verifier was away stays as well, and is :attr:`unconfirmed`; with policy ``KEEP`` it just stays.
+        Leaving the iteration early stops the answer at its last committed token. Text that the device wrote during an
+        outage stays, too, and is :attr:`unconfirmed`; with policy ``KEEP`` it counts as confirmed.
 
         Args:
+            max_new_tokens: of the answer, at most; 0 for no limit.
             while_away: whether the verifier may finish the answer while there is no link.
 
         Raises:
             ContextFullError: the conversation does not fit the target's context.
-            ChatError: the verifier refused it, or another answer is being written, or :meth:`pending`.
+            ChatError: the verifier refused it, another answer is being written, or one is :meth:`pending`.
             ChatTemplateError: the target's template refuses the conversation.
         """
         self._check_idle()
         self._check_complete()
         self._check_accepted()
-        check_wishes(max_new_tokens, sampling)
+        check_request(max_new_tokens, sampling)
         question = await self._question(text)
         room = self.manifest.max_context
         if question.length >= room:
@@ -252,25 +352,24 @@ class Chat(ChatChecks):
     async def continue_answer(
         self, *, max_new_tokens: int = 512, sampling: Sampling | None = None, while_away: bool = True
     ) -> AsyncGenerator[ChatEvent, None]:
-        """Go on with the last answer, which was cut off at its greatest length or stopped. Events, and leaving them, as
-        of :meth:`send`: texts are of the whole answer, figures of what is written now.
+        """Continue the last answer, which reached its limit or was stopped. Yields events as :meth:`send` does: their
+        texts are of the whole answer, their figures of the continuation.
 
-        With the sampling that it was asked with, seed included, the answer becomes what a larger limit would have made
-        it. Its tokens are those that it was written with; of one that came by :meth:`restore` only the text is known,
-        which is encoded anew.
+        With the same sampling and seed, the answer becomes what a larger limit would have made it. It continues from
+        the tokens that it was written with; an answer that came by :meth:`restore` is encoded from its text.
 
         Args:
-            max_new_tokens: by how many tokens it may become longer.
-            sampling: as the last question was asked, when omitted.
+            max_new_tokens: further tokens, at most.
+            sampling: by default that of the last question.
 
         Raises:
             ContextFullError: the target's context is full.
-            ChatError: see :meth:`send`; there is no such answer, it has ended by itself, or it is :attr:`unconfirmed`.
+            ChatError: see :meth:`send`; or there is no such answer, it is complete, or it is :attr:`unconfirmed`.
         """
         self._check_idle()
         self._check_complete()
         self._check_accepted()
-        check_wishes(max_new_tokens, sampling)
+        check_request(max_new_tokens, sampling)
         committed, record = self._loop.committed, self._record
         question, tokens = await self._encoded(partial(self._conversation.last_answer, committed))
         if not tokens or tokens[-1] in self.tokenizer.stop_tokens:
@@ -295,3 +394,444 @@ class Chat(ChatChecks):
         async with aclosing(self._ask(question, go_on, (tokens, origins))) as events:
             async for event in events:
                 yield event
+
+    def pending(self) -> AsyncGenerator[ChatEvent, None] | None:
+        """Follow the answer that was being written when the last program ended. :attr:`question` is its question,
+        :attr:`messages` are the turns before.
+
+        Returns:
+            Events as of :meth:`send`, the first with all that was written; None if there is no such answer, or it is
+            followed already.
+        """
+        return self._take_up() if self._pending else None
+
+    def keep_mine(self) -> AsyncGenerator[ChatEvent, None] | None:
+        """Return to the last :class:`Disagreement` and keep the device's own text there; the target goes on after it.
+
+        Without a disagreement nothing happens.
+
+        Returns:
+            None while the answer is being written: its events go on. After it, events as of :meth:`send`.
+        """
+        disputed, self._record.disputed = self._record.disputed, None
+        if disputed is None:
+            return None
+        if not self._following and not self._pending:
+            return self._reopen(disputed)
+        self._take_back(disputed)
+        return None
+
+    def check(self) -> AsyncGenerator[ChatEvent, None] | None:
+        """Have the target check the first :attr:`unconfirmed` answer: the device's text is its draft, and the target's
+        own choice replaces it from the first difference on.
+
+        The turns after it stay. If the answer changed, their answers become unconfirmed, because they answer another
+        conversation. Leaving the iteration early changes nothing. An answer that the verifier refuses stays as the
+        device wrote it and is no longer unconfirmed.
+
+        Returns:
+            Events as of :meth:`send`; None if all is confirmed, or if there is no verifier.
+
+        Raises:
+            ChatError: an answer is being written or :meth:`pending`.
+        """
+        self._check_idle()
+        self._check_complete()
+        return self._check() if self._conversation.unconfirmed and self.status is LinkStatus.ONLINE else None
+
+    # -- link and device ------------------------------------------------------------------------------
+
+    @property
+    def link(self) -> LinkChanged:
+        """The link's last change, whether or not an answer is being written."""
+        return self._loop.link
+
+    @property
+    def status(self) -> LinkStatus:
+        """The link as the user should see it."""
+        return self._loop.link.status
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether every question is refused until :meth:`work_offline` connects again, because the verifier refused or
+        because of a defect."""
+        return self._refusal is not None and (self._driver.gave_up or self._running is None or self._running.done())
+
+    @property
+    def policy(self) -> Policy:
+        """What happens to text that was written offline; may be set at any time."""
+        return self._loop.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._loop.policy = policy
+
+    @property
+    def offline(self) -> Offline:
+        """What writes during an outage; may be set at any time."""
+        return self._loop.offline
+
+    @offline.setter
+    def offline(self, offline: Offline) -> None:
+        self._loop.offline = offline
+
+    async def work_offline(self, offline: bool) -> None:
+        """Close the connection and make no other, or connect again."""
+        if offline:
+            await self._driver.go_offline()
+        else:
+            self._driver.go_online()
+
+    @property
+    def conditions(self) -> Conditions:
+        """The last conditions of :meth:`tell_conditions`."""
+        return self._loop.conditions
+
+    def tell_conditions(self, conditions: Conditions) -> None:
+        """Set what the host knows of the device: background, low power, metered network."""
+        self._driver.tell_conditions(conditions)
+
+    async def network_changed(self) -> None:
+        """Connect anew at once, not after the next ping or backoff: the device has another network, and the old
+        connection may be dead. Does nothing while the user works offline."""
+        await self._driver.reconnect()
+
+    # -- preconditions --------------------------------------------------------------------------------
+
+    def _check_idle(self) -> None:
+        if self._following:
+            raise ChatError("an answer is being written: stop it or wait for its end")
+
+    def _check_complete(self) -> None:
+        if self._pending:
+            raise ChatError("the answer of the stored chat is not complete: follow pending(), or restore() other turns")
+
+    def _check_accepted(self) -> None:
+        """Raise ChatError if the verifier refused or the loop has ended."""
+        if self.gave_up and self._refusal is not None:
+            raise self._refusal
+
+    # -- encoding -------------------------------------------------------------------------------------
+
+    async def _question(self, text: str) -> Question:
+        """Encode the question ``text``."""
+        return await self._encoded(partial(self._conversation.ask, self._loop.committed, text), len(text))
+
+    async def _encoded(self, encode: Callable[[], T], more: int = 0) -> T:
+        """Call ``encode`` on the conversation's turns and ``more`` characters, in a thread if they are long: that takes
+        tenths of a second, during which the event loop goes on."""
+        if more + sum(len(turn["content"]) for turn in self._conversation.messages) < _LONG_TEXT:
+            return encode()
+        self._following = True  # refuses other questions and changes of the turns meanwhile
+        try:
+            return await asyncio.to_thread(encode)
+        finally:
+            self._following = False
+
+    # -- following an answer --------------------------------------------------------------------------
+
+    def _new_record(self, question: Question) -> AnswerRecord:
+        return AnswerRecord(self.tokenizer, question, self._driver.bytes_moved)
+
+    async def _ask(
+        self, question: Question, ask: Callable[[], None], known: tuple[Sequence[int], Sequence[Origin]] = ((), ())
+    ) -> AsyncGenerator[ChatEvent, None]:
+        """Have the loop ask, and follow the answer.
+
+        Args:
+            known: tokens and origins of its beginning, if it continues an answer.
+        """
+        asked = asyncio.get_running_loop().create_future()
+        self._events.clear()
+        edition = self._events.ask_for_edition()
+
+        def begin() -> None:
+            self._events.begin_edition(edition)
+            self._record, self._unheard = self._new_record(question), True
+            self._record.resume(*known, Statistics())
+            ask()
+            asked.set_result(self._saver.save())
+
+        self._driver.post(begin)
+        # The question is stored first: an application that has seen a part of the answer finds it again.
+        async with aclosing(self._follow(asked if self._saver.keeps else None)) as events:
+            async for event in events:
+                yield event
+
+    async def _take_up(self) -> AsyncGenerator[ChatEvent, None]:
+        self._check_idle()
+        self._pending = False
+        async with aclosing(self._follow()) as events:
+            async for event in events:
+                yield event
+
+    async def _follow(
+        self, asked: asyncio.Future[asyncio.Future[None]] | None = None
+    ) -> AsyncGenerator[ChatEvent, None]:
+        self._following, ended = True, False
+        try:
+            if asked is not None and await self._done(asked):
+                await self._done(asked.result())
+            while not ended:
+                event = await self._events.get()
+                if event is None or isinstance(event, AnswerFinished):
+                    self._following, ended = False, True
+                if isinstance(event, AnswerFinished):
+                    self._answered(event.text)
+                if event is not None:
+                    yield event
+        finally:
+            if not ended:
+                try:
+                    await self._stop_answer()
+                finally:
+                    self._following = False
+
+    async def _reopen(self, disputed: RolledBack) -> AsyncGenerator[ChatEvent, None]:
+        """Continue an answer that has ended."""
+        self._check_idle()
+        self._check_accepted()
+        self._conversation.restore(self._record.question.messages)
+        self._record.resume_clock()
+        self._take_back(disputed)
+        async with aclosing(self._follow()) as events:
+            async for event in events:
+                yield event
+
+    def _take_back(self, disputed: RolledBack) -> None:
+        edition = self._events.ask_for_edition()
+
+        def keep() -> None:
+            self._events.begin_edition(edition)
+            self._unheard = True
+            self._loop.keep(disputed.start, disputed.tokens)
+            self._record.take_back(disputed.start)
+            self._publish()
+            self._saver.save()
+
+        self._driver.post(keep)
+
+    async def _stop_answer(self) -> None:
+        """Cancel the answer; keep the question, the committed text and the text written offline."""
+        if self._closed:
+            return
+        stopped: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+
+        def cancel() -> None:
+            stopped.set_result(self._written_alone())
+            self._loop.cancel()
+
+        self._driver.post(cancel)
+        done = await self._done(stopped)
+        if self._unheard and not self._closed:
+            written, most = stopped.result() if done else ("", 0)
+            if written:
+                kept, sampling = self.policy is Policy.KEEP, self._session.sampling
+                self._conversation.set_aside(self._record.question, written, sampling, most, kept=kept)
+            elif len(self._loop.committed) >= self._record.start:
+                self._answered(self._record.confirmed_text())
+            self._unheard = False
+            self._saver.save()
+
+    def _written_alone(self) -> tuple[str, int]:
+        """Return the answer's text and the tokens that it may have, if the device wrote some of it offline; else no
+        text. An answer that is not at its end was stopped by the user, so it may not grow."""
+        session = self._session
+        if Origin.OFFLINE not in [origin for _, origin in self._loop.unconfirmed]:
+            return "", 0
+        update = self._record.update(self._loop.unconfirmed)
+        most = session.max_new_tokens if session.tentatively_finished else session.length - session.answer_start
+        return update.committed + update.tentative, most
+
+    def _answered(self, text: str) -> None:
+        self._record.pause_clock()
+        self._conversation.answered(self._record.question, text, len(self._loop.committed))
+        self._unheard = False
+        self._saver.save()
+
+    def _publish(self) -> AnswerUpdate:
+        update = self._record.update(self._loop.unconfirmed)
+        self._events.publish(update)
+        return update
+
+    # -- checking an answer ---------------------------------------------------------------------------
+
+    async def _check(self) -> AsyncGenerator[ChatEvent, None]:
+        self._check_idle()
+        self._check_complete()
+        conversation = self._conversation
+        turns, marks = conversation.messages, conversation.unconfirmed
+        if not marks:
+            return
+        mark = marks[0]
+        written = turns[mark.turn]["content"]
+        conversation.restore(turns[: mark.turn - 1])
+        self._checking, finished = (turns, marks), False
+        try:
+            question = await self._question(turns[mark.turn - 1]["content"])
+            draft, most = self.tokenizer.encode(written), min(mark.most, self._session.limits.max_context)
+
+            def ask() -> None:
+                self._loop.ask(question.kept, question.supplied, mark.sampling, most, draft=draft)
+
+            async with aclosing(self._ask(question, ask)) as events:
+                async for event in events:
+                    if isinstance(event, AnswerFinished):
+                        conversation.add(turns, self._left(marks, mark, turns, changed=event.text != written))
+                        self._record.disputed, self._checking, finished = None, None, True
+                        self._saver.save()
+                    yield event
+        except MoaError:
+            if self.status is LinkStatus.ONLINE:
+                # Refused for good, for example because the context is full: a second attempt would not help.
+                marks = [each for each in marks if each is not mark]
+            raise
+        finally:
+            self._checking = self._record.disputed = None
+            if not finished:
+                conversation.restore(turns, marks)
+                self._saver.touch()
+
+    def _left(
+        self, marks: Sequence[Unconfirmed], checked: Unconfirmed, turns: Sequence[dict[str, str]], *, changed: bool
+    ) -> list[Unconfirmed]:
+        """Return the marks after a turn that was checked. An answer without a mark has no known limit: it gets its
+        present length, at least."""
+        known = {mark.turn: mark for mark in marks if mark.turn > checked.turn}
+        left = []
+        for turn in range(checked.turn + 1, len(turns)) if changed else known:
+            if turn in known:
+                left.append(known[turn])
+            elif [turns[turn - 1]["role"], turns[turn]["role"]] == ["user", "assistant"]:
+                length = len(self.tokenizer.encode(turns[turn]["content"])) + 1  # its end too
+                left.append(Unconfirmed(turn, checked.sampling, max(checked.most, length) if checked.most else 0))
+        return left
+
+    # -- storing and resuming -------------------------------------------------------------------------
+
+    def _open_session(self, store: str | Path | None, reads_rows: bool) -> ChatState | None:
+        """Make the session, a stored one if there is any; return what was stored."""
+        manifest = self.manifest
+        # Rows are most of a verdict's bytes: they are not sent if the drafter does not read them.
+        rows = wire.ROW_ENCODING_INT8 if reads_rows and manifest.has_rows else wire.ROW_ENCODING_UNSPECIFIED
+        prints = manifest.fingerprints
+        options: dict[str, Any] = {
+            "stop_tokens": manifest.stop_tokens,
+            "row_encoding": rows,
+            "vocab_size": manifest.vocab_size,
+        }
+
+        def restore(content: object) -> tuple[ChatState, ClientSession]:
+            state = ChatState.from_json(content)
+            return state, state.restore(self._server, prints, **options)
+
+        saved = None if store is None else self._saver.open(store, restore)
+        self._session = saved[1] if saved else ClientSession(prints, **options)
+        return saved[0] if saved else None
+
+    @property
+    def _turns(self) -> tuple[list[dict[str, str]], list[Unconfirmed]]:
+        """The conversation's turns, and the marks of the unconfirmed ones."""
+        return self._checking or (self._conversation.messages, self._conversation.unconfirmed)
+
+    def _state(self) -> dict[str, Any]:
+        """Return what the next program needs, as JSON."""
+        record, session, answer = self._record, self._session.snapshot(), None
+        messages, unconfirmed = self._turns
+        if self._unheard and not self._checking:
+            question = record.question
+            answer = AnswerState(
+                self.question, question.kept, record.start, record.origins, record.figures(), record.ended
+            )
+            messages = question.messages[:-1]
+            unconfirmed = [mark for mark in unconfirmed if mark.turn < len(messages)]
+        same = common_length(self._conversation.messages, messages)  # a check's tokens may be those of another text
+        ends = [end for end in self._conversation.ends if end[0] <= same]
+        state = ChatState(self._server, session, list(messages), ends, answer, list(unconfirmed), self._session_id)
+        return state.to_json()
+
+    def _resume(self, saved: ChatState) -> None:
+        """Go on where the last program ended; the session already does."""
+        session, answer = self._session, saved.answer
+        committed = len(session.committed)
+        left = committed if answer is None else answer.kept
+        self._conversation.resume(saved.messages, saved.ends, left, saved.unconfirmed)
+        if answer is None:
+            self._record = self._new_record(Question([], 0, session.committed[: saved.session["answer_start"] or 0]))
+            return
+        messages = [*saved.messages, {"role": "user", "content": answer.question}]
+        question = self._conversation.question(messages, session.tokens[: answer.start], answer.kept)
+        record = self._record = self._new_record(question)
+        record.resume(session.committed[answer.start :], answer.origins, answer.statistics)
+        if not session.answering and answer.ended is None:  # the user stopped it
+            if committed >= answer.start:
+                self._conversation.answered(question, record.confirmed_text(), committed)
+            return
+        self._unheard = self._pending = True
+        self._events.publish(record.update(self._loop.unconfirmed), even_without_tokens=True)
+        if answer.ended is not None:
+            self._events.put(record.finish(answer.ended))
+        else:
+            record.statistics.reconnects += 1
+
+    # -- events of loop and link ----------------------------------------------------------------------
+
+    def _hear(self, event: LoopEvent) -> None:
+        """Take an event of the drafting loop."""
+        self._record.hear(event)
+        if isinstance(event, Committed):
+            update = self._publish()
+            disagreement = self._record.disagreement(update)
+            disputed = self._record.disputed
+            if disputed is not None and not self._loop.may_keep(disputed.start, disputed.tokens):
+                self._record.disputed = None  # nothing could be kept, so the user is not asked
+            elif disagreement is not None and self.policy is Policy.ASK:
+                self._events.put(disagreement)
+        elif isinstance(event, Drafted):
+            self._publish()
+        elif isinstance(event, Finished):
+            self._events.put(self._record.finish(event.reason))
+        elif isinstance(event, PauseBegan):
+            self._events.put(Paused(event.reason))
+        elif isinstance(event, LinkChanged) and self._following:
+            self._events.put(event)
+        # Text that the user's policy keeps could not be written again, so it must reach the disk.
+        if isinstance(event, Finished | Welcomed) or (isinstance(event, Committed) and Origin.KEPT in event.origins):
+            self._saver.save()
+        else:
+            self._saver.touch()
+        if isinstance(event, LinkChanged) and event.status is LinkStatus.ONLINE:
+            self._opened()
+        elif isinstance(event, Problem):
+            self._on_problem(event.error, event.final)
+
+    def _on_problem(self, problem: MoaError, final: bool) -> None:
+        if opening := self._connecting():
+            opening.set_exception(problem)
+        if final:
+            self._refusal = problem if isinstance(problem, ChatError) else ChatError(str(problem))
+            self._refusal.__cause__ = problem.__cause__
+            self._events.put(self._refusal)
+
+    def _opened(self) -> None:
+        if opening := self._connecting():
+            opening.set_result(None)
+
+    def _connecting(self) -> asyncio.Future[None] | None:
+        """Return the future that :meth:`open` waits for, if it does."""
+        return None if self._opening is None or self._opening.done() else self._opening
+
+    def _on_loop_end(self, task: asyncio.Task[None]) -> None:
+        """Report the loop's end, so that no application waits for ever: apart from :meth:`close`, it ends because of a
+        bundle that cannot draft, or a defect."""
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None and not self._closed:
+            told = f"{error}" if isinstance(error, MoaError) else f"{error!r}"
+            failure = ChatError(f"the drafting loop failed: {told}")
+            failure.__cause__ = error
+            self._on_problem(failure, True)
+
+    async def _done(self, something: asyncio.Future[Any]) -> bool:
+        """Wait for a future of the loop or the disk; return whether it was done before the loop ended."""
+        await asyncio.wait({something, *([self._running] if self._running else [])}, return_when="FIRST_COMPLETED")
+        return something.done()

@@ -1,31 +1,303 @@
-"""A chat's file: written whole or not at all, private to its user, and of one program at a time."""
+"""A stored chat: what its file holds (:class:`ChatState`), when it is written (:class:`ChatSaver`), and how
+(:class:`ChatStore`): whole or not at all, private to its user, and by one program at a time."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, fields
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from moa_runtime.atomic_file import lock, open_private, replace_private
+from moa_runtime.bundle import Fingerprints
+from moa_runtime.conversation import Unconfirmed, checked_marks, checked_turn, mark_from_json
 from moa_runtime.errors import MoaError, reason_of
+from moa_runtime.events import FinishReason, Origin, Statistics
 from moa_runtime.paths import expanded, free_name
+from moa_runtime.session.client import ClientSession
+from moa_runtime.session_id import checked_session_id, new_session_id
+
+T = TypeVar("T")
+
+STATE_VERSION = 1
+_MOST_TOKENS = 1 << 24  # of an answer: far more than any context holds
+_SECONDS_BETWEEN_WRITES = 1.0
 
 
 class StoreError(MoaError):
-    """A chat's file that another program has, or that cannot be read or written."""
+    """Another program uses the chat's file, or it cannot be read or written."""
+
+
+@dataclass(frozen=True)
+class AnswerState:
+    """An answer whose end the application has not received.
+
+    Attributes:
+        question: the user's text.
+        kept: tokens before the question's own that stayed when it was asked.
+        start: absolute position of the answer's first token.
+        origins: of its committed tokens.
+        statistics: its figures.
+        ended: how it ended; None if it is being written, or if the user stopped it.
+    """
+
+    question: str
+    kept: int
+    start: int
+    origins: tuple[Origin, ...]
+    statistics: Statistics
+    ended: FinishReason | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "question": self.question,
+            "kept": self.kept,
+            "start": self.start,
+            "origins": [[origin.value, len(list(run))] for origin, run in groupby(self.origins)],
+            "statistics": asdict(self.statistics),
+            "ended": None if self.ended is None else self.ended.value,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> AnswerState:
+        """Read what :meth:`to_json` made.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is broken.
+        """
+        runs = [(Origin(origin), _count(length)) for origin, length in data["origins"]]
+        if sum(length for _, length in runs) > _MOST_TOKENS:
+            raise ValueError(f"an answer of more than {_MOST_TOKENS} tokens")
+        return cls(
+            question=checked_turn({"role": "user", "content": data["question"]})["content"],
+            kept=_count(data["kept"]),
+            start=_count(data["start"]),
+            origins=tuple(origin for origin, length in runs for _ in range(length)),
+            statistics=Statistics(**{each.name: _figure(each.name, data["statistics"]) for each in fields(Statistics)}),
+            ended=None if data["ended"] is None else FinishReason(data["ended"]),
+        )
+
+
+@dataclass(frozen=True)
+class ChatState:
+    """A chat at one moment.
+
+    Attributes:
+        server: the verifier's address. Another verifier gets neither the resume token nor the session id.
+        session: :meth:`ClientSession.snapshot`.
+        messages: the turns, without those of an unfinished answer.
+        ends: pairs of a number of turns and the committed tokens that they take.
+        answer: the unfinished answer.
+        unconfirmed: marks of the turns that the target has not confirmed.
+        session_id: leads proxies to the verifier that holds the conversation.
+    """
+
+    server: str
+    session: dict[str, Any]
+    messages: list[dict[str, str]]
+    ends: list[tuple[int, int]]
+    answer: AnswerState | None
+    unconfirmed: list[Unconfirmed] = field(default_factory=list)
+    session_id: str = field(default_factory=new_session_id)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": STATE_VERSION,
+            "server": self.server,
+            "messages": self.messages,
+            "ends": self.ends,
+            "answer": None if self.answer is None else self.answer.to_json(),
+            "unconfirmed": [asdict(mark) for mark in self.unconfirmed],
+            "session_id": self.session_id,
+            "session": self.session,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> ChatState:
+        """Read what :meth:`to_json` made; the session is not checked.
+
+        Raises:
+            StoreError: it has another version, or is broken.
+        """
+        if isinstance(data, dict) and data.get("version", STATE_VERSION) != STATE_VERSION:
+            raise StoreError(
+                f"the chat's file has version {data['version']!r}, this program reads version {STATE_VERSION}: open it "
+                "with the version of moa-edge that wrote it"
+            )
+        try:
+            messages = [checked_turn(turn) for turn in data["messages"]]
+            marks = [mark_from_json(mark) for mark in data.get("unconfirmed", [])]
+            return cls(
+                server=str(data["server"]),
+                session=dict(data["session"]),
+                messages=messages,
+                ends=[(_count(turns), _count(length)) for turns, length in data["ends"]],
+                answer=None if data["answer"] is None else AnswerState.from_json(data["answer"]),
+                unconfirmed=checked_marks(marks, messages),
+                session_id=checked_session_id(data.get("session_id", new_session_id())),
+            )
+        except KeyError as error:
+            raise StoreError(f"the chat's file is broken: {error.args[0]} is missing") from error
+        except (TypeError, ValueError, AttributeError, MoaError) as error:
+            raise StoreError(f"the chat's file is broken: {error}") from error
+
+    def session_id_for(self, server: str) -> str:
+        """Return the session id for connections to ``server``: a new one if it is another server."""
+        return self.session_id if server == self.server else new_session_id()
+
+    def restore(
+        self, server: str, fingerprints: Fingerprints, *, stop_tokens: Sequence[int], row_encoding: int, vocab_size: int
+    ) -> ClientSession:
+        """Restore the session, see :meth:`ClientSession.restore`.
+
+        Raises:
+            SnapshotError: see :meth:`ClientSession.restore`.
+            StoreError: turns and session do not fit together.
+        """
+        snapshot = self.session if server == self.server else self.session | {"resume_token": ""}
+        session = ClientSession.restore(
+            snapshot, fingerprints, stop_tokens=stop_tokens, row_encoding=row_encoding, vocab_size=vocab_size
+        )
+        committed, answer = len(session.committed), self.answer
+        if self.ends != sorted(self.ends) or any(turns > len(self.messages) for turns, _ in self.ends):
+            raise StoreError("the chat's file is broken: its turns have other ends than its tokens")
+        if answer is None:
+            if session.answering:  # an answer that the application has given up
+                session.cancel()
+        elif not answer.kept < answer.start or len(answer.origins) != max(0, committed - answer.start):
+            raise StoreError(
+                f"the chat's file is broken: an answer from {answer.start} on has {len(answer.origins)} tokens where "
+                f"{committed} are confirmed"
+            )
+        return session
+
+
+class ChatSaver:
+    """Write a chat's state to its :class:`ChatStore`: at once what must not be lost, the rest about once a second.
+
+    Writes run in a thread, so that a slow disk does not block the event loop and its connection. One write runs at a
+    time; requests made meanwhile share the next one, which takes the state of that moment. Without a store it does
+    nothing.
+
+    Args:
+        state: returns the chat's state as JSON; called in the event loop, and later changes must not affect the result.
+    """
+
+    def __init__(self, state: Callable[[], Mapping[str, Any]]) -> None:
+        self._state = state
+        self._store: ChatStore | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="moa-store")
+        self._wanted: asyncio.Future[None] | None = None  # the next write
+        self._writing: asyncio.Task[None] | None = None
+        self._clock: asyncio.TimerHandle | None = None
+        self._not_restored = self._not_written = ""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether there is a store."""
+        return self._store is not None
+
+    @property
+    def problem(self) -> str:
+        """Why the chat is not stored, or why the stored one did not go on; empty if all is well."""
+        return self._not_written or self._not_restored
+
+    def open(self, path: str | Path, restore: Callable[[Any], T]) -> T | None:
+        """Keep the chat in the file ``path`` from now on.
+
+        Args:
+            restore: called with the file's content.
+
+        Returns:
+            What ``restore`` returned; None if there was no file, or it was of no use and has been set aside.
+
+        Raises:
+            StoreError: another program uses the file, it can be neither used nor set aside, or there is a store.
+        """
+        if self._store is not None:
+            raise StoreError(f"the chat is kept in {self._store.path} already")
+        store = ChatStore(path)
+        try:
+            try:
+                content = store.read()
+                restored = None if content is None else restore(content)
+            except MoaError as error:
+                self._not_restored = f"{error}; the old file is {store.set_aside()}"
+                restored = None
+        except BaseException:
+            store.close()
+            raise
+        self._store = store
+        return restored
+
+    def touch(self) -> None:
+        """Note a change that may be lost: it is written within about a second."""
+        if self._store is not None and self._clock is None and self._wanted is None:
+            self._clock = asyncio.get_running_loop().call_later(_SECONDS_BETWEEN_WRITES, self.save)
+
+    def save(self) -> asyncio.Future[None]:
+        """Write the present state.
+
+        Returns:
+            A future, not to be cancelled, that is done when the state is on the disk or could not be written.
+        """
+        loop = asyncio.get_running_loop()
+        self._stop_clock()
+        if self._store is None:
+            done = loop.create_future()
+            done.set_result(None)
+            return done
+        if self._wanted is None:
+            self._wanted = loop.create_future()
+            if self._writing is None or self._writing.done():
+                self._writing = loop.create_task(self._write(self._store))
+        return self._wanted
+
+    async def close(self) -> None:
+        """Write the present state and release the file."""
+        self.save()
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+        self._stop_clock()
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+        self._thread.shutdown(wait=False)
+
+    async def _write(self, store: ChatStore) -> None:
+        loop = asyncio.get_running_loop()
+        while self._wanted is not None:
+            written, self._wanted = self._wanted, None
+            try:
+                await loop.run_in_executor(self._thread, store.write, self._state())
+                self._not_written = ""
+            except Exception as error:  # a defect, too, or later writes would wait for ever
+                told = str(error) if isinstance(error, StoreError) else f"storing it failed unexpectedly: {error!r}"
+                self._not_written = told
+            finally:
+                written.set_result(None)
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
 
 
 class ChatStore:
-    """One JSON file. Beside it lies ``NAME.lock``, which the system unlocks when its program ends, however it ends.
+    """One JSON file, with ``NAME.lock`` beside it, which the system unlocks when its program ends in any way.
 
     Only :meth:`write` may be called in another thread.
 
     Args:
-        path: the file. Its folder is made, for its user alone, where there is none.
+        path: the file. If its folder does not exist, it is made, readable by its user alone.
 
     Raises:
-        StoreError: another program has the file, it is a folder, or nothing can be written beside it.
+        StoreError: another program uses the file, it is a folder, or nothing can be written beside it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -48,7 +320,7 @@ class ChatStore:
             ) from error
 
     def read(self) -> Any:
-        """What was written last; None where nothing was.
+        """Return what was written last; None if there is no file.
 
         Raises:
             StoreError: the file cannot be read, or is broken.
@@ -63,10 +335,10 @@ class ChatStore:
             raise StoreError(f"the file {self.path} is broken: it is no JSON") from error
 
     def write(self, content: Mapping[str, Any]) -> None:
-        """Put ``content`` in the place of what was there; it has reached the disk when this returns.
+        """Replace the file's content; the new one has reached the disk when this returns.
 
         Raises:
-            StoreError: it cannot be written; what was there stays.
+            StoreError: it cannot be written; the old content stays.
         """
         try:
             text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
@@ -75,7 +347,7 @@ class ChatStore:
             raise StoreError(f"the chat cannot be written to {self.path}: {error.strerror}") from error
 
     def set_aside(self) -> Path:
-        """Rename the file, which is of no use here, and return its new name.
+        """Rename the file, which cannot be used, and return its new name.
 
         Raises:
             StoreError: it cannot be renamed.
@@ -87,5 +359,31 @@ class ChatStore:
             raise StoreError(f"the file {self.path} cannot be renamed to {aside.name}: {error.strerror}") from error
 
     def close(self) -> None:
-        """Let other programs have the file."""
+        """Release the file."""
         self._lock.close()
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no number of tokens")
+    return value
+
+
+def _figure(name: str, data: Any) -> Any:
+    """Return a figure of an answer after checking its type against that of :class:`Statistics`."""
+    value, kind = data[name], type(getattr(Statistics(), name))
+    if kind is list:
+        return [_seconds(each) for each in value]
+    if kind is int:
+        return _count(value)
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"{value!r} is neither true nor false")
+        return value
+    return None if value is None and kind is not float else _seconds(value)
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{value!r} is no number of seconds")
+    return float(value)

@@ -1,18 +1,35 @@
-"""The turns of a chat, and how many committed tokens each takes."""
+"""The turns of a chat, the committed tokens that each takes, and marks of answers that are not confirmed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 from moa_runtime.errors import ChatError, MoaError
 from moa_runtime.session.events import Sampling
+from moa_runtime.session.snapshot import sampling_from_json
 from moa_runtime.tokenizer import ChatTokenizer, HistoryRewrittenError
 from moa_runtime.tokens import common_length
-from moa_runtime.unconfirmed import Unconfirmed, checked_marks
+from moa_runtime.validate import check_request
 
-#: Tokens before a raw answer that its first ones are decoded with: more than the bytes of a character.
-_BEHIND = 32
+#: Tokens before a raw answer, with which its first ones are decoded: more than the bytes of a character.
+_CONTEXT = 32
+
+
+@dataclass(frozen=True)
+class Unconfirmed:
+    """Mark of an answer that the device wrote offline: the target has not confirmed its text, or its end.
+
+    Attributes:
+        turn: index of the answer among the conversation's turns.
+        sampling: of the question; the target's choices depend on it.
+        most: tokens that the answer may have, 0 for no limit; for an answer that the user stopped, its length.
+    """
+
+    turn: int
+    sampling: Sampling
+    most: int
 
 
 @dataclass(frozen=True)
@@ -21,9 +38,9 @@ class Question:
 
     Attributes:
         messages: the turns, the question included.
-        kept: how many of the committed tokens stay.
-        supplied: the tokens that follow them, at least one.
-        behind: the last ones of a raw text, which the answer goes on with; none in a conversation of turns.
+        kept: committed tokens that stay.
+        supplied: tokens that follow them, at least one.
+        behind: the last tokens of a raw text, which the answer continues; none in a conversation of turns.
     """
 
     messages: list[dict[str, str]]
@@ -33,19 +50,19 @@ class Question:
 
     @property
     def length(self) -> int:
-        """Tokens up to the answer."""
+        """Number of tokens before the answer."""
         return self.kept + len(self.supplied)
 
 
 class Conversation:
     """Turns as messages, ``{"role": ..., "content": ...}``.
 
-    Answers keep the tokens that were committed: encoding their text anew could give others. So it is remembered
-    where each answer ends; text that came from elsewhere is encoded.
+    Answers keep their committed tokens, because encoding their text could give others. So the position of each
+    answer's end is kept; other text is encoded.
 
     Attributes:
         messages: the turns.
-        unconfirmed: those answers among them that the target has not confirmed, in order.
+        unconfirmed: marks of the answers that the target has not confirmed, in order.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, system: str | None = None) -> None:
@@ -56,12 +73,12 @@ class Conversation:
 
     @property
     def length(self) -> int:
-        """Committed tokens that belong to the turns."""
+        """Number of committed tokens that the turns take."""
         return self._ends[-1][1]
 
     @property
     def ends(self) -> list[tuple[int, int]]:
-        """How many committed tokens so many turns take."""
+        """Pairs of a number of turns and the committed tokens that they take."""
         return list(self._ends)
 
     def resume(
@@ -71,7 +88,7 @@ class Conversation:
         committed: int,
         unconfirmed: Sequence[Unconfirmed],
     ) -> None:
-        """Go on with the turns of another program, of whose tokens ``committed`` are left.
+        """Go on with the turns of an earlier program; ``committed`` of its tokens are left.
 
         Raises:
             MoaError: see :meth:`restore`.
@@ -83,7 +100,7 @@ class Conversation:
         """Replace the turns.
 
         Raises:
-            MoaError: a message that is not ``{"role": text, "content": text}``, or a mark on what is no answer.
+            MoaError: a message is not ``{"role": text, "content": text}``, or a mark is not on an answer.
         """
         turns = [checked_turn(message) for message in messages]
         self.unconfirmed = checked_marks(unconfirmed, turns)
@@ -92,22 +109,22 @@ class Conversation:
         self.messages = turns
 
     def ask(self, committed: Sequence[int], text: str) -> Question:
-        """What to send for a question.
+        """Encode a question.
 
         Args:
             committed: the session's tokens, which may still hold turns that were replaced.
 
         Raises:
             ChatTemplateError: the template refuses the conversation.
-            MoaError: what is no text, or an empty one where there is no template.
+            MoaError: it is no text, or there is no template and it is empty.
         """
         return self._question(committed, [*self.messages, checked_turn({"role": "user", "content": text})])
 
     def last_answer(self, committed: Sequence[int]) -> tuple[Question, list[int]]:
-        """The last question, and the tokens of its answer: those that were committed, where it is known which.
+        """Return the last question and the tokens of its answer: the committed ones if they are known.
 
         Raises:
-            ChatError: the last turn is no answer to a question, or one that is to be checked first.
+            ChatError: the last turn is no answer to a question, or it is not confirmed yet.
             ChatTemplateError: see :meth:`ask`.
         """
         last = len(self.messages) - 1
@@ -134,8 +151,8 @@ class Conversation:
         return self.question(messages, whole, min(common_length(committed, whole), len(whole) - 1))
 
     def question(self, messages: list[dict[str, str]], tokens: Sequence[int], kept: int) -> Question:
-        """The question at the end of ``messages``, whose tokens these are."""
-        behind = tuple(tokens[-_BEHIND:]) if self._tokenizer.raw else ()
+        """Return the question at the end of ``messages``, whose tokens are ``tokens``."""
+        behind = tuple(tokens[-_CONTEXT:]) if self._tokenizer.raw else ()
         return Question(messages, kept, list(tokens[kept:]), behind)
 
     def answered(self, question: Question, text: str, length: int) -> None:
@@ -144,13 +161,13 @@ class Conversation:
         self._ends.append((len(self.messages), length))
 
     def set_aside(self, question: Question, text: str, sampling: Sampling, most: int, *, kept: bool = False) -> None:
-        """Add a question and an answer whose end the target has not confirmed; ``kept``: nor is to."""
+        """Add a question and an answer that the target has not confirmed; ``kept`` if it never has to."""
         self._close(question, text)
         if not kept:
             self.unconfirmed.append(Unconfirmed(len(self.messages) - 1, sampling, most))
 
     def add(self, turns: Sequence[dict[str, str]], unconfirmed: Sequence[Unconfirmed]) -> None:
-        """Add those of ``turns`` that come behind the newest one; ``unconfirmed`` are the marks of all."""
+        """Add those of ``turns`` that follow the newest one; ``unconfirmed`` are the marks of all."""
         self.messages = [*self.messages, *turns[len(self.messages) :]]
         self.unconfirmed = list(unconfirmed)
 
@@ -161,7 +178,7 @@ class Conversation:
 
 
 def checked_turn(message: Mapping[str, str]) -> dict[str, str]:
-    """A turn as a conversation has it.
+    """Return a message as a turn of a conversation.
 
     Raises:
         MoaError: it is not ``{"role": text, "content": text}``.
@@ -172,3 +189,34 @@ def checked_turn(message: Mapping[str, str]) -> dict[str, str]:
     if any("\ud800" <= char <= "\udfff" for char in role + content):
         raise MoaError("a message must be text, without halves of characters (surrogates)")
     return {"role": role, "content": content}
+
+
+def mark_from_json(data: Any) -> Unconfirmed:
+    """Read a mark that ``dataclasses.asdict`` made.
+
+    Raises:
+        MoaError: it is broken.
+    """
+    turn, most = (data.get("turn"), data.get("most")) if isinstance(data, dict) else (None, None)
+    if not _is_count(turn) or not _is_count(most):
+        raise MoaError(f"an unconfirmed turn must have a turn and a most, whole numbers, not {data!r}")
+    return Unconfirmed(turn, sampling_from_json(data.get("sampling")), most)
+
+
+def checked_marks(marks: Sequence[Unconfirmed], turns: Sequence[dict[str, str]]) -> list[Unconfirmed]:
+    """Return the marks of ``turns``, in order.
+
+    Raises:
+        MoaError: a mark is not on an answer to a question, or no verifier could check it.
+    """
+    for mark in marks:
+        turn = mark.turn
+        answers = 0 < turn < len(turns) and [turns[turn - 1]["role"], turns[turn]["role"]] == ["user", "assistant"]
+        if not answers:
+            raise MoaError(f"an unconfirmed turn must be an answer after its question, and turn {turn} is not")
+        check_request(mark.most, mark.sampling)
+    return sorted({mark.turn: mark for mark in marks}.values(), key=lambda mark: mark.turn)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

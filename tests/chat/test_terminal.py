@@ -23,9 +23,9 @@ from moa_chat.terminal.text import Span
 from moa_runtime.chat import ChatError
 from moa_runtime.chat_store import StoreError
 from moa_runtime.connect_error import ConnectError
+from moa_runtime.conversation import Unconfirmed
 from moa_runtime.events import Disagreement, FinishReason, LinkChanged, LinkStatus, Paused, PauseReason
 from moa_runtime.session.events import Sampling
-from moa_runtime.unconfirmed import Unconfirmed
 
 
 class Lines:

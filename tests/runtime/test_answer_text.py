@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tiny
-from moa_runtime.answer_text import AnswerText, shared_word
+from moa_runtime.answer_view import AnswerText, shared_word
 from moa_runtime.conversation import Conversation
 from moa_runtime.events import Origin, TextSpan, TokenOrigin
 from moa_runtime.tokenizer import ChatTokenizer

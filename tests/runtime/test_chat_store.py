@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from moa_runtime.chat_keeper import ChatKeeper
-from moa_runtime.chat_store import ChatStore, StoreError
+from moa_runtime.chat_store import ChatSaver, ChatStore, StoreError
 from moa_runtime.paths import data_dir, free_name
 from virtual_loop import run_virtually
 
@@ -157,7 +156,7 @@ class Kept:
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.number = 0
         self.writes: list[tuple[float, int]] = []
-        self.keeper = ChatKeeper(lambda: {"number": self.number})
+        self.keeper = ChatSaver(lambda: {"number": self.number})
         self.fails = False
         write = ChatStore.write
 
@@ -204,7 +203,7 @@ def test_who_saves_while_a_write_is_under_way_shares_the_next(path: Path, monkey
 
     async def run() -> None:
         number = 1
-        keeper = ChatKeeper(lambda: {"number": number})
+        keeper = ChatSaver(lambda: {"number": number})
         keeper.open(path, lambda content: None)
         first = keeper.save()
         while not begun.is_set():
@@ -255,7 +254,7 @@ def test_a_defect_in_a_write_is_told_and_the_next_write_comes(path: Path, monkey
 
 def test_without_a_store_nothing_is_done() -> None:
     async def run(loop) -> None:
-        keeper = ChatKeeper(lambda: pytest.fail("nobody wants the state"))
+        keeper = ChatSaver(lambda: pytest.fail("nobody wants the state"))
         keeper.touch()
         await keeper.save()
         await keeper.close()
@@ -268,7 +267,7 @@ def test_what_is_of_no_use_is_set_aside_and_two_stores_are_refused(path: Path) -
     async def run(loop) -> None:
         path.parent.mkdir()
         path.write_text('{"number": 1}')
-        keeper = ChatKeeper(lambda: {})
+        keeper = ChatSaver(lambda: {})
 
         def refuse(content: Any) -> None:
             raise StoreError("it is of another target")

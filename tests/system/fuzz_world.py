@@ -199,7 +199,7 @@ class World:
     async def kill_program(self) -> None:
         """What the disk does not have by now is lost."""
         self.program_up.clear()
-        keeper = self.chat._keeper
+        keeper = self.chat._saver
         store, keeper._store, keeper._wanted = keeper._store, None, None
         if keeper._writing is not None:
             keeper._writing.cancel()

@@ -10,11 +10,11 @@ import pytest
 
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
+from moa_runtime.conversation import Unconfirmed
 from moa_runtime.errors import ChatError, MoaError
 from moa_runtime.events import AnswerFinished, AnswerUpdate, Disagreement, LinkStatus, Paused
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.tokens import common_length
-from moa_runtime.unconfirmed import Unconfirmed
 from server.running import Verifier
 from system.asking import QUESTION, TIMEOUT_S, ask, chatting, endpoint, ids
 
@@ -237,13 +237,13 @@ def test_the_file_has_no_tokens_of_a_check_beside_the_old_text(verifier: Verifie
     async def work() -> None:
         async with chatting(writing, endpoint(verifier), store=tmp_path / "chat.json") as chat:
             chat.restore(TURNS, [Unconfirmed(1, Sampling(), 16)])
-            save = chat._keeper.save
+            save = chat._saver.save
 
             def watched():
                 states.append(chat._state())
                 return save()
 
-            chat._keeper.save = watched  # type: ignore[method-assign]
+            chat._saver.save = watched  # type: ignore[method-assign]
             text = (await check(chat)).text
             assert any(state["messages"] == TURNS for state in states)
             for state in states:

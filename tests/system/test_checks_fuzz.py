@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from moa_runtime.conversation import Unconfirmed
 from moa_runtime.errors import MoaError
 from moa_runtime.events import AnswerFinished, AnswerUpdate, LinkStatus
 from moa_runtime.session.events import Policy, Sampling
-from moa_runtime.unconfirmed import Unconfirmed
 from system.fuzz_schedule import STUCK_S, Happening, Schedule, _check, _happen, schedule
 from system.fuzz_world import World, living, toy_bundle
 from virtual_loop import VirtualLoop, run_virtually
@@ -45,7 +45,7 @@ async def _live(loop: VirtualLoop, plan: Schedule, happenings: Sequence[Happenin
             if rng.random() < 0.6:
                 marks.append(Unconfirmed(len(turns) - 1, sampling, rng.choice([1, 2, 16, 40])))
         world.chat.restore(turns, marks)
-        await world.chat._keeper.save()
+        await world.chat._saver.save()
         fate = asyncio.create_task(_happen(world, happenings))
         await asyncio.wait_for(_check_all(world, rng, turns), STUCK_S)
         await fate

@@ -13,6 +13,7 @@ import pytest
 
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat, ChatError, ContextFullError
+from moa_runtime.conversation import Unconfirmed
 from moa_runtime.drafting.events import RoundEnded
 from moa_runtime.drafting.settings import Conditions
 from moa_runtime.errors import MoaError
@@ -30,7 +31,6 @@ from moa_runtime.events import (
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.sync import SyncChat
 from moa_runtime.transport import Endpoint
-from moa_runtime.unconfirmed import Unconfirmed
 from server.running import Verifier
 from system.asking import QUESTION, TIMEOUT_S, ask, chatting, committed, endpoint, ids, own_decoding, written_offline
 

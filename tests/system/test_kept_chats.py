@@ -18,8 +18,7 @@ import pytest
 from memory_link import ClientEnd
 from moa_runtime.bundle import Fingerprints
 from moa_runtime.chat import Chat, ChatError
-from moa_runtime.chat_state import ChatState
-from moa_runtime.chat_store import ChatStore, StoreError
+from moa_runtime.chat_store import ChatState, ChatStore, StoreError
 from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, LinkStatus, Origin, Paused, PauseReason
 from moa_runtime.session.events import FinishReason, Policy, Sampling
 from moa_runtime.session_id import SESSION_ID_HEADER, checked_session_id
@@ -271,7 +270,7 @@ def test_a_hello_waits_for_its_file_and_drafting_does_not(kept: Any, monkeypatch
     """A disk that hangs keeps the connection, which is lost again meanwhile; and the device writes on."""
 
     async def deed(world: World) -> None:
-        keeper, hangs = world.chat._keeper, asyncio.get_running_loop().create_future()
+        keeper, hangs = world.chat._saver, asyncio.get_running_loop().create_future()
         save = keeper.save
 
         def hanging() -> asyncio.Future[None]:
@@ -298,12 +297,12 @@ def test_a_hello_waits_for_its_file_and_drafting_does_not(kept: Any, monkeypatch
 
 def test_nothing_of_an_answer_is_told_before_its_question_is_stored(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def deed(world: World) -> None:
-        hangs, save = asyncio.get_running_loop().create_future(), world.chat._keeper.save
-        monkeypatch.setattr(world.chat._keeper, "save", lambda: hangs)
+        hangs, save = asyncio.get_running_loop().create_future(), world.chat._saver.save
+        monkeypatch.setattr(world.chat._saver, "save", lambda: hangs)
         first = asyncio.create_task(anext(answering := world.chat.send(QUESTION, max_new_tokens=COUNT)))
         await asyncio.sleep(2)
         assert world.chat._loop.committed and not first.done()
-        monkeypatch.setattr(world.chat._keeper, "save", save)
+        monkeypatch.setattr(world.chat._saver, "save", save)
         hangs.set_result(None)
         assert committed(await first) > 0
         await answering.aclose()
@@ -485,7 +484,7 @@ def test_another_verifier_is_not_told_the_resume_token(kept: Any, toys: Any) -> 
         assert (token := stored(world)["session"]["resume_token"])
         chats = [Chat(toys, Endpoint("ws://other"), drafter=None, store=world.stored)]
         assert chats[0]._session.snapshot()["resume_token"] == ""
-        chats[0]._keeper._store.close()  # type: ignore[union-attr]
+        chats[0]._saver._store.close()  # type: ignore[union-attr]
         await reopened(world)
         assert world.chat._session.snapshot()["resume_token"] == token
         await finished(world)

@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moa_runtime.conversation import Unconfirmed
 from moa_runtime.events import ChatEvent
 from moa_runtime.session.events import Sampling
 from moa_runtime.transport import Endpoint
-from moa_runtime.unconfirmed import Unconfirmed
 
 if TYPE_CHECKING:
     from moa_chat.desktop.profile import Settings

@@ -16,13 +16,13 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from moa_chat.desktop import jobs
 from moa_chat.loop_thread import RunningAnswer, Worker, call_in_loop
+from moa_runtime.conversation import Unconfirmed
 from moa_runtime.drafting.settings import Conditions
 from moa_runtime.errors import MoaError
 from moa_runtime.events import ChatEvent, LinkChanged
 from moa_runtime.session.events import Sampling
 from moa_runtime.sockets import is_loopback
 from moa_runtime.transport import Endpoint
-from moa_runtime.unconfirmed import Unconfirmed
 
 if TYPE_CHECKING:
     from moa_chat.desktop.profile import Settings

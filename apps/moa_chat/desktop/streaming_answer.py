@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from moa_chat.desktop.stats_panel import Round, new_round, summary
 from moa_chat.history.message import Dropped, Message
 from moa_chat.history.store import History
+from moa_runtime.conversation import Unconfirmed
 from moa_runtime.events import (
     AnswerFinished,
     AnswerUpdate,
@@ -19,7 +20,6 @@ from moa_runtime.events import (
 )
 from moa_runtime.session.events import Sampling
 from moa_runtime.tokens import common_length
-from moa_runtime.unconfirmed import Unconfirmed
 
 
 def answering_again(history: History, turns: Sequence[Mapping[str, str]], question: str) -> Answering | None:

@@ -6,11 +6,11 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from moa_runtime.conversation import Unconfirmed, mark_from_json
 from moa_runtime.errors import MoaError
 from moa_runtime.events import Origin, TextSpan
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.snapshot import sampling_from_json
-from moa_runtime.unconfirmed import Unconfirmed, mark_from_json
 
 _TITLE_LENGTH = 48
 

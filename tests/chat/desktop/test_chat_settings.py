@@ -16,9 +16,9 @@ from moa_chat.history.message import Message
 from moa_chat.history.store import History
 from moa_chat.sampling import sampling_of
 from moa_runtime.bundle import read_manifest, write_manifest
+from moa_runtime.conversation import Unconfirmed
 from moa_runtime.generation_config import RecommendedSampling
 from moa_runtime.session.events import Sampling
-from moa_runtime.unconfirmed import Unconfirmed
 
 SYSTEM = "You are terse.\nYou never say please."
 

@@ -12,9 +12,9 @@ from moa_chat.desktop.answer import Answer
 from moa_chat.desktop.offline_checks import Checks, corrected_words
 from moa_chat.history.message import Message
 from moa_chat.history.store import History
+from moa_runtime.conversation import Unconfirmed
 from moa_runtime.events import Disagreement, Origin, TextSpan
 from moa_runtime.session.events import Sampling
-from moa_runtime.unconfirmed import Unconfirmed
 
 MORE = "And three more?"
 

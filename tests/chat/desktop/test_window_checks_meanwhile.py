@@ -11,10 +11,10 @@ from window_driving import QUESTION, TOKEN, WAIT, ask
 from moa_chat.desktop.offline_checks import Checking, Checks
 from moa_chat.history.message import Dropped, Message
 from moa_chat.history.store import History
+from moa_runtime.conversation import Unconfirmed
 from moa_runtime.errors import MoaError
 from moa_runtime.events import Origin, TextSpan
 from moa_runtime.session.events import Sampling
-from moa_runtime.unconfirmed import Unconfirmed
 
 MARK = Unconfirmed(1, Sampling(), 16)
 LONG = Unconfirmed(1, Sampling(), 400)

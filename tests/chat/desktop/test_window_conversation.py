@@ -242,7 +242,7 @@ def test_another_verifier_gets_the_store_of_the_first(connected, profile, verifi
     before = connected.engine.chat
     connected.connector.connect_as(connected.settings)
     qtbot.waitUntil(lambda: connected.engine.chat is not before, timeout=WAIT)
-    qtbot.waitUntil(lambda: connected.engine.chat._keeper.keeps, timeout=WAIT)
+    qtbot.waitUntil(lambda: connected.engine.chat._saver.keeps, timeout=WAIT)
     ask(qtbot, connected)
     wait_for_answer(qtbot, connected)
     qtbot.waitUntil(lambda: QUESTION in profile.answer_path.read_text(), timeout=WAIT)

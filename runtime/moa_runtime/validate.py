@@ -1,4 +1,4 @@
-"""What an application may ask for with a question."""
+"""Checks of what an application asks for with a question."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from moa_runtime.errors import ChatError
 from moa_runtime.session.sampling import Sampling, impossible
 
 
-def check_wishes(max_new_tokens: int, sampling: Sampling | None) -> None:
-    """Raises ChatError where no verifier could do that."""
+def check_request(max_new_tokens: int, sampling: Sampling | None) -> None:
+    """Raise ChatError if no verifier could serve this request."""
     if sampling is not None and (problem := impossible(sampling)):
         raise ChatError(problem)
     if sampling is not None and not 0 <= sampling.seed < 1 << 64:
