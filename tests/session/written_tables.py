@@ -1,4 +1,4 @@
-"""The tables of docs/porting.md, written from the code's.
+"""The tables of docs/protocol.md, written from the code's.
 
 ``PYTHONPATH=tests python -m session.written_tables`` puts them into the page.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from moa_runtime.session import client_table as client
 from moa_runtime.session import server_table as server
 
-PAGE = Path(__file__).parents[2] / "docs" / "porting.md"
+PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 _PLACE = re.compile(r"(<!-- table: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -51,15 +51,10 @@ def _client_calls() -> str:
             state: None if next_states == {state} else next_states for state, next_states in rule.next_states.items()
         }
         for states, next_states in _alike(following):
-            then = _names(next_states, client.State) if isinstance(next_states, frozenset) else "the same"
+            then = _names(next_states, client.State) if isinstance(next_states, frozenset) else "same"
             rows.append([*names, _names(states, client.State), then])
             names = ["", ""]
     return _table(["call", "what it does", "in", "then"], rows)
-
-
-def _client_refusals() -> str:
-    refused = ([f"`{call.value}`", rule.refusal] for call, rule in client.CALLS.items() if rule.refusal)
-    return _table(["call", "sentence"], refused)
 
 
 def _client_frames() -> str:
@@ -68,12 +63,12 @@ def _client_frames() -> str:
         name = event.value
         for states, row in _alike(client.FRAMES[event]):
             assert isinstance(row, client.Transition)
-            following = _names(row.next_states, client.State) if row.next_states else "the same"
+            following = _names(row.next_states, client.State) if row.next_states else "same"
             rows.append([name, _names(states, client.State), row.action.value, following])
             name = ""
         if len(client.FRAMES[event]) < len(client.State):
             which = "all others" if client.FRAMES[event] else "all"
-            rows.append([name, which, client.Action.DROP.value, "the same"])
+            rows.append([name, which, client.Action.DROP.value, "same"])
     return _table(["frame", "in", "what comes of it", "then"], rows)
 
 
@@ -83,7 +78,7 @@ def _server_frames() -> str:
         name = event.value
         for states, row in _alike(server.FRAMES[event]):
             assert isinstance(row, server.Transition)
-            following = "the same" if row.next_state is None else row.next_state.name
+            following = "same" if row.next_state is None else row.next_state.name
             rows.append([name, _names(states, server.State), row.action.value, following])
             name = ""
     return _table(["frame", "in", "what comes of it", "then"], rows)
@@ -92,7 +87,6 @@ def _server_frames() -> str:
 TABLES: Mapping[str, Callable[[], str]] = {
     "client states": lambda: _states(client.State),
     "client calls": _client_calls,
-    "client refusals": _client_refusals,
     "client frames": _client_frames,
     "server states": lambda: _states(server.State),
     "server frames": _server_frames,

@@ -1,7 +1,7 @@
 """The transition table of the client session.
 
 :class:`~moa_runtime.session.client.ClientSession` looks up every call of the application and every frame of the
-server here. ``docs/porting.md`` shows the table; ports in other languages have the same one.
+server here. ``docs/protocol.md`` shows the table; ports in other languages have the same one.
 """
 
 from __future__ import annotations

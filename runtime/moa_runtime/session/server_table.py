@@ -1,6 +1,6 @@
 """The transition table of the verifier's session.
 
-:class:`~moa_runtime.session.server.ServerSession` looks up every frame of the client here; ``docs/porting.md`` shows
+:class:`~moa_runtime.session.server.ServerSession` looks up every frame of the client here; ``docs/protocol.md`` shows
 the table.
 """
 

@@ -1,6 +1,6 @@
 /**
  * The transition table of the client session: `ClientSession` looks up every call of the application and every frame of
- * the server here. `docs/porting.md` shows the table and describes each effect; the Python runtime has the same one.
+ * the server here. `docs/protocol.md` shows the table and describes each effect; the Python runtime has the same one.
  */
 
 /** State of a client session. */
