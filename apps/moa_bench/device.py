@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from moa_bench import options
@@ -18,15 +18,14 @@ from moa_bench.result import ratio, rounded
 from moa_bench.runner import Benchmark, Measured, Result
 from moa_bench.table import Table
 from moa_bench.verifier import Verifier, open_verifier
-from moa_runtime.bundle import Bundle
 from moa_runtime.errors import MoaError
-from moa_runtime.options import DraftLength
-from moa_runtime.session.events import Sampling
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _CONTEXTS = (0, 128, 512, 1024, 2048)
+#: New tokens of the steps: 1 as in a chain, 8 as in a level of a tree.
+_TOKENS = (1, 8)
 _LOADING = {
     "import_ms": "import ms",
     "load_ms": "load ms",
@@ -86,36 +85,39 @@ loading and of stepping at every context. Loading finds the files in the system'
         from moa_drafter.progress import Progress
 
         options.check_at_least(args, threads=1, repeats=1, draft_length=1, max_new_tokens=1)
-        answers = None
-        if not args.no_answers:
-            questions = tuple(question.turns[0] for question in options.questions_of(args))
-            answers = AnswerSettings(questions, args.draft_length, args.max_new_tokens, options.sampling_of(args))
+        questions, sampling = options.questions_of(args), options.sampling_of(args)
         endpoint, bundle = options.endpoint_of(args), options.bundle_of(args)
-        steps = steps_of(args, bundle)
-        if answers is not None and endpoint is not None:
+        contexts = contexts_of(args, bundle.manifest.max_context - max(_TOKENS))
+        steps = {"threads": args.threads, "contexts": contexts, "repeats": args.repeats, "tokens": _TOKENS}
+        answers = {"draft_length": args.draft_length, "max_new_tokens": args.max_new_tokens}
+        answers |= {"sampling": asdict(sampling)}
+        if endpoint is not None and not args.no_answers:
             Verifier(endpoint).status()  # a wrong address should not show only after the steps
-        targets: dict[str, dict[str, Any]] = {}
-        asked = None if answers is None else {**asdict(answers), **options.question_settings(args)}
+        targets: dict[str, dict[str, Any]] = {target: {} for target in sorted(bundle.manifest.targets)}
+        asked = None if args.no_answers else {**answers, **options.question_settings(args)}
         measured = Measured(
-            lambda: {"targets": targets},
-            {"target": bundle.manifest.target, **asdict(steps), "answers": asked},
+            lambda: {"targets": {target: figures for target, figures in targets.items() if figures}},
+            {"target": bundle.manifest.target, **steps, "answers": asked},
             bundle.manifest.fingerprints,
         )
         yield measured
-        each = len(steps.contexts) * len(steps.tokens) + (len(answers.questions) if answers else 0)
-        with Progress(total=each * len(bundle.manifest.targets), desc="device", unit="measurement") as bar:
-            for target in sorted(bundle.manifest.targets):
-                targets[target] = {}
-                for _ in measure_steps(bundle, target, steps, targets[target]):
+        each = len(contexts) * len(_TOKENS) + (0 if args.no_answers else len(questions))
+        common = {"bundle": str(bundle.folder), "threads": args.threads}
+        with Progress(total=each * len(targets), desc="device", unit="measurement") as bar:
+            for target, figures in targets.items():
+                figures["steps"] = []
+                for _ in measure_target("steps", {**common, "target": target, **steps}, figures):
                     bar.update()
                     yield measured
-            runnable = {name: figures for name, figures in targets.items() if "not_run" not in figures}
-            if answers is None or not runnable:
+            runnable = {target: figures for target, figures in targets.items() if "not_run" not in figures}
+            if args.no_answers or not runnable:
                 return
             # The verifier starts after the steps, which have the machine to themselves.
             with open_verifier(endpoint, model=args.model, drafter=args.drafter, dtype=args.dtype) as verifier:
+                where = {"url": verifier.endpoint.url, "token": verifier.endpoint.token}
+                request = {**common, **where, **answers, "questions": [question.turns[0] for question in questions]}
                 for target, figures in runnable.items():
-                    for _ in measure_answers(bundle, target, steps.threads, answers, verifier, figures):
+                    for _ in measure_target("answers", {**request, "target": target}, figures):
                         bar.update()
                         yield measured
 
@@ -147,80 +149,37 @@ loading and of stepping at every context. Loading finds the files in the system'
             axes.legend()
 
 
-@dataclass(frozen=True)
-class StepSettings:
-    """How steps are timed.
-
-    Args:
-        threads: processor threads of a step; the runtime's default is 2.
-        contexts: cached tokens, and memory rows, of the steps.
-        repeats: timed calls of each step.
-        tokens: new tokens of the steps: 1 as in a chain, 8 as in a level of a tree. Every token is a query.
-    """
-
-    threads: int
-    contexts: tuple[int, ...]
-    repeats: int
-    tokens: tuple[int, ...] = (1, 8)
-
-
-@dataclass(frozen=True)
-class AnswerSettings:
-    """Which answers are written, and how; ``draft_length`` is that of a chain."""
-
-    questions: tuple[str, ...]
-    draft_length: DraftLength
-    max_new_tokens: int
-    sampling: Sampling
-
-
-def steps_of(args: argparse.Namespace, bundle: Bundle) -> StepSettings:
-    """Read the settings of the steps. Raises MoaError for a context that the target does not hold."""
-    contexts = _CONTEXTS if args.contexts is None else options.numbers_of("--contexts", args.contexts)
-    settings = StepSettings(args.threads, contexts, args.repeats)
-    most = bundle.manifest.max_context - max(settings.tokens)
+def contexts_of(args: argparse.Namespace, most: int) -> tuple[int, ...]:
+    """Read the contexts of the steps. Raises MoaError for one above ``most``, the tokens that the target holds before a
+    step."""
     if args.contexts is None:
-        return replace(settings, contexts=tuple(context for context in contexts if context <= most))
+        return tuple(context for context in _CONTEXTS if context <= most)
+    contexts = options.numbers_of("--contexts", args.contexts)
     for context in contexts:
         if not 0 <= context <= most:
             raise MoaError(
-                f"--contexts {context} is out of range: the target holds {bundle.manifest.max_context} tokens, "
-                f"{max(settings.tokens)} of them new ones, so give 0 to {most}"
+                f"--contexts {context} is out of range: the target holds {most + max(_TOKENS)} tokens, "
+                f"{max(_TOKENS)} of them new ones, so give 0 to {most}"
             )
-    return settings
+    return contexts
 
 
-def measure_steps(
-    bundle: Bundle, target: str, settings: StepSettings, figures: dict[str, Any]
-) -> Generator[None, None, None]:
-    """Time a target's steps into ``figures``; yields after each step."""
-    figures["steps"] = []
-    request = {"bundle": str(bundle.folder), "target": target, **asdict(settings)}
-    with closing(run_probe("steps", request)) as parts:
+def measure_target(work: str, request: Mapping[str, Any], figures: dict[str, Any]) -> Generator[None, None, None]:
+    """Measure one target into ``figures``, see :func:`run_probe`; yields after each step or answer."""
+    answers = []
+    with closing(run_probe(work, request)) as parts:
         for part in parts:
             if "step" in part:
                 figures["steps"].append(part["step"])
                 yield
-            else:
-                figures.update(part)
-
-
-def measure_answers(
-    bundle: Bundle, target: str, threads: int, settings: AnswerSettings, verifier: Verifier, figures: dict[str, Any]
-) -> Generator[None, None, None]:
-    """Count the processor time of answers into ``figures["energy"]``; yields after each answer."""
-    endpoint = verifier.endpoint
-    request = {"bundle": str(bundle.folder), "target": target, "threads": threads, **asdict(settings)}
-    request |= {"url": endpoint.url, "token": endpoint.token}
-    answers = []
-    with closing(run_probe("answers", request)) as parts:
-        for part in parts:
-            if "answer" in part:
+            elif "answer" in part:
                 answers.append(part["answer"])
                 figures["energy"] = energy_of(answers)
                 yield
-            else:
+            elif work == "answers":
                 figures["energy"] = {**figures.get("energy", {}), **part}
+            else:
+                figures.update(part)
 
 
 def run_probe(work: str, request: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:

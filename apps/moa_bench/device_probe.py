@@ -107,10 +107,12 @@ def measure_steps(
 ) -> None:
     """Load the target, step at every context, then time every step.
 
-    The settings are those of :class:`moa_bench.device.StepSettings`.
-
     Args:
         bundle: its folder.
+        threads: processor threads of a step.
+        contexts: cached tokens, and memory rows, of the steps.
+        tokens: new tokens of the steps, all of them queries.
+        repeats: timed calls of each step.
         emit: gets each part of the target's result as it is known; of each step ``{"step": figures}``.
 
     Raises:

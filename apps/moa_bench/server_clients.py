@@ -110,27 +110,15 @@ class Recorder:
 # -- in the client's process -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Ready:
-    """Sent when the client is loaded and waits for windows."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """Sent when the client cannot continue; ``reason`` is a sentence."""
-
-    reason: str
-
-
 def run_client(connection: Connection, bundle_folder: Path, work: Workload) -> None:
-    """Load the bundle, then send Ready, and a ClientRecord for each Window received, or Failed at last.
+    """Load the bundle, then send None, and a ClientRecord for each Window received, or a MoaError at last.
 
     Ends when the other end of ``connection`` is closed.
     """
     try:
         bundle = Bundle.open(bundle_folder)
         backend = load_backend(bundle, threads=1)
-        connection.send(Ready())
+        connection.send(None)
         while True:
             window: Window = connection.recv()
             recorder = Recorder(window.seconds)
@@ -142,7 +130,7 @@ def run_client(connection: Connection, bundle_folder: Path, work: Workload) -> N
     except (EOFError, BrokenPipeError):
         return
     except MoaError as error:
-        connection.send(Failed(str(error)))
+        connection.send(MoaError(str(error)))
 
 
 async def _until_over(answering: Coroutine[None, None, None], seconds: float, recorder: Recorder) -> ClientRecord:
@@ -284,7 +272,7 @@ class Fleet:
             MoaError: a client failed.
             ClientGoneError: a client's process has ended.
         """
-        return [reply for reply in self._replies() if isinstance(reply, ClientRecord)]
+        return [reply for reply in self._replies() if reply is not None]
 
     def close(self) -> None:
         for process in self.processes:
@@ -292,7 +280,7 @@ class Fleet:
         for process in self.processes:
             process.join()
 
-    def _replies(self) -> Iterator[Ready | ClientRecord]:
+    def _replies(self) -> Iterator[ClientRecord | None]:
         """Receive one reply of every busy client, as they come."""
         while self._busy:
             ready = wait(self._busy)
@@ -300,17 +288,17 @@ class Fleet:
                 self._busy.remove(connection)
                 yield self._receive(connection)
 
-    def _receive(self, connection: Connection) -> Ready | ClientRecord:
+    def _receive(self, connection: Connection) -> ClientRecord | None:
         try:
-            reply: Ready | ClientRecord | Failed = connection.recv()
+            reply: ClientRecord | MoaError | None = connection.recv()
         except (EOFError, ConnectionResetError):
             number = self._connections.index(connection)
             process = self.processes[number]
             process.join()
             text = f"client {number + 1} ended unexpectedly, with exit status {process.exitcode}"
             raise ClientGoneError(text) from None
-        if isinstance(reply, Failed):
-            raise MoaError(reply.reason)
+        if isinstance(reply, MoaError):
+            raise reply
         return reply
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
@@ -23,7 +23,6 @@ from moa_runtime.drafting.events import Draft, LoopEvent, Pushed, RoundEnded
 from moa_runtime.drafting.loop import DraftingLoop
 from moa_runtime.drafting.settings import Conditions, LoopSettings
 from moa_runtime.errors import MoaError
-from moa_runtime.options import Drafting
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Committed, Sampling
 from moa_runtime.session.handshake import Limits
@@ -306,7 +305,7 @@ class Client:
     """A device, its link, and the verifier's end of its conversation.
 
     Args:
-        drafting: ``"auto"``, ``"device"`` or ``"server"``; ``"stream"`` for plain decoding that is streamed.
+        mode: who drafts, ``"auto"``, ``"device"`` or ``"server"``; ``"stream"``: the server writes token by token.
 
     Attributes:
         records: of the answers so far, in seconds of simulated time.
@@ -320,24 +319,24 @@ class Client:
         target: Target,
         recording: Recording,
         times: Callable[[], Times],
-        drafting: Drafting | str,
+        mode: str,
         seed: int,
     ) -> None:
         self.records: list[AnswerRecord] = []
         self.text: list[int] = []
         self.pushed = 0
-        self._env, self._target, self._times, self._drafting = env, target, times, drafting
-        if drafting == "stream":
-            return
+        self._env, self._target, self._times = env, target, times
         draws = random.Random(seed)
         self._up, self._down = _Way(env, times, draws), _Way(env, times, draws)
         self._backends = [RecordedBackend(recording.answers[0]) for _ in range(2)]
         mine, servers = (replayed_drafter(recording, backend) for backend in self._backends)
-        drafts = times().server_step_s is not None
+        self._drafts = mode != "stream"
+        drafts = self._drafts and times().server_step_s is not None
         self._server = _ServerEnd(env, target, self._up, self._down, servers if drafts else None)
         session = ClientSession(recording.fingerprints, stop_tokens=recording.stop_tokens)
+        drafting = mode if self._drafts else "server"
         settings = LoopSettings(late_after_s=_PATIENCE_S, prefill_late_after_s=_PATIENCE_S, drafting=drafting)
-        self._loop = DraftingLoop(session, mine, CostModel(), settings)
+        self._loop = DraftingLoop(session, mine if self._drafts else None, CostModel(), settings)
         self._loop.listen(self._hear)
         self._loop.opened()
 
@@ -345,12 +344,13 @@ class Client:
         """Have the answers written one after the other, each in a new conversation over one connection."""
         for answer in answers:
             self.records.append(AnswerRecord(self._env.now))
-            yield from self._stream(answer) if self._drafting == "stream" else self._chat(answer)
+            yield from self._chat(answer)
 
     def _chat(self, answer: RecordedAnswer) -> Process:
         for backend in self._backends:
             backend.replay(answer)
-        self._target.active[self._server.sequence] = self._times().trip_s
+        if self._drafts:
+            self._target.active[self._server.sequence] = self._times().trip_s
         self._loop.ask(0, answer.prompt, Sampling(), len(answer.answer))
         while self._loop.answering:
             yield from self._act()
@@ -374,28 +374,12 @@ class Client:
         alarm = [] if todo.until is None else [env.timeout(max(0.0, todo.until - env.now))]
         yield simpy.AnyOf(env, [self._down.arrival, *alarm])
 
-    def _stream(self, answer: RecordedAnswer) -> Process:
-        yield self._env.timeout(self._times().trip_s / 2)
-        sequence, prefix = new_sequence(), list(answer.prompt)
-        for _ in answer.answer:
-            job = Job(sequence, list(prefix), Sampling())
-            yield self._target.run(job)
-            assert job.token is not None
-            prefix.append(job.token)
-            self._committed([job.token], self._times().trip_s / 2)
-        self._target.rest(sequence)
-        self._target.engine.release(sequence)
-        yield self._env.timeout(self._times().trip_s / 2)
-
     def _hear(self, event: LoopEvent) -> None:
         if isinstance(event, Committed):
-            self._committed(event.tokens, 0.0)
+            self.text.extend(event.tokens)
+            self.records[-1].bursts.append(Burst(self._env.now, len(event.tokens)))
         elif isinstance(event, Pushed):
             self.pushed += event.accepted + 1
-
-    def _committed(self, tokens: Sequence[int], later: float) -> None:
-        self.text.extend(tokens)
-        self.records[-1].bursts.append(Burst(self._env.now + later, len(tokens)))
 
 
 def simulate_window(
