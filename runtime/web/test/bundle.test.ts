@@ -9,9 +9,9 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
 
-import { Bundle, BundleError, MemoryStore, type BundleStore } from "../src/index.js";
 import { readManifest } from "../src/bundle/manifest.js";
 import { computed, sha256 } from "../src/bundle/sha256.js";
+import { Bundle, BundleError, MemoryStore, type BundleStore } from "../src/index.js";
 import { FolderStore, openBundle } from "../src/node/index.js";
 import { readJson } from "./vectors.js";
 

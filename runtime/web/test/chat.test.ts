@@ -3,9 +3,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { sessionIdFor, stateFromJson } from "../src/chat/chat_state.js";
 import { Chat, ChatError, ConnectError, GREEDY, MoaError, NgramDrafter, StoreError, tau } from "../src/index.js";
 import type { AnswerFinished, AnswerUpdate, ChatEvent, Drafter } from "../src/index.js";
-import { sessionIdFor, stateFromJson } from "../src/chat/chat_state.js";
 import { ChatWorld, MemoryChatStore, bundle, own, tokenizer } from "./chatting.js";
 import { FakeHost } from "./fake_host.js";
 

@@ -1,7 +1,7 @@
 /** In onnxruntime's place: a graph is a text, and what it computes is a sum. */
 
+import type { OrtSession, OrtTensor } from "../src/backends/onnx.js";
 import type { KvArray, Ort } from "../src/index.js";
-import type { OrtSession, OrtTensor } from "../src/engine/ort.js";
 import { CountingBackend } from "./counting_backend.js";
 
 class Tensor implements OrtTensor {

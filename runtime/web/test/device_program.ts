@@ -8,8 +8,8 @@
 import { createInterface } from "node:readline";
 import { pathToFileURL } from "node:url";
 
+import { USUAL_SETTINGS } from "../src/drafting/settings.js";
 import { ClientSession, DraftingLoop, FixedShape, GREEDY, budgetOf, loadModels, type LoopEvent, type Ort } from "../src/index.js";
-import { USUAL_SETTINGS } from "../src/loop/settings.js";
 import { openBundle } from "../src/node/index.js";
 
 const WIDTH = 8; // nodes that a step of a tree continues

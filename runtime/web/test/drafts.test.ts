@@ -3,8 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { MoaDrafter, NgramMixture, RowsMismatchError, type Drafter, type KvArray, type StepInputs } from "../src/index.js";
-import { ONE } from "../src/loop/budget.js";
+import { MoaDrafter, NgramMixture, RowsMismatchError, budgetOf, type Drafter, type KvArray, type StepInputs } from "../src/index.js";
 import { CountingBackend } from "./counting_backend.js";
 import { budgetFrom, samplingOf, type Fields } from "./given.js";
 import { alike, plain, read, type Value } from "./vectors.js";
@@ -65,7 +64,7 @@ test("drafts: rows of other heads are refused, and one of zeros stands for none"
   const step = backend.step.bind(backend);
   backend.step = (inputs) => (given.push(inputs), step(inputs));
   const drafter = new MoaDrafter(backend, { maxContext: 10 });
-  const draft = () => drafter.propose([3, 4], ONE);
+  const draft = () => drafter.propose([3, 4], budgetOf(1, 1));
   await draft();
   const other = { kvHeads: 2, headDim: 2, count: 1, data: new Float32Array(4) };
   assert.throws(() => drafter.addRows(0, other, other), RowsMismatchError);

@@ -3,12 +3,12 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { GrowingTree, Luck, NgramDrafter, NgramIndex, NgramMixture, Throughput } from "../src/index.js";
+import { DrafterSelection } from "../src/drafting/drafter_selection.js";
+import type { Drafting } from "../src/drafting/settings.js";
+import { CostModel, GrowingTree, Luck, NgramDrafter, NgramIndex, NgramMixture } from "../src/index.js";
 import { gumbel, likeliestPath } from "../src/index.js";
 import type { DraftToken, Manners, Pushed, RoundEnded } from "../src/index.js";
-import { goOn } from "../src/loop/manners.js";
-import { Placement } from "../src/loop/placement.js";
-import type { Drafting } from "../src/loop/settings.js";
+import { goOn } from "../src/offline_stopping.js";
 import { budgetFrom, samplingOf, type Fields } from "./given.js";
 import { alike, ours, plain, read, type Value } from "./vectors.js";
 
@@ -87,7 +87,7 @@ part("ngram_drafts", (given) => {
 });
 
 part("prices", (given) => {
-  const controller = new Throughput();
+  const controller = new CostModel();
   const told = (given["told"] as Fields[]).map(({ outcome }) => {
     controller.observe(ours<RoundEnded | Pushed>(outcome!));
     const ahead = [0, 7, 8].map((count) => controller.ahead(count, 0.9));
@@ -97,16 +97,16 @@ part("prices", (given) => {
 });
 
 part("placements", (given) => {
-  const placement = new Placement(given["drafting"] as Drafting, given["able"] as boolean);
-  placement.serverDrafts = given["server_drafts"] as boolean;
+  const selection = new DrafterSelection(given["drafting"] as Drafting, given["able"] as boolean);
+  selection.serverDrafts = given["server_drafts"] as boolean;
   const told = (given["told"] as [boolean, [string, ...number[]], Value][]).map(([wanted, args]) => {
     const [name, ...figures] = args;
-    placement.draftsWanted = wanted;
-    if (name === "trip") placement.trip(figures[0]!);
-    else if (name === "pushed") placement.pushed(figures[0]!, figures[1]!, figures[2]!);
-    else if (name === "tried") placement.tried(roundOf(figures));
-    else placement.roundEnded(roundOf(figures), figures[0]! + 1);
-    return [wanted, args, [placement.atServer, placement.wantsTrial, placement.roundS]];
+    selection.draftsWanted = wanted;
+    if (name === "trip") selection.noteRoundTrip(figures[0]!);
+    else if (name === "pushed") selection.pushed(figures[0]!, figures[1]!, figures[2]!);
+    else if (name === "tried") selection.shadowEnded(roundOf(figures));
+    else selection.roundEnded(roundOf(figures), figures[0]! + 1);
+    return [wanted, args, [selection.atServer, selection.wantsShadowDraft, selection.roundS]];
   });
   return { told };
 });

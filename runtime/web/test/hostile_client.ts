@@ -7,8 +7,8 @@ import { createInterface } from "node:readline";
 
 import { WebSocket } from "ws";
 
+import { GrowingRows } from "../src/drafters/kv_buffer.js";
 import { Chat, ChatTokenizer, FixedShape, MoaError, budgetOf, ownHost, type ChatBundle, type DraftTree, type Drafter } from "../src/index.js";
-import { GrowingRows } from "../src/drafters/rows.js";
 import type { KvArray } from "../src/session/memory_rows.js";
 import { readJson } from "./vectors.js";
 

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 
 import type { JsonValue } from "@bufbuild/protobuf";
 
-import { ClientSession, DraftingLoop, FixedShape, RowsMismatchError, Throughput, budgetOf, digest } from "../src/index.js";
+import { ClientSession, CostModel, DraftingLoop, FixedShape, RowsMismatchError, budgetOf, digest } from "../src/index.js";
 import type {
   Conditions,
   Controller,
@@ -181,7 +181,7 @@ class PlayedLoop {
 
 function controllerOf(said: Said): Controller {
   const { nodes, levels, width, kind } = said as { nodes: number; levels: number; width: number; kind: string };
-  if (kind === "throughput") return new Throughput(nodes, levels, width);
+  if (kind === "throughput") return new CostModel(nodes, levels, width);
   const shape = budgetOf(nodes, levels, { width, branches: said["branches"] as boolean });
   return new FixedShape(shape, said["lookahead"] as number);
 }

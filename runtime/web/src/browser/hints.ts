@@ -1,6 +1,6 @@
 /** What a browser knows of its page, its network and its battery, for a chat. */
 
-import type { Conditions } from "../loop/settings.js";
+import type { Conditions } from "../drafting/settings.js";
 
 /** The calls of a `Chat`. */
 export interface Hinted {

@@ -1,8 +1,8 @@
 /** The program of the worker that has a page's models. It imports onnxruntime-web from the address that the page gives. */
 
-import type { Ort } from "../engine/ort.js";
-import { serveModels } from "../models/serve.js";
+import type { Ort } from "../backends/onnx.js";
 import type { PageLike } from "../models/messages.js";
+import { serveModels } from "../models/serve.js";
 
 serveModels(self as unknown as PageLike, async (address) => {
   const module = (await import(address!)) as { default?: Ort } & Ort;

@@ -1,6 +1,6 @@
 /** Files of a bundle: downloaded in pieces, so that what broke goes on where it was. */
 
-import { saidBy } from "../engine/backend.js";
+import { saidBy } from "../backends/base.js";
 import { ask, type Fetch, type Signal } from "./fetching.js";
 import { BundleError, type FileEntry } from "./manifest.js";
 import { sha256 } from "./sha256.js";

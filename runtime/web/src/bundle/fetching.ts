@@ -1,6 +1,6 @@
 /** What we need of `fetch`, which browsers and Node have. */
 
-import { saidBy } from "../engine/backend.js";
+import { saidBy } from "../backends/base.js";
 import { BundleError } from "./manifest.js";
 
 export interface Reply {

@@ -1,7 +1,7 @@
 /** The bundle's manifest: what a client reads of it. `docs/bundle.md` says what each field means. */
 
 import { MoaError } from "../errors.js";
-import type { Manners } from "../loop/manners.js";
+import type { Manners } from "../offline_stopping.js";
 import type { Fingerprints } from "../session/handshake.js";
 
 export const SCHEMA_VERSION = 2;

@@ -1,6 +1,6 @@
 /** Where a bundle is kept between two starts. */
 
-import { saidBy } from "../engine/backend.js";
+import { saidBy } from "../backends/base.js";
 import { BundleError } from "./manifest.js";
 
 /**

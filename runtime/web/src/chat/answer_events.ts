@@ -1,9 +1,9 @@
 /** The events of answers on their way from the drafting loop to the application. */
 
 import { ChatError } from "../errors.js";
-import { same } from "../sequences.js";
+import type { AnswerUpdate, ChatEvent, TokenOrigin } from "../events.js";
+import { same } from "../tokens.js";
 import type { Follower } from "./answer_stream.js";
-import type { AnswerUpdate, ChatEvent, TokenOrigin } from "./events.js";
 
 type Item = ChatEvent | ChatError | undefined;
 

@@ -1,12 +1,12 @@
 /** One answer from its question to its end: tokens with their origins, text and figures. */
 
+import type { LoopEvent, Pushed, RoundEnded } from "../drafting/events.js";
+import type { AnswerFinished, AnswerUpdate, Disagreement, TokenOrigin } from "../events.js";
 import type { Host } from "../link/host.js";
-import type { LoopEvent, Pushed, RoundEnded } from "../loop/events.js";
 import type { Committed, FinishReason, Origin, RolledBack } from "../session/events.js";
 import type { ChatTokenizer } from "../text/chat_tokenizer.js";
 import { AnswerText, sharedWord } from "./answer_text.js";
 import { lengthOf, type Question } from "./conversation.js";
-import type { AnswerFinished, AnswerUpdate, Disagreement, TokenOrigin } from "./events.js";
 import { copyOf, newStatistics, type Statistics } from "./statistics.js";
 
 /** Tokens written offline. A verdict that is a little late often overtakes a few, about which nobody wants to be asked. */

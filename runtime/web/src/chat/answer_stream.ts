@@ -1,6 +1,6 @@
 /** An answer's events as an application follows them. */
 
-import type { ChatEvent } from "./events.js";
+import type { ChatEvent } from "../events.js";
 
 /** Who follows an answer, until he leaves it. */
 export class Follower {

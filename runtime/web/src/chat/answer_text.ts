@@ -1,9 +1,9 @@
 /** The text of an answer whose tokens are confirmed, replaced and taken back while it is shown. */
 
-import { commonLength } from "../sequences.js";
+import type { TextSpan, TokenOrigin } from "../events.js";
 import type { ChatTokenizer } from "../text/chat_tokenizer.js";
 import { TextStream } from "../text/text_stream.js";
-import type { TextSpan, TokenOrigin } from "./events.js";
+import { commonLength } from "../tokens.js";
 
 interface Run {
   readonly end: number; // behind its last token

@@ -1,25 +1,25 @@
 /** A chat with the target: the runtime's front door. */
 
+import { CostModel } from "../drafting/cost_model.js";
+import { DraftingLoop } from "../drafting/loop.js";
+import { USUAL_SETTINGS } from "../drafting/settings.js";
 import { ChatError, ContextFullError } from "../errors.js";
+import type { ChatEvent } from "../events.js";
 import { Endpoint } from "../link/endpoint.js";
 import { ownHost } from "../link/own_host.js";
 import { newSessionId } from "../link/session_id.js";
 import { USUAL_TIMING } from "../link/timing.js";
-import { DraftingLoop } from "../loop/loop.js";
-import { USUAL_SETTINGS } from "../loop/settings.js";
-import { Throughput } from "../loop/throughput.js";
-import { commonLength } from "../sequences.js";
 import { ClientSession } from "../session/client.js";
 import type { Origin } from "../session/events.js";
-import { RowEncoding } from "../wire/moa/v1/session_pb.js";
 import type { Message } from "../text/chat_tokenizer.js";
+import { commonLength } from "../tokens.js";
+import { RowEncoding } from "../wire/moa/v1/session_pb.js";
 import { AnswerStream, type Follower } from "./answer_stream.js";
 import { ChatChecks } from "./chat_checks.js";
 import { ChatKeeper } from "./chat_keeper.js";
 import type { ChatBundle, ChatOptions, ConnectOptions, Where } from "./chat_options.js";
 import { restoreSession, sessionIdFor, stateFromJson } from "./chat_state.js";
 import { Conversation, commonTurns, lengthOf } from "./conversation.js";
-import type { ChatEvent } from "./events.js";
 import type { Unconfirmed } from "./unconfirmed.js";
 import { checkWishes, samplingOf, type SendOptions } from "./wishes.js";
 
@@ -59,7 +59,7 @@ export class Chat extends ChatChecks {
     const session = saved?.session ?? new ClientSession(fingerprints, { stopTokens, rowEncoding, vocabSize });
     session.policy = policy;
     const settings = { ...USUAL_SETTINGS, ...options.settings };
-    const loop = new DraftingLoop(session, drafter, controller ?? new Throughput(), settings, writer);
+    const loop = new DraftingLoop(session, drafter, controller ?? new CostModel(), settings, writer);
     const timing = { ...USUAL_TIMING, ...options.timing };
     const conversation = new Conversation(tokenizer, system);
     const sessionId = saved ? sessionIdFor(saved.state, verifier.url) : newSessionId();

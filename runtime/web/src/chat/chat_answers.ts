@@ -1,11 +1,12 @@
 /** A chat's answers: followed while they are written, taken up again by the next program. */
 
+import type { LoopEvent } from "../drafting/events.js";
+import type { DraftingLoop } from "../drafting/loop.js";
 import { ChatError } from "../errors.js";
+import type { AnswerUpdate, ChatEvent } from "../events.js";
 import type { Endpoint } from "../link/endpoint.js";
 import type { Host } from "../link/host.js";
 import type { Timing } from "../link/timing.js";
-import type { LoopEvent } from "../loop/events.js";
-import type { DraftingLoop } from "../loop/loop.js";
 import type { ClientSession } from "../session/client.js";
 import type { Origin, RolledBack } from "../session/events.js";
 import type { SnapshotJson } from "../session/snapshot.js";
@@ -16,7 +17,6 @@ import type { ChatKeeper } from "./chat_keeper.js";
 import { ChatLink } from "./chat_link.js";
 import { stateToJson, type ChatState } from "./chat_state.js";
 import { commonTurns, type Conversation, type Question } from "./conversation.js";
-import type { AnswerUpdate, ChatEvent } from "./events.js";
 import { newStatistics } from "./statistics.js";
 import type { Turns } from "./unconfirmed.js";
 

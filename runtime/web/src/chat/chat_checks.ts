@@ -1,10 +1,10 @@
 /** Answers that were written without the target are checked when it is back. */
 
 import { MoaError } from "../errors.js";
+import type { ChatEvent } from "../events.js";
 import type { Message } from "../text/chat_tokenizer.js";
 import { AnswerStream, type Follower } from "./answer_stream.js";
 import { ChatAnswers } from "./chat_answers.js";
-import type { ChatEvent } from "./events.js";
 import { isAnswer, type Unconfirmed } from "./unconfirmed.js";
 
 /** A chat's unconfirmed turns. `Chat` is the class to use. */

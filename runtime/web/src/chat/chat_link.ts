@@ -1,15 +1,16 @@
 /** A chat's link to its verifier: opening, closing, and what the host knows of network and device. */
 
+import type { LoopEvent } from "../drafting/events.js";
+import type { DraftingLoop } from "../drafting/loop.js";
+import { USUAL_CONDITIONS, type Conditions, type Offline } from "../drafting/settings.js";
 import { ChatError, MoaError } from "../errors.js";
+import type { LinkChanged } from "../events.js";
 import { ConnectError } from "../link/connect_error.js";
 import { Driver } from "../link/driver.js";
 import { Ending } from "../link/ending.js";
 import type { Endpoint } from "../link/endpoint.js";
 import type { Host } from "../link/host.js";
 import type { Timing } from "../link/timing.js";
-import type { LinkChanged, LoopEvent } from "../loop/events.js";
-import type { DraftingLoop } from "../loop/loop.js";
-import { USUAL_CONDITIONS, type Conditions, type Offline } from "../loop/settings.js";
 import type { Policy } from "../session/events.js";
 import { AnswerEvents } from "./answer_events.js";
 import type { ChatKeeper } from "./chat_keeper.js";

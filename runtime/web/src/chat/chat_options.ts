@@ -1,10 +1,10 @@
 /** What a chat is made of. */
 
+import type { Drafter } from "../drafters/base.js";
+import type { Controller } from "../drafting/draft_controllers.js";
+import type { LoopSettings } from "../drafting/settings.js";
 import type { Host } from "../link/host.js";
 import type { Timing } from "../link/timing.js";
-import type { Controller } from "../loop/control.js";
-import type { Drafter } from "../loop/drafter.js";
-import type { LoopSettings } from "../loop/settings.js";
 import type { Policy } from "../session/events.js";
 import type { Fingerprints } from "../session/handshake.js";
 import type { ChatTokenizer } from "../text/chat_tokenizer.js";
@@ -37,7 +37,7 @@ export interface ChatOptions {
   readonly drafter?: Drafter | undefined;
   /** What writes in an outage in the drafter's place; of this chat alone. */
   readonly writer?: Drafter | undefined;
-  /** In which shape to draft; {@link Throughput} when omitted: the shape that pays. */
+  /** In which shape to draft; {@link CostModel} when omitted: the shape that pays. */
   readonly controller?: Controller;
   /** What becomes of text written offline; `rollback` when omitted. */
   readonly policy?: Policy;

@@ -1,10 +1,10 @@
 /** The turns of a chat, and how many committed tokens each takes. */
 
 import { ChatError, MoaError } from "../errors.js";
-import { commonLength, same } from "../sequences.js";
 import type { Sampling } from "../session/sampling.js";
 import { shown } from "../session/snapshot.js";
 import { HistoryRewrittenError, type ChatTokenizer, type Message } from "../text/chat_tokenizer.js";
+import { commonLength, same } from "../tokens.js";
 import { checkedMarks, isAnswer, type Unconfirmed } from "./unconfirmed.js";
 
 /** A question in its conversation. */

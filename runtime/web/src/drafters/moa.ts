@@ -1,18 +1,16 @@
-/** The Mixture of Attentions drafter on a device: a backend, and its caches. */
+/** The Mixture of Attentions drafter on a device: a backend and its caches. */
 
-import { chainInputs, type Backend, type StepResult } from "../engine/backend.js";
-import { continued, type Budget } from "../loop/budget.js";
-import type { Drafter } from "../loop/drafter.js";
-import type { Manners } from "../loop/manners.js";
-import { append, commonLength } from "../sequences.js";
+import { chainInputs, type Backend, type StepResult } from "../backends/base.js";
+import type { Manners } from "../offline_stopping.js";
 import type { KvArray } from "../session/memory_rows.js";
 import { GREEDY, type Sampling } from "../session/sampling.js";
 import { NOTHING, treeBehind, type DraftTree } from "../session/tree.js";
-import { GrowingTree } from "./growing_tree.js";
-import { Luck, NO_LUCK, type DraftToken } from "./luck.js";
-import { worthCopying, type NgramMixture } from "./mixture.js";
-import { LONGEST_SUFFIX } from "./ngram.js";
-import { GrowingRows } from "./rows.js";
+import { append, commonLength } from "../tokens.js";
+import { continued, type Budget, type DraftToken, type Drafter } from "./base.js";
+import { Luck, NO_LUCK } from "./gumbel_coupling.js";
+import { GrowingRows } from "./kv_buffer.js";
+import { LONGEST_SUFFIX, worthCopying, type NgramMixture } from "./ngram.js";
+import { GrowingTree } from "./tree_growth.js";
 
 const CATCH_UP_TOKENS = 512;
 const MORE_LIKELY_THAN_NOT = Math.log(0.5);
@@ -24,21 +22,21 @@ export interface MoaOptions {
   /** Positions the target can hold; no token is drafted beyond. */
   readonly maxContext: number;
   /**
-   * Ids that end a turn. One is drafted only where it is more likely than not: a wrong guess would end what the device
-   * writes offline, and costs no more than another token online.
+   * Ids that end a turn. One is drafted only if its probability exceeds one half: a wrong guess would end an offline text,
+   * and online it is no worse than another token.
    */
   readonly stopTokens?: Iterable<number>;
-  /** What the backend's candidates are mixed with; undefined, and they are taken as they are. */
+  /** Mixes the backend's candidates with copies; undefined to take them as they are. */
   readonly mixture?: NgramMixture | undefined;
-  /** When it stops where it writes alone; null, and it does not. */
+  /** When it stops if it writes offline; null for never. */
   readonly manners?: Manners | null;
 }
 
 /**
- * Drafts with the device half.
+ * Draft with the device half.
  *
- * The cache remembers which tokens it holds. Entries of tokens without a row may depend on the rows there were (where the
- * device half ends with layers of the target they do), so those are computed again when rows come or go.
+ * The cache remembers its tokens. Entries of tokens without a memory row may depend on the rows that were held (in a device
+ * half that ends with layers of the target they do), so they are computed again when rows change.
  */
 export class MoaDrafter implements Drafter {
   readonly manners: Manners | null;
@@ -49,8 +47,8 @@ export class MoaDrafter implements Drafter {
   private readonly cached: number[] = [];
   private readonly cache: GrowingRows;
   private readonly memory: GrowingRows;
-  private rowsOfCache = 0; // how many the cache was computed with
-  private rowsKept = 0; // how many of them, from the first on, are held as they were then
+  private rowsOfCache = 0; // rows with which the cache was computed
+  private rowsKept = 0; // leading ones of these that are unchanged
 
   /** @param backend the device half, which may serve several drafters. */
   constructor(
@@ -84,9 +82,9 @@ export class MoaDrafter implements Drafter {
   }
 
   /**
-   * A chain takes the likeliest token each time, a tree grows level by level. Copies, where a mixture knows some, go on behind
-   * both without a step: of a chain while all of it is likely enough ({@link worthCopying}), of a tree while they are among
-   * the likeliest nodes. See {@link Drafter.propose}.
+   * Draft a chain of the likeliest tokens, or a tree, which grows level by level. Copies of the mixture continue both without
+   * a step: a chain while all of it is likely enough ({@link worthCopying}), a tree while they are among the likeliest nodes.
+   * See {@link Drafter.propose}.
    *
    * @throws RangeError an empty prefix.
    * @throws EngineError the backend fails; the drafter may be asked again.
@@ -140,7 +138,7 @@ export class MoaDrafter implements Drafter {
     while (tree.depth < budget.levels) {
       const { paths, mask } = tree.expand();
       if (!paths.length) break;
-      // Their cache entries lie behind those of the prefix for as long as the tree grows.
+      // While the tree grows, its cache entries follow those of the prefix.
       const earlier = mask[0]!.length - paths.length;
       const [selfKeys, selfValues] = this.cache.first(length + earlier);
       const result = await this.backend.step({
@@ -149,7 +147,7 @@ export class MoaDrafter implements Drafter {
         queries: [...paths.keys()],
         selfKeys,
         selfValues,
-        selfMask: maskBehind(length, mask),
+        selfMask: maskAfter(length, mask),
         memoryKeys: memory[0],
         memoryValues: memory[1],
       });
@@ -166,9 +164,9 @@ export class MoaDrafter implements Drafter {
     return tree.best();
   }
 
-  /** Feed what the cache lacks of `prefix`; what follows its last token. */
+  /** Feed the tokens of `prefix` that the cache lacks; return the candidates after the last one. */
   private async catchUp(prefix: readonly number[], memory: Rows): Promise<StepResult> {
-    // The last token is fed again even when cached: its query is what predicts the next one.
+    // The last token is fed again even if cached: its query predicts the next one.
     const keep = Math.min(commonLength(this.cached, prefix), prefix.length - 1);
     this.forgetFrom(keep);
     for (let start = keep; ; start += CATCH_UP_TOKENS) {
@@ -177,7 +175,7 @@ export class MoaDrafter implements Drafter {
     }
   }
 
-  /** One step over tokens that follow the cached ones, with a query at the last; extends the cache. */
+  /** Run one step over tokens that follow the cached ones, with a query at the last; extend the cache. */
   private async feed(tokens: readonly number[], memory: Rows): Promise<StepResult> {
     const held = this.cached.length;
     const result = await this.backend.step(chainInputs(tokens, this.cache.first(held), memory));
@@ -187,7 +185,7 @@ export class MoaDrafter implements Drafter {
   }
 
   private memoryOf(positions: number): Rows {
-    // Rows beyond the prefix belong to tokens that a draft would be predicting.
+    // Rows after the prefix belong to tokens that the draft has to predict.
     const held = Math.min(this.memory.length, positions);
     const kept = Math.min(this.rowsKept, held);
     if (kept !== held || held !== this.rowsOfCache) {
@@ -195,8 +193,8 @@ export class MoaDrafter implements Drafter {
       this.rowsOfCache = this.rowsKept = held;
     }
     if (held > 0 || !this.backend.needsRow) return this.memory.first(held);
-    // A softmax needs one row. A zero row has a zero value, so it adds nothing to the residual. The target's own layers,
-    // where it would take attention from the tokens, know it by its zeros.
+    // A softmax needs one row. A zero row has a zero value, so it adds nothing to the residual. The target's own layers
+    // recognise it by its zeros, because there it would take attention from the tokens.
     const { kvHeads, headDim } = this.backend.kvShape;
     const zero = { kvHeads, headDim, count: 1, data: new Float32Array(kvHeads * headDim) };
     return [zero, zero];
@@ -207,7 +205,7 @@ export class MoaDrafter implements Drafter {
     this.cache.truncate(length);
   }
 
-  /** A copy so likely that a step of the model is saved. */
+  /** Return a copy that is likely enough to save a step of the model. */
   private surelyCopied(text: readonly number[]): DraftToken | undefined {
     const copy = this.mixture?.copy(text, this.luck);
     return copy && copy.logprob > SURE ? copy : undefined;
@@ -219,7 +217,7 @@ export class MoaDrafter implements Drafter {
     return candidates!.find(likely) ?? candidates![0]!;
   }
 
-  /** The candidates of each query, best first, which follow `text` and one of the paths behind it, all of the same length. */
+  /** Return the candidates of each query, best first, after `text` and one of the `paths`, which have the same length. */
   private candidates(
     result: StepResult,
     text: number[],
@@ -237,8 +235,8 @@ export class MoaDrafter implements Drafter {
   }
 }
 
-/** All that the prefix says, and what `mask` says of the tree's nodes, row by row. */
-function maskBehind(length: number, mask: readonly (readonly boolean[])[]): Uint8Array {
+/** Return a mask, row by row, that shows the whole prefix, and the tree's nodes as `mask` does. */
+function maskAfter(length: number, mask: readonly (readonly boolean[])[]): Uint8Array {
   const width = length + mask[0]!.length;
   const whole = new Uint8Array(mask.length * width);
   mask.forEach((row, at) => {

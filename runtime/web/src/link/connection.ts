@@ -2,8 +2,8 @@
 
 import { encodeUtf8 } from "../utf8.js";
 import { ConnectError, connectError, tooLate } from "./connect_error.js";
-import type { Endpoint } from "./endpoint.js";
 import type { Ending } from "./ending.js";
+import type { Endpoint } from "./endpoint.js";
 import type { Host, Socket } from "./host.js";
 import { PING, Pinger } from "./pinger.js";
 import { withSessionId } from "./session_id.js";

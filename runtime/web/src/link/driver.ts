@@ -1,9 +1,9 @@
 /** Runs the drafting loop: the drafter, the transport, the clock. */
 
-import type { Draft, LoopEvent } from "../loop/events.js";
-import type { DraftingLoop } from "../loop/loop.js";
-import type { Conditions } from "../loop/settings.js";
-import { type ConnectError, unexpectedError } from "./connect_error.js";
+import type { Draft, LoopEvent } from "../drafting/events.js";
+import type { DraftingLoop } from "../drafting/loop.js";
+import type { Conditions } from "../drafting/settings.js";
+import { unexpectedError, type ConnectError } from "./connect_error.js";
 import { Ending } from "./ending.js";
 import type { Endpoint } from "./endpoint.js";
 import type { Host } from "./host.js";

@@ -1,9 +1,9 @@
 /** What is said between a page and the worker that has its models. */
 
+import type { KvShape } from "../backends/base.js";
 import type { TargetEntry } from "../bundle/manifest.js";
-import type { DrafterPlan } from "../drafters/for_bundle.js";
-import type { KvShape } from "../engine/backend.js";
-import type { Budget } from "../loop/budget.js";
+import type { Budget } from "../drafters/base.js";
+import type { DrafterPlan } from "../drafters/factory.js";
 import type { KvArray } from "../session/memory_rows.js";
 import type { Sampling } from "../session/sampling.js";
 import type { DraftTree } from "../session/tree.js";

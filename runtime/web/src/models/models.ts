@@ -1,13 +1,12 @@
 /** A bundle's models, loaded. */
 
+import { DeferredBackend } from "../backends/deferred.js";
+import { OnnxBackend, kvShapeOf, type Ort } from "../backends/onnx.js";
 import type { Bundle } from "../bundle/bundle.js";
-import { drafterOf, drafterPlan, writerPlan } from "../drafters/for_bundle.js";
-import { DeferredBackend } from "../engine/deferred.js";
-import { OnnxBackend, kvShapeOf } from "../engine/onnx.js";
-import type { Ort } from "../engine/ort.js";
-import type { Drafter } from "../loop/drafter.js";
-import { WorkerModels } from "./worker_models.js";
+import type { Drafter } from "../drafters/base.js";
+import { drafterOf, drafterPlan, writerPlan } from "../drafters/factory.js";
 import type { WorkerLike } from "./messages.js";
+import { WorkerModels } from "./worker_models.js";
 
 /** What drafts in one conversation. */
 export interface Drafters {

@@ -1,11 +1,10 @@
 /** The worker's side: loads graphs, and drafts with them. */
 
-import { drafterOf } from "../drafters/for_bundle.js";
+import { EngineError, saidBy, type Backend } from "../backends/base.js";
+import { DeferredBackend } from "../backends/deferred.js";
+import { OnnxBackend, type Ort } from "../backends/onnx.js";
+import { drafterOf } from "../drafters/factory.js";
 import type { MoaDrafter } from "../drafters/moa.js";
-import { EngineError, saidBy, type Backend } from "../engine/backend.js";
-import { DeferredBackend } from "../engine/deferred.js";
-import { OnnxBackend } from "../engine/onnx.js";
-import type { Ort } from "../engine/ort.js";
 import { MoaError } from "../errors.js";
 import type { Answer, ModelName, PageLike, Request } from "./messages.js";
 

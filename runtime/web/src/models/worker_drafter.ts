@@ -1,10 +1,9 @@
 /** A drafter whose model and caches are in a worker. */
 
-import { checkRows } from "../drafters/rows.js";
-import type { KvShape } from "../engine/backend.js";
-import type { Budget } from "../loop/budget.js";
-import type { Drafter } from "../loop/drafter.js";
-import type { Manners } from "../loop/manners.js";
+import type { KvShape } from "../backends/base.js";
+import type { Budget, Drafter } from "../drafters/base.js";
+import { checkRows } from "../drafters/kv_buffer.js";
+import type { Manners } from "../offline_stopping.js";
 import type { KvArray } from "../session/memory_rows.js";
 import { GREEDY, type Sampling } from "../session/sampling.js";
 import { NOTHING, type DraftTree } from "../session/tree.js";

@@ -1,6 +1,6 @@
 /** Requests to a worker, and its answers. */
 
-import { EngineError } from "../engine/backend.js";
+import { EngineError } from "../backends/base.js";
 import type { DraftTree } from "../session/tree.js";
 import type { Answer, Request, WorkerLike } from "./messages.js";
 

@@ -1,9 +1,9 @@
 /** The page's side: models in a worker, and what stands for their drafters. */
 
+import { kvShapeOf } from "../backends/onnx.js";
 import type { Bundle } from "../bundle/bundle.js";
 import type { TargetEntry } from "../bundle/manifest.js";
-import { drafterPlan, writerPlan, type DrafterPlan } from "../drafters/for_bundle.js";
-import { kvShapeOf } from "../engine/onnx.js";
+import { drafterPlan, writerPlan, type DrafterPlan } from "../drafters/factory.js";
 import type { ModelName } from "./messages.js";
 import type { Drafters, InWorker, LoadOptions, Models } from "./models.js";
 import { WorkerDrafter } from "./worker_drafter.js";

@@ -1,6 +1,6 @@
 /** The client session: the device's end of a conversation, a state machine without I/O. */
 
-import { append, commonLength, same } from "../sequences.js";
+import { append, commonLength, same } from "../tokens.js";
 import {
   Capability,
   RowEncoding,

@@ -3,7 +3,7 @@
 import { Template } from "@huggingface/jinja";
 
 import { MoaError } from "../errors.js";
-import { append } from "../sequences.js";
+import { append } from "../tokens.js";
 import { Tokenizer, escaped } from "./tokenizer.js";
 
 /** Around the number of a special token that a user has typed. Unicode keeps these characters for internal use. */

@@ -1,6 +1,6 @@
 /** Text to tokens and back: byte-level BPE, as most targets have it. */
 
-import { append } from "../sequences.js";
+import { append } from "../tokens.js";
 import { spelled, unspelled } from "./bytes.js";
 import { merged } from "./merging.js";
 import { checkedFile, splitterOf, type AddedToken, type Splitter, type TokenizerFile } from "./tokenizer_file.js";

@@ -1,6 +1,6 @@
 /** Helpers on token lists. */
 
-/** How many leading items two lists share. */
+/** Return how many leading items two lists share. */
 export function commonLength(a: readonly number[], b: readonly number[]): number {
   const most = Math.min(a.length, b.length);
   let length = 0;
@@ -8,12 +8,12 @@ export function commonLength(a: readonly number[], b: readonly number[]): number
   return length;
 }
 
-/** Whether two lists hold the same. */
+/** Return whether two lists hold the same items. */
 export function same(a: readonly number[], b: readonly number[]): boolean {
   return a.length === b.length && commonLength(a, b) === a.length;
 }
 
-/** Append, however many there are: a call takes no hundred thousand arguments. */
+/** Append any number of items: `push(...items)` fails with a hundred thousand. */
 export function append<T>(list: T[], items: Iterable<T>): void {
   for (const item of items) list.push(item);
 }

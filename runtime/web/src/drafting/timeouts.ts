@@ -1,39 +1,39 @@
-/** What time tells of a link: late verdicts, outages, frames to be sent again. Without a clock of its own. */
+/** Timers of a link: late verdicts, outages, frames to send again. The host passes the time in. */
 
 import type { LoopSettings } from "./settings.js";
 
-/** Memory rows that follow a verdict are waited for so long, seconds, before a draft goes without. */
+/** Seconds that a draft waits for the memory rows that follow a verdict, before it is made without them. */
 const ROWS_PATIENCE_S = 0.25;
-/** Frames that are still to be echoed are remembered, so many of them. */
+/** Sent frames whose times are remembered until the server echoes their stamps. */
 const STAMPS = 32;
 
-/** What has come to pass: the verdict is late, the link is down for good, what is in flight is to be sent again. */
+/** A timer that has run out: the verdict is late, the link is down for good, what is in flight has to be sent again. */
 export type Alarm = "late" | "outage" | "resend";
 
 /**
- * Told what happens on the link and when, in seconds of any monotonic clock.
+ * Keep the timers of one link. Times are in seconds of any monotonic clock.
  *
  * | alarm | begins | ends |
  * | --- | --- | --- |
- * | `late` | so long after a frame was sent | with its verdict, or with the link |
- * | `outage` | so long after the link went down | with a Welcome |
- * | `resend` | when the server said | at once, or with the link |
+ * | `late` | a while after a frame was sent | with its verdict, or with the link |
+ * | `outage` | a while after the link went down | with a Welcome |
+ * | `resend` | at the time that the server asked for | at once, or with the link |
  */
-export class LinkWatch {
-  /** Whether this has begun and not ended. */
+export class Timeouts {
+  /** Whether this alarm has begun and not ended. */
   late = false;
-  /** The same. A link that never was up is an outage. */
+  /** The same. A link that was never up is an outage. */
   outage = true;
   private sentAt: number | undefined;
   private patience = Infinity;
   private downSince: number | undefined;
   private resendAt: number | undefined;
   private rowsBy: number | undefined;
-  private readonly stamps = new Map<number, number>(); // when the frames with these were sent
+  private readonly stamps = new Map<number, number>(); // by stamp: when its frame was sent
 
   constructor(private readonly settings: LoopSettings) {}
 
-  /** Frames with stamps up to the `newest` were sent. */
+  /** Note that frames with stamps up to `newest` were sent. */
   stamped(newest: number, now: number): void {
     if (this.stamps.has(newest)) return;
     const known = [...this.stamps.keys()].at(-1) ?? newest - 1;
@@ -45,54 +45,58 @@ export class LinkWatch {
     }
   }
 
-  /** Seconds that this frame and its answer took on the link; undefined where it was not sent on this one. */
+  /**
+   * Return the round trip in seconds that an echoed stamp shows; undefined if it was not sent on this connection.
+   *
+   * @param heldS seconds for which the server held the frame before it answered.
+   */
   echoed(stamp: number, heldS: number, now: number): number | undefined {
     const sent = this.stamps.get(stamp);
     this.stamps.delete(stamp);
     return sent === undefined ? undefined : Math.max(0, now - sent - heldS);
   }
 
-  /** Memory rows follow the verdict that came. */
+  /** Note that memory rows follow the verdict that arrived. */
   awaitRows(now: number): void {
     this.rowsBy = now + ROWS_PATIENCE_S;
   }
 
-  /** Whether to wait for them still. */
+  /** Return whether a draft should still wait for memory rows. */
   rowsMayCome(now: number): boolean {
     return this.rowsBy !== undefined && now < this.rowsBy;
   }
 
-  /** A frame that will be answered was sent; `prefill`: a prompt. */
+  /** Note that a frame was sent that will be answered; `prefill` if it is a prompt. */
   sent(now: number, prefill: boolean): void {
     this.sentAt = now;
     this.patience = prefill ? this.settings.prefillLateAfterS : this.settings.lateAfterS;
   }
 
-  /** It was. Returns seconds since it was sent. */
+  /** Note that the outstanding frame was answered; return its latency in seconds. */
   answered(now: number): number {
     const waitedS = this.sentAt === undefined ? 0 : now - this.sentAt;
     this.idle();
     return waitedS;
   }
 
-  /** No answer is awaited. */
+  /** Note that no answer is awaited. */
   idle(): void {
     this.sentAt = undefined;
     this.late = false;
   }
 
-  /** What is in flight is to be sent again, not earlier than `at`. */
+  /** Have the outstanding frame sent again, not earlier than `at`. */
   resend(at: number): void {
     this.resendAt = at;
   }
 
-  /** The link is up. */
+  /** Note that the link is up. */
   up(): void {
     this.outage = false;
     this.downSince = undefined;
   }
 
-  /** The link is down, since `now` if it was not before; `onPurpose`: an outage from the first moment on. */
+  /** Note that the link is down, since `now` if it was up; `onPurpose` begins the outage at once. */
   down(now: number, onPurpose = false): void {
     if (onPurpose) this.downSince = -Infinity;
     else if (this.downSince === undefined && !this.outage) this.downSince = now;
@@ -101,7 +105,7 @@ export class LinkWatch {
     this.idle();
   }
 
-  /** When the next alarm begins, or rows are no longer waited for; null for never. */
+  /** Return when the next alarm begins, or the patience for rows ends; null for never. */
   wakeAt(now: number): number | null {
     const times = this.alarms()
       .map(([, at]) => at)
@@ -110,7 +114,7 @@ export class LinkWatch {
     return times.length ? Math.min(...times) : null;
   }
 
-  /** Alarms that begin now. */
+  /** Return the alarms that begin now. */
   passed(now: number): Alarm[] {
     const begun = this.alarms()
       .filter(([, at]) => at <= now)

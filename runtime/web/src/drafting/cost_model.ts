@@ -1,44 +1,49 @@
-/** Drafts in the shape that pays: tokens a second, made largest. */
+/** A controller with an online cost model: it gives each draft the shape that makes tokens a second largest. */
 
-import { budgetOf, tokenPrice, type Budget, type Prices } from "./budget.js";
-import type { Controller } from "./control.js";
+import { budgetOf, tokenPrice, type Budget, type Prices } from "../drafters/base.js";
+import type { Controller } from "./draft_controllers.js";
 import type { Pushed, RoundEnded } from "./events.js";
 
-const MEMORY = 0.95; // averages forget: a round counts so many times the one after it
-const LONG_MEMORY = 0.99; // times vary by more than a token costs
-/** A guess, until rounds show it: a pass over one token takes as long as so many more tokens do. */
+const DECAY = 0.95; // of the averages, a round
+const SLOW_DECAY = 0.99; // of the fitted times, which vary by more than a token costs
+/** The first guess: a pass over one token takes as long as 15 further tokens do. */
 const TOKENS_OF_A_PASS = 15;
-const MOST_OF_A_GUESS = 3; // times that, which a prompt may make a token of a draft seem to cost
+const MOST_OF_A_GUESS = 3; // times that guess: the most that a prompt may make a drafted token seem to cost
 const FIRST_STEP_S = 0.005;
-const GUESS = 0.1; // of a point: what a guess counts beside points
+const GUESS_WEIGHT = 0.1; // of the first guess, beside points of weight 1
 const MOST_AHEAD = 8;
-/** What takes more times as long as expected counts as so many times. */
+/**
+ * A round counts as at most this many times the expected one. A stall says nothing of the rounds to come, and a lasting
+ * change soon becomes the expectation.
+ */
 const STALL = 10;
-const LEAST_S = 0.001; // as if nothing took less, which would forbid all that takes longer
-/** Part of the time that may go into tries of a model whose steps do not pay. */
+const LEAST_S = 0.001; // shortest expectation: with 0 s nothing that takes longer could ever count
+/** Share of the time that may be spent on trying a model whose steps do not pay. */
 const TRIES = 0.02;
 
 /**
- * Takes each part of a draft that brings more tokens a second than the rounds so far: with `rate` the tokens a second so
- * far, a part that takes `t` seconds costs `rate * t` tokens, and as many times as many as conversations share what it takes:
- * a sent token takes the target's time from all of them. What parts take is learnt from drafts and verdicts.
+ * Take each part of a draft that brings more tokens a second than the rounds so far.
+ *
+ * With `rate` the tokens a second of the rounds so far, a part that takes `t` seconds costs `rate * t` tokens; a sent token
+ * also costs the tokens that the other sessions of the target would have got. Times are learned from drafts and verdicts.
+ * The Python class of this name says more.
  */
-export class Throughput implements Controller {
+export class CostModel implements Controller {
   private sharing = 1;
   private tokens = 0;
   private seconds = 0;
   private rounds = 0;
-  // As if a few tokens had been judged before: one round says little.
+  // Prior: a few judged tokens, because one round says little.
   private right = 3;
   private judged = 6;
   private firstRight = 3;
   private firsts = 5;
-  private step = new Line(FIRST_STEP_S, 0.1 * FIRST_STEP_S, 0.1); // seconds of a step by nodes continued
-  private pass: Line | undefined; // the target's seconds by tokens
-  private idleS = 0; // since the model took a step
-  private prompt: Pass | undefined; // the first, until a draft followed
-  private timed = false; // whether it is known what a step takes
-  private reads = false; // the next draft's first step is over the prompt too
+  private step = new Line(FIRST_STEP_S, 0.1 * FIRST_STEP_S, 0.1); // seconds of a step, by the nodes it continues
+  private pass: Line | undefined; // the target's seconds, by tokens
+  private idleS = 0; // seconds since the model took a step
+  private prompt: Pass | undefined; // the first prompt, until a draft
+  private timed = false; // whether a step was timed
+  private reads = false; // whether the next draft's first step also reads the prompt
 
   /** @param nodes, levels and width of a draft at most. */
   constructor(
@@ -47,7 +52,7 @@ export class Throughput implements Controller {
     private readonly width = 10,
   ) {}
 
-  /** What the parts of a draft cost by now. */
+  /** Present cost of the parts of a draft, in tokens. */
   get prices(): Prices {
     const rate = this.seconds ? this.tokens / this.seconds : 0;
     const { level, slope } = this.step;
@@ -74,7 +79,7 @@ export class Throughput implements Controller {
   observe(outcome: RoundEnded | Pushed): void {
     this.sharing = outcome.sharing;
     if (outcome.event === "Pushed") {
-      // Else nothing is known: verdicts may have come together.
+      // With 0 s, verdicts have arrived together and say nothing.
       if (outcome.computeS) this.passed(outcome.drafted, outcome.computeS);
       return;
     }
@@ -88,34 +93,33 @@ export class Throughput implements Controller {
     }
   }
 
-  /** What a draft took and brought. */
+  /** Learn from the verdict on a draft. */
   private drafted(outcome: RoundEnded): void {
     const { accepted, depth, draftS, steps, waitedS } = outcome;
     let seconds = draftS + waitedS;
     if (this.rounds) seconds = Math.min(seconds, STALL * Math.max(LEAST_S, this.seconds / this.rounds));
-    this.rounds = MEMORY * this.rounds + 1;
-    this.tokens = MEMORY * this.tokens + accepted + 1;
-    this.seconds = MEMORY * this.seconds + seconds;
+    this.rounds = DECAY * this.rounds + 1;
+    this.tokens = DECAY * this.tokens + accepted + 1;
+    this.seconds = DECAY * this.seconds + seconds;
     this.idleS = steps.length ? 0 : this.idleS + waitedS;
     if (!steps.length) {
-      this.step.fade(); // the fewer tries there are, the more each says
+      this.step.fade(); // so that the next try weighs more
       return;
     }
     const stepS = draftS / steps.length;
-    // What a step takes that also reads a prompt is more than others take, which says something where it is less than was
-    // thought.
+    // A step that also reads a prompt takes longer than others: it says something only if it was faster than expected.
     if (!this.reads || stepS < this.step.level) {
       this.step.add(steps.reduce((sum, nodes) => sum + nodes, 0) / steps.length, stepS);
       this.timed = true;
     }
     this.reads = false;
-    this.right = MEMORY * this.right + accepted;
-    this.judged = MEMORY * this.judged + Math.min(accepted + 1, depth);
-    this.firstRight = MEMORY * this.firstRight + (accepted > 0 ? 1 : 0);
-    this.firsts = MEMORY * this.firsts + 1;
+    this.right = DECAY * this.right + accepted;
+    this.judged = DECAY * this.judged + Math.min(accepted + 1, depth);
+    this.firstRight = DECAY * this.firstRight + (accepted > 0 ? 1 : 0);
+    this.firsts = DECAY * this.firsts + 1;
   }
 
-  /** The target took so long for a pass over a draft. */
+  /** Learn from a pass of the target over `drafted` tokens that took `targetS`. */
   private passed(drafted: number, targetS: number): void {
     let seconds = targetS;
     if (this.prompt !== undefined || this.pass === undefined) {
@@ -127,7 +131,7 @@ export class Throughput implements Controller {
     this.pass.add(drafted, seconds);
   }
 
-  /** A prompt's verdict: the first that is known of target and link. */
+  /** Learn from a prompt's verdict, the first figures of target and link. */
   private asked(supplied: number, targetS: number, linkS: number): void {
     if (this.pass !== undefined) return;
     this.prompt = { tokens: supplied, seconds: targetS };
@@ -143,8 +147,10 @@ interface Pass {
 }
 
 /**
- * A guess of the target's, after a pass over some tokens, and one over a prompt. Two passes tell more than the guess of all
- * targets. But a token of a prompt may take less than one of a draft, or more, so this is a guess too, and bounded.
+ * Return a first guess of the target's seconds by tokens, from one pass over some tokens and one over a `prompt`.
+ *
+ * Two passes say more than the general guess. But a token of a prompt may take more or less than one of a draft, so the slope
+ * is bounded; drafts of several sizes replace it.
  */
 function passOf({ tokens, seconds }: Pass, prompt?: Pass): Line {
   let level = seconds / (1 + tokens / TOKENS_OF_A_PASS);
@@ -157,18 +163,18 @@ function passOf({ tokens, seconds }: Pass, prompt?: Pass): Line {
   return new Line(level, slope, 10);
 }
 
-/**
- * `level + slope * x` by least squares, of which neither is negative. What was added counts less and less, and a few points
- * move the first guess little.
- */
+/** Fit `level + slope * x`, both at least 0, by least squares with decaying weights. */
 class Line {
-  private weight = GUESS;
+  private weight = GUESS_WEIGHT;
   private x = 1;
   private y: number;
   private xx = 0;
   private xy = 0;
 
-  /** @param doubt how many squared units of `x` speak for the guess's slope. */
+  /**
+   * @param level and guess: the first guess of level and slope.
+   * @param doubt weight of the guessed slope, in squared units of `x`.
+   */
   constructor(
     level: number,
     private readonly guess: number,
@@ -177,25 +183,25 @@ class Line {
     this.y = level + guess;
   }
 
-  /** A point. */
+  /** Add a point. */
   add(x: number, y: number): void {
-    this.weight = LONG_MEMORY * this.weight + 1;
+    this.weight = SLOW_DECAY * this.weight + 1;
     const dx = x - this.x;
     const dy = y - this.y;
     this.x += dx / this.weight;
     this.y += dy / this.weight;
-    this.xx = LONG_MEMORY * this.xx + dx * (x - this.x);
-    this.xy = LONG_MEMORY * this.xy + dx * (y - this.y);
+    this.xx = SLOW_DECAY * this.xx + dx * (x - this.x);
+    this.xy = SLOW_DECAY * this.xy + dx * (y - this.y);
   }
 
-  /** What was added counts less. */
+  /** Reduce the weight of the points so far. */
   fade(): void {
-    this.weight *= MEMORY;
-    this.xx *= MEMORY;
-    this.xy *= MEMORY;
+    this.weight *= DECAY;
+    this.xx *= DECAY;
+    this.xy *= DECAY;
   }
 
-  /** The line's value. */
+  /** Return the line's value. */
   at(x: number): number {
     return this.level + this.slope * x;
   }

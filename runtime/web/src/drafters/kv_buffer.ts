@@ -1,14 +1,14 @@
-/** Arrays that grow by rows. */
+/** Keys and values in arrays that grow. */
 
-import type { KvShape } from "../engine/backend.js";
-import { RowsMismatchError } from "../loop/drafter.js";
+import type { KvShape } from "../backends/base.js";
 import type { KvArray } from "../session/memory_rows.js";
+import { RowsMismatchError } from "./base.js";
 
 const FIRST_CAPACITY = 256;
 
 /**
- * Keys and values of positions `0..length-1` in arrays that double when full. The valid part is a prefix of each array, so it
- * reaches the engine without a copy of ours.
+ * Keys and values of positions `0..length-1` in arrays that double when full. The valid part is a prefix of each array, so the
+ * engine gets it without a copy.
  */
 export class GrowingRows {
   length = 0;
@@ -18,7 +18,7 @@ export class GrowingRows {
   constructor(private readonly kvShape: KvShape) {}
 
   /**
-   * Put rows at `start`; what was held from there on is replaced.
+   * Put rows at `start`, in place of those held from there on.
    *
    * @throws RowsMismatchError a gap before `start`, or another shape than `[n, kvHeads, headDim]`.
    */
@@ -41,7 +41,7 @@ export class GrowingRows {
     this.length = Math.max(0, Math.min(this.length, length));
   }
 
-  /** Views of the first `count` keys and values. */
+  /** Return views of the first `count` keys and values. */
   first(count: number): readonly [KvArray, KvArray] {
     const end = count * this.kvShape.kvHeads * this.kvShape.headDim;
     const view = (data: Float32Array): KvArray => ({ ...this.kvShape, count, data: data.subarray(0, end) });
@@ -50,7 +50,7 @@ export class GrowingRows {
 }
 
 /**
- * Whether rows can be put at `start`.
+ * Check that rows can be put at `start`.
  *
  * @param held rows before them.
  * @throws RowsMismatchError a gap, or another shape than `[n, kvHeads, headDim]`.

@@ -1,18 +1,18 @@
-/** The draft on its way, and the one that is being made, in figures. */
+/** The draft that awaits its verdict, and the one that is being made. */
 
 import type { Decided } from "../session/events.js";
 import { likeliestPath, type DraftTree } from "../session/tree.js";
 import type { RoundEnded } from "./events.js";
 
-/** What the drafting loop remembers of what it drafted and sent, until the verdict. */
-export class Rounds {
-  /** Tentative tokens when the draft on its way was sent; 0 for none. */
+/** Remember what was drafted and sent, until the verdict. */
+export class DraftInFlight {
+  /** Tentative tokens when the draft in flight was sent; 0 for none. */
   sentPath: number;
-  /** The tentative tokens were written before the connection: they took no round. */
+  /** The tentative tokens were written before the connection, so they belong to no round. */
   resumed = false;
   private sentDepth = 0;
-  private readonly drafts = new Map<number, number>(); // log-probabilities of what was drafted last, by position
-  private steps: readonly number[] = []; // of the draft for the next round, or of the one on its way
+  private readonly tokenLogprobs = new Map<number, number>(); // of the tokens drafted last, by position
+  private steps: readonly number[] = []; // of the draft for the next round, or of the one in flight
   private draftS = 0;
 
   /** @param tentative tokens that a restored session has; what was sent of them is not known. */
@@ -20,13 +20,13 @@ export class Rounds {
     this.sentPath = tentative;
   }
 
-  /** The answer goes on from tokens that were not drafted. */
+  /** Note that the answer goes on from tokens that were not drafted. */
   begin(): void {
-    this.drafts.clear();
+    this.tokenLogprobs.clear();
     this.sentPath = 0;
   }
 
-  /** A connection is up. What is no offline text by now never will be; most of it is on its way again. */
+  /** Note that a connection is up: the `tentative` tokens belong to no round, and most are in flight again. */
   resume(tentative: number): void {
     this.sentPath = this.sentDepth = tentative;
     this.steps = [];
@@ -34,29 +34,29 @@ export class Rounds {
     this.resumed = tentative > 0;
   }
 
-  /** The likeliest path of a tree, which goes on from position `start`. */
+  /** Return the likeliest path of `tree`, which begins at position `start`, and remember its probabilities. */
   drafted(start: number, tree: DraftTree): number[] {
     const path = likeliestPath(tree);
     path.forEach((index, at) => {
       const parent = tree.parents[index]!;
-      this.drafts.set(start + at, tree.scores[index]! - (parent ? tree.scores[parent - 1]! : 0));
+      this.tokenLogprobs.set(start + at, tree.scores[index]! - (parent ? tree.scores[parent - 1]! : 0));
     });
     return path.map((index) => tree.tokens[index]!);
   }
 
-  /** The draft for the next round took these. */
+  /** Note the nodes of each model step, and the seconds, of the draft for the next round. */
   took(steps: readonly number[], seconds: number): void {
     this.steps = steps;
     this.draftS = seconds;
   }
 
-  /** A draft was sent, with `depth` tokens on its longest path. */
+  /** Note that a draft was sent, with `depth` tokens on its longest path. */
   sent(tentative: number, depth: number): void {
     this.sentPath = tentative;
     this.sentDepth = Math.max(depth, tentative);
   }
 
-  /** The round of the draft on its way. */
+  /** Return the round that `verdict` ended, `waitedS` seconds after its draft was sent. */
   ended(verdict: Decided, waitedS: number): RoundEnded {
     const { supplied, drafted, computeS, sharing } = verdict;
     const outcome: RoundEnded = {
@@ -77,8 +77,8 @@ export class Rounds {
     return outcome;
   }
 
-  /** Of the tokens at these positions (nats); 0 of what was not drafted. */
+  /** Return the log-probabilities (nats) of the tokens at these positions; 0 for those that were not drafted. */
   logprobs(start: number, end: number): number[] {
-    return Array.from({ length: Math.max(0, end - start) }, (_, at) => this.drafts.get(start + at) ?? 0);
+    return Array.from({ length: Math.max(0, end - start) }, (_, at) => this.tokenLogprobs.get(start + at) ?? 0);
   }
 }

@@ -1,24 +1,24 @@
-/** What a host may say to the drafting loop. */
+/** Settings of the drafting loop. */
 
-/** `auto` is whoever is expected to bring more tokens a second, see `Placement`. */
+/** The side that drafts while the link is up; `auto`: the one that is expected to be faster, see `DrafterSelection`. */
 export type Drafting = "auto" | "device" | "server";
 
-/** `writer`: the bundle's whole model, or the drafter where it has none. `off`: nothing, the answer waits. */
+/** What writes during an outage. `writer`: the bundle's whole model, or the drafter without one. `off`: the answer waits. */
 export type Offline = "writer" | "drafter" | "off";
 
 /** Limits of the drafting loop. */
 export interface LoopSettings {
-  /** Tentative tokens written at most without the target. */
+  /** Tokens written without the target, at most. */
   readonly offlineLimit: number;
-  /** A draft's verdict that takes longer is late: the device writes on alone. Seconds. */
+  /** Seconds after which a draft's verdict is late and the device writes on alone. */
   readonly lateAfterS: number;
   /** The same for a prompt's verdict. */
   readonly prefillLateAfterS: number;
-  /** A link that is down for longer is an outage: what was written since the last frame is offline text. */
+  /** Seconds after which a link that is down is an outage: text written since the last frame becomes offline text. */
   readonly outageAfterS: number;
-  /** Who drafts while the link is up. */
+  /** The side that drafts while the link is up. */
   readonly drafting: Drafting;
-  /** What writes while there is no verifier. */
+  /** What writes during an outage. */
   readonly offline: Offline;
 }
 
@@ -31,11 +31,11 @@ export const USUAL_SETTINGS: LoopSettings = {
   offline: "writer",
 };
 
-/** What the host knows of the device. */
+/** The state of the device, as the host knows it. */
 export interface Conditions {
-  /** Nobody looks: nothing is drafted or asked for until that is over. */
+  /** The app is not visible: nothing is drafted or asked for until it is. */
   readonly background: boolean;
-  /** The model takes no steps: drafts are copies only, and nothing is written alone. */
+  /** The model takes no steps: drafts are copies only, and nothing is written offline. */
   readonly lowPower: boolean;
   /** Bytes cost money: the server sends no memory rows, so drafts are copies only. */
   readonly metered: boolean;

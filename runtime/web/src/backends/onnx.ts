@@ -2,10 +2,9 @@
 
 import type { TargetEntry } from "../bundle/manifest.js";
 import type { KvArray } from "../session/memory_rows.js";
-import { EngineError, saidBy, type Backend, type KvShape, type StepInputs, type StepResult } from "./backend.js";
-import type { Ort, OrtSession, OrtTensor } from "./ort.js";
+import { EngineError, saidBy, type Backend, type KvShape, type StepInputs, type StepResult } from "./base.js";
 
-/** Runs a graph written by `moa-export --target web`: a device half, or a writer, which has no inputs for memory rows. */
+/** Run a graph written by `moa-export --target web`: a device half, or a writer, which has no inputs for memory rows. */
 export class OnnxBackend implements Backend {
   readonly needsRow: boolean;
   private last: Promise<unknown> = Promise.resolve();
@@ -22,8 +21,8 @@ export class OnnxBackend implements Backend {
    * Load a graph.
    *
    * @param graph the `.onnx` file, which may be dropped afterwards.
-   * @param entry what the bundle's manifest says of it; its `details.session` has matrices widened at load.
-   * @param providers `wasm`, or others that the app's onnxruntime has, in the order in which they are tried.
+   * @param entry the graph's entry in the bundle's manifest; its `details.session` has matrices widened at load.
+   * @param providers execution providers of the app's onnxruntime, in the order in which they are tried.
    * @throws EngineError onnxruntime cannot load it, or it is no graph of a device half.
    */
   static async load(ort: Ort, graph: Uint8Array, entry: TargetEntry, providers: readonly string[] = ["wasm"]): Promise<OnnxBackend> {
@@ -36,10 +35,10 @@ export class OnnxBackend implements Backend {
     }
   }
 
-  /** See {@link Backend.step}. Steps of several drafters wait for one another: a session runs one at a time. */
+  /** See {@link Backend.step}. Steps of several drafters are queued: a session runs one at a time. */
   step(inputs: StepInputs): Promise<StepResult> {
     const made = this.last.then(() => this.run(inputs));
-    this.last = made.catch(() => undefined); // who asked for it hears of it
+    this.last = made.catch(() => undefined); // reported to the caller of that step
     return made;
   }
 
@@ -86,7 +85,7 @@ export class OnnxBackend implements Backend {
 }
 
 /**
- * Of a graph's cache entries, and of its memory rows, if it takes any.
+ * Return the shape of a graph's cache entries, and of its memory rows, if it takes any.
  *
  * @throws EngineError it is no graph of a device half, or begins with layers of the target, whose rows have fewer heads.
  */
@@ -102,9 +101,36 @@ export function kvShapeOf({ file, inputs }: TargetEntry): KvShape {
   return { kvHeads, headDim };
 }
 
-/** A matrix, row by row. */
+/** Return a matrix as a list of its rows. */
 function rowsOf<T extends number | bigint>({ data, dims }: OrtTensor, number: (value: T) => number): number[][] {
   const [rows, columns] = dims as [number, number];
   const all = Array.from(data as ArrayLike<T>, number);
   return Array.from({ length: rows }, (_, row) => all.slice(row * columns, (row + 1) * columns));
+}
+
+export interface OrtTensor {
+  readonly data: unknown;
+  readonly dims: readonly number[];
+}
+
+interface OrtTensorConstructor {
+  new (type: "int64", data: BigInt64Array, dims: readonly number[]): OrtTensor;
+  new (type: "float32", data: Float32Array, dims: readonly number[]): OrtTensor;
+  new (type: "bool", data: Uint8Array, dims: readonly number[]): OrtTensor;
+}
+
+export interface OrtSession {
+  readonly inputNames: readonly string[];
+  run(inputs: { readonly [name: string]: OrtTensor }): Promise<{ readonly [name: string]: OrtTensor }>;
+  release(): Promise<void>;
+}
+
+/**
+ * The parts of onnxruntime that are used; an app hands in the module of onnxruntime-web or onnxruntime-node. Settings of its
+ * `env`, such as threads and the address of the `.wasm`, are made before the first graph is loaded.
+ */
+export interface Ort {
+  readonly env: { readonly wasm: { numThreads?: number } };
+  readonly Tensor: OrtTensorConstructor;
+  readonly InferenceSession: { create(graph: Uint8Array, options?: object): Promise<OrtSession> };
 }

@@ -1,13 +1,12 @@
 /**
  * Draft trees that follow the drafter's own confidence (EAGLE-2, arXiv 2406.16858, section 4). A tree grows level by level:
- * the likeliest nodes of a level are continued, each by its likeliest tokens. In the end the likeliest nodes of all are
- * kept. A node's score is the log-probability of the whole path to it, which falls along every path, so what is kept is a
- * tree too. Below the last level paths may go on by what is known without the drafter.
+ * the likeliest nodes of a level are continued, each by its likeliest tokens. In the end the likeliest nodes of all levels
+ * are kept. A node's score is the log-probability of the whole path to it, which falls along every path, so the kept nodes
+ * form a tree, too. Tokens that are known without the drafter may continue paths after the last level.
  */
 
-import { continued, sends, type Budget } from "../loop/budget.js";
 import type { DraftTree } from "../session/tree.js";
-import type { DraftToken } from "./luck.js";
+import { continued, sends, type Budget, type DraftToken } from "./base.js";
 
 interface Node {
   readonly token: number;
@@ -15,7 +14,7 @@ interface Node {
   readonly score: number;
 }
 
-/** A tree while it grows. Nodes are numbered from 0 in the order in which they were added. */
+/** A growing tree. Nodes are numbered from 0 in the order in which they were added. */
 export class GrowingTree {
   /** Levels so far. */
   depth = 0;
@@ -27,7 +26,7 @@ export class GrowingTree {
   private levelEnd = 0;
 
   /**
-   * @param budget how large it may become, and what that costs.
+   * @param budget its largest size, and the cost of its parts.
    * @param stopTokens ids that end a turn; they are not continued.
    */
   constructor(
@@ -37,7 +36,7 @@ export class GrowingTree {
     this.stopTokens = new Set(stopTokens);
   }
 
-  /** Add a level: what may follow each of {@link expand}'s nodes, or the prefix if nothing was added yet. */
+  /** Add a level: candidates after each of {@link expand}'s nodes, or after the prefix if nothing was added yet. */
   addLevel(continuations: readonly (readonly DraftToken[])[]): void {
     const parents = this.nodes.length ? this.expanded.slice(this.expanded.length - continuations.length) : [-1];
     const first = this.nodes.length;
@@ -49,10 +48,10 @@ export class GrowingTree {
   }
 
   /**
-   * Choose the nodes of the newest level that are to be continued.
+   * Choose the nodes of the newest level to continue.
    *
-   * @returns their paths, tokens from the tree's first level to the node itself, none where no step pays; and for each which
-   *   of the nodes expanded earlier, and of these, stand on the path to it, itself included.
+   * @returns their paths, tokens from the tree's first level to the node itself, none if no step pays; and for each node a
+   *   mask of the nodes expanded earlier and now: whether they are on its path, itself included.
    */
   expand(): { paths: number[][]; mask: boolean[][] } {
     const likeliest = this.likeliest();
@@ -65,9 +64,9 @@ export class GrowingTree {
   }
 
   /**
-   * Let the newest level's likeliest nodes go on by a chain each, as far as it can be among those kept.
+   * Continue each of the newest level's likeliest nodes by a chain, as far as its tokens can be among the kept nodes.
    *
-   * @param known what follows a path, without end if need be.
+   * @param known returns the tokens that follow a path, possibly without end.
    * @param room tokens of a chain at most.
    */
   lengthen(known: (path: readonly number[]) => Iterable<DraftToken>, room: number): void {
@@ -86,7 +85,7 @@ export class GrowingTree {
     }
   }
 
-  /** The likeliest nodes, as many as may be sent and are worth it; the likeliest of all in any case. */
+  /** Return the likeliest nodes, as many as may be sent and are worth it; at least the likeliest. */
   best(): DraftTree {
     const ranked = this.ranked([...this.nodes.keys()]).slice(0, this.budget.nodes);
     const worth = ranked.filter((node) => sends(this.budget, this.nodes[node]!.score));
@@ -102,7 +101,7 @@ export class GrowingTree {
     };
   }
 
-  /** The nodes of the newest level that are to go on, best first. */
+  /** Return the nodes of the newest level to continue, best first. */
   private likeliest(): number[] {
     const nodes = [...this.nodes.keys()].slice(this.level, this.levelEnd);
     return this.ranked(nodes.filter((node) => !this.stopTokens.has(this.nodes[node]!.token))).slice(0, this.budget.width);
@@ -121,7 +120,7 @@ export class GrowingTree {
     return nodes.map((node) => this.nodes[node]!.token);
   }
 
-  /** The nodes from the first level to `node`. */
+  /** Return the nodes from the first level to `node`. */
   private path(node: number): number[] {
     const path: number[] = [];
     for (let at = node; at >= 0; at = this.nodes[at]!.parent) path.unshift(at);

@@ -4,29 +4,29 @@ import { MoaError } from "../errors.js";
 import type { KvArray } from "../session/memory_rows.js";
 
 /**
- * What one step is given: the inputs of the graph. `T` new tokens, `Q` queries among them, `S` cached tokens, `M` memory rows;
- * keys and values are float32 of shape `[count, kvHeads, headDim]`.
+ * Inputs of one step of the graph. `T` new tokens, `Q` queries among them, `S` cached tokens, `M` memory rows; keys and values
+ * are float32 of shape `[count, kvHeads, headDim]`.
  */
 export interface StepInputs {
   /** `[T]`, ids of the target's vocabulary. */
   readonly tokens: readonly number[];
   /** `[T]`, absolute. */
   readonly positions: readonly number[];
-  /** `[Q]`, indices into the new tokens whose next token is wanted. */
+  /** `[Q]`, indices of the new tokens whose next token is predicted. */
   readonly queries: readonly number[];
   /** `S` cache entries of earlier tokens, from position 0 on. */
   readonly selfKeys: KvArray;
   readonly selfValues: KvArray;
-  /** `[T, S + T]` row by row, 1 where a token may look: cached tokens first, then the new ones, itself included. */
+  /** `[T, S + T]` row by row, 1 if the token attends: cached tokens first, then the new ones, itself included. */
   readonly selfMask: Uint8Array;
-  /** Of positions `0..M-1`; every query sees all. `M >= 1` where {@link Backend.needsRow}: without any there is one of zeros. */
+  /** Of positions `0..M-1`; every query sees all. With {@link Backend.needsRow} `M >= 1`: without rows, one of zeros. */
   readonly memoryKeys: KvArray;
   readonly memoryValues: KvArray;
 }
 
-/** What one step computes: the outputs of the graph. */
+/** Outputs of one step of the graph. */
 export interface StepResult {
-  /** Of each query the most probable next tokens, best first. */
+  /** The most probable next tokens of each query, best first. */
   readonly topTokens: readonly (readonly number[])[];
   /** Their log-probabilities over the draft vocabulary (nats). */
   readonly topLogprobs: readonly (readonly number[])[];
@@ -35,7 +35,7 @@ export interface StepResult {
   readonly values: KvArray;
 }
 
-/** Heads and numbers of each, of a cache entry and of a memory row. */
+/** Heads of a cache entry and of a memory row, and numbers of each head. */
 export interface KvShape {
   readonly kvHeads: number;
   readonly headDim: number;
@@ -44,33 +44,33 @@ export interface KvShape {
 /** The device half, compiled, or a writer. Caches stay with the caller. */
 export interface Backend {
   readonly kvShape: KvShape;
-  /** Whether a step needs a memory row, so that it is given one of zeros where there is none; false of a writer, which has none. */
+  /** Whether a step needs a memory row, one of zeros if there is none; false for a writer, which takes no rows. */
   readonly needsRow: boolean;
 
   /**
-   * Run it; `inputs` are left as they are.
+   * Run one step; `inputs` are not changed.
    *
    * @throws EngineError the engine fails, or the graph cannot be loaded.
    */
   step(inputs: StepInputs): Promise<StepResult>;
 
-  /** Give its memory back. No step follows. */
+  /** Free its memory. No step may follow. */
   release(): Promise<void>;
 }
 
-/** An engine that cannot load or run a graph: one sentence. */
+/** An engine cannot load or run a graph. */
 export class EngineError extends MoaError {
   override readonly name = "EngineError";
 }
 
-/** Whatever an engine threw, as one line. */
+/** Return the message of whatever an engine threw, as one line. */
 export function saidBy(error: unknown): string {
   const text = error instanceof Error ? error.message : String(error);
   return text.split(/\s+/).filter(Boolean).join(" ") || "no reason given";
 }
 
 /**
- * Tokens that follow one another behind the cached ones, with a query at the last.
+ * Return the inputs of a chain of tokens after the cached ones, with a query at the last.
  *
  * @param cache of the tokens before.
  * @param memory rows.

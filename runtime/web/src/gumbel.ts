@@ -1,6 +1,6 @@
 /**
- * The luck of a choice: noise that is a function of seed, position and token id. The target chooses the token with the
- * largest `logit / temperature + noise`; who knows the seed guesses with the target's own luck. `docs/protocol.md` defines
+ * Gumbel noise as a function of seed, position and token id. The target chooses the token with the largest
+ * `logit / temperature + noise`, so a drafter that knows the seed can guess with the same noise. `docs/protocol.md` defines
  * it.
  */
 
@@ -20,7 +20,7 @@ const ROTATIONS = [
 const ROUNDS = 20;
 
 /**
- * The noise of a token at the absolute `position`, with the Gumbel distribution.
+ * Return the noise of a token at the absolute `position`, with the Gumbel distribution.
  *
  * @param seed of 64 bits.
  * @param position below 2^53.
@@ -41,7 +41,7 @@ function threefry(counter: Words, key: Words): Words {
     const [left, right] = ROTATIONS[round % 8]!;
     a = (a + b) | 0;
     c = (c + d) | 0;
-    // What was second and fourth change places: the other two rounds of the paper's pair.
+    // The second and fourth words are swapped: the other two rounds of the paper's pair.
     [b, d] = [rotated(d, right) ^ c, rotated(b, left) ^ a];
     if (round % 4 === 3) {
       const number = (round + 1) / 4;

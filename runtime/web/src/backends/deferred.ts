@@ -1,22 +1,22 @@
-/** A graph that is loaded when it is first needed. */
+/** A backend that loads its graph with the first step. */
 
-import type { Backend, KvShape, StepInputs, StepResult } from "./backend.js";
+import type { Backend, KvShape, StepInputs, StepResult } from "./base.js";
 
-/** Loads with its first step: what writes offline costs neither time nor memory while nobody is offline. */
+/** Load with the first step: the offline writer takes neither time nor memory while the device is online. */
 export class DeferredBackend implements Backend {
   readonly needsRow = false;
   private loaded: Promise<Backend> | undefined;
 
   /**
-   * @param load what it loads takes no memory rows. Called again where it failed.
-   * @param kvShape of that.
+   * @param load loads a backend without memory rows. Called again after a failure.
+   * @param kvShape of that backend.
    */
   constructor(
     private readonly load: () => Promise<Backend>,
     readonly kvShape: KvShape,
   ) {}
 
-  /** See {@link Backend.step}; fails where it cannot be loaded. */
+  /** See {@link Backend.step}; fails if the graph cannot be loaded. */
   async step(inputs: StepInputs): Promise<StepResult> {
     this.loaded ??= this.load();
     try {

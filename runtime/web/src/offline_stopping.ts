@@ -1,23 +1,23 @@
-/** How far the text that a drafter writes alone is worth reading. */
+/** When a drafter that writes offline stops. */
 
-/** Tokens in which what is written again is looked for. */
+/** Tokens in which repetitions are searched. */
 const RECENT = 256;
 
-/** When a drafter that writes without the target stops: it knows the next words, and cannot hold a thought. */
+/** Limits of a drafter that writes without the target: it predicts a few tokens well but degenerates on long text. */
 export interface Manners {
-  /** That the target will keep all of it, by the drafter's own account; below, it stops. */
+  /** Least probability that the target keeps all of it, by the drafter's own estimate; below, it stops. */
   readonly leastProbability: number;
-  /** It stops where its last so many tokens stood among the newest 256 before. */
+  /** It stops if its last so many tokens stood among the newest 256 before. */
   readonly repeated: number;
-  /** Tokens that it writes at most; 0, and it writes none. */
+  /** Tokens that it writes, at most; 0 for none. */
   readonly longest: number;
 }
 
-/** Those of the shipped drafter; `moa-export` fits them to a target's own answers. */
+/** Defaults, fitted to the shipped drafter; `moa-export` fits others to a target's own answers. */
 export const USUAL_MANNERS: Manners = { leastProbability: 0.4, repeated: 12, longest: 8 };
 
 /**
- * Whether one more token is worth writing.
+ * Return whether one more token is worth writing.
  *
  * @param text the conversation, or its end.
  * @param unconfirmed tokens of it that the target has not seen.
@@ -28,7 +28,7 @@ export function goOn(manners: Manners, text: readonly number[], unconfirmed: num
   return sure && unconfirmed < manners.longest && !repeats(text, manners.repeated, unconfirmed);
 }
 
-/** Whether the last `length` tokens stood among the newest ones before, and some of them are `unconfirmed`. */
+/** Return whether the last `length` tokens stood among the newest ones before, and some of them are `unconfirmed`. */
 function repeats(text: readonly number[], length: number, unconfirmed: number): boolean {
   const recent = text.slice(-RECENT);
   const end = recent.length - length;

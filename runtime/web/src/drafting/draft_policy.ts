@@ -1,0 +1,198 @@
+/** What the device drafts now, or why nothing. */
+
+import { budgetOf, continued, type Budget, type Drafter } from "../drafters/base.js";
+import type { PauseReason } from "../events.js";
+import { goOn } from "../offline_stopping.js";
+import type { ClientSession } from "../session/client.js";
+import type { Limits } from "../session/handshake.js";
+import type { Controller } from "./draft_controllers.js";
+import type { DrafterSelection } from "./drafter_selection.js";
+import type { Draft } from "./events.js";
+import type { DraftInFlight } from "./in_flight.js";
+import { USUAL_CONDITIONS, type Conditions, type LoopSettings, type Offline } from "./settings.js";
+import type { Timeouts } from "./timeouts.js";
+
+/**
+ * Tokens that the server may stream on its own, and after how many of them the credit is renewed. The answer to a renewal
+ * also measures the round trip.
+ */
+const CREDIT = 256;
+const RENEWED_AFTER = 32;
+/** Text that may still change is drafted token by token, so that no frame waits for a draft. */
+const ONE_TOKEN = budgetOf(1, 1);
+
+/** Decide what to draft from the state of session, link and controller, without changing them. */
+export class DraftPolicy<D extends Drafter> {
+  /** What the host knows of the device. */
+  conditions: Conditions = USUAL_CONDITIONS;
+  /** What writes during an outage. */
+  offline: Offline;
+  /** The drafter or writer that had nothing to propose, so only the target can go on. */
+  exhausted: D | undefined;
+
+  constructor(
+    private readonly session: ClientSession,
+    private readonly drafter: D | undefined,
+    private readonly writer: D | undefined,
+    private readonly controller: Controller,
+    private readonly settings: LoopSettings,
+    private readonly timeouts: Timeouts,
+    private readonly inFlight: DraftInFlight,
+    private readonly selection: DrafterSelection,
+  ) {
+    this.offline = settings.offline;
+  }
+
+  /** Whether the target waits for a draft. */
+  get roundDue(): boolean {
+    return this.session.mayPropose && !this.conditions.background;
+  }
+
+  /** The position up to which the server shall stream on its own; undefined if it need not be told one now. */
+  get creditDue(): number | undefined {
+    const { session } = this;
+    if (!this.selection.atServer || !session.mayGrantCredit || this.conditions.background) return undefined;
+    const reached = session.committed.length + session.supplied;
+    return session.credit - reached <= CREDIT - RENEWED_AFTER ? reached + CREDIT : undefined;
+  }
+
+  /** Whether the server shall stop streaming on its own. */
+  get deviceDue(): boolean {
+    return this.session.creditOpen && (this.conditions.background || !this.selection.atServer);
+  }
+
+  /** Return whether the memory rows that the next draft needs are about to arrive. */
+  rowsDue(now: number): boolean {
+    const needed = this.drafter?.needsRows ?? false;
+    return needed && this.roundDue && this.session.rowsComing > 0 && this.timeouts.rowsMayCome(now);
+  }
+
+  /** Whether the device may make a draft that is not sent, while the server streams. */
+  get shadowDue(): boolean {
+    const { background, lowPower, metered } = this.conditions;
+    const idle = !(background || lowPower || metered || this.alone);
+    return idle && this.session.serverMayPush && !this.session.tentative.length && this.selection.wantsShadowDraft;
+  }
+
+  /**
+   * Return the draft to make without sending it, if one is due: one token after the newest memory row, as in a round. Rows
+   * arrive after the text, and what a drafter expects without them says nothing of rounds; nor does a draft of the user's
+   * own text.
+   *
+   * @param earliest tokens of the shortest prefix that may be drafted after.
+   */
+  shadowDraft(earliest: number): Draft<D> | undefined {
+    const { drafter, session } = this;
+    if (!drafter || !this.shadowDue || !this.hasSource) return undefined;
+    const prefix = drafter.needsRows ? session.tokens.slice(0, session.rows + 1) : session.tokens;
+    if (prefix.length < Math.max(earliest, session.answerStart)) return undefined;
+    const { sampling } = session;
+    return { todo: "draft", by: drafter, prefix, budget: this.roundBudget, origin: "drafted", sampling };
+  }
+
+  /** Return what to draft now, if anything. */
+  draft(): Draft<D> | undefined {
+    const { active, session } = this;
+    if (!session.answering || session.tentativeFinish !== null || this.conditions.background) return undefined;
+    if (!active || active === this.exhausted || !this.hasSource) return undefined;
+    const budget = this.budget();
+    if (!budget) return undefined;
+    const origin = this.timeouts.outage ? "offline" : "drafted";
+    return { todo: "draft", by: active, prefix: session.tokens, budget, origin, sampling: session.sampling };
+  }
+
+  /** Return why the device does not continue a running answer; undefined while it may. */
+  pauseReason(): PauseReason | undefined {
+    const { session } = this;
+    if (this.conditions.background && (this.alone || !session.awaitingVerdict)) return "background";
+    if (!this.alone) return undefined;
+    if (this.offline === "off") return "off";
+    if (!this.hasSource) return "unprepared";
+    if (this.conditions.lowPower) return "low power";
+    const finish = session.tentativeFinish;
+    if (finish === null) return this.unsure ? "unsure" : "limit";
+    return finish === "stop" ? "end" : "length";
+  }
+
+  // -- helpers ---------------------------------------------------------------------------------
+
+  /** Whether there is anything to draft from. A drafter alone cannot answer a question that the target has not read. */
+  private get hasSource(): boolean {
+    const { drafter, session } = this;
+    if (this.writerActive) return session.length > 0;
+    if (!drafter || (this.alone && session.supplied)) return false;
+    const copiesOnly = this.conditions.metered && this.roundDue;
+    return (drafter.needsRows && !copiesOnly ? session.rows : session.committed.length) > 0;
+  }
+
+  /**
+   * Whether the offline writer goes on: only during an outage. A late verdict is no reason to read the whole conversation.
+   */
+  private get writerActive(): boolean {
+    return this.writer !== undefined && this.offline === "writer" && this.timeouts.outage;
+  }
+
+  /** The drafter or writer that proposes now; undefined if there is none. */
+  private get active(): D | undefined {
+    return this.writerActive ? this.writer : this.drafter;
+  }
+
+  /** Whether the stopping rule forbids the device to write on alone. */
+  private get unsure(): boolean {
+    const manners = this.active?.manners;
+    if (!manners) return false;
+    const tentative = this.session.tentative.length;
+    return !goOn(manners, this.session.tokens, tentative, this.tentativeLogprob(tentative));
+  }
+
+  /** Whether the device has to go on without the target. */
+  private get alone(): boolean {
+    return this.session.link !== "up" || this.timeouts.late;
+  }
+
+  /** The budget of a whole round's draft. */
+  private get roundBudget(): Budget {
+    return clipBudget(this.controller.budget(), this.session.limits, this.session.room, this.conditions);
+  }
+
+  /** Return the budget of what may be drafted now; undefined if nothing may. */
+  private budget(): Budget | undefined {
+    const { session } = this;
+    const tentative = session.tentative.length;
+    if (this.roundDue) return remainingBudget(this.roundBudget, tentative, this.tentativeLogprob(tentative));
+    if (this.conditions.lowPower || (this.alone && this.offline === "off")) return undefined;
+    const one = { ...ONE_TOKEN, tentative };
+    if (this.alone) return tentative < this.settings.offlineLimit && !this.unsure ? one : undefined;
+    if (session.awaitingPrefill || session.serverMayPush || this.conditions.metered) return undefined;
+    const probability = Math.exp(this.tentativeLogprob(tentative));
+    return this.controller.ahead(tentative - this.inFlight.sentPath, probability) ? one : undefined;
+  }
+
+  /** Return the log-probability of all tentative tokens, in nats. */
+  private tentativeLogprob(tentative: number): number {
+    const end = this.session.length;
+    return this.inFlight.logprobs(end - tentative, end).reduce((sum, logprob) => sum + logprob, 0);
+  }
+}
+
+/**
+ * Reduce a controller's budget to what server, answer and host allow.
+ *
+ * @param room tokens that the answer may still have, null for no limit.
+ */
+function clipBudget(budget: Budget, limits: Limits, room: number | null, conditions: Conditions): Budget {
+  return {
+    ...budget,
+    nodes: Math.min(budget.nodes, limits.maxDraftTokens),
+    levels: conditions.lowPower || conditions.metered ? 0 : budget.levels,
+    branches: budget.branches && limits.trees,
+    depth: room === null ? budget.depth : Math.min(budget.depth, room),
+  };
+}
+
+/** Return what is left of `budget` after `tentative` tokens, whose log-probability is `logprob` (nats). */
+function remainingBudget(budget: Budget, tentative: number, logprob: number): Budget {
+  if (!tentative) return budget;
+  const levels = continued(budget, [logprob]) ? Math.max(0, budget.levels - tentative) : 0;
+  return { ...budget, nodes: Math.max(0, budget.nodes - tentative), levels, tentative, logprob };
+}
