@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/desktop.md: ``python tools/window_screenshots.py docs/screenshots``.
+"""Draw the pictures of docs/chat.md: ``python tools/window_screenshots.py docs/screenshots``.
 
 The window answers real questions, with a verifier that it starts on this machine, a bundle (the default one, or
 ``--bundle``) and a profile of its own that is gone afterwards.
