@@ -122,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
         choices=ENGINES,
         default=ENGINES[0],
         help="what runs the target; vllm is for many conversations, verifies chains only and has its own install, "
-        "see docs/vllm.md (default: %(default)s)",
+        "see docs/serving.md (default: %(default)s)",
     )
     engine.add_argument("--max-context", type=int, metavar="TOKENS", help="default: what the target can hold")
     engine.add_argument(

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/web.md: ``PYTHONPATH=tests python -m page.screenshots docs/screenshots``.
+"""Draws the pictures of docs/page.md: ``PYTHONPATH=tests python -m page.screenshots docs/screenshots``.
 
 The page answers real questions, from a ``moa-serve --web`` of the default target that is started for it.
 """

@@ -44,7 +44,7 @@ def test_a_replica_answers_for_every_host():
         ({"modle": "x"}, "the args of the application are options of moa-serve: unrecognized arguments: --modle=x"),
         ({"threads": "two"}, "options of moa-serve: argument --threads: invalid int value: 'two'"),
         ({"dtype": "int4"}, "argument --dtype: invalid choice: 'int4'"),
-        ({"port": 1}, "a replica has no option port: it is Ray's, see docs/replicas.md"),
+        ({"port": 1}, "a replica has no option port: it is Ray's, see docs/serving.md"),
         ({"tls-cert": "c.pem"}, "a replica has no option tls-cert"),
         ({"web": True}, "a replica has no option web"),
     ],

@@ -1,1 +1,1 @@
-"""Several verifiers as one: an application for Ray Serve, and configurations (docs/replicas.md)."""
+"""Several verifiers as one: an application for Ray Serve, and configurations (docs/serving.md)."""

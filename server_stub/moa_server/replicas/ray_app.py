@@ -1,4 +1,4 @@
-"""The verifier as an application of Ray Serve, see docs/replicas.md and deploy/ray.yaml."""
+"""The verifier as an application of Ray Serve, see docs/serving.md and deploy/ray.yaml."""
 
 from __future__ import annotations
 

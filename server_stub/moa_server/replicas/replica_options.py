@@ -26,7 +26,7 @@ def options_of(args: Mapping[str, Any]) -> argparse.Namespace:
     words = []
     for name, value in args.items():
         if name in _OF_THE_PROCESS:
-            raise ServeError(f"a replica has no option {name}: it is Ray's, see docs/replicas.md")
+            raise ServeError(f"a replica has no option {name}: it is Ray's, see docs/serving.md")
         for each in value if isinstance(value, list) else [value]:
             if each is True:
                 words.append(f"--{name}")
