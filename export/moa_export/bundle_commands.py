@@ -137,7 +137,7 @@ def example(words: Sequence[str]) -> int:
     """Print three steps with their inputs and outputs, to check a port against."""
     parser = argparse.ArgumentParser(
         prog="moa-export example",
-        description="Three drafting steps with their inputs and outputs, to check a port against (docs/mobile.md).",
+        description="Three drafting steps with their inputs and outputs, to check a port against (docs/bundle.md).",
     )
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     parser.add_argument("--backend", metavar="NAME", help=f"{', '.join(BACKENDS)} (default: the first that is there)")

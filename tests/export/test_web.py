@@ -92,7 +92,7 @@ def test_layers_of_the_target_are_in_the_graph(tiny_drafter, target, tmp_path, w
 
 
 def test_a_port_to_javascript_computes_the_worked_example(drafter, tmp_path, web_engine_here):
-    """Within the tolerance of docs/mobile.md for this engine."""
+    """Within the tolerance of docs/bundle.md for this engine."""
     (artifact,) = WebTarget(Recipe(), TargetOptions()).export(drafter, tmp_path)
     there = worked_example(web_runner(tmp_path, artifact, npm=False))["steps"]
     here = worked_example(OnnxBackend(tmp_path / GRAPH_FILE, threads=1))["steps"]

@@ -1,4 +1,4 @@
-"""The worked example of ``docs/mobile.md``: what is stored is what every engine computes.
+"""The worked example of ``docs/bundle.md``: what is stored is what every engine computes.
 
 To make the file again after a change of the tiny drafter: ``python tests/runtime/test_port_check.py``.
 """
