@@ -2,7 +2,7 @@
 
 Speculative decoding multiplies few rows at once: a tree's level, a draft. For those the CPU libraries that PyTorch
 calls take a matrix that lies input by input several times faster than one that lies output by output, as ``nn.Linear``
-has it; for hundreds of rows it makes no difference (docs/log.md, "Matrices that lie the other way").
+has it; for hundreds of rows it makes no difference.
 """
 
 from __future__ import annotations

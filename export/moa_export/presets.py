@@ -11,7 +11,7 @@ from moa_drafter.yaml_file import read_mapping
 from moa_export.errors import ExportError
 from moa_export.recipe import Recipe, Tolerance, Weights
 
-#: What may be lost, by the fewest bits in a recipe. Set from what was measured on the default drafter (docs/log.md).
+#: Permitted losses by the fewest bits in a recipe, set from measurements of the default drafter.
 _TOLERANCES = {
     4: Tolerance(mean_logprob_error=0.6, top1_agreement=0.62, top_k_overlap=0.72, tau_loss=0.05),
     8: Tolerance(),

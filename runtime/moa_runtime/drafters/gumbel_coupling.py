@@ -13,7 +13,7 @@ from moa_runtime.session.events import Sampling
 
 #: How far the noise is to be trusted, since a drafter's probabilities are not quite the target's: 1 would be for those.
 #: And what the noise adds to the probability of all other tokens together (nats, at temperature 1). By maximum
-#: likelihood on held-out answers of the default target (docs/log.md).
+#: likelihood on held-out answers of the default target.
 TRUST, OTHERS = 0.84, 2.1
 _LEAST = 1e-4  # probability of what is no candidate
 _HOPELESS = -1e4  # nats; as if no candidate had less, so that all have an order

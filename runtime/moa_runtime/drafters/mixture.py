@@ -16,7 +16,7 @@ from moa_runtime.drafters.gumbel_coupling import NO_LUCK, Luck
 from moa_runtime.drafters.ngram import LONGEST_SUFFIX, NgramIndex
 
 #: The index's share of a candidate's probability, for matching suffixes of at least so many tokens. By expectation
-#: maximisation on answers of the default target (docs/log.md); they hardly depend on the depth of a draft.
+#: maximisation on answers of the default target; they hardly depend on the depth of a draft.
 WEIGHTS = {1: 0.13, 2: 0.34, 3: 0.46, 4: 0.55, 5: 0.63, 8: 0.77, 16: 0.91}
 #: A datastore's share of what drafter and conversation say together, likewise, where its suffix is the longer one.
 #: A drafter knows what its target often says, so a suffix says little until it is long.
