@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from moa_chat.strings import PAUSES, link_words
+from moa_chat.terminal.renderer import Span
 from moa_chat.terminal.status import Palette, status_line, tentative_spans
-from moa_chat.terminal.text import Span
 from moa_runtime.events import (
     AnswerFinished,
     AnswerUpdate,

@@ -8,7 +8,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from moa_chat.drafters import check_drafter
 from moa_chat.sampling import sampling_for
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
@@ -16,7 +15,7 @@ from moa_runtime.datastore.reader import Datastore
 from moa_runtime.drafting.draft_controllers import controller_for
 from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.errors import MoaError, reason_of
-from moa_runtime.options import DrafterName, Drafting, DraftLength, Offline, drafter_option
+from moa_runtime.options import DRAFTERS, DrafterName, Drafting, DraftLength, Offline, OtherDrafterError, drafter_option
 from moa_runtime.paths import bundle_of_drafter, data_dir, expanded
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.transport import Endpoint
@@ -136,8 +135,21 @@ def open_bundle(folder: Path | None, drafter: DrafterName | None = None) -> Bund
         itself = "" if folder else ", and so does moa-chat --local"
         raise MoaError(f"there is no bundle at {path}: `{command}` writes it{itself}")
     bundle = Bundle.open(path)
-    check_drafter(bundle, drafter)
+    _check_drafter(bundle, drafter)
     return bundle
+
+
+def _check_drafter(bundle: Bundle, name: DrafterName | None) -> None:
+    """Refuse a bundle whose drafter is not the one that was asked for.
+
+    Raises:
+        OtherDrafterError: the message names both.
+    """
+    if name is None or not DRAFTERS[name].has_graph:
+        return
+    found = bundle.manifest.architecture
+    if found != name:
+        raise OtherDrafterError(bundle.folder, found, name)
 
 
 def open_datastore(path: Path | None, bundle: Bundle) -> Datastore | None:

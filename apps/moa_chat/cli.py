@@ -41,8 +41,7 @@ def _run(options: argparse.Namespace) -> int:
 
     if options.serve is not None:
         require_extra("gateway", "--serve")
-        from moa_chat.gateway.address import address_for
-        from moa_chat.gateway.serve import run_gateway
+        from moa_chat.gateway.serve import address_for, run_gateway
 
         address = address_for(options)  # refused before a verifier is started for it
     with contextlib.ExitStack() as stack:

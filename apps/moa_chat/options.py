@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
-from moa_chat.drafters import drafter_name_of, drafters_help
 from moa_drafter.pretrained import offered_names
 from moa_runtime.errors import MoaError
-from moa_runtime.options import DRAFTERS, DRAFTINGS, OFFLINES, draft_length_of
+from moa_runtime.options import DEFAULT_DRAFTER, DRAFTERS, DRAFTINGS, OFFLINES, draft_length_of
 from moa_runtime.paths import expanded
 
 DEFAULT_SERVER = "ws://127.0.0.1:8765"
@@ -149,6 +148,26 @@ def build_parser() -> argparse.ArgumentParser:
         "(default: ask in a dialogue, rollback with --once; --serve always keeps it)",
     )
     return parser
+
+
+def drafters_help() -> str:
+    """Each drafter that can be chosen, with what it is and when it is right."""
+    kinds = "; ".join(f"{name}: {DRAFTERS[name].help}" for name in offered_names())
+    return f"{kinds} (default: the bundle's own; that of the default bundle is {DEFAULT_DRAFTER})"
+
+
+def drafter_name_of(text: str) -> str:
+    """A drafter's name of a command line.
+
+    Raises:
+        argparse.ArgumentTypeError: a folder; other words are left to argparse, which lists the choices.
+    """
+    if text not in offered_names() and Path(text).is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{text} is a folder, and a name was expected: {', '.join(offered_names())}; for a checkpoint of your own "
+            f"name its bundle with --bundle (`moa-export --target onnx --drafter {text} --out DIR` makes one)"
+        )
+    return text
 
 
 def check_options(options: argparse.Namespace) -> None:

@@ -1,9 +1,13 @@
-"""A conversation as a file: Markdown to read, JSON to go on with."""
+"""Write a conversation into a file: Markdown to read, JSON for other programs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from moa_runtime.errors import MoaError
+from moa_runtime.paths import expanded
 
 _NAMES = {"system": "System", "user": "You", "assistant": "Assistant"}
 
@@ -26,3 +30,42 @@ def as_json(title: str, messages: Sequence[Mapping[str, str]]) -> str:
     """The conversation as JSON: the title, and the messages as an OpenAI-compatible server takes them."""
     turns = [{"role": message["role"], "content": message["content"]} for message in messages]
     return json.dumps({"title": title, "messages": turns}, ensure_ascii=False, indent=2) + "\n"
+
+
+FORMATS: dict[str, Callable[[str, Sequence[Mapping[str, str]]], str]] = {".md": as_markdown, ".json": as_json}
+_TITLE_LENGTH = 60
+
+
+def save_conversation(
+    name: str, messages: Sequence[Mapping[str, str]], may_overwrite: Callable[[Path], bool]
+) -> Path | None:
+    """Write the messages in the format that the name's ending says.
+
+    Args:
+        may_overwrite: asks whether a file that is there may go.
+
+    Returns:
+        the file, or None when it was not to be overwritten.
+
+    Raises:
+        MoaError: no name, no such format, nothing to save, or the file cannot be written.
+    """
+    if not name:
+        raise MoaError("a file name is missing: /save FILE")
+    if "\0" in name:
+        raise MoaError("a file name has no null character: /save FILE")
+    path = expanded(name)
+    if path.suffix not in FORMATS:
+        raise MoaError(f"{name!r} has no known ending: expected a file name with {' or '.join(FORMATS)}")
+    question = next((message["content"] for message in messages if message["role"] == "user"), None)
+    if question is None:
+        raise MoaError("there is nothing to save yet")
+    if path.exists() and not may_overwrite(path):
+        return None
+    title = " ".join(question.split())
+    text = FORMATS[path.suffix](title if len(title) <= _TITLE_LENGTH else f"{title[:_TITLE_LENGTH]}...", messages)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MoaError(f"cannot write {path}: {error.strerror}") from error
+    return path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from moa_chat.terminal.text import char_width
+from moa_chat.terminal.renderer import char_width
 
 _TOKEN = re.compile(r"\x1b\[(\?)?([0-9;]*)([A-Za-z])|.", re.DOTALL)
 

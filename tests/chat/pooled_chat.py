@@ -6,7 +6,7 @@ import json
 
 from fake_chat import FakeChat
 
-from moa_chat.gateway.request import AnswerRequest, Defaults, parse_chat, parse_completion
+from moa_chat.gateway.schemas import AnswerRequest, Defaults, parse_chat, parse_completion
 
 DEFAULTS = Defaults("tiny", max_new_tokens=64, temperature=0.0, top_p=1.0, seed=None, system=None)
 USER = {"role": "user", "content": "Hi"}

@@ -12,8 +12,7 @@ import pytest
 from moa_chat import local_verifier as local
 from moa_chat.chat_config import open_bundle
 from moa_chat.cli import main
-from moa_chat.drafters import drafters_help
-from moa_chat.options import build_parser
+from moa_chat.options import build_parser, drafters_help
 from moa_runtime.bundle import Bundle
 from moa_runtime.drafters.factory import backend_for
 from moa_runtime.errors import MoaError

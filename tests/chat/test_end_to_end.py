@@ -21,7 +21,7 @@ pytest.importorskip("onnxscript")
 from programs import TOKEN, Running, chat, verifier  # noqa: E402
 from terminal_program import CTRL_C, CTRL_D, TerminalProgram, in_terminal  # noqa: E402
 
-from moa_chat.terminal.text import clean  # noqa: E402
+from moa_chat.terminal.renderer import clean  # noqa: E402
 from moa_runtime.bundle import read_manifest  # noqa: E402
 from moa_runtime.datastore.writer import write_datastore  # noqa: E402
 from tiny import make_tiny_bundle, make_tiny_rival  # noqa: E402

@@ -12,10 +12,9 @@ pytest.importorskip("starlette")
 from fake_chat import HANG, finished, origins, update
 from pooled_chat import PooledChat, parse
 
-from moa_chat.gateway.answers import Ending, answer
+from moa_chat.gateway.answers import StopFilter, answer
 from moa_chat.gateway.errors import ApiError
-from moa_chat.gateway.reply import usage_of
-from moa_chat.gateway.stops import StopFilter
+from moa_chat.gateway.schemas import Ending, usage_of
 from moa_runtime.events import (
     AnswerUpdate,
     FinishReason,

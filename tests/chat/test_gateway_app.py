@@ -13,8 +13,7 @@ from fake_chat import HANG, finished, update
 from pooled_chat import DEFAULTS, USER, PooledChat
 from starlette.testclient import TestClient
 
-from moa_chat.gateway.app import Access, create_app
-from moa_chat.gateway.guard import LOOPBACK_NAMES
+from moa_chat.gateway.app import LOOPBACK_NAMES, Access, create_app
 from moa_chat.gateway.pool import ChatPool
 from moa_runtime.chat import ChatError, ContextFullError
 from moa_runtime.connect_error import ConnectError

@@ -12,8 +12,7 @@ import pytest
 
 from moa_chat.history.chat_settings import ChatSettings
 from moa_chat.history.message import Dropped, Message, title_of
-from moa_chat.history.schema import _STEPS, VERSION
-from moa_chat.history.store import History
+from moa_chat.history.store import _STEPS, VERSION, History
 from moa_runtime.errors import MoaError
 from moa_runtime.events import Origin, TextSpan
 

@@ -8,8 +8,7 @@ import random
 import pytest
 from ansi_screen import AnsiScreen
 
-from moa_chat.terminal.renderer import LiveView, PlainView, view_for
-from moa_chat.terminal.text import Span, wrap
+from moa_chat.terminal.renderer import LiveView, PlainView, Span, view_for, wrap
 
 STATUS = [Span("online", "32"), Span(" | tau 2.00", "2")]
 TENTATIVE = "2;3"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moa_chat.strings import excerpt
-from moa_chat.terminal.text import Span, char_width, clean, clip, cut_spans, text_width, wrap
+from moa_chat.terminal.renderer import Span, char_width, clean, clip, cut_spans, text_width, wrap
 
 
 def rows(text: str, columns: int) -> list[str]:

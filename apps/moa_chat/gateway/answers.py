@@ -1,4 +1,4 @@
-"""A chat's events as an answer that can only grow: what was sent cannot be taken back."""
+"""Turn a chat's events into an answer that only grows: text that was sent cannot be taken back."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from itertools import accumulate
 
-from moa_chat.gateway.errors import verifier_away
-from moa_chat.gateway.request import AnswerRequest
-from moa_chat.gateway.stops import StopFilter
+from moa_chat.gateway.errors import ApiError, as_api_error, verifier_away
+from moa_chat.gateway.pool import ChatPool
+from moa_chat.gateway.schemas import AnswerRequest, Ending
 from moa_runtime.chat import Chat
+from moa_runtime.errors import MoaError
 from moa_runtime.events import (
     AnswerFinished,
     AnswerUpdate,
@@ -23,10 +23,58 @@ from moa_runtime.events import (
     Origin,
     Paused,
     PauseReason,
-    Statistics,
     TokenOrigin,
 )
 from moa_runtime.options import Offline
+
+
+class StopFilter:
+    """Passes text on, but nothing that is, or may still become, a stop text.
+
+    The text ends at the stop text that is complete first, as if it came character by character; if several are complete
+    with one character, at the longest of them. So the pieces in which the text comes make no difference.
+
+    Example: with the stop text "END", ``feed`` of "the E", "N", "D of" returns "the ", "", "", and ``end`` is 7.
+
+    Attributes:
+        end: characters up to the end of the stop text, itself included; None while none has come.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.end: int | None = None
+        self._stops = stops
+        self._held, self._passed_on = "", 0
+
+    def feed(self, text: str) -> str:
+        """Add text; returns what is certain now, perhaps none."""
+        if self.end is not None:
+            return ""
+        self._held += text
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if not found:
+            return self._release(len(self._held) - self._open_length())
+        end, at = min(found)
+        self.end = self._passed_on + end
+        return self._release(at)
+
+    def finish(self) -> str:
+        """The text held back, when no more comes."""
+        return self._release(len(self._held)) if self.end is None else ""
+
+    def _open_length(self) -> int:
+        """Length of the longest end of the text that a stop text begins with."""
+        longest = max(map(len, self._stops), default=1) - 1
+        ends = range(min(longest, len(self._held)), 0, -1)
+        return next((length for length in ends if self._begins_stop(self._held[-length:])), 0)
+
+    def _begins_stop(self, text: str) -> bool:
+        return any(stop.startswith(text) for stop in self._stops)
+
+    def _release(self, length: int) -> str:
+        text, self._held = self._held[:length], self._held[length:]
+        self._passed_on += length
+        return text
+
 
 #: A verifier that went away in the middle of an answer is waited for so long, seconds.
 _PATIENCE_S = 60.0
@@ -40,26 +88,6 @@ _WHY_NOTHING: dict[Offline, str] = {
 }
 #: What the device wrote alone. With the policy KEEP it stays.
 _OWN = (Origin.OFFLINE, Origin.KEPT)
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How an answer ended.
-
-    Attributes:
-        reason: ``finish_reason``, "stop" or "length".
-        completion_tokens: of the answer, up to the one that completes a stop text, those that the target has not seen
-            included.
-        offline: whether the verifier was away at the end.
-        own_tokens: how many of them the device wrote without the target.
-    """
-
-    reason: str
-    statistics: Statistics
-    prompt_tokens: int
-    completion_tokens: int
-    offline: bool
-    own_tokens: int
 
 
 async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGenerator[str | Ending, None]:
@@ -151,3 +179,55 @@ def _certain(event: AnswerUpdate | AnswerFinished) -> tuple[str, Sequence[TokenO
     if isinstance(event, AnswerFinished) or any(token.origin in _OWN and not token.committed for token in event.tokens):
         return _whole(event)
     return event.committed, [token for token in event.tokens if token.committed]
+
+
+class Writing:
+    """Writes a request's answers, all at once, from the moment it is made; :meth:`stop` it when nobody reads them any
+    longer.
+
+    The web framework cancels a response again at each step of its clean-up, which would leave the verifier with an
+    answer that was never stopped. A task of our own is cancelled once.
+    """
+
+    def __init__(self, pool: ChatPool, request: AnswerRequest) -> None:
+        self._request = request
+        self._pieces: asyncio.Queue[tuple[int, str | Ending] | ApiError] = asyncio.Queue()
+        self._task = asyncio.create_task(self._write(pool))
+
+    async def pieces(self) -> AsyncGenerator[tuple[int, str | Ending], None]:
+        """What comes of which answer; see :func:`moa_chat.gateway.answers.answer`, also for what is raised."""
+        left = self._request.count
+        while left:
+            piece = await self._pieces.get()
+            if isinstance(piece, ApiError):
+                raise piece
+            yield piece
+            left -= isinstance(piece[1], Ending)
+
+    def stop(self) -> None:
+        """Stop the answers that have not ended."""
+        self._task.cancel()
+
+    async def _write(self, pool: ChatPool) -> None:
+        request = self._request
+        try:
+            needs_verifier = request.offline != "writer"
+            lending = pool.lend(request.history, request.question, count=request.count, needs_verifier=needs_verifier)
+            async with lending as chats:
+                writing = [asyncio.create_task(self._write_one(chat, index)) for index, chat in enumerate(chats)]
+                try:
+                    await asyncio.gather(*writing)
+                finally:
+                    # A chat goes back to the others when its answer has stopped.
+                    for task in writing:
+                        task.cancel()
+                    await asyncio.gather(*writing, return_exceptions=True)
+        except MoaError as error:
+            self._pieces.put_nowait(as_api_error(error, request.asked_in))
+        except Exception as error:  # whoever reads would wait for ever
+            failed = ApiError(500, f"the answer failed: {type(error).__name__}: {error}", code="internal_error")
+            self._pieces.put_nowait(failed)
+
+    async def _write_one(self, chat: Chat, index: int) -> None:
+        async for piece in answer(chat, self._request, index):
+            self._pieces.put_nowait((index, piece))

@@ -11,24 +11,34 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from moa_chat.gateway.answers import Ending
+from moa_chat.gateway.answers import Writing
 from moa_chat.gateway.errors import ApiError, as_api_error
-from moa_chat.gateway.guard import Guard
-from moa_chat.gateway.log import RequestLog, note
 from moa_chat.gateway.pool import ChatPool
-from moa_chat.gateway.reply import Reply, TextReply, event
-from moa_chat.gateway.request import AnswerRequest, Defaults, parse_chat, parse_completion
-from moa_chat.gateway.writing import Writing
+from moa_chat.gateway.schemas import (
+    AnswerRequest,
+    Defaults,
+    Ending,
+    Reply,
+    TextReply,
+    event,
+    parse_chat,
+    parse_completion,
+)
 from moa_chat.terminal.status import figures
+from moa_runtime.access import bearer_matches, origin_allowed
 from moa_runtime.errors import MoaError
 
+LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+_NOTE = "moa_chat.note"
 #: What a body may have at least and at most, and for each token of the context: JSON is read in one piece, during which
 #: all other requests wait.
 _LEAST_BYTES, _MOST_BYTES, _BYTES_PER_TOKEN = 1 << 20, 4 << 20, 64
@@ -39,9 +49,87 @@ T = TypeVar("T")
 Pieces = AsyncGenerator[tuple[int, str | Ending], None]
 
 
+class Guard:
+    """Refuses requests before they reach the app.
+
+    A page whose server answers for its own name with this machine's address (DNS rebinding) gives itself away in
+    ``Host``, also in requests that name no ``Origin``.
+
+    Args:
+        token: that requests must carry; empty for none.
+        origins: of web pages that may send requests; ``*`` for all.
+        hosts: names under which the endpoint may be reached; None for any.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str, origins: Collection[str], hosts: Collection[str] | None) -> None:
+        self._app, self._token, self._origins, self._hosts = app, token, origins, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
+            await refusal.response()(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        headers = Headers(scope=scope)
+        host = _name_of(headers.get("host", ""))
+        if self._hosts is not None and host not in self._hosts:
+            return ApiError(403, f"the host {host!r} is none of this endpoint's names", code="host_not_allowed")
+        origin = headers.get("origin")
+        if not origin_allowed(origin, self._origins):
+            text = f"web pages of {origin} may not use this endpoint; --allow-origin {origin} would let them"
+            return ApiError(403, text, code="origin_not_allowed")
+        # A browser asks without the token whether it may send a request with it.
+        asks_first = scope["method"] == "OPTIONS" and origin is not None
+        if asks_first or bearer_matches(headers.get("authorization", ""), self._token):
+            return None
+        challenge = {"WWW-Authenticate": "Bearer"}
+        return ApiError(401, "the bearer token is missing or wrong", code="invalid_api_key", headers=challenge)
+
+
+def _name_of(host: str) -> str:
+    """A Host header without its port: ``localhost:80`` is ``localhost``, ``[::1]:80`` is ``[::1]``."""
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdecimal() else host).lower()
+
+
+class RequestLog:
+    """Says what was asked, the status, how long it took, and what was noted."""
+
+    def __init__(self, app: ASGIApp, *, say: Callable[[str], None]) -> None:
+        self._app, self._say = app, say
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 0
+        began = time.monotonic()
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            seconds = time.monotonic() - began
+            line = f"{scope['method']} {scope['path']} {status or 'broken off'} in {seconds:.2f} s"
+            # Paths come from outside: nothing in them may talk to the terminal.
+            self._say(ascii(f"{line}: {scope[_NOTE]}" if _NOTE in scope else line)[1:-1])
+
+
+def note(scope: Scope, text: str) -> None:
+    """Add to the request's line."""
+    scope[_NOTE] = text
+
+
 @dataclass(frozen=True)
 class Access:
-    """See :class:`moa_chat.gateway.guard.Guard`."""
+    """See :class:`moa_chat.gateway.app.Guard`."""
 
     token: str
     origins: Collection[str]

@@ -1,37 +1,105 @@
-"""Running the endpoint."""
+"""Run the endpoint: its address, its HTTP protocol, its process."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
+import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from moa_chat.chat_config import Setup
-from moa_chat.gateway.address import Address
-from moa_chat.gateway.app import Access, create_app
-from moa_chat.gateway.guard import LOOPBACK_NAMES
-from moa_chat.gateway.http_protocol import StrictHttp
+from moa_chat.gateway.app import LOOPBACK_NAMES, Access, create_app
 from moa_chat.gateway.pool import ChatPool
-from moa_chat.gateway.request import Defaults
+from moa_chat.gateway.schemas import Defaults
 from moa_chat.local_verifier import LocalVerifier
+from moa_chat.options import DEFAULT_GATEWAY
+from moa_runtime.access import check_origins
 from moa_runtime.backends.load import load_writer
 from moa_runtime.backends.shared import SharedBackend
 from moa_runtime.chat import Chat
 from moa_runtime.drafters.factory import backend_for
 from moa_runtime.drafting.draft_controllers import controller_for
 from moa_runtime.drafting.settings import LoopSettings
+from moa_runtime.errors import MoaError
+from moa_runtime.http_framing import FramingError, StrictConnection
 from moa_runtime.session.events import Policy
 from moa_runtime.sockets import is_loopback, listen, url_of
 
+_HIGHEST_PORT = 65535
 # What was sent cannot be taken back, so only a lost connection makes the device write on alone: a verdict may be late.
 _PATIENCE_S = 3600.0
 _OUTAGE_AFTER_S = 0.0  # but then at once, as the answer may have to end there
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen and who may ask.
+
+    Attributes:
+        port: 0 for any free one.
+        token: bearer token that requests must carry; empty for none.
+        origins: of web pages that may send requests.
+    """
+
+    host: str
+    port: int
+    token: str = ""
+    origins: Sequence[str] = ()
+
+
+def address_for(options: argparse.Namespace) -> Address:
+    """Where the command line says.
+
+    Raises:
+        MoaError: no address, one that is open to other machines without a token, or an origin that is none.
+    """
+    check_origins(options.allow_origin)
+    host, port = _host_and_port(options.serve)
+    token = os.environ.get("MOA_GATEWAY_TOKEN", "") if options.gateway_token is None else options.gateway_token
+    if not is_loopback(host) and not token:
+        raise MoaError(
+            f"--serve {host} is open to other machines: set a token with --gateway-token or MOA_GATEWAY_TOKEN"
+        )
+    return Address(host, port, token, options.allow_origin)
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or int(port) > _HIGHEST_PORT:
+        raise MoaError(f"--serve {text!r} is no address: expected HOST:PORT, such as {DEFAULT_GATEWAY}")
+    return host, int(port)
+
+
+class StrictHttp(H11Protocol):
+    """HTTP/1.1 on one connection, which a request of ambiguous length ends."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.conn = StrictConnection(h11.SERVER)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what h11 could not parse, and close."""
+        if self.cycle is not None and not self.cycle.response_complete:  # the app must not answer after this
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer has begun, and the base would raise
+            self.transport.close()
+            return
+        error = sys.exc_info()[1]
+        super().send_400_response(str(error) if isinstance(error, FramingError) else msg)
 
 
 def run_gateway(setup: Setup, address: Address, verifier: LocalVerifier | None, *, as_json: bool) -> int:

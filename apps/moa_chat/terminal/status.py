@@ -7,7 +7,7 @@ import statistics as stats
 from dataclasses import dataclass
 
 from moa_chat.strings import is_late
-from moa_chat.terminal.text import Span
+from moa_chat.terminal.renderer import Span
 from moa_runtime.events import AnswerUpdate, FinishReason, LinkChanged, LinkStatus, Origin, Statistics
 
 _RECENT_TRIPS = 8
