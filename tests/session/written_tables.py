@@ -54,7 +54,7 @@ def _client_calls() -> str:
             then = _names(next_states, client.State) if isinstance(next_states, frozenset) else "same"
             rows.append([*names, _names(states, client.State), then])
             names = ["", ""]
-    return _table(["call", "what it does", "in", "then"], rows)
+    return _table(["call", "effect", "in", "then"], rows)
 
 
 def _client_frames() -> str:
@@ -69,7 +69,7 @@ def _client_frames() -> str:
         if len(client.FRAMES[event]) < len(client.State):
             which = "all others" if client.FRAMES[event] else "all"
             rows.append([name, which, client.Action.DROP.value, "same"])
-    return _table(["frame", "in", "what comes of it", "then"], rows)
+    return _table(["frame", "in", "action", "then"], rows)
 
 
 def _server_frames() -> str:
@@ -81,7 +81,7 @@ def _server_frames() -> str:
             following = "same" if row.next_state is None else row.next_state.name
             rows.append([name, _names(states, server.State), row.action.value, following])
             name = ""
-    return _table(["frame", "in", "what comes of it", "then"], rows)
+    return _table(["frame", "in", "action", "then"], rows)
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
