@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
 from collections import Counter
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -15,18 +16,16 @@ _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _PAGE = re.compile(r"docs/[\w/-]+\.(?:md|png|svg|json)")
 #: A line with this commit speaks of files that are there and not here, such as the lab log.
 _OF_A_COMMIT = "9bb5272"
+_NOT_OURS = {"node_modules", "build", "dist", "static", "shared", "__pycache__"}
 
 
-def _files(*patterns: str) -> list[Path]:
-    """Return the working tree's files, tracked or new, that match git's ``patterns``."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [path for name in listed.stdout.splitlines() if (path := ROOT / name).is_file()]
+def _files(*names: str) -> list[Path]:
+    """Return the files of the checkout whose names match one of the patterns, without what was installed or built."""
+    found = []
+    for folder, inner, files in os.walk(ROOT):
+        inner[:] = [name for name in inner if not name.startswith(".") and name not in _NOT_OURS]
+        found += [Path(folder, name) for name in files if any(fnmatch(name, pattern) for pattern in names)]
+    return sorted(found)
 
 
 def _anchors(page: Path) -> set[str]:
@@ -80,5 +79,5 @@ def test_files_mention_pages_that_exist() -> None:
 
 def test_every_picture_is_shown() -> None:
     texts = "".join(page.read_text() for page in _files("*.md"))
-    pictures = _files("docs/*.png", "docs/*.svg")
+    pictures = [path for path in _files("*.png", "*.svg") if path.is_relative_to(ROOT / "docs")]
     assert [picture.name for picture in pictures if picture.name not in texts] == []
