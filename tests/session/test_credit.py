@@ -11,7 +11,7 @@ from moa_runtime.session.client import LinkState, LocalProtocolError
 from moa_runtime.session.events import Cause, Committed, Decided, Faulted, Finished, Origin, RowsReceived, Sampling
 from moa_runtime.session.server import RowsWork, ServerSession, Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from session.wired import LIMITS, VOCAB, Pair, choice, decode, rows_of, wrong
+from session.fixtures_pair import LIMITS, VOCAB, Pair, choice, decode, rows_of, wrong
 
 PROMPT = [5, 6, 7]
 

@@ -8,7 +8,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Decided, Faulted, Sampling, SessionEvent
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from session.wired import PRINTS, STOP, VOCAB
+from session.fixtures_pair import PRINTS, STOP, VOCAB
 
 
 def asked() -> ClientSession:

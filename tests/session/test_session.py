@@ -16,7 +16,7 @@ from moa_runtime.session.memory_rows import RowsError, decode_rows, encode_rows
 from moa_runtime.session.server import Verify
 from moa_runtime.session.tree import DraftTree, TreeError, accepted_path, chain, check_parents, depths
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from session.wired import LIMITS, STOP, VOCAB, Pair, choice, decode, rows_of, wrong
+from session.fixtures_pair import LIMITS, STOP, VOCAB, Pair, choice, decode, rows_of, wrong
 
 PROMPT = [5, 6, 7]
 GREEDY = Sampling()

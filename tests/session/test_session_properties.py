@@ -23,8 +23,8 @@ from moa_runtime.session.events import Committed, Faulted, Origin, Policy, Rolle
 from moa_runtime.session.handshake import fault
 from moa_runtime.session.tree import accepted_path, chain
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from session.checked import CheckedLink, Known
-from session.wired import LIMITS, STOP, Pair, choice, decode
+from session.fixtures_invariants import CheckedLink, Known
+from session.fixtures_pair import LIMITS, STOP, Pair, choice, decode
 
 #: Enough of each index for any queue the machine builds; taken modulo its length.
 PLACE = st.integers(0, 7)

@@ -13,7 +13,7 @@ from moa_runtime.session.client import ClientSession, LinkState
 from moa_runtime.session.events import Committed, Origin, Policy, Resumed, Sampling
 from moa_runtime.session.handshake import Fingerprints
 from moa_runtime.session.snapshot import SNAPSHOT_VERSION
-from session.wired import LIMITS, PRINTS, STOP, Pair, decode, rows_of
+from session.fixtures_pair import LIMITS, PRINTS, STOP, Pair, decode, rows_of
 
 PROMPT = [5, 6, 7]
 

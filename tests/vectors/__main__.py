@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from vectors import files
-from vectors.covered import REQUIRED, features
+from vectors import trace_files
 from vectors.figures import figures_of
-from vectors.loop_covered import REQUIRED_OF_LOOPS, features_of_loop
-from vectors.loop_walks import loop_walks
-from vectors.session_groups import GROUPS
+from vectors.loop_coverage import REQUIRED_OF_LOOPS, features_of_loop
+from vectors.loop_recorder import loop_walks
 from vectors.texts import texts, write_tokenizer
+from vectors.trace_coverage import REQUIRED, features
+from vectors.trace_groups import GROUPS
 
 
 def main() -> None:
@@ -18,16 +18,16 @@ def main() -> None:
     for name, make in GROUPS.items():
         traces = make()
         shown.update(*(features(trace.steps) for trace in traces))
-        changed = files.write(f"session/{name}", [{"name": trace.name, "steps": trace.steps} for trace in traces])
+        changed = trace_files.write(f"session/{name}", [{"name": trace.name, "steps": trace.steps} for trace in traces])
         print(f"session/{name}: {len(traces)} traces, {'written' if changed else 'as before'}")
     walks = loop_walks()
-    changed = files.write("loop/walks", walks)
+    changed = trace_files.write("loop/walks", walks)
     print(f"loop/walks: {len(walks)} traces, {'written' if changed else 'as before'}")
     shown.update(*(features_of_loop(walk["steps"]) for walk in walks))
     write_tokenizer()
     for folder, made in (("figures", figures_of()), ("texts", texts())):
         for name, cases in made.items():
-            changed = files.write(f"{folder}/{name}", cases)
+            changed = trace_files.write(f"{folder}/{name}", cases)
             print(f"{folder}/{name}: {len(cases)} cases, {'written' if changed else 'as before'}")
     missing = (REQUIRED | REQUIRED_OF_LOOPS) - shown
     if missing:

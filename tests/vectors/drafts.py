@@ -13,8 +13,7 @@ from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.session.events import Sampling
-from vectors.given import copying, sampling_of, some_budget, tree_of
-from vectors.walks import Draws
+from vectors.fixtures_draws import Draws, copying, sampling_of, some_budget, tree_of
 
 KV = (1, 2)
 _TOP_K, _VOCABULARY = 4, 12

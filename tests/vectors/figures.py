@@ -17,12 +17,11 @@ from moa_runtime.drafting.drafter_selection import DrafterSelection
 from moa_runtime.drafting.events import Pushed, RoundEnded
 from moa_runtime.gumbel import gumbel
 from moa_runtime.offline_stopping import Manners
+from moa_runtime.session.client_table import CALLS, Event, State, transition
 from moa_runtime.session.events import Sampling
-from vectors import as_json
+from vectors import trace_json
 from vectors.drafts import moa_drafts
-from vectors.given import copying, said, sampling_of, some_budget, some_candidates, tree_of
-from vectors.state_tables import client_table
-from vectors.walks import Draws
+from vectors.fixtures_draws import Draws, copying, said, sampling_of, some_budget, some_candidates, tree_of
 
 Case = dict[str, Any]
 
@@ -137,7 +136,7 @@ def prices(draws: Draws) -> Iterator[Case]:
             controller.observe(outcome)
             budget = controller.budget()
             ahead = [controller.ahead(count, 0.9) for count in (0, 7, 8)]
-            told.append({"outcome": as_json.event(outcome), "budget": as_json.plain(budget), "ahead": ahead})
+            told.append({"outcome": trace_json.event(outcome), "budget": trace_json.plain(budget), "ahead": ahead})
         yield {"told": told}
 
 
@@ -182,6 +181,25 @@ def manners(draws: Draws) -> Iterator[Case]:
         unconfirmed, logprob = draws.whole(0, 6), -2 * draws.share()
         given = {"manners": asdict(rules), "text": text, "unconfirmed": unconfirmed, "logprob": logprob}
         yield given | {"go_on": rules.go_on(text, unconfirmed, logprob)}
+
+
+def client_table(draws: Draws) -> Iterator[dict[str, Any]]:
+    """Yield each call, then each event, with all states; nothing is drawn."""
+    for call, rule in CALLS.items():
+        following = {
+            state.name.lower(): _named(rule.next_states[state]) for state in State if state in rule.next_states
+        }
+        yield {"call": call.value, "next_states": following, "refusal": rule.refusal}
+    for event in Event:
+        transitions = {}
+        for state in State:
+            action, next_states = transition(event, state)
+            transitions[state.name.lower()] = {"action": action.name.lower(), "next_states": _named(next_states)}
+        yield {"event": event.name.lower(), "transitions": transitions}
+
+
+def _named(states: frozenset[State]) -> list[str]:
+    return [state.name.lower() for state in State if state in states]
 
 
 _PARTS: tuple[Callable[[Draws], Iterator[Case]], ...] = (

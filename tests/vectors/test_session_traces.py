@@ -6,46 +6,46 @@ import itertools
 
 import pytest
 
-from vectors import files
-from vectors.covered import REQUIRED, features
-from vectors.recording import Trace, recording
-from vectors.replaying import OtherwiseError, replay
-from vectors.session_groups import GROUPS, scripted, spelled_out, walks
+from vectors import trace_files
+from vectors.trace_coverage import REQUIRED, features
+from vectors.trace_groups import GROUPS, scripted, spelled_out, walks
+from vectors.trace_recorder import Trace, recording
+from vectors.trace_replay import OtherwiseError, replay
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_python_does_what_the_traces_say(group: str) -> None:
-    for trace in files.read(f"session/{group}"):
+    for trace in trace_files.read(f"session/{group}"):
         replay(trace["name"], trace["steps"])
 
 
 def test_the_traces_show_everything() -> None:
-    traces = [trace for group in GROUPS for trace in files.read(f"session/{group}")]
+    traces = [trace for group in GROUPS for trace in trace_files.read(f"session/{group}")]
     assert len(traces) >= 500
     assert len({trace["name"] for trace in traces}) == len(traces)
     assert set().union(*(features(trace["steps"]) for trace in traces)) == REQUIRED
 
 
 def written(traces: list[Trace]) -> str:
-    return files.text_of({"name": trace.name, "steps": trace.steps} for trace in traces)
+    return trace_files.text_of({"name": trace.name, "steps": trace.steps} for trace in traces)
 
 
 def test_writing_again_brings_the_same() -> None:
     """Some of them; all in a test that takes longer."""
     again = walks(12)
-    first = list(itertools.islice(files.read("session/walks"), len(again)))
-    assert written(again) == files.text_of(first)
-    assert written(scripted()) == files.text_of(files.read("session/scripts"))
+    first = list(itertools.islice(trace_files.read("session/walks"), len(again)))
+    assert written(again) == trace_files.text_of(first)
+    assert written(scripted()) == trace_files.text_of(trace_files.read("session/scripts"))
 
 
 @pytest.mark.slow
 def test_writing_everything_again_brings_the_same() -> None:
-    assert written(walks()) == files.text_of(files.read("session/walks"))
-    assert written(spelled_out()) == files.text_of(files.read("session/spelled_out"))
+    assert written(walks()) == trace_files.text_of(trace_files.read("session/walks"))
+    assert written(spelled_out()) == trace_files.text_of(trace_files.read("session/spelled_out"))
 
 
 def test_what_differs_is_named() -> None:
-    trace = next(files.read("session/scripts"))
+    trace = next(trace_files.read("session/scripts"))
     steps = trace["steps"]
     step = next(at for at, step in enumerate(steps) if step.get("frames"))
     changed = [*steps[:step], steps[step] | {"frames": []}, *steps[step + 1 :]]

@@ -13,8 +13,8 @@ from moa_runtime.chat_template import ChatTemplateError
 from moa_runtime.text_stream import TextStream
 from moa_runtime.tokenizer import ChatTokenizer, HistoryRewrittenError
 from tiny import CHAT_TEMPLATE, _train_tokenizer
-from vectors.files import FOLDER
-from vectors.walks import Draws
+from vectors.fixtures_draws import Draws
+from vectors.trace_files import FOLDER
 
 Case = dict[str, Any]
 

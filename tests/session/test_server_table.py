@@ -9,7 +9,7 @@ import pytest
 from moa_runtime.session.server import ServerSession, Verify
 from moa_runtime.session.server_table import FRAMES, Action, Event, State
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from session.wired import LIMITS, STOP, VOCAB
+from session.fixtures_pair import LIMITS, STOP, VOCAB
 
 EPOCH, PROMPT = 3, [1, 2, 3]
 

@@ -7,7 +7,7 @@ import re
 from moa_runtime.session import client_table as client
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.refusals import FAILED, GOING_AWAY, NORMAL, REFUSED, TRY_AGAIN_LATER
-from session.written_tables import PAGE, written
+from session.protocol_tables import PAGE, written
 
 
 def test_the_wire_s_page_names_every_fault_and_close_code() -> None:
@@ -22,7 +22,7 @@ def test_the_wire_s_page_names_every_fault_and_close_code() -> None:
 
 def test_the_page_shows_the_tables() -> None:
     page = PAGE.read_text()
-    assert page == written(page), "write them anew: PYTHONPATH=tests python -m session.written_tables"
+    assert page == written(page), "write them anew: PYTHONPATH=tests python -m session.protocol_tables"
 
 
 def test_the_page_names_the_calls_that_are_errors() -> None:

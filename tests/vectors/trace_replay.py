@@ -13,8 +13,8 @@ from moa_runtime.session.sampling import Sampling
 from moa_runtime.session.snapshot import SnapshotError
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from vectors import as_json
-from vectors.recording import Step, outcome, raised, state_of
+from vectors import trace_json
+from vectors.trace_recorder import Step, outcome, raised, state_of
 
 
 class OtherwiseError(AssertionError):
@@ -78,7 +78,7 @@ def _argument(call: str, key: str, value: Any) -> Any:
     if key == "origin":
         return Origin(value)
     if key == "data":
-        return as_json.frame_bytes(value, wire.ServerMessage)
+        return trace_json.frame_bytes(value, wire.ServerMessage)
     if key == "tree" and value is not None:
         tokens = tuple(value["tokens"])
         return DraftTree(tokens, tuple(value["parents"]), (0.0,) * len(tokens))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from moa_runtime.events import LinkStatus, PauseReason
-from vectors.covered import EVENTS
-from vectors.loop_playing import Said
+from vectors.loop_replay import Said
+from vectors.trace_coverage import EVENTS
 
 _OF_LOOPS = ("Drafted", "RoundEnded", "Pushed", "LinkChanged", "LinkLost", "PauseBegan", "Problem")
 

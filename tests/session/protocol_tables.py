@@ -1,6 +1,6 @@
 """The tables of docs/protocol.md, written from the code's.
 
-``PYTHONPATH=tests python -m session.written_tables`` puts them into the page.
+``PYTHONPATH=tests python -m session.protocol_tables`` puts them into the page.
 """
 
 from __future__ import annotations

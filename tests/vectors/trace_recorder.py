@@ -11,7 +11,7 @@ from typing import Any
 
 from moa_runtime.session.client import ClientSession, LocalProtocolError
 from moa_runtime.session.snapshot import SnapshotError
-from vectors import as_json
+from vectors import trace_json
 
 Step = dict[str, Any]
 
@@ -82,7 +82,7 @@ class Trace:
 def state_of(client: ClientSession) -> dict[str, Any]:
     """All that can be asked of a session but its fingerprints."""
     said = {key: value for key, value in client.snapshot().items() if key not in ("version", "fingerprints")}
-    return as_json.plain(said | {name: getattr(client, name) for name in LIVE})  # type: ignore[no-any-return]
+    return trace_json.plain(said | {name: getattr(client, name) for name in LIVE})  # type: ignore[no-any-return]
 
 
 def outcome(name: str, result: object) -> dict[str, Any]:
@@ -90,10 +90,10 @@ def outcome(name: str, result: object) -> dict[str, Any]:
     if result is None or (name in TELLING and not result):
         return {}
     if name in TELLING:
-        return {"events": [as_json.event(event) for event in result]}  # type: ignore[attr-defined]
+        return {"events": [trace_json.event(event) for event in result]}  # type: ignore[attr-defined]
     if name == "frames_to_send":
-        return {"frames": [as_json.up(data) for data in result]}  # type: ignore[attr-defined]
-    return {"returns": as_json.plain(result)}
+        return {"frames": [trace_json.up(data) for data in result]}  # type: ignore[attr-defined]
+    return {"returns": trace_json.plain(result)}
 
 
 def raised(error: Exception) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def said_arguments(function: Callable[..., Any], *args: Any, **named: Any) -> di
     bound = inspect.signature(function).bind(*args, **named)
     bound.apply_defaults()
     return {
-        name: as_json.down(value) if isinstance(value, bytes) else as_json.plain(value)
+        name: trace_json.down(value) if isinstance(value, bytes) else trace_json.plain(value)
         for name, value in bound.arguments.items()
         if name not in ("self", "cls")
     }
@@ -222,7 +222,7 @@ def recording() -> Iterator[Recorder]:
     def set_attribute(self: ClientSession, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
         if name in SETTINGS and not recorder.busy:
-            recorder.did(self, {"set": name, "value": as_json.plain(value)})
+            recorder.did(self, {"set": name, "value": trace_json.plain(value)})
 
     for name, function in originals.items():
         setattr(ClientSession, name, _recorded(recorder, name, function))

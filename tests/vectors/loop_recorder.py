@@ -13,10 +13,10 @@ from moa_runtime.session.handshake import fault
 from moa_runtime.session.server import Verify
 from moa_runtime.session.tree import depths
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from session.wired import LIMITS, PRINTS, STOP, VOCAB, Server, choice, wrong
-from vectors import as_json
-from vectors.loop_playing import PlayedLoop, Said
-from vectors.walks import Draws
+from session.fixtures_pair import LIMITS, PRINTS, STOP, VOCAB, Server, choice, wrong
+from vectors import trace_json
+from vectors.fixtures_draws import Draws
+from vectors.loop_replay import PlayedLoop, Said
 
 WALKS = 120
 _STEPS = 160
@@ -231,7 +231,7 @@ class LoopWalk:
     def _send(self) -> None:
         for said in self._do("frames_to_send", now=self._now)["frames"]:
             if self._connected:
-                self._put(self._now + self._trip_s / 2, "up", as_json.frame_bytes(said, wire.ClientMessage))
+                self._put(self._now + self._trip_s / 2, "up", trace_json.frame_bytes(said, wire.ClientMessage))
 
     def _put(self, at: float, kind: str, frame: bytes = b"") -> None:
         self._serial += 1
@@ -242,7 +242,7 @@ class LoopWalk:
         while self._coming and self._coming[0][0] <= self._now:
             at, _, kind, frame = heapq.heappop(self._coming)
             if kind == "down":
-                self._do("received", frame=as_json.down(frame), now=self._now)
+                self._do("received", frame=trace_json.down(frame), now=self._now)
             else:
                 self._serve(max(at, self._free), kind, frame)
 

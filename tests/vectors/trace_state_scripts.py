@@ -11,7 +11,7 @@ from moa_runtime.session.client_table import State
 from moa_runtime.session.events import Origin, Policy, Sampling
 from moa_runtime.session.memory_rows import encode_rows
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from vectors.scripts import answered, asked, drafted, refused, tell, verdict, welcome
+from vectors.trace_scripts import answered, asked, drafted, refused, tell, verdict, welcome
 
 
 def _down() -> ClientSession:

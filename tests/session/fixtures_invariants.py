@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from moa_runtime.session.events import Cause, Committed, Decided, Origin, RolledBack, SessionEvent
-from session.wired import Pair, rows_of
+from session.fixtures_pair import Pair, rows_of
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from vectors.recording import Recorder, Trace, recording
-from vectors.scripts import SCRIPTS
-from vectors.state_scripts import STATE_SCRIPTS
-from vectors.walks import walk
+from vectors.trace_recorder import Recorder, Trace, recording
+from vectors.trace_scripts import SCRIPTS
+from vectors.trace_state_scripts import STATE_SCRIPTS
+from vectors.trace_walks import walk
 
 WALKS = 300
 _TESTS = ("test_session.py", "test_credit.py", "test_snapshot.py", "test_hostile_verifier.py")

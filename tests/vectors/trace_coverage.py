@@ -7,7 +7,7 @@ from typing import Any
 
 from moa_runtime.session.events import Cause, Origin, Policy
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from vectors.recording import CALLS, SETTINGS, Step
+from vectors.trace_recorder import CALLS, SETTINGS, Step
 
 _RESUMES = ("idle", "cancels", "proposes", "fetches", "held", "replays", "keeps and prompts", "prompts")
 _STALE = ("verdict", "standing", "fault", "rows")

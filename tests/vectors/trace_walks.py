@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
 from moa_runtime.session.events import Policy
 from session.test_session_properties import KeepingLink, LossyLink
+from vectors.fixtures_draws import Draws
 
 STEPS = 20
 #: Where a walk goes on whatever else it may do.
@@ -20,42 +20,6 @@ class AskingLink(LossyLink):
 
 
 KINDS: tuple[type[LossyLink], ...] = (LossyLink, KeepingLink, AskingLink)
-
-
-class Draws:
-    """Numbers of one seed. Only ``random()`` of Python's generator is promised to stay."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed).random
-
-    def share(self) -> float:
-        return self._random()
-
-    def whole(self, first: int, last: int) -> int:
-        return first + int(self._random() * (last - first + 1))
-
-    def flag(self) -> bool:
-        return self._random() < 0.5
-
-    def one_of(self, values: list[Any]) -> Any:
-        return values[self.whole(0, len(values) - 1)]
-
-    def several(self, least: int, most: int, one: Callable[[], Any]) -> list[Any]:
-        return [one() for _ in range(self.whole(least, most))]
-
-    def prompt(self, most: int = 4) -> list[int]:
-        return self.several(1, most, lambda: self.whole(1, 12))
-
-    def place(self) -> int:
-        """The first of a queue in half of the cases."""
-        return 0 if self.flag() else self.whole(0, 7)
-
-    def tree(self) -> dict[str, Any]:
-        branches = self.several(0, 4, lambda: (self.whole(0, 15), self.several(1, 4, self.flag)))
-        return {"branches": branches, "by_level": self.flag(), "most": self.whole(0, 16)}
-
-    def queue(self) -> dict[str, Any]:
-        return {"place": self.place(), "upward": self.flag()}
 
 
 #: What each rule is given, as its strategies say.

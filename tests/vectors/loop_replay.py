@@ -20,7 +20,7 @@ from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.session.handshake import Fingerprints, digest
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from vectors import as_json
+from vectors import trace_json
 
 Said = dict[str, Any]
 
@@ -88,7 +88,7 @@ class PlayedLoop:
             if call == "next":
                 came["todo"] = self._todo(result)
             elif call == "frames_to_send":
-                came["frames"] = [as_json.up(data) for data in result]
+                came["frames"] = [trace_json.up(data) for data in result]
             elif result is not None:
                 came["returns"] = result
         except (LocalProtocolError, ValueError) as error:
@@ -115,7 +115,7 @@ class PlayedLoop:
         return {
             "answering": loop.answering,
             "committed": len(loop.committed),
-            "unconfirmed": as_json.plain(loop.unconfirmed),
+            "unconfirmed": trace_json.plain(loop.unconfirmed),
         }
 
 
@@ -130,7 +130,7 @@ def _controller(said: Said) -> Controller:
 def _event(event: LoopEvent) -> Said:
     if isinstance(getattr(event, "error", None), MoaError):
         return {"event": "Problem", "error": str(event.error), "final": event.final}  # type: ignore[union-attr]
-    return as_json.event(event)
+    return trace_json.event(event)
 
 
 def _ask(self: PlayedLoop, kept: int, tokens: list[int], seed: str, max_new_tokens: int, **named: Any) -> None:
@@ -144,7 +144,7 @@ def _drafted(self: PlayedLoop, tree: Said, seconds: float, now: float) -> None:
 
 
 def _received(self: PlayedLoop, frame: Said, now: float) -> None:
-    self.loop.received(as_json.frame_bytes(frame, wire.ServerMessage), now)
+    self.loop.received(trace_json.frame_bytes(frame, wire.ServerMessage), now)
 
 
 def _setting(name: str, made: Callable[[Any], Any]) -> Callable[[PlayedLoop, Any], None]:

@@ -1,16 +1,53 @@
-"""What the parts of the figures are given, drawn at random, and how it is written."""
+"""Random inputs of the vectors, the same in every year and version of Python."""
 
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from moa_runtime.drafters.base import Budget, DraftToken, Prices
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
-from vectors import as_json
-from vectors.walks import Draws
+from vectors import trace_json
+
+
+class Draws:
+    """Numbers of one seed. Only ``random()`` of Python's generator is promised to stay."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed).random
+
+    def share(self) -> float:
+        return self._random()
+
+    def whole(self, first: int, last: int) -> int:
+        return first + int(self._random() * (last - first + 1))
+
+    def flag(self) -> bool:
+        return self._random() < 0.5
+
+    def one_of(self, values: list[Any]) -> Any:
+        return values[self.whole(0, len(values) - 1)]
+
+    def several(self, least: int, most: int, one: Callable[[], Any]) -> list[Any]:
+        return [one() for _ in range(self.whole(least, most))]
+
+    def prompt(self, most: int = 4) -> list[int]:
+        return self.several(1, most, lambda: self.whole(1, 12))
+
+    def place(self) -> int:
+        """The first of a queue in half of the cases."""
+        return 0 if self.flag() else self.whole(0, 7)
+
+    def tree(self) -> dict[str, Any]:
+        branches = self.several(0, 4, lambda: (self.whole(0, 15), self.several(1, 4, self.flag)))
+        return {"branches": branches, "by_level": self.flag(), "most": self.whole(0, 16)}
+
+    def queue(self) -> dict[str, Any]:
+        return {"place": self.place(), "upward": self.flag()}
 
 
 def some_candidates(draws: Draws) -> list[DraftToken]:
@@ -52,7 +89,7 @@ def said(alternatives: list[list[DraftToken]]) -> list[list[list[float]]]:
 
 
 def tree_of(tree: DraftTree) -> dict[str, Any]:
-    return as_json.plain(asdict(tree))  # type: ignore[no-any-return]
+    return trace_json.plain(asdict(tree))  # type: ignore[no-any-return]
 
 
 def sampling_of(sampling: Sampling) -> dict[str, Any]:
