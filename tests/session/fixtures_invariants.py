@@ -1,4 +1,4 @@
-"""What holds at every moment of a conversation, whatever the link, the server and the programs do."""
+"""Invariants of a conversation, whatever the link, the server and the processes do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from session.fixtures_pair import Pair, rows_of
 
 @dataclass(frozen=True)
 class Known:
-    """What the test knows of a conversation.
+    """Facts of a conversation that the invariants need.
 
     Attributes:
         expected: the target's own text.
@@ -31,8 +31,8 @@ class Known:
     kept: int = 0
 
 
-class CheckedLink(RuleBasedStateMachine):
-    """A pair under watch. Who makes things happen keeps ``known`` up to date.
+class InvariantMachine(RuleBasedStateMachine):
+    """A pair with invariants. The rules of subclasses keep ``known`` up to date.
 
     Attributes:
         server_forgot: the server may have less than the client.
@@ -44,7 +44,7 @@ class CheckedLink(RuleBasedStateMachine):
         self._checked = 0  # frames of which the origins were
 
     @invariant()
-    def committed_is_what_the_target_writes(self) -> None:
+    def committed_text_is_the_targets(self) -> None:
         self.check_text()
 
     def check_text(self) -> None:
@@ -52,13 +52,13 @@ class CheckedLink(RuleBasedStateMachine):
         assert committed == list(self.known.expected[: len(committed)])
 
     @invariant()
-    def rows_are_those_of_the_text(self) -> None:
+    def rows_belong_to_the_committed_tokens(self) -> None:
         client = self.pair.client
         assert client.rows <= len(client.committed)
         assert self.pair.rows == rows_of(client.committed[: client.rows])
 
     @invariant()
-    def a_late_copy_never_sets_the_server_back(self) -> None:
+    def a_duplicate_never_truncates_the_server(self) -> None:
         if not self.server_forgot:
             assert len(self.pair.server.session.committed) >= len(self.pair.client.committed)
 
@@ -70,7 +70,7 @@ class CheckedLink(RuleBasedStateMachine):
         self.check_accounts()
 
     def check_origins(self, before: tuple[tuple[int, Origin], ...], events: list[SessionEvent]) -> None:
-        """A token of the suffix has its origin there; another was drafted on a branch, or is the target's."""
+        """A token of the suffix keeps its origin; another one was drafted on a branch, or is the target's."""
         decisions = [event for event in events if isinstance(event, Decided)]
         accepted = [0 if event.cause is Cause.PUSHED else event.accepted for event in decisions]
         commits = [event for event in events if isinstance(event, Committed)]

@@ -1,4 +1,4 @@
-"""Two sessions wired in memory: a toy target whose choice depends on the whole prefix, and a lossy link."""
+"""Two sessions connected in memory: a toy target whose choice depends on the whole prefix, and a lossy link."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMITS = Limits(max_context=96, max_draft_tokens=16)
 
 
 def choice(prefix: Sequence[int]) -> int:
-    """The toy target: a hash of the prefix; it ends its turn about every thirtieth token."""
+    """The toy target's choice: a hash of the prefix; about every thirtieth token ends the turn."""
     state = 17
     for token in prefix:
         state = (state * 31 + token + 7) % 100_003
@@ -28,7 +28,7 @@ def choice(prefix: Sequence[int]) -> int:
 
 
 def decode(prompt: Sequence[int], max_length: int) -> list[int]:
-    """What the target alone writes after ``prompt``, stop token included."""
+    """Return the tokens of the target alone after ``prompt``, stop token included."""
     tokens = list(prompt)
     while len(tokens) < max_length:
         tokens.append(choice(tokens))
@@ -38,12 +38,12 @@ def decode(prompt: Sequence[int], max_length: int) -> list[int]:
 
 
 def wrong(token: int) -> int:
-    """Another token, which does not end the turn."""
+    """Return another token, which does not end the turn."""
     return 1 + token % (VOCAB - 1)
 
 
 def rows_of(tokens: Sequence[int]) -> list[float]:
-    """The memory row of each token, one number: it depends on the tokens up to it."""
+    """Return the memory row of each token: one number that depends on the tokens up to it."""
     rows, state = [], 0
     for token in tokens:
         state = (state * 3 + token + 1) % 1009
@@ -60,16 +60,16 @@ class Server:
         self.restart(limits)
 
     def restart(self, limits: Limits) -> None:
-        """All conversations are lost, as after SIGKILL."""
+        """Lose all conversations, as after SIGKILL."""
         self.session = ServerSession(limits, VOCAB, [STOP])
         self._greeted = False
 
     def disconnected(self) -> None:
-        """The next Hello is another connection's."""
+        """End the connection."""
         self._greeted = False
 
     def receive(self, data: bytes, resume_token: str, *, more: bool = False) -> list[bytes]:
-        """What answers a frame, and what is due behind it where no more frames wait."""
+        """Return the frames that answer a frame; memory rows follow if no further frame is waiting."""
         message = parse_client_message(data)
         if isinstance(message, wire.ServerMessage):
             return [message.SerializeToString()]
@@ -80,7 +80,7 @@ class Server:
         return [each.SerializeToString() for each in [*said, *([] if more else self._rows())]]
 
     def push(self, drafted: int = 0) -> list[bytes]:
-        """What is due unasked, one thing: a verdict within the credit, or rows.
+        """Return the frames of one piece of unrequested work: a verdict within the credit, or rows.
 
         Args:
             drafted: tokens that the server drafts for it, all right.
@@ -97,7 +97,7 @@ class Server:
         return [each.SerializeToString() for each in [*said, *([] if rows is None else [rows])]]
 
     def go_on(self, tokens: int) -> None:
-        """What the server writes while no connection stands, or nobody says anything on it; then it is interrupted."""
+        """Continue the answer for a disconnected or silent client; the last piece of work is abandoned."""
         for _ in range(tokens):
             if (
                 not (self._greeted and self.session.pushes)
@@ -115,7 +115,7 @@ class Server:
         return self.session.greet(message.hello, resume_token) if refused is None else [refused]
 
     def _rows(self) -> list[wire.ServerMessage]:
-        """Memory rows that are due; behind a pushed verdict only a few."""
+        """Return the memory rows that are due; only a few after a pushed verdict."""
         said = []
         work = self.session.next_work()
         while isinstance(work, RowsWork):
@@ -162,7 +162,7 @@ class Pair:
         self.taken: list[tuple[tuple[tuple[int, Origin], ...], list[SessionEvent]]] = []
 
     def reopen(self, snapshot: object) -> None:
-        """The client's program ends, and another goes on from the snapshot."""
+        """End the client's process and restore the snapshot in another."""
         self.cut()
         self.client = ClientSession.restore(
             snapshot, PRINTS, stop_tokens=[STOP], row_encoding=wire.ROW_ENCODING_FLOAT16
@@ -170,7 +170,7 @@ class Pair:
         self.rows = []
 
     def forget_rows(self, length: int) -> None:
-        """What the application does when it goes back behind a row."""
+        """Drop rows as the application does after a truncation."""
         del self.rows[length:]
 
     def connect(self) -> None:
@@ -202,13 +202,13 @@ class Pair:
         self.flush()
 
     def push(self, drafted: int = 0) -> bool:
-        """The server does something that nobody asked for now, if there is anything."""
+        """Do one piece of unrequested work at the server, if there is any; return whether there was."""
         said = self.server.push(drafted)
         self.down += said
         return bool(said)
 
     def settle(self) -> None:
-        """Deliver everything in order until nothing is under way."""
+        """Deliver everything in order until nothing is in flight."""
         self.flush()
         while self.up or self.down or self.push():
             if self.up:
@@ -236,7 +236,7 @@ class Pair:
         raise AssertionError("the answer did not end")
 
     def write(self, count: int, right: bool, origin: Origin = Origin.DRAFTED) -> None:
-        """Draft ``count`` tokens: the target's own, or the same with the last one wrong."""
+        """Draft ``count`` tokens: those of the target, or the same with the last one wrong."""
         for step in range(count):
             if self.client.tentatively_finished:
                 return
@@ -246,7 +246,7 @@ class Pair:
             self.client.extend([token], origin)
 
     def tree(self, branches: Sequence[tuple[int, Sequence[bool]]], by_level: bool) -> DraftTree:
-        """The tentative tokens as a path, with branches.
+        """Return a tree of the tentative tokens as a path, with branches.
 
         Args:
             branches: the node that each hangs on (taken modulo their number), and which of its tokens are the target's.
@@ -275,7 +275,7 @@ class Pair:
 
     @property
     def told(self) -> list[SessionEvent]:
-        """Events but those of memory rows."""
+        """The events without those of memory rows."""
         return [event for event in self.events if not isinstance(event, RowsReceived)]
 
     @property

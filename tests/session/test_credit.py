@@ -1,4 +1,4 @@
-"""Credit: the server goes on by itself, up to a position; and how the device takes over."""
+"""Credit: the server pushes verdicts up to a position, until the credit is revoked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def frames(pair: Pair) -> list[wire.ServerMessage]:
     return [wire.ServerMessage.FromString(frame) for frame in pair.down]
 
 
-def test_a_credit_behind_the_prompt_costs_no_round_trip() -> None:
+def test_credit_sent_with_the_prompt_costs_no_round_trip() -> None:
     pair = asked(8)
     pair.client.grant_credit(100)
     assert pair.client.credit_open and pair.client.awaiting_prefill and not pair.client.may_propose
@@ -47,7 +47,7 @@ def test_a_credit_behind_the_prompt_costs_no_round_trip() -> None:
     assert pair.server.passes == 8
 
 
-def test_the_server_stops_at_the_position_and_the_device_goes_on() -> None:
+def test_the_server_stops_at_the_position_and_the_device_drafts() -> None:
     pair = asked()
     pair.client.grant_credit(len(PROMPT) + 5)
     pair.settle()
@@ -59,7 +59,7 @@ def test_the_server_stops_at_the_position_and_the_device_goes_on() -> None:
     assert pair.client.committed == decode(PROMPT, len(PROMPT) + 9)
 
 
-def test_verdicts_under_way_when_the_device_takes_over_are_not_wasted() -> None:
+def test_verdicts_in_flight_at_a_revocation_are_committed() -> None:
     pair = asked()
     pair.client.grant_credit(100)
     pair.flush()
@@ -78,7 +78,7 @@ def test_verdicts_under_way_when_the_device_takes_over_are_not_wasted() -> None:
     assert pair.client.committed == pair.server.session.committed == decode(PROMPT, len(PROMPT) + 3)
 
 
-def test_an_older_standing_says_nothing() -> None:
+def test_an_older_credit_revoked_is_ignored() -> None:
     pair = asked()
     pair.client.grant_credit(100)
     pair.client.revoke_credit()
@@ -101,7 +101,7 @@ def test_an_older_standing_says_nothing() -> None:
     assert not pair.client.may_propose
 
 
-def test_what_the_device_wrote_meanwhile_stays_as_far_as_it_agrees() -> None:
+def test_the_suffix_stays_as_far_as_pushed_verdicts_agree() -> None:
     pair = asked()
     pair.client.grant_credit(100)
     pair.flush()
@@ -122,7 +122,7 @@ def test_what_the_device_wrote_meanwhile_stays_as_far_as_it_agrees() -> None:
     assert origins == [Origin.CORRECTED, *[Origin.DRAFTED] * 3, Origin.CORRECTED]
 
 
-def test_a_tree_that_the_server_drafted_is_committed_at_once() -> None:
+def test_tokens_drafted_by_the_server_are_committed_at_once() -> None:
     pair = asked()
     pair.client.grant_credit(100)
     pair.flush()
@@ -136,7 +136,7 @@ def test_a_tree_that_the_server_drafted_is_committed_at_once() -> None:
     assert (decided.cause, decided.drafted, decided.accepted) == (Cause.PUSHED, 5, 5)
 
 
-def test_the_credit_survives_the_link() -> None:
+def test_credit_survives_a_lost_connection() -> None:
     pair = asked()
     pair.client.grant_credit(30)
     pair.flush()
@@ -150,7 +150,7 @@ def test_the_credit_survives_the_link() -> None:
     assert len(pair.client.committed) == 30
 
 
-def test_a_new_epoch_ends_it() -> None:
+def test_a_new_epoch_ends_the_credit() -> None:
     for stop in (lambda pair: pair.client.cancel(), lambda pair: pair.client.keep(len(PROMPT), [3, 4])):
         pair = asked()
         pair.client.grant_credit(30)
@@ -166,7 +166,7 @@ def test_a_new_epoch_ends_it() -> None:
         assert not pair.server.session.pushes
 
 
-def test_a_server_that_failed_is_lent_its_credit_again() -> None:
+def test_credit_is_granted_again_after_an_engine_failure() -> None:
     pair = asked()
     pair.client.grant_credit(20)
     pair.flush()
@@ -180,7 +180,7 @@ def test_a_server_that_failed_is_lent_its_credit_again() -> None:
     assert len(pair.client.committed) == 20
 
 
-def test_calls_that_make_no_sense_say_so() -> None:
+def test_credit_calls_are_refused_in_wrong_states() -> None:
     pair = connected()
     with pytest.raises(LocalProtocolError, match="position 9: the link is up, 0 tokens are known"):
         pair.client.grant_credit(9)
@@ -195,7 +195,7 @@ def test_calls_that_make_no_sense_say_so() -> None:
     ("epoch", "position", "answer"),
     [(0, 50, None), (1, 50, "credit"), (1, 2, "standing"), (1, 2**64 - 1, "credit"), (7, 50, "fault")],
 )
-def test_the_server_takes_a_credit_of_its_own_epoch(epoch: int, position: int, answer: str | None) -> None:
+def test_the_server_accepts_credit_of_its_own_epoch(epoch: int, position: int, answer: str | None) -> None:
     session = ServerSession(LIMITS, VOCAB, [0])
     work = session.receive(wire.ClientMessage(prompt=wire.Prompt(epoch=1, tokens=PROMPT)))
     assert isinstance(work, Verify)
@@ -208,8 +208,8 @@ def test_the_server_takes_a_credit_of_its_own_epoch(epoch: int, position: int, a
     assert session.pushes == (answer == "credit")
 
 
-def test_rows_come_behind_pushed_text_a_few_at_a_time() -> None:
-    """Of a long prompt: text is never behind more rows than sixteen."""
+def test_few_rows_follow_each_pushed_verdict() -> None:
+    """Of a long prompt: text never waits for more than sixteen rows."""
     pair = connected()
     prompt = [1 + at % 12 for at in range(40)]
     pair.client.prompt(prompt, Sampling(), 40)
@@ -225,7 +225,7 @@ def test_rows_come_behind_pushed_text_a_few_at_a_time() -> None:
     assert pair.rows == rows_of(pair.client.committed[:-1])
 
 
-def test_rows_of_an_older_epoch_hold_up_to_its_end() -> None:
+def test_rows_of_an_older_epoch_are_valid_up_to_its_end() -> None:
     pair = asked()
     pair.settle()
     pair.write(4, right=True)
@@ -244,7 +244,7 @@ def test_rows_of_an_older_epoch_hold_up_to_its_end() -> None:
     assert pair.rows == rows_of(pair.client.committed[: pair.client.rows])
 
 
-def test_rows_that_the_engine_does_not_make_are_not_waited_for() -> None:
+def test_disabled_rows_are_not_due() -> None:
     session = ServerSession(LIMITS, VOCAB, [0])
     session.greet(wire.Hello(row_encoding=wire.ROW_ENCODING_INT8), "resume")
     work = session.receive(wire.ClientMessage(prompt=wire.Prompt(epoch=1, tokens=PROMPT)))
@@ -255,7 +255,7 @@ def test_rows_that_the_engine_does_not_make_are_not_waited_for() -> None:
     assert session.next_work() is None and not session.rows_due
 
 
-def test_a_ping_is_answered_at_any_time() -> None:
+def test_a_ping_is_answered_in_every_state() -> None:
     session = ServerSession(LIMITS, VOCAB, [0])
     said = session.receive(wire.ClientMessage(ping=wire.Ping(stamp=4)))
     assert isinstance(said, wire.ServerMessage) and said.HasField("pong")
@@ -269,7 +269,7 @@ def test_a_ping_is_answered_at_any_time() -> None:
         (wire.Sampling(repetition_penalty=1.2), "penalties"),
     ],
 )
-def test_what_the_verifier_cannot_do_is_refused(sampling: wire.Sampling, what: str) -> None:
+def test_unsupported_sampling_is_refused(sampling: wire.Sampling, what: str) -> None:
     session = ServerSession(LIMITS, VOCAB, [0])
     said = session.receive(wire.ClientMessage(prompt=wire.Prompt(epoch=1, tokens=PROMPT, sampling=sampling)))
     assert (
@@ -288,14 +288,14 @@ def test_what_the_verifier_cannot_do_is_refused(sampling: wire.Sampling, what: s
         (wire.Sampling(temperature=1, min_p=math.nan), "min_p is from 0 to 1, not nan"),
     ],
 )
-def test_what_no_target_can_do_is_refused(sampling: wire.Sampling, what: str) -> None:
+def test_invalid_sampling_is_refused(sampling: wire.Sampling, what: str) -> None:
     session = ServerSession(LIMITS, VOCAB, [0])
     said = session.receive(wire.ClientMessage(prompt=wire.Prompt(epoch=1, tokens=PROMPT, sampling=sampling)))
     assert isinstance(said, wire.ServerMessage) and said.fault.text == what
     assert said.fault.code == wire.FAULT_CODE_PROTOCOL and not session.committed
 
 
-def test_masks_travel() -> None:
+def test_top_k_and_min_p_reach_the_engine() -> None:
     pair = connected()
     sampling = Sampling(0.5, 0.75, 7, top_k=40, min_p=0.125)
     pair.client.prompt(PROMPT, sampling)
@@ -305,7 +305,7 @@ def test_masks_travel() -> None:
     assert work is not None and work.sampling == sampling
 
 
-def test_a_late_draft_is_answered_from_what_was_pushed() -> None:
+def test_a_late_draft_is_answered_from_pushed_tokens() -> None:
     pair = asked()
     pair.settle()
     base = len(pair.client.committed)
@@ -317,7 +317,7 @@ def test_a_late_draft_is_answered_from_what_was_pushed() -> None:
     assert not any(isinstance(event, Faulted) for event in pair.events) and base < len(pair.client.committed)
 
 
-def test_a_pushed_verdict_that_nobody_asked_for_is_dropped() -> None:
+def test_a_pushed_verdict_without_credit_is_dropped() -> None:
     pair = asked()
     pair.settle()
     before = list(pair.client.committed)
@@ -334,8 +334,8 @@ def test_the_answer_ends_within_the_credit() -> None:
     assert pair.server.session.next_work() is None
 
 
-def test_the_second_answer_to_a_repeated_prompt_may_say_more() -> None:
-    """The engine failed on a prompt, and then wrote for a client that said nothing: what it knows it says once."""
+def test_the_second_verdict_on_a_repeated_prompt_may_have_more_tokens() -> None:
+    """The engine failed on a prompt, then continued for a silent client: each token is sent once."""
     pair, ends = asked(4), len(PROMPT) + 4
     pair.flush()
     assert pair.client.resend()

@@ -1,4 +1,4 @@
-"""What a verifier may say that none of ours does: it costs the answer at most, never the conversation."""
+"""Frames of a hostile verifier: they cost the answer at most, never the conversation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def told(session: ClientSession, **event: object) -> list[SessionEvent]:
 
 
 @pytest.mark.parametrize("fields", [{"epoch": 2**64 - 1}, {"connection": 2**64 - 1}, {"epoch": 2**63}])
-def test_counts_that_leave_no_room_to_go_on_are_refused(fields: dict[str, int]) -> None:
+def test_counters_too_large_to_continue_from_are_refused(fields: dict[str, int]) -> None:
     session = asked()
     [refused] = told(session, welcome=welcome(**fields))
     assert isinstance(refused, Faulted) and "the server counts" in refused.text and not refused.retry_after_ms
@@ -48,7 +48,7 @@ def test_counts_that_leave_no_room_to_go_on_are_refused(fields: dict[str, int]) 
     ClientSession.restore(session.snapshot(), PRINTS, stop_tokens=[STOP])
 
 
-def test_who_always_lacks_something_is_not_told_for_ever() -> None:
+def test_endless_out_of_sync_faults_are_reported() -> None:
     session, lacks = welcomed(), wire.Fault(code=wire.FAULT_CODE_OUT_OF_SYNC, text="position 3 was named")
     sent, said = 0, []
     for _ in range(50):
@@ -58,7 +58,7 @@ def test_who_always_lacks_something_is_not_told_for_ever() -> None:
     assert {type(event) for event in said} == {Faulted} and "position 3 was named" in said[0].text
 
 
-def test_a_verdict_begins_the_patience_anew() -> None:
+def test_a_verdict_resets_the_count_of_out_of_sync_faults() -> None:
     session, lacks = welcomed(), wire.Fault(code=wire.FAULT_CODE_OUT_OF_SYNC, text="no answer runs")
     for length in range(3, 15):
         assert not any(isinstance(event, Faulted) for event in told(session, fault=lacks))
@@ -67,7 +67,7 @@ def test_a_verdict_begins_the_patience_anew() -> None:
         assert len(session.committed) == length + 1 and session.propose()
 
 
-def test_a_token_that_there_is_not_is_refused() -> None:
+def test_a_token_outside_the_vocabulary_is_refused() -> None:
     session = welcomed()
     [refused] = told(session, verdict=wire.Verdict(epoch=2, base_len=3, tokens=[1, VOCAB]))
     assert isinstance(refused, Faulted) and f"token {VOCAB} of a vocabulary of {VOCAB}" in refused.text
@@ -75,12 +75,12 @@ def test_a_token_that_there_is_not_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("said", "heard"), [(0, 1), (1, 1), (8, 8), (2**32 - 1, 2**32 - 1)])
-def test_nobody_shares_the_target_with_fewer_than_one(said: int, heard: int) -> None:
+def test_at_least_one_conversation_shares_the_target(said: int, heard: int) -> None:
     [decided, _] = told(welcomed(), verdict=wire.Verdict(epoch=2, base_len=3, tokens=[1], sharing=said))
     assert isinstance(decided, Decided) and decided.sharing == heard
 
 
-def test_a_snapshot_with_a_token_that_there_is_not_is_broken() -> None:
+def test_a_snapshot_with_a_token_outside_the_vocabulary_is_refused() -> None:
     snapshot = asked().snapshot() | {"supplied": [5, VOCAB, 7]}
     with pytest.raises(MoaError, match=f"supplied must be token ids, whole numbers from 0 to {VOCAB - 1}, not {VOCAB}"):
         ClientSession.restore(snapshot, PRINTS, stop_tokens=[STOP], vocab_size=VOCAB)

@@ -10,7 +10,7 @@ from moa_server.refusals import FAILED, GOING_AWAY, NORMAL, REFUSED, TRY_AGAIN_L
 from session.protocol_tables import PAGE, written
 
 
-def test_the_wire_s_page_names_every_fault_and_close_code() -> None:
+def test_the_page_names_every_fault_and_close_code() -> None:
     page = PAGE.read_text()
     faults = page[page.index("## Faults") : page.index("## Resuming")]
     codes = set(re.findall("^[|] `([A-Z_]+)` [|]", faults, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""The verifier's table: each rule, in each state."""
+"""The server session follows its table: each event in each state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def session_in(state: State) -> ServerSession:
     return session
 
 
-#: Each in a conversation that has so many committed tokens.
+#: A frame of each event, for a conversation with ``n`` committed tokens.
 MESSAGES: Mapping[Event, Callable[[int], wire.ClientMessage]] = {
     Event.STALE: lambda n: wire.ClientMessage(draft=wire.Draft(epoch=EPOCH - 1, base_len=n)),
     Event.BEYOND_COMMITTED: lambda n: wire.ClientMessage(draft=wire.Draft(epoch=EPOCH, base_len=n + 1)),
@@ -65,7 +65,7 @@ def said(answer: Verify | wire.ServerMessage | None) -> str | None:
 
 @pytest.mark.parametrize("state", State, ids=lambda state: state.name)
 @pytest.mark.parametrize("event", Event, ids=lambda event: event.name)
-def test_a_frame_does_what_the_table_says(event: Event, state: State) -> None:
+def test_every_frame_in_every_state_follows_the_table(event: Event, state: State) -> None:
     session = session_in(state)
     before, message = list(session.committed), MESSAGES[event](len(session.committed))
     assert session.state is state
@@ -86,7 +86,7 @@ def test_a_frame_does_what_the_table_says(event: Event, state: State) -> None:
 
 
 @pytest.mark.parametrize("sent", [False, True])
-def test_a_credit_brings_first_what_the_client_was_not_told(sent: bool) -> None:
+def test_credit_is_answered_first_with_tokens_that_were_not_sent(sent: bool) -> None:
     session = session_in(State.PROMPTED)
     work = session.receive(MESSAGES[Event.PROMPT_REPEATED](3))
     assert isinstance(work, Verify)

@@ -36,7 +36,7 @@ def last_frame(pair: Pair) -> wire.ClientMessage:
     return wire.ClientMessage.FromString(pair.up[-1])
 
 
-def test_a_prompt_gives_one_token_and_the_rows_of_the_prompt() -> None:
+def test_a_prompt_is_answered_with_one_token_and_its_rows() -> None:
     pair = asked()
     assert pair.client.committed == [*PROMPT, choice(PROMPT)]
     assert pair.client.rows == len(PROMPT)
@@ -54,7 +54,7 @@ def test_a_right_draft_is_committed_with_a_bonus_token() -> None:
     assert pair.client.rows == len(PROMPT) + 4  # all but the bonus token's
 
 
-def test_a_tree_may_be_accepted_on_another_path_than_the_tentative_one() -> None:
+def test_a_tree_may_be_accepted_on_another_branch() -> None:
     pair = asked()
     right = decode(PROMPT, len(PROMPT) + 4)[-3:]
     wrong = [token % (VOCAB - 1) + 1 for token in right]
@@ -72,7 +72,7 @@ def test_a_tree_may_be_accepted_on_another_path_than_the_tentative_one() -> None
     assert committed.origins == (Origin.DRAFTED, Origin.DRAFTED, Origin.CORRECTED)
 
 
-def test_a_tree_larger_than_the_verifier_takes_is_cut() -> None:
+def test_a_tree_is_truncated_to_the_verifiers_limit() -> None:
     pair = asked()
     most = LIMITS.max_draft_tokens
     tree = DraftTree((VOCAB - 1,) * (most + 3), (0,) * (most + 3), (-1.0,) * (most + 3))
@@ -94,7 +94,7 @@ def test_a_wrong_token_is_rolled_back_and_corrected() -> None:
     assert pair.client.tentative == ()
 
 
-def test_what_was_written_ahead_of_a_right_verdict_stays() -> None:
+def test_tokens_drafted_ahead_of_an_agreeing_verdict_stay() -> None:
     pair = asked()
     pair.write(2, right=True)
     pair.client.propose()
@@ -104,7 +104,7 @@ def test_what_was_written_ahead_of_a_right_verdict_stays() -> None:
     assert pair.client.tokens == decode(PROMPT, len(PROMPT) + 6)
 
 
-def test_offline_writing_is_verified_in_one_pass() -> None:
+def test_offline_text_is_verified_in_one_pass() -> None:
     pair = asked()
     pair.cut()
     pair.write(9, right=True, origin=Origin.OFFLINE)
@@ -116,7 +116,7 @@ def test_offline_writing_is_verified_in_one_pass() -> None:
     assert pair.told[-1].origins.count(Origin.OFFLINE) == 9  # type: ignore[union-attr]
 
 
-def test_keep_commits_offline_tokens_the_target_would_not_have_written() -> None:
+def test_keep_commits_offline_tokens_that_the_target_disagrees_with() -> None:
     pair = asked(policy=Policy.KEEP)
     before = list(pair.client.committed)
     pair.cut()
@@ -130,7 +130,7 @@ def test_keep_commits_offline_tokens_the_target_would_not_have_written() -> None
     assert origins[-5:] == [Origin.KEPT] * 4 + [Origin.CORRECTED]
 
 
-def test_keep_leaves_the_end_of_the_turn_to_the_target() -> None:
+def test_keep_drops_end_of_turn_tokens() -> None:
     pair = asked(policy=Policy.KEEP)
     pair.cut()
     pair.client.extend([3, STOP], Origin.OFFLINE)
@@ -140,7 +140,7 @@ def test_keep_leaves_the_end_of_the_turn_to_the_target() -> None:
     assert pair.client.committed[4:6] == [3, choice([*pair.client.committed[:5]])]
 
 
-def test_keep_also_holds_against_a_verdict_that_comes_late() -> None:
+def test_keep_overrules_a_late_verdict() -> None:
     pair = asked(policy=Policy.KEEP)
     before = list(pair.client.committed)
     pair.write(3, right=False)
@@ -154,7 +154,7 @@ def test_keep_also_holds_against_a_verdict_that_comes_late() -> None:
     assert not any(isinstance(e, RolledBack) for e in pair.events)
 
 
-def test_rows_of_a_branch_that_is_overruled_are_not_taken() -> None:
+def test_rows_of_an_overruled_verdict_are_dropped() -> None:
     pair = asked(policy=Policy.KEEP)
     start = len(pair.client.committed)
     pair.write(3, right=False, origin=Origin.OFFLINE)
@@ -171,7 +171,7 @@ def test_rows_of_a_branch_that_is_overruled_are_not_taken() -> None:
     assert pair.rows == rows_of(pair.client.committed[: pair.client.rows]) and pair.client.rows == start + 3
 
 
-def test_what_is_kept_after_a_dispute_leaves_the_target_room_to_answer() -> None:
+def test_kept_tokens_leave_room_in_the_context() -> None:
     pair = asked()
     start = len(pair.client.committed)
     pair.client.keep(start, [5] * LIMITS.max_context)
@@ -180,7 +180,7 @@ def test_what_is_kept_after_a_dispute_leaves_the_target_room_to_answer() -> None
     assert pair.finished and len(pair.client.committed) == LIMITS.max_context
 
 
-def test_keep_leaves_room_for_the_answer_to_end() -> None:
+def test_kept_tokens_leave_room_in_the_answer() -> None:
     pair = asked(policy=Policy.KEEP)
     pair.cut()
     while len(pair.client.tokens) < LIMITS.max_context:
@@ -192,7 +192,7 @@ def test_keep_leaves_room_for_the_answer_to_end() -> None:
 
 
 @pytest.mark.parametrize("written", [1, 8])
-def test_what_is_kept_leaves_the_answers_last_token_to_the_target(written: int) -> None:
+def test_the_target_chooses_the_last_token_after_kept_ones(written: int) -> None:
     pair = asked(max_new_tokens=written + 1, policy=Policy.KEEP)
     before = list(pair.client.committed)
     pair.cut()
@@ -220,7 +220,7 @@ def held_at_a_welcome(policy: Policy = Policy.ROLLBACK, *, forgotten: bool = Fal
 
 @pytest.mark.parametrize("policy", Policy)
 @pytest.mark.parametrize("forgotten", [False, True])
-def test_what_is_held_back_is_sent_afterwards(policy: Policy, forgotten: bool) -> None:
+def test_held_requests_are_sent_by_resume(policy: Policy, forgotten: bool) -> None:
     pair = held_at_a_welcome(policy, forgotten=forgotten)
     passes, written = pair.server.passes, pair.client.tokens
     assert pair.client.link is LinkState.UP and not pair.client.awaiting_verdict
@@ -240,7 +240,7 @@ def test_what_is_held_back_is_sent_afterwards(policy: Policy, forgotten: bool) -
         assert pair.client.committed == decode(PROMPT, LIMITS.max_context)
 
 
-def test_a_new_question_takes_along_what_was_held_back() -> None:
+def test_a_new_prompt_includes_tokens_that_were_held() -> None:
     pair = held_at_a_welcome(forgotten=True)
     pair.client.cancel()
     pair.client.prompt(PROMPT, GREEDY, 4)
@@ -250,7 +250,7 @@ def test_a_new_question_takes_along_what_was_held_back() -> None:
 
 
 @pytest.mark.parametrize("online", [True, False])
-def test_after_a_rewind_the_target_writes_the_same_again(online: bool) -> None:
+def test_an_answer_after_a_rewind_is_the_same(online: bool) -> None:
     pair = asked(max_new_tokens=9)
     pair.finish()
     answer = list(pair.client.committed)
@@ -264,7 +264,7 @@ def test_after_a_rewind_the_target_writes_the_same_again(online: bool) -> None:
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_kept_tokens_take_the_place_of_the_targets(ended: bool) -> None:
+def test_kept_tokens_replace_those_of_the_target(ended: bool) -> None:
     pair = asked(max_new_tokens=12)
     pair.write(4, right=True)
     pair.client.propose()
@@ -279,7 +279,7 @@ def test_kept_tokens_take_the_place_of_the_targets(ended: bool) -> None:
     assert pair.client.committed == pair.server.session.committed == decode(begun, len(PROMPT) + 12)
 
 
-def test_a_verdict_on_what_was_taken_back_is_ignored() -> None:
+def test_a_verdict_of_an_older_epoch_is_ignored() -> None:
     pair = asked()
     pair.write(3, right=True)
     pair.client.propose()
@@ -293,7 +293,7 @@ def test_a_verdict_on_what_was_taken_back_is_ignored() -> None:
     assert pair.client.committed == PROMPT[:1]
 
 
-def test_a_prompt_may_be_given_offline() -> None:
+def test_a_prompt_works_offline() -> None:
     pair = Pair()
     pair.client.prompt(PROMPT, GREEDY, 4)
     pair.write(2, right=True, origin=Origin.OFFLINE)
@@ -303,7 +303,7 @@ def test_a_prompt_may_be_given_offline() -> None:
     assert pair.client.committed == decode(PROMPT, len(PROMPT) + 4)
 
 
-def test_a_restarted_server_is_given_the_tokens_but_sends_no_row_twice() -> None:
+def test_a_restarted_server_gets_the_tokens_and_sends_no_row_twice() -> None:
     pair = asked()
     pair.write(3, right=True)
     pair.client.propose()
@@ -323,7 +323,7 @@ def test_a_restarted_server_is_given_the_tokens_but_sends_no_row_twice() -> None
     assert pair.client.committed == decode(PROMPT, 96)
 
 
-def test_a_lost_verdict_is_decided_again_alike() -> None:
+def test_a_lost_verdict_is_repeated() -> None:
     pair = asked()
     pair.write(3, right=True)
     pair.client.propose()
@@ -346,7 +346,7 @@ def test_an_answer_ends_at_its_length_or_its_stop_token() -> None:
     assert pair.told[-1] == Finished(reason)
 
 
-def test_a_cancelled_answer_stays_as_far_as_confirmed() -> None:
+def test_a_cancelled_answer_keeps_its_committed_tokens() -> None:
     pair = asked()
     pair.write(3, right=True)
     confirmed = list(pair.client.committed)
@@ -382,7 +382,7 @@ def test_a_prompt_beyond_the_context_is_a_fault_that_names_both_lengths() -> Non
         wire.ClientMessage(hello=wire.Hello()),
     ],
 )
-def test_what_breaks_the_rules_is_a_fault_and_changes_nothing(message: wire.ClientMessage) -> None:
+def test_invalid_frames_are_faults_and_change_nothing(message: wire.ClientMessage) -> None:
     pair = asked()
     before = list(pair.server.session.committed)
     answer = pair.server.session.receive(message)
@@ -390,7 +390,7 @@ def test_what_breaks_the_rules_is_a_fault_and_changes_nothing(message: wire.Clie
     assert pair.server.session.committed == before
 
 
-def test_calls_that_the_state_does_not_allow_say_so() -> None:
+def test_calls_in_wrong_states_raise() -> None:
     pair = asked()
     with pytest.raises(LocalProtocolError, match="while an answer is running"):
         pair.client.prompt([1], GREEDY)
@@ -410,7 +410,7 @@ def test_calls_that_the_state_does_not_allow_say_so() -> None:
     assert pair.client.link is LinkState.UP
 
 
-def test_another_targets_bundle_is_refused_with_both_fingerprints() -> None:
+def test_a_bundle_of_another_target_is_refused_with_both_fingerprints() -> None:
     hello = wire.Hello(
         protocol_version=PROTOCOL_VERSION,
         fingerprints=wire.Fingerprints(target="aaaa", tokenizer="t", drafter="d"),
@@ -422,7 +422,7 @@ def test_another_targets_bundle_is_refused_with_both_fingerprints() -> None:
     assert check_hello(hello, Fingerprints("bbbb", "t", "d")) is None
 
 
-def test_another_drafters_bundle_is_refused_with_what_helps() -> None:
+def test_a_bundle_of_another_drafter_is_refused_with_advice() -> None:
     hello = wire.Hello(
         protocol_version=PROTOCOL_VERSION,
         fingerprints=wire.Fingerprints(target="a", tokenizer="t", drafter="dddd"),
@@ -442,7 +442,7 @@ def test_another_drafters_bundle_is_refused_with_what_helps() -> None:
     ("oldest", "newest", "refused"),
     [(1, 0, "version 1"), (1, 3, ""), (PROTOCOL_VERSION, 0, ""), (3, 4, "versions 3 to 4")],
 )
-def test_ends_without_a_common_version_say_so(oldest: int, newest: int, refused: str) -> None:
+def test_ends_without_a_common_version_are_refused(oldest: int, newest: int, refused: str) -> None:
     """The first versions named one only."""
     hello = wire.Hello(protocol_version=oldest, newest_version=newest)
     answer = check_hello(hello, Fingerprints("", "", ""))
@@ -475,7 +475,7 @@ class ReadOnce(list[int]):
     read = False
 
 
-def test_a_walk_reads_the_tokens_once_however_many_are_right() -> None:
+def test_a_walk_reads_each_token_once() -> None:
     """A draft that is known already costs the verifier no forward: a thousand tokens of it must not hold up others."""
     right = list(range(1, 1001))
     assert accepted_path(ReadOnce(right), chain(1000), [*right, 7]) == list(range(1000))
@@ -484,7 +484,7 @@ def test_a_walk_reads_the_tokens_once_however_many_are_right() -> None:
 @pytest.mark.parametrize(
     ("encoding", "tolerance"), [(wire.ROW_ENCODING_INT8, 1 / 127), (wire.ROW_ENCODING_FLOAT16, 1e-3)]
 )
-def test_rows_survive_the_wire(encoding: int, tolerance: float) -> None:
+def test_rows_are_encoded_and_decoded(encoding: int, tolerance: float) -> None:
     rng = np.random.default_rng(0)
     keys = rng.normal(size=(5, 3, 8)).astype(np.float32) * 20
     values = rng.normal(size=(5, 3, 8)).astype(np.float32)
@@ -511,7 +511,7 @@ def test_rows_whose_sizes_disagree_are_refused() -> None:
 
 
 @pytest.mark.parametrize("encoding", [wire.ROW_ENCODING_INT8, wire.ROW_ENCODING_FLOAT16])
-def test_only_numbers_travel(encoding: int) -> None:
+def test_values_that_are_not_finite_are_clipped_or_refused(encoding: int) -> None:
     keys = np.array([[[np.nan, np.inf, -1e30, 2.0]]], np.float32)
     (got,), _ = decode_rows(encode_rows(0, keys, keys, encoding))
     assert got.tolist()[0] == pytest.approx([0.0, 65504.0, -65504.0, 2.0], rel=0.01, abs=2.0)
@@ -523,7 +523,7 @@ def test_only_numbers_travel(encoding: int) -> None:
 
 
 def answers_at(pair: Pair, base_len: int, tokens: tuple[int, ...] = (1,)) -> list[wire.ServerMessage]:
-    """What answers a draft that another program sends in this one's name."""
+    """Return the answer to a draft that another process sends for this conversation."""
     draft = wire.Draft(epoch=pair.server.session._epoch, base_len=base_len, tokens=tokens)
     answers = pair.server.receive(wire.ClientMessage(draft=draft).SerializeToString(), "resume")
     return [wire.ServerMessage.FromString(answer) for answer in answers]
@@ -554,7 +554,7 @@ def test_rows_are_sent_once_on_a_connection() -> None:
 
 
 @pytest.mark.parametrize("rows_from", [40, 10**9, 2**64 - 1])
-def test_rows_of_positions_that_nobody_reached_are_no_work(rows_from: int) -> None:
+def test_rows_from_beyond_the_conversation_are_ignored(rows_from: int) -> None:
     session = asked().server.session
     prompt = wire.Prompt(epoch=8, base_len=0, tokens=[1, 2, 3], rows_from=rows_from)
     work = session.receive(wire.ClientMessage(prompt=prompt))
@@ -567,8 +567,8 @@ def test_the_documented_digest() -> None:
     assert digest([1, 2]) == 58791804 == zlib.crc32(b"\x01\0\0\0\x02\0\0\0")
 
 
-def test_what_is_decided_is_said_again_without_a_pass() -> None:
-    """Only a Prompt or Cancel cuts what the server has."""
+def test_decided_tokens_are_repeated_without_the_engine() -> None:
+    """Only a Prompt or Cancel truncates the server's tokens."""
     pair = asked()
     first = draft_at(pair, 4, (choice(pair.client.committed),))
     passes, committed = pair.server.passes, list(pair.server.session.committed)
@@ -580,7 +580,7 @@ def test_what_is_decided_is_said_again_without_a_pass() -> None:
     assert pair.server.passes == passes and pair.server.session.committed == committed
 
 
-def test_a_prompt_that_comes_twice_is_answered_once() -> None:
+def test_a_duplicate_prompt_is_answered_once() -> None:
     pair = Pair()
     pair.connect()
     pair.settle()
@@ -594,7 +594,7 @@ def test_a_prompt_that_comes_twice_is_answered_once() -> None:
     assert isinstance(refused, wire.ServerMessage) and "another Prompt of the same epoch" in refused.fault.text
 
 
-def test_a_refusal_that_comes_late_is_not_that_of_the_next_question() -> None:
+def test_a_late_fault_does_not_apply_to_the_next_prompt() -> None:
     """A Prompt that was sent again is refused twice, and the client may have asked something else between the two."""
     pair = Pair()
     pair.connect()
@@ -614,7 +614,7 @@ def test_a_refusal_that_comes_late_is_not_that_of_the_next_question() -> None:
     assert pair.client.committed == [*PROMPT, choice(PROMPT)]
 
 
-def test_what_was_decided_while_the_link_broke_comes_with_the_welcome() -> None:
+def test_tokens_decided_while_disconnected_follow_the_welcome() -> None:
     pair = asked()
     pair.write(2, right=True)
     pair.client.propose()
@@ -633,7 +633,7 @@ def test_what_was_decided_while_the_link_broke_comes_with_the_welcome() -> None:
     assert pair.client.committed == decode(PROMPT, LIMITS.max_context)
 
 
-def test_a_question_that_was_answered_while_the_link_broke_is_not_asked_again() -> None:
+def test_a_prompt_answered_while_disconnected_is_not_sent_again() -> None:
     pair = Pair()
     pair.connect()
     pair.settle()
@@ -648,7 +648,7 @@ def test_a_question_that_was_answered_while_the_link_broke_is_not_asked_again() 
     assert pair.client.committed == [*PROMPT, choice(PROMPT)] and pair.server.passes == 1 and not pair.up
 
 
-def test_an_answer_that_was_stopped_offline_ends_at_the_server_too() -> None:
+def test_an_answer_cancelled_offline_is_cancelled_at_the_server() -> None:
     pair = asked()
     pair.cut()
     pair.client.cancel()
@@ -657,7 +657,7 @@ def test_an_answer_that_was_stopped_offline_ends_at_the_server_too() -> None:
     assert pair.server.session._answer_start is None and pair.server.session.committed == pair.client.committed
 
 
-def test_a_verifier_of_chains_refuses_trees_and_is_not_sent_any() -> None:
+def test_a_verifier_of_chains_refuses_trees_and_gets_none() -> None:
     limits = Limits(max_context=96, max_draft_tokens=16, trees=False)
     pair = asked()
     pair.server.session.limits = limits

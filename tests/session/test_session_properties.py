@@ -23,7 +23,7 @@ from moa_runtime.session.events import Committed, Faulted, Origin, Policy, Rolle
 from moa_runtime.session.handshake import fault
 from moa_runtime.session.tree import accepted_path, chain
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from session.fixtures_invariants import CheckedLink, Known
+from session.fixtures_invariants import InvariantMachine, Known
 from session.fixtures_pair import LIMITS, STOP, Pair, choice, decode
 
 #: Enough of each index for any queue the machine builds; taken modulo its length.
@@ -50,7 +50,7 @@ def right_tokens(client: ClientSession, tokens: Sequence[int], parents: Sequence
     return len(accepted_path(tokens, parents, [choice(text) for text in texts]))
 
 
-class LossyLink(CheckedLink):
+class LossyMachine(InvariantMachine):
     policy = Policy.ROLLBACK
 
     @initialize(
@@ -85,7 +85,7 @@ class LossyLink(CheckedLink):
 
     @rule(after=st.integers(0, 12))
     def declare_offline(self, after: int) -> None:
-        """An outage began behind so many of the tentative tokens."""
+        """An outage begins after the first ``after`` tentative tokens."""
         client = self.pair.client
         tentative, before = len(client.tentative), client.unconfirmed
         kept = len(before) - tentative
@@ -136,7 +136,7 @@ class LossyLink(CheckedLink):
     @rule(ahead=st.integers(1, 20))
     @precondition(lambda self: self.pair.client.may_grant_credit)
     def grant_credit(self, ahead: int) -> None:
-        """The server may go on by itself."""
+        """The server may push verdicts."""
         client = self.pair.client
         client.grant_credit(len(client.committed) + client.supplied + ahead)
         self.pair.flush()
@@ -147,7 +147,7 @@ class LossyLink(CheckedLink):
         self.pair.flush()
 
     @rule(drafted=st.integers(0, 6))
-    def server_goes_on_within_the_credit(self, drafted: int) -> None:
+    def server_pushes_within_the_credit(self, drafted: int) -> None:
         before = len(self.pair.server.session.committed)
         pushes = self.pair.server.session.pushes
         self.pair.push(drafted)
@@ -198,7 +198,7 @@ class LossyLink(CheckedLink):
         self.pair.cut()
 
     @rule(tokens=st.integers(1, 40))
-    def server_goes_on(self, tokens: int) -> None:
+    def server_continues_alone(self, tokens: int) -> None:
         self.pair.server.go_on(tokens)
 
     @rule()
@@ -207,14 +207,14 @@ class LossyLink(CheckedLink):
         self.pair.connect()
 
     @rule(trees=st.booleans())
-    def server_loses_everything(self, trees: bool) -> None:
+    def server_restarts(self, trees: bool) -> None:
         self.pair.cut()
         self.pair.server.restart(replace(LIMITS, trees=trees))
         self.server_forgot = True
 
     @rule()
     def close_and_restore(self) -> None:
-        """The client's program ends, and the next one goes on where it was."""
+        """The client's process ends; the next one restores its last state."""
         before = self.pair.client
         self.pair.reopen(json.loads(json.dumps(before.snapshot())))
         client = self.pair.client
@@ -229,7 +229,7 @@ class LossyLink(CheckedLink):
     @rule()
     @precondition(lambda self: self.saved is not None)
     def crash_and_restore(self) -> None:
-        """The client's program is killed, and the next one goes on from an older snapshot."""
+        """The client's process is killed; the next one restores an older snapshot."""
         snapshot, self.known, events = self.saved
         del self.pair.events[events:]
         self.pair.reopen(json.loads(snapshot))
@@ -266,7 +266,7 @@ class LossyLink(CheckedLink):
 
     @rule(more=st.integers(0, 20), place=st.integers(0, 95))
     def continue_answer(self, more: int, place: int) -> None:
-        """The answer has ended, or is stopped, and goes on from a place in it."""
+        """The answer is finished or cancelled, then rewound to a position."""
         client, start = self.pair.client, self.known.prompt_end
         self.pair.events += client.cancel()
         self.pair.flush()
@@ -286,7 +286,7 @@ class LossyLink(CheckedLink):
     @rule(place=st.integers(0, 95), kept=st.lists(st.integers(1, 12), min_size=1, max_size=4))
     @precondition(lambda self: len(self.pair.client.committed) >= self.known.prompt_end)
     def keep(self, place: int, kept: list[int]) -> None:
-        """The answer, running or ended, is taken back, and continued behind other tokens."""
+        """The answer, running or finished, is truncated and continued after other tokens."""
         client, prompt_end = self.pair.client, self.known.prompt_end
         start = prompt_end + place % (len(client.committed) - prompt_end + 1)
         begun = [*client.committed[:start], *kept]
@@ -318,8 +318,8 @@ class LossyLink(CheckedLink):
             assert faults <= {"PROTOCOL", "INTERNAL"}, faults
 
 
-class KeepingLink(LossyLink):
-    """What was written offline stays; everything else is the target's choice after what then stands before it."""
+class KeepMachine(LossyMachine):
+    """Offline tokens stay; every other token is the target's choice after the tokens before it."""
 
     policy = Policy.KEEP
 
@@ -339,10 +339,10 @@ class KeepingLink(LossyLink):
 
 
 EXAMPLES = int(os.environ.get("MOA_EXAMPLES", "300"))
-LossyLink.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=40)
-TestLossyLink = LossyLink.TestCase
-KeepingLink.TestCase.settings = settings(max_examples=EXAMPLES // 2, stateful_step_count=40)
-TestKeepingLink = KeepingLink.TestCase
+LossyMachine.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=40)
+TestLossyMachine = LossyMachine.TestCase
+KeepMachine.TestCase.settings = settings(max_examples=EXAMPLES // 2, stateful_step_count=40)
+TestKeepMachine = KeepMachine.TestCase
 
 
 def test_the_toy_target_ends_turns() -> None:

@@ -51,8 +51,8 @@ def test_a_restored_session_is_the_same_without_link_and_rows() -> None:
     assert client.snapshot() == pair.client.snapshot()
 
 
-def test_what_is_asked_after_an_old_snapshot_is_not_taken_for_what_the_program_asked_behind_it() -> None:
-    """The same answer is continued by other lengths: both would have the same epoch behind the same tokens."""
+def test_a_prompt_after_an_old_snapshot_is_a_new_one_for_the_server() -> None:
+    """The same answer is continued by different lengths: both would have the same epoch and tokens."""
     pair = Pair()
     pair.connect()
     pair.client.prompt(PROMPT, Sampling(), 3)
@@ -78,7 +78,7 @@ def test_a_snapshot_does_not_change_with_its_session() -> None:
 
 
 @pytest.mark.parametrize("forgot", [False, True])
-def test_a_server_that_forgot_is_given_the_tokens_and_every_server_gives_their_rows(forgot: bool) -> None:
+def test_a_restored_session_gets_its_rows_from_every_server(forgot: bool) -> None:
     pair = offline()
     pair.reopen(saved(pair))
     if forgot:
@@ -95,7 +95,7 @@ def test_a_server_that_forgot_is_given_the_tokens_and_every_server_gives_their_r
     assert origins.count(Origin.OFFLINE) == 6
 
 
-def test_rows_come_with_the_next_connection_where_a_verdict_is_lost() -> None:
+def test_rows_of_a_lost_verdict_come_with_the_next_connection() -> None:
     pair = offline()
     pair.reopen(saved(pair))
     pair.connect()
@@ -108,7 +108,7 @@ def test_rows_come_with_the_next_connection_where_a_verdict_is_lost() -> None:
     assert pair.rows == rows_of(pair.client.committed)[: len(pair.rows)] and len(pair.rows) > 30
 
 
-def test_an_old_snapshot_of_another_text_goes_on_with_its_own() -> None:
+def test_an_old_snapshot_of_another_text_continues_with_its_own() -> None:
     pair = offline()
     old = saved(pair)
     for prompt in ([1, 2], [3, 4], [8]):  # the program goes on, with a later epoch each time
@@ -123,7 +123,7 @@ def test_an_old_snapshot_of_another_text_goes_on_with_its_own() -> None:
     assert pair.client.committed == decode(PROMPT, len(PROMPT) + 30) == pair.server.session.committed
 
 
-def test_what_was_written_offline_is_kept_by_the_policy_of_the_snapshot() -> None:
+def test_offline_text_is_kept_by_the_policy_of_the_snapshot() -> None:
     pair = offline(Policy.KEEP, right=False)
     written = pair.client.tokens
     pair.reopen(saved(pair))
@@ -131,7 +131,7 @@ def test_what_was_written_offline_is_kept_by_the_policy_of_the_snapshot() -> Non
     assert pair.client.committed[: len(written)] == written
 
 
-def test_a_conversation_without_an_answer_goes_on() -> None:
+def test_a_conversation_without_an_answer_is_restored() -> None:
     pair = offline()
     pair.finish()
     pair.reopen(saved(pair))
@@ -145,7 +145,7 @@ def test_a_conversation_without_an_answer_goes_on() -> None:
     assert pair.rows == rows_of(pair.client.committed[: pair.client.rows]) != []
 
 
-def test_a_prompt_that_was_taken_back_after_it_was_kept_by_policy_leaves_nothing() -> None:
+def test_a_cancelled_prompt_of_kept_tokens_leaves_nothing() -> None:
     pair = offline(Policy.KEEP)
     pair.connect()
     while pair.client.link is not LinkState.UP:  # the Prompt with the kept tokens is on its way
@@ -154,7 +154,7 @@ def test_a_prompt_that_was_taken_back_after_it_was_kept_by_policy_leaves_nothing
     assert restored(saved(pair)).unconfirmed == ()
 
 
-def test_another_drafter_may_go_on_but_no_other_target() -> None:
+def test_a_snapshot_fits_another_drafter_but_no_other_target() -> None:
     snapshot = saved(offline())
     assert restored(snapshot, Fingerprints("target", "tokenizer", "other")).fingerprints.drafter == "other"
     with pytest.raises(MoaError, match="made with target target, this bundle is for other"):
@@ -163,7 +163,7 @@ def test_another_drafter_may_go_on_but_no_other_target() -> None:
         restored(snapshot, Fingerprints("target", "other", "drafter"))
 
 
-def test_another_version_is_named_with_ones_own() -> None:
+def test_an_unknown_version_is_refused_with_both_numbers() -> None:
     with pytest.raises(
         MoaError, match=f"version {SNAPSHOT_VERSION + 1}, this program reads version {SNAPSHOT_VERSION}"
     ):
@@ -201,7 +201,7 @@ def test_another_version_is_named_with_ones_own() -> None:
         ("max_length", None, "max_length must be a whole number"),
     ],
 )
-def test_broken_content_is_one_sentence(key: str, value: object, sentence: str) -> None:
+def test_invalid_content_is_refused_with_one_sentence(key: str, value: object, sentence: str) -> None:
     with pytest.raises(MoaError, match=f"^the snapshot is broken: .*{sentence}.*; begin a new conversation$"):
         restored({**saved(offline()), key: value})
 
@@ -221,6 +221,6 @@ def test_every_missing_key_is_named() -> None:
 
 
 @pytest.mark.parametrize("snapshot", [None, [], "text", 3, b"{}"])
-def test_what_is_no_snapshot_at_all_is_refused(snapshot: object) -> None:
+def test_values_that_are_no_snapshot_are_refused(snapshot: object) -> None:
     with pytest.raises(MoaError, match="a snapshot must be an object"):
         restored(snapshot)

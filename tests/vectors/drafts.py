@@ -1,4 +1,4 @@
-"""What the drafter does with a backend: rows come, go and are refused, texts grow and are cut."""
+"""Cases of the drafter with a backend: rows arrive, are dropped and refused; texts grow and are truncated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOP_K, _VOCABULARY = 4, 12
 
 
 class CountingBackend(Backend):
-    """In a model's place: what follows is a sum, in whole numbers, over all that a query may see and where it stands.
+    """Replaces a model: the next token is an integer sum over the positions and tokens that a query may see.
 
     A token ``t`` at position ``p`` has the entries ``[t, p]`` and ``[t + p, 1]``. Of what a query sees, an entry counts
     ``7 * keys[0] + 3 * keys[1] + values[0]``, a memory row ``5 * keys[0] + 11 * values[1]``, its position 13 times; the

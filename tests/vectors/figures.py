@@ -1,4 +1,4 @@
-"""What the parts compute that have figures: each case is what a part is given, and what comes of it."""
+"""Cases of pure functions: each has the input of a part and its output."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def luck(draws: Draws) -> Iterator[Case]:
 
 
 def ngrams(draws: Draws) -> Iterator[Case]:
-    """An index that takes one text after the other, and what it finds in each."""
+    """An index that is updated with several texts, and its matches."""
     for _ in range(40):
         stops = draws.one_of([[], [0]])
         index, text = NgramIndex(stops), list[int]()
@@ -141,7 +141,7 @@ def prices(draws: Draws) -> Iterator[Case]:
 
 
 def placements(draws: Draws) -> Iterator[Case]:
-    """Who drafts, for thousands of tokens, while link, device and server change."""
+    """The selected drafter over thousands of tokens, while link, device and server change."""
     for _ in range(40):
         drafting, able = draws.one_of(["auto"] * 8 + ["device", "server"]), draws.share() < 0.9
         placement = DrafterSelection(drafting, able=able)

@@ -15,7 +15,7 @@ from vectors import trace_json
 
 
 class Draws:
-    """Numbers of one seed. Only ``random()`` of Python's generator is promised to stay."""
+    """Random numbers of one seed. Of Python's generator only ``random()`` is guaranteed not to change."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed).random
@@ -62,7 +62,7 @@ def some_candidates(draws: Draws) -> list[DraftToken]:
 
 
 def copying(draws: Draws, begun: list[int], count: int) -> list[int]:
-    """A text that goes on with parts of itself, and with something new."""
+    """Return a text that repeats parts of itself between new tokens."""
     text = list(begun)
     while len(text) < len(begun) + count:
         start = draws.whole(0, len(text))

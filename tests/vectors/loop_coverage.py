@@ -1,4 +1,4 @@
-"""What traces of drafting loops show: named, so that the writer can say what is missing."""
+"""Features that traces of drafting loops must cover, by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REQUIRED_OF_LOOPS = frozenset(
 
 
 def features_of_loop(steps: Iterable[Said]) -> set[str]:
-    """What a trace shows, of :data:`REQUIRED_OF_LOOPS`."""
+    """Return the features of :data:`REQUIRED_OF_LOOPS` that a trace covers."""
     found: set[str] = set()
     todo: Said = {}
     awaited = False

@@ -116,7 +116,7 @@ class LoopWalk:
         return came
 
     def _go_on(self) -> None:
-        """What the loop wants to be done, and what comes of it."""
+        """Do the loop's next task and report its result."""
         todo = self._do("next", now=self._now)["todo"]
         if "draft" in todo:
             self._send()
@@ -188,7 +188,7 @@ class LoopWalk:
     # -- the drafter ---------------------------------------------------------------------------
 
     def _tree(self, todo: Draft) -> Said:
-        """A path that is right as often as it says, and branches where there may be some."""
+        """A path that is right as often as its scores say, with branches if the budget allows them."""
         draws, budget = self._draws, todo.budget
         length = min(budget.nodes, budget.depth, budget.levels + draws.whole(0, 1))
         tokens: list[int] = []
@@ -247,7 +247,7 @@ class LoopWalk:
                 self._serve(max(at, self._free), kind, frame)
 
     def _serve(self, at: float, kind: str, frame: bytes) -> None:
-        """The server takes a frame, or goes on by itself."""
+        """The server processes a frame, or continues within the credit."""
         draws = self._draws
         message = wire.ClientMessage.FromString(frame)
         event = message.WhichOneof("event")
@@ -276,5 +276,5 @@ class LoopWalk:
 
 
 def loop_walks(count: int = WALKS) -> list[Said]:
-    """The traces of the first so many walks."""
+    """Return the traces of the first walks."""
     return [{"name": f"loop {seed}", "steps": LoopWalk(seed).walk()} for seed in range(count)]

@@ -1,4 +1,4 @@
-"""A drafting loop that is told everything in the words of the vectors, by who records a trace and by who replays it."""
+"""A drafting loop that is driven by the calls of a trace, to record or to replay it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from vectors import trace_json
 
 Said = dict[str, Any]
 
-#: Numbers of a loop are alike up to so much of them: logarithms differ in their last bits from platform to platform.
+#: Relative tolerance of numbers: logarithms differ in their last bits from platform to platform.
 TOLERANCE = 1e-9
 
 
 class StandIn:
-    """In a drafter's place: it holds what it is given, and says what it was told. Who plays the loop drafts for it."""
+    """Replaces a drafter: records its calls. The trace contains the drafts."""
 
     def __init__(self, said: Said) -> None:
         self.needs_rows: bool = said["needs_rows"]

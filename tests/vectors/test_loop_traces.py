@@ -1,4 +1,4 @@
-"""The recorded drafting loops: they are played again, show everything there is, and are written alike each time."""
+"""The recorded drafting loops: they are replayed, cover all features, and recording is deterministic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_python_does_what_the_loops_say() -> None:
         replay_loop(trace["name"], trace["steps"])
 
 
-def test_the_loops_show_everything() -> None:
+def test_the_loops_cover_all_features() -> None:
     assert (
         set().union(*(features_of_loop(trace["steps"]) for trace in trace_files.read("loop/walks")))
         == REQUIRED_OF_LOOPS

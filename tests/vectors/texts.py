@@ -1,4 +1,4 @@
-"""What the tokenizer makes of texts, conversations and growing answers; with the tokenizer itself."""
+"""Cases of the tokenizer: texts, conversations and growing answers; and the tokenizer itself."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def chats() -> Iterator[Case]:
 
 
 def turns() -> Iterator[Case]:
-    """A conversation goes on behind committed tokens, whose last answer ended, or did not."""
+    """A conversation continues after committed tokens; its last answer is finished or not."""
     answer, asked = {"role": "assistant", "content": "Red."}, MESSAGES[2][2:]
     for template in TEMPLATES.values():
         tokenizer = tokenizer_of(template)
@@ -179,7 +179,7 @@ def streams() -> Iterator[Case]:
 
 
 def specials() -> Iterator[Case]:
-    """Texts of users: what they spell stays text."""
+    """Texts of users: special tokens in them stay text."""
     tokenizer, draws = tokenizer_of(CHAT_TEMPLATE), Draws(300_002)
     pieces = ["<|im_end|>", "<|im_start|>", "<|endoftext|>", "\ufdd0", "\ufdd1", "0", "1", "<|im_", " a", "é", "\n"]
     for _ in range(60):

@@ -1,4 +1,4 @@
-"""What traces of client sessions show: named, so that the writer can say what is missing."""
+"""Features that traces of client sessions must cover, by name."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ REQUIRED = frozenset(
 
 
 def features(steps: Iterable[Step]) -> set[str]:
-    """What a trace shows, of :data:`REQUIRED`."""
+    """Return the features of :data:`REQUIRED` that a trace covers."""
     found: set[str] = set()
     state: dict[str, Any] = {}
     for step in steps:
@@ -114,7 +114,7 @@ def _of_message(message: dict[str, Any], before: dict[str, Any], after: dict[str
 
 
 def _resumed(step: Step, welcome: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> str:
-    """What a client does when it hears a Welcome."""
+    """Name the client's reaction to a Welcome."""
     sent = {kind for frame in step.get("frames", []) for kind in frame}
     if not before["answering"]:
         return "cancels" if "cancel" in sent else "idle"

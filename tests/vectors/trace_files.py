@@ -1,4 +1,4 @@
-"""The files of the vectors: one JSON value a line, compressed."""
+"""The files of the vectors: one JSON value per line, compressed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def text_of(values: Iterable[Any]) -> str:
 
 
 def write(name: str, values: Iterable[Any]) -> bool:
-    """Write a file if its lines are others than before; says whether they were."""
+    """Write a file if its lines have changed; return whether they have."""
     path = FOLDER / f"{name}.jsonl.gz"
     text = text_of(values)
     if path.exists() and gzip.decompress(path.read_bytes()).decode() == text:

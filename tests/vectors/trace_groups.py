@@ -31,7 +31,7 @@ class _Names:
 
 
 def walks(count: int = WALKS) -> list[Trace]:
-    """The first so many random walks."""
+    """Record the first random walks."""
     with recording() as recorder:
         for seed in range(count):
             recorder.name = f"walk {seed}"
@@ -40,7 +40,7 @@ def walks(count: int = WALKS) -> list[Trace]:
 
 
 def spelled_out() -> list[Trace]:
-    """What the tests of single steps do.
+    """Record the tests of single steps.
 
     Raises:
         RuntimeError: one of them fails.
@@ -55,7 +55,7 @@ def spelled_out() -> list[Trace]:
 
 
 def scripted() -> list[Trace]:
-    """What no test does."""
+    """Record the scripts, which cover what no test does."""
     with recording() as recorder:
         for script in (*SCRIPTS, *STATE_SCRIPTS):
             recorder.name = script.__name__.replace("_", " ")

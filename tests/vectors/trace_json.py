@@ -1,4 +1,4 @@
-"""Values of the runtime as the vectors write them: JSON that any language reads without losing a digit."""
+"""Values of the runtime as JSON that any language reads without loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGEST_EXACT = 2**53 - 1
 
 
 def plain(value: object) -> Any:
-    """Enums as their values, dataclasses as objects, larger whole numbers as texts.
+    """Return JSON values: enums as their values, dataclasses as objects, large integers as strings.
 
     Raises:
         TypeError: nothing in JSON says this.
@@ -51,12 +51,12 @@ def plain(value: object) -> Any:
 
 
 def event(value: object) -> dict[str, Any]:
-    """An event, with the name of its class."""
+    """Return an event with the name of its class."""
     return {"event": type(value).__name__, **plain(value)}
 
 
 def frame(data: bytes, kind: type[Message]) -> dict[str, Any]:
-    """A frame as the JSON that Protocol Buffers define for its message; what is no such message in base64."""
+    """Return a frame as the JSON of Protocol Buffers; in base64 if it is not such a message."""
     try:
         message = kind.FromString(data)
         said: dict[str, Any] = MessageToDict(message)

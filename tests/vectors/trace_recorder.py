@@ -1,4 +1,4 @@
-"""Records what is done with client sessions, whoever does it: calls, frames, events, and the state after each call."""
+"""Records client sessions: calls, frames, events, and the state after each call."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Trace:
     state: dict[str, Any] = field(default_factory=dict)
 
     def add(self, step: Step, client: ClientSession | None) -> None:
-        """A step, with what it changed in the client's state. Frames that are taken belong to the step before."""
+        """Append a step with its changes of the client's state. Frames that are taken belong to the step before."""
         if step.get("call") == "frames_to_send" and ("frames" not in self.steps[-1] or not step["frames"]):
             self.steps[-1].setdefault("frames", step["frames"])
             return
@@ -80,13 +80,13 @@ class Trace:
 
 
 def state_of(client: ClientSession) -> dict[str, Any]:
-    """All that can be asked of a session but its fingerprints."""
+    """Return the public state of a session without its fingerprints."""
     said = {key: value for key, value in client.snapshot().items() if key not in ("version", "fingerprints")}
     return trace_json.plain(said | {name: getattr(client, name) for name in LIVE})  # type: ignore[no-any-return]
 
 
 def outcome(name: str, result: object) -> dict[str, Any]:
-    """What a call returned, as a step has it."""
+    """Return the result of a call as the fields of a step."""
     if result is None or (name in TELLING and not result):
         return {}
     if name in TELLING:
@@ -97,7 +97,7 @@ def outcome(name: str, result: object) -> dict[str, Any]:
 
 
 def raised(error: Exception) -> dict[str, Any]:
-    """What a call raised; the sentences on a broken snapshot show values as Python writes them."""
+    """Return an error as the fields of a step; without text for snapshots, as it shows Python values."""
     said = {"error": type(error).__name__}
     return {"raises": said if isinstance(error, SnapshotError) else said | {"text": str(error)}}
 
@@ -151,8 +151,8 @@ class Recorder:
         return self._busy
 
 
-def said_arguments(function: Callable[..., Any], *args: Any, **named: Any) -> dict[str, Any]:
-    """Arguments by their names, those included that were left out."""
+def plain_arguments(function: Callable[..., Any], *args: Any, **named: Any) -> dict[str, Any]:
+    """Return all arguments by name, including defaults."""
     bound = inspect.signature(function).bind(*args, **named)
     bound.apply_defaults()
     return {
@@ -168,7 +168,7 @@ def _recorded(recorder: Recorder, name: str, function: Callable[..., Any]) -> Ca
         if recorder.busy:
             return function(self, *args, **named)
         step: Step = {"call": name}
-        said = said_arguments(function, self, *args, **named)
+        said = plain_arguments(function, self, *args, **named)
         if said:
             step["args"] = said
         try:
@@ -190,7 +190,7 @@ def _recorded_create(recorder: Recorder, function: Callable[..., None]) -> Calla
             return function(self, *args, **named)
         with recorder.inside():
             function(self, *args, **named)
-        recorder.made(self, {"call": "create", "args": said_arguments(function, self, *args, **named)})
+        recorder.made(self, {"call": "create", "args": plain_arguments(function, self, *args, **named)})
         return None
 
     return create
@@ -199,7 +199,7 @@ def _recorded_create(recorder: Recorder, function: Callable[..., None]) -> Calla
 def _recorded_restore(recorder: Recorder, function: Callable[..., ClientSession]) -> Callable[..., ClientSession]:
     @functools.wraps(function)
     def restore(cls: type[ClientSession], *args: Any, **named: Any) -> ClientSession:
-        step: Step = {"call": "restore", "args": said_arguments(function, cls, *args, **named)}
+        step: Step = {"call": "restore", "args": plain_arguments(function, cls, *args, **named)}
         try:
             with recorder.inside():
                 client = function(cls, *args, **named)
@@ -214,7 +214,7 @@ def _recorded_restore(recorder: Recorder, function: Callable[..., ClientSession]
 
 @contextmanager
 def recording() -> Iterator[Recorder]:
-    """Every client session that is made meanwhile is recorded."""
+    """Record every client session that is created in the context."""
     recorder = Recorder()
     originals = {name: getattr(ClientSession, name) for name in CALLS}
     own = {name: ClientSession.__dict__[name] for name in (*CALLS, "__init__", "restore")}

@@ -1,4 +1,4 @@
-"""Plays a trace of a client session again, and says where something else happens."""
+"""Replays a trace of a client session and names the first difference."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from vectors import trace_json
 from vectors.trace_recorder import Step, outcome, raised, state_of
 
 
-class OtherwiseError(AssertionError):
-    """A step brought something else than the trace says."""
+class ReplayError(AssertionError):
+    """A step had another result than in the trace."""
 
 
 def replay(name: str, steps: list[Step]) -> None:
     """Play a trace.
 
     Raises:
-        OtherwiseError: with the trace, the step, and what differs.
+        ReplayError: with the trace, the step, and what differs.
     """
     client: ClientSession | None = None
     state: dict[str, Any] = {}
@@ -36,16 +36,16 @@ def replay(name: str, steps: list[Step]) -> None:
         expected = {key: step[key] for key in ("returns", "events", "frames", "raises") if key in step}
         state |= step.get("state", {})
         if got != expected:
-            raise OtherwiseError(f"{name}, step {number}, {_title(step)}: expected {expected}, got {got}")
+            raise ReplayError(f"{name}, step {number}, {_title(step)}: expected {expected}, got {got}")
         now = {} if client is None else state_of(client)
         for key in sorted(state.keys() | now.keys()):
             if state.get(key) != now.get(key):
                 text = f"{key} should be {state.get(key)}, is {now.get(key)}"
-                raise OtherwiseError(f"{name}, step {number}, {_title(step)}: {text}")
+                raise ReplayError(f"{name}, step {number}, {_title(step)}: {text}")
 
 
 def _played(client: ClientSession | None, step: Step) -> tuple[ClientSession | None, dict[str, Any]]:
-    """The session after a step, and what came of the call."""
+    """Do a step; return the session and the result of the call."""
     if "set" in step:
         value = step["value"]
         setattr(client, step["set"], Policy(value) if step["set"] == "policy" else value)
@@ -62,7 +62,7 @@ def _played(client: ClientSession | None, step: Step) -> tuple[ClientSession | N
 
 
 def _call(call: Callable[..., Any], args: dict[str, Any]) -> Any:
-    """By position where a name is not public."""
+    """Call with positional arguments, except for keyword-only ones."""
     parameters = inspect.signature(call).parameters.values()
     positional = [args.pop(each.name) for each in parameters if each.kind is not each.KEYWORD_ONLY]
     return call(*positional, **args)
@@ -88,7 +88,7 @@ def _argument(call: str, key: str, value: Any) -> Any:
 
 
 def _whole_numbers(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """With the larger numbers, which the vectors write as texts."""
+    """Restore large integers, which the vectors write as strings."""
 
     def whole(value: object) -> object:
         return int(value) if isinstance(value, str) and value.isdecimal() else value

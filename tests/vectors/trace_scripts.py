@@ -1,4 +1,4 @@
-"""Traces that neither walks nor spelled-out tests bring: one verifier's word each, and the client's answer."""
+"""Traces that neither walks nor tests cover: single frames of a verifier, and the client's answers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def drafted() -> ClientSession:
 
 
 def faults() -> None:
-    """Every code, and one that is not known yet, with and without another try."""
+    """Every code, and an unknown one, with and without a retry."""
     for code in (*wire.FaultCode.values(), 99):
         for retry in (0, 250):
             fault = wire.Fault(text=f"code {code}", retry_after_ms=retry, committed_length=2)
@@ -72,7 +72,7 @@ def faults() -> None:
 
 
 def refused(call: Callable[..., object], *args: object) -> None:
-    """What the session's state does not allow."""
+    """Make a call that the session's state may not allow."""
     with contextlib.suppress(LocalProtocolError):
         call(*args)
 
@@ -96,7 +96,7 @@ def finishes() -> None:
 
 
 def continued() -> None:
-    """An answer that has ended goes on, with and without a link; what ended it may have been a part of it only."""
+    """A finished answer is continued, connected or not; perhaps after a part of it only."""
     for online in (True, False):
         client = drafted()
         tell(client, verdict=verdict(4, [2, 3], accepted=2, finish=wire.FINISH_LENGTH))
@@ -238,7 +238,7 @@ def without_rows() -> None:
 
 
 def greetings() -> None:
-    """What a Welcome may say to a client that comes back with two tokens it wrote alone."""
+    """Every Welcome to a client that reconnects with two offline tokens."""
     for policy in Policy:
         for held in (False, True):
             for said in (

@@ -103,7 +103,7 @@ def every_frame_in_every_state() -> None:
 
 
 def every_call_in_every_state() -> None:
-    """Those that lead somewhere, but for what the others here and the tests of single steps do."""
+    """All calls that change the state, but for those of the other scripts and of the tests of single steps."""
     for make in MAKERS.values():
         for call in (
             ClientSession.disconnected,
@@ -140,7 +140,7 @@ def credit_granted_and_revoked_before_the_verdict() -> None:
 
 
 def the_link_is_cut_within_a_credit() -> None:
-    """The Hello carries it, and the server goes on."""
+    """The Hello carries the credit, and the server continues."""
     client = _streaming()
     client.disconnected()
     client.connect()
@@ -167,7 +167,7 @@ def kept_in_place_of_a_late_verdict() -> None:
 
 
 def kept_in_place_of_a_second_verdict() -> None:
-    """On what was sent twice."""
+    """The verdict is on a frame that was sent twice."""
     for held in (False, True):
         client = drafted()
         client.resend()
@@ -179,7 +179,7 @@ def kept_in_place_of_a_second_verdict() -> None:
 
 
 def out_of_sync_while_held() -> None:
-    """What the server lacks is owed until it may be asked for."""
+    """The server gets the tokens that it lacks after requests are no longer held."""
     for state in (State.PROMPTED, State.PROPOSED, State.STREAMING, State.REVOKING):
         client = MAKERS[state]()
         if state is State.PROMPTED:

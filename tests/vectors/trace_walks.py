@@ -1,4 +1,4 @@
-"""The random walks of the property tests, with numbers that are the same in every year and version."""
+"""The random walks of the property tests, the same in every year and version of Python."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 from moa_runtime.session.events import Policy
-from session.test_session_properties import KeepingLink, LossyLink
+from session.test_session_properties import KeepMachine, LossyMachine
 from vectors.fixtures_draws import Draws
 
 STEPS = 20
-#: Where a walk goes on whatever else it may do.
+#: Rules that every walk has, so that it progresses.
 _ALWAYS = {"deliver", "undisturbed_round", "draft", "reconnect"}
 _SHARE = 0.6  # of the other rules, which a walk has
 
 
-class AskingLink(LossyLink):
+class AskMachine(LossyMachine):
     policy = Policy.ASK
 
 
-KINDS: tuple[type[LossyLink], ...] = (LossyLink, KeepingLink, AskingLink)
+KINDS: tuple[type[LossyMachine], ...] = (LossyMachine, KeepMachine, AskMachine)
 
 
-#: What each rule is given, as its strategies say.
+#: Arguments of each rule, drawn as its strategies do.
 ARGUMENTS: dict[str, Callable[[Draws], dict[str, Any]]] = {
     "draft": lambda draws: {"count": draws.whole(1, 12), "right": draws.flag(), "online": draws.flag()},
     "declare_offline": lambda draws: {"after": draws.whole(0, 12)},
@@ -33,7 +33,7 @@ ARGUMENTS: dict[str, Callable[[Draws], dict[str, Any]]] = {
     "resend": lambda draws: {},
     "grant_credit": lambda draws: {"ahead": draws.whole(1, 20)},
     "revoke_credit": lambda draws: {},
-    "server_goes_on_within_the_credit": lambda draws: {"drafted": draws.whole(0, 6)},
+    "server_pushes_within_the_credit": lambda draws: {"drafted": draws.whole(0, 6)},
     "the_engine_fails": lambda draws: {},
     "deliver": Draws.queue,
     "drop": Draws.queue,
@@ -44,9 +44,9 @@ ARGUMENTS: dict[str, Callable[[Draws], dict[str, Any]]] = {
         "upward": draws.flag(),
     },
     "cut_link": lambda draws: {},
-    "server_goes_on": lambda draws: {"tokens": draws.whole(1, 40)},
+    "server_continues_alone": lambda draws: {"tokens": draws.whole(1, 40)},
     "reconnect": lambda draws: {},
-    "server_loses_everything": lambda draws: {"trees": draws.flag()},
+    "server_restarts": lambda draws: {"trees": draws.flag()},
     "close_and_restore": lambda draws: {},
     "save": lambda draws: {},
     "crash_and_restore": lambda draws: {},
@@ -58,14 +58,14 @@ ARGUMENTS: dict[str, Callable[[Draws], dict[str, Any]]] = {
 }
 
 
-def preconditions(machine: LossyLink, rule: str) -> bool:
-    """Whether a rule may be applied now."""
+def preconditions(machine: LossyMachine, rule: str) -> bool:
+    """Return whether a rule may be applied now."""
     needed = getattr(type(machine), rule).hypothesis_stateful_rule.preconditions
     return all(holds(machine) for holds in needed)
 
 
 def walk(seed: int) -> None:
-    """One walk: a conversation in which anything happens, and which comes to its end."""
+    """Do one walk: a conversation with random events that is finished at the end."""
     draws = Draws(seed)
     machine = KINDS[seed % len(KINDS)]()
     machine.begin(
@@ -81,8 +81,8 @@ def walk(seed: int) -> None:
         arguments = ARGUMENTS[rule](draws)
         if preconditions(machine, rule):
             getattr(machine, rule)(**arguments)
-            machine.committed_is_what_the_target_writes()
-            machine.rows_are_those_of_the_text()
-            machine.a_late_copy_never_sets_the_server_back()
+            machine.committed_text_is_the_targets()
+            machine.rows_belong_to_the_committed_tokens()
+            machine.a_duplicate_never_truncates_the_server()
             machine.every_drafted_token_is_accounted_for()
     machine.teardown()
