@@ -5,7 +5,7 @@ import { test } from "node:test";
 
 import { MoaDrafter, NgramMixture, RowsMismatchError, budgetOf, type Drafter, type KvArray, type StepInputs } from "../src/index.js";
 import { CountingBackend } from "./counting_backend.js";
-import { budgetFrom, samplingOf, type Fields } from "./given.js";
+import { budgetFrom, samplingOf, type Fields } from "./figure_inputs.js";
 import { alike, plain, read, type Value } from "./vectors.js";
 
 interface Case {

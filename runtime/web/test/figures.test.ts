@@ -9,7 +9,7 @@ import { CostModel, GrowingTree, Luck, NgramDrafter, NgramIndex, NgramMixture } 
 import { gumbel, likeliestPath } from "../src/index.js";
 import type { DraftToken, Manners, Pushed, RoundEnded } from "../src/index.js";
 import { goOn } from "../src/offline_stopping.js";
-import { budgetFrom, samplingOf, type Fields } from "./given.js";
+import { budgetFrom, samplingOf, type Fields } from "./figure_inputs.js";
 import { alike, ours, plain, read, type Value } from "./vectors.js";
 
 type Pair = [number, number];

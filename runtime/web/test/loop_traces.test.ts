@@ -1,8 +1,8 @@
-/** The drafting loop does in every recorded conversation what Python did. */
+/** The drafting loop replays every conversation that Python recorded. */
 
 import { test } from "node:test";
 
-import { replayLoop, type LoopTrace } from "./loop_replaying.js";
+import { replayLoop, type LoopTrace } from "./loop_replay.js";
 import { read } from "./vectors.js";
 
 test("loop: walks", () => {

@@ -1,8 +1,8 @@
-/** The session does in every recorded conversation what Python did. */
+/** The session replays every conversation that Python recorded. */
 
 import { test } from "node:test";
 
-import { replay, type Trace } from "./replaying.js";
+import { replay, type Trace } from "./trace_replay.js";
 import { read } from "./vectors.js";
 
 for (const group of ["scripts", "spelled_out", "walks"]) {

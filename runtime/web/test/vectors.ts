@@ -1,4 +1,4 @@
-/** The vectors that the Python runtime wrote, and values as they have them. */
+/** Reads the vectors that the Python runtime recorded, and converts values to and from their JSON. */
 
 import { readFileSync } from "node:fs";
 import { gunzipSync } from "node:zlib";
@@ -8,7 +8,7 @@ const FOLDER = new URL("../../../../tests/vectors/data/", import.meta.url);
 type Fields = { [key: string]: Value };
 export type Value = null | boolean | number | string | Value[] | { [key: string]: Value };
 
-/** The values of a file, such as `session/walks`. */
+/** Read the values of a file, such as `session/walks`. */
 export function read<T>(name: string): T[] {
   const text = gunzipSync(readFileSync(new URL(`${name}.jsonl.gz`, FOLDER))).toString("utf-8");
   return text
@@ -17,17 +17,17 @@ export function read<T>(name: string): T[] {
     .map((line) => JSON.parse(line) as T);
 }
 
-/** A file that is no list of values. */
+/** Read a file that is not a list of values. */
 export function readJson(name: string): unknown {
   return JSON.parse(readFileSync(new URL(name, FOLDER), "utf-8"));
 }
 
-/** A name as Python writes it, in our way. */
+/** Convert a name from snake_case to camelCase. */
 export function camel(name: string): string {
   return name.replace(/_([a-z])/g, (_, letter: string) => letter.toUpperCase());
 }
 
-/** A value of ours as the vectors have it: names with underscores, larger whole numbers as texts, nothing as null. */
+/** Convert a value to the vectors' JSON: snake_case keys, large integers as strings, undefined as null. */
 export function plain(value: unknown): Value {
   if (value === null || value === undefined) return null;
   if (typeof value === "bigint") return value <= BigInt(Number.MAX_SAFE_INTEGER) ? Number(value) : String(value);
@@ -37,21 +37,21 @@ export function plain(value: unknown): Value {
   return Object.fromEntries(items);
 }
 
-/** The other way round. */
+/** Convert a name from camelCase to snake_case. */
 export function snake(name: string): string {
   return name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
 }
 
-/** Settings with our names. */
+/** Convert an object's keys to camelCase. */
 export function ours<T>(said: Value): T {
   if (said === null) return null as T;
   return Object.fromEntries(Object.entries(said).map(([key, value]) => [camel(key), value])) as T;
 }
 
-/** Numbers are alike up to so much of them: logarithms differ in their last bits from platform to platform. */
+/** Relative tolerance of numbers: logarithms differ in their last bits from platform to platform. */
 const TOLERANCE = 1e-9;
 
-/** Whether two values are the same, numbers up to the tolerance. */
+/** Return whether two values are equal, numbers up to the tolerance. */
 export function alike(one: Value, other: Value): boolean {
   if (typeof one === "number" && typeof other === "number") {
     const least = Math.max(Math.abs(one), Math.abs(other), 1);

@@ -1,4 +1,4 @@
-/** What the vectors' cases are given, as ours. */
+/** Inputs of the vectors' cases as values of the runtime. */
 
 import type { Budget, Prices, Sampling } from "../src/index.js";
 import { ours, type Value } from "./vectors.js";

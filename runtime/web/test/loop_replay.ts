@@ -1,4 +1,4 @@
-/** Plays a trace of a drafting loop, and says where something else happens than in Python. */
+/** Replays a trace of a drafting loop and names the first difference from Python. */
 
 import assert from "node:assert/strict";
 
@@ -20,7 +20,7 @@ import type {
   Policy,
   Wait,
 } from "../src/index.js";
-import { asMessage, bytesOf, eventOf, said } from "./said.js";
+import { asMessage, bytesOf, eventOf, said } from "./trace_json.js";
 import { alike, ours, plain, type Value } from "./vectors.js";
 
 type Said = { [key: string]: Value };
@@ -45,7 +45,7 @@ export function replayLoop(trace: LoopTrace): void {
   });
 }
 
-/** In a drafter's place: it holds what it is given, and says what it was told. */
+/** Replaces a drafter: records its calls. The trace contains the drafts. */
 class StandIn implements Drafter {
   rows = 0;
   readonly needsRows: boolean;
@@ -73,7 +73,7 @@ class StandIn implements Drafter {
   }
 
   propose(): never {
-    throw new Error("what is drafted stands in the trace");
+    throw new Error("the trace contains the drafts");
   }
 }
 
@@ -99,7 +99,7 @@ class PlayedLoop {
     this.loop.listen((event) => this.events.push(event));
   }
 
-  /** Tell it something; what came of it, as a step has it. */
+  /** Make a call; return its result as the fields of a step. */
   do(call: string, args: Said): Said {
     this.events = [];
     const came: Said = {};

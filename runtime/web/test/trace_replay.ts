@@ -1,4 +1,4 @@
-/** Plays a trace of a client session, and says where something else happens than in Python. */
+/** Replays a trace of a client session and names the first difference from Python. */
 
 import assert from "node:assert/strict";
 
@@ -6,7 +6,7 @@ import type { JsonValue } from "@bufbuild/protobuf";
 
 import { ClientSession, LocalProtocolError, SnapshotError } from "../src/index.js";
 import type { Branches, Fingerprints, Origin, Policy, Sampling, SessionEvent } from "../src/index.js";
-import { asMessage, bytesOf, eventOf, said } from "./said.js";
+import { asMessage, bytesOf, eventOf, said } from "./trace_json.js";
 import { camel, plain, type Value } from "./vectors.js";
 
 type Args = { [key: string]: Value };
@@ -28,7 +28,7 @@ export interface Trace {
   readonly steps: Step[];
 }
 
-/** What a call brought, as a step has it. */
+/** Result of a call as the fields of a step. */
 type Outcome = Pick<Step, "returns" | "events" | "raises" | "frames">;
 
 const TELLING = new Set(["resume", "cancel", "keep", "receive"]);
