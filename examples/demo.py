@@ -15,12 +15,18 @@ from pathlib import Path
 from moa_bench.link import with_round_trip
 from moa_bench.link.background import BackgroundLink, background_link
 from moa_bench.verifier import Verifier, open_verifier
-from moa_runtime.bundle import Bundle
-from moa_runtime.drafting.settings import LoopSettings
-from moa_runtime.errors import MoaError
-from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, LinkChanged, Origin
-from moa_runtime.sync import SyncChat
-from moa_runtime.transport import Endpoint
+from moa_runtime import (
+    AnswerFinished,
+    AnswerUpdate,
+    Bundle,
+    ChatEvent,
+    Endpoint,
+    LinkChanged,
+    LoopSettings,
+    MoaError,
+    Origin,
+    SyncChat,
+)
 
 ROUND_TRIP_MS = 60
 FIRST = "Name three primary colours and say in one sentence what happens when they are mixed."

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from moa_runtime.bundle import Bundle
     from moa_runtime.chat import Chat
+    from moa_runtime.drafting.settings import Conditions, LoopSettings
     from moa_runtime.errors import ChatError, MoaError
     from moa_runtime.events import (
         AnswerFinished,
@@ -39,11 +40,13 @@ __all__ = [
     "Chat",
     "ChatError",
     "ChatEvent",
+    "Conditions",
     "Disagreement",
     "Endpoint",
     "FinishReason",
     "LinkChanged",
     "LinkStatus",
+    "LoopSettings",
     "MoaError",
     "Origin",
     "PauseReason",
@@ -62,7 +65,9 @@ _MODULES = {
     "Bundle": "moa_runtime.bundle",
     "Chat": "moa_runtime.chat",
     "ChatError": "moa_runtime.errors",
+    "Conditions": "moa_runtime.drafting.settings",
     "Endpoint": "moa_runtime.transport",
+    "LoopSettings": "moa_runtime.drafting.settings",
     "MoaError": "moa_runtime.errors",
     "Policy": "moa_runtime.session.events",
     "Sampling": "moa_runtime.session.events",
