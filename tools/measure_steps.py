@@ -43,7 +43,7 @@ from moa_drafter.target import Target
 from moa_runtime.backends.base import StepInputs
 from moa_runtime.session.sampling import Sampling
 from moa_runtime.session.tree import chain
-from moa_server.drafting.batched_model import TOP_K, Batch, PackedDeviceHalf
+from moa_server.drafting.batched_model import TOP_K, Batch, PackedDeviceModule
 from moa_server.drafting.batcher import BatchedBackend
 from moa_server.engine.base import StepRequest, new_sequence
 from moa_server.engine.kv_cache import Room
@@ -304,7 +304,7 @@ def measure_drafter(
         widths: nodes that each session continues in a level.
     """
     drafter, dtype = random_drafter(shape, target), target.model.dtype
-    half = PackedDeviceHalf(drafter, target, dtype, top_k=TOP_K)
+    half = PackedDeviceModule(drafter, target, dtype, top_k=TOP_K)
     for count in sessions:
         for width in widths:
             inputs = [_level(half, target, context, width) for _ in range(count)]
@@ -322,7 +322,7 @@ def measure_drafter(
     _measure_rows(target, MemoryRows(drafter, dtype), record, context, sessions)
 
 
-def _level(half: PackedDeviceHalf, target: Target, context: int, width: int) -> StepInputs:
+def _level(half: PackedDeviceModule, target: Target, context: int, width: int) -> StepInputs:
     rng = np.random.default_rng(0)
     caches = [rng.standard_normal((context, *half.kv_shape), np.float32) for _ in range(4)]  # two are memory rows
     return StepInputs(
@@ -335,7 +335,7 @@ def _level(half: PackedDeviceHalf, target: Target, context: int, width: int) -> 
     )
 
 
-def _measure_threads(half: PackedDeviceHalf, inputs: Sequence[StepInputs], record: Record, sizes: Any) -> None:
+def _measure_threads(half: PackedDeviceModule, inputs: Sequence[StepInputs], record: Record, sizes: Any) -> None:
     """Add the time of a level if each session drafts in a thread of its own, as in the verifier."""
     backend = BatchedBackend(half.steps, top_k=half.top_k, kv_shape=half.kv_shape)
     levels = 10

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moa_bench.simulated_clock import Clock, Pace
+from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint_files import drafter_fingerprint
 from moa_drafter.pretrained import checkpoint_of
 from moa_runtime.backends.load import load_backend, load_writer
@@ -164,7 +165,7 @@ def drafting(
     """
     from moa_export.recipe import Recipe
 
-    backend = drafter.backend(top_k=Recipe().top_k)  # candidates for each node of a tree, as in a bundle
+    backend = torch_backend_of(drafter, top_k=Recipe().top_k)  # candidates for each node of a tree, as in a bundle
     return lambda: MoaDrafter(
         backend,
         max_context=max_context,

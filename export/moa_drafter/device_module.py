@@ -1,4 +1,4 @@
-"""The device half as one stateless module, which computes :meth:`moa_runtime.backends.base.Backend.step`."""
+"""The device half of a drafter as one stateless module that computes :meth:`moa_runtime.backends.base.Backend.step`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from moa_drafter.architectures.config import TokenConfig
+from moa_drafter.architectures.tokens import TokenDrafter
 from moa_drafter.config import DrafterConfig
+from moa_drafter.llama import run_layers
 from moa_drafter.model import MoADrafter
 from moa_runtime.backends.base import MEMORY_INPUTS, StepInputs, StepResult
 from moa_runtime.bundle import TensorSpec
@@ -41,7 +43,7 @@ def signature_of(
     return inputs, outputs
 
 
-class DeviceHalf(nn.Module):
+class DeviceModule(nn.Module):
     """One drafting step; caches are inputs and outputs, so the module has no state.
 
     The layers are the drafter's own modules. Only the embedding may differ.
@@ -118,3 +120,46 @@ def by_layer(keys: Tensor, values: Tensor, heads: int) -> list[tuple[Tensor, Ten
     if keys.shape[1] == heads:  # a split in one is a copy of the whole cache in some runtimes
         return [(keys, values)]
     return list(zip(keys.split(heads, dim=1), values.split(heads, dim=1), strict=True))
+
+
+class TokenDeviceModule(nn.Module):
+    """One step; caches are inputs and outputs. A cache entry holds the keys, or the values, of all layers, one layer's
+    heads after the other's.
+
+    Args:
+        drafter: bound to its target.
+        top_k: candidates per query, at most the draft vocabulary.
+        embed: token ids ``[T]`` to float32 ``[T, hidden]``; the drafter's own in float32 when omitted.
+    """
+
+    def __init__(self, drafter: TokenDrafter, *, top_k: int, embed: nn.Module | None = None) -> None:
+        super().__init__()
+        self.drafter = drafter
+        self.embed = drafter.embed if embed is None else embed
+        self.top_k = min(top_k, drafter.config.draft_vocab_size)
+        self.layers = list(drafter.device_layers)
+        self.kv_shape = (drafter.config.kv_heads, drafter.config.decoder.head_dim)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        queries: Tensor,
+        self_keys: Tensor,
+        self_values: Tensor,
+        self_mask: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """See :class:`~moa_runtime.backends.base.StepInputs`; the exporter takes the inputs' names from here.
+
+        Returns:
+            see :class:`~moa_runtime.backends.base.StepResult`.
+        """
+        # Tells the exporter how the sizes depend on each other; it cannot guess "cached + new".
+        torch._check(self_mask.shape[0] == tokens.shape[0])
+        torch._check(self_mask.shape[1] == self_keys.shape[0] + tokens.shape[0])
+        heads = self.drafter.config.decoder.num_kv_heads
+        past = list(zip(self_keys.split(heads, dim=1), self_values.split(heads, dim=1), strict=True))
+        x, angles = self.embed(tokens), self.drafter.angles(positions)
+        hidden, new = run_layers(self.layers, x, angles, self_mask, queries, past)
+        keys, values = (torch.cat(part, dim=1) for part in zip(*new, strict=True))
+        return *self.drafter.candidates(self.drafter.norm(hidden), self.top_k), keys, values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,10 +14,8 @@ from moa_drafter.target_features import Reads, TargetStates
 if TYPE_CHECKING:
     from moa_drafter.architectures.config import RivalConfig
     from moa_drafter.config import DrafterConfig
-    from moa_drafter.target import Target
     from moa_drafter.target_logits import TargetLogits
     from moa_drafter.training.batch import Batch
-    from moa_runtime.backends.base import Backend
 
 
 class Drafter(nn.Module):
@@ -143,20 +141,4 @@ class Drafter(nn.Module):
 
     def predict(self, batch: Batch) -> Tensor:
         """Training forward: hidden states ``[Q, hidden]`` behind the final norm, for ``batch.queries``."""
-        raise NotImplementedError
-
-    def initialise(self, target: Target, samples: Iterable[tuple[Tensor, TargetStates]]) -> None:
-        """Start from the target's weights; the drafter is bound.
-
-        Args:
-            samples: tokens ``[T]`` and states of some conversations, with what :attr:`reads` asks for.
-        """
-        raise NotImplementedError
-
-    def backend(self, *, top_k: int) -> Backend:
-        """What the runtime drafts with, in PyTorch and float32; the drafter is bound, and its weights are shared.
-
-        Args:
-            top_k: candidates per query, at most the draft vocabulary.
-        """
         raise NotImplementedError

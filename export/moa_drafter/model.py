@@ -10,7 +10,7 @@ the device computed for those it has not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,9 +24,7 @@ from moa_drafter.target_features import Reads, TargetStates
 from moa_drafter.target_layers import copy_exactly, frozen_layers
 
 if TYPE_CHECKING:
-    from moa_drafter.target import Target
     from moa_drafter.target_logits import TargetLogits
-    from moa_drafter.torch_backend import TorchBackend
     from moa_drafter.training.batch import Batch
 
 
@@ -188,19 +186,7 @@ class MoADrafter(Drafter):
             x = layer(x, *(with_rows or joined)(memory[n], own), angles, tail_mask)
         return self.norm(x), new
 
-    def backend(self, *, top_k: int) -> TorchBackend:
-        """See :meth:`Drafter.backend`."""
-        from moa_drafter.torch_backend import TorchBackend
-
-        return TorchBackend(self, top_k=top_k)
-
     # -- both ----------------------------------------------------------------------------------
-
-    def initialise(self, target: Target, samples: Iterable[tuple[Tensor, TargetStates]]) -> None:
-        """See :func:`~moa_drafter.training.initialise.initialise_from_target`."""
-        from moa_drafter.training.initialise import initialise_from_target
-
-        initialise_from_target(self, target.model, samples)
 
     def predict(self, batch: Batch) -> Tensor:
         """See :meth:`Drafter.predict`."""

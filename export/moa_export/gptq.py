@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import DeviceDrafter
 from moa_export.quantize import round_calibrated
 from moa_export.recipe import Recipe, Weights
@@ -69,7 +70,7 @@ def _second_moments(drafter: DeviceDrafter, recordings: Sequence[Recording]) -> 
         if isinstance(module, nn.Linear):
             handles.append(module.register_forward_hook(input_of(name)))
     try:
-        replay(drafter.backend(top_k=1), recordings)
+        replay(torch_backend_of(drafter, top_k=1), recordings)
     finally:
         for handle in handles:
             handle.remove()

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import DeviceDrafter, load_for_device
 from moa_drafter.checkpoint_files import drafter_fingerprint
 from moa_drafter.compatibility import check_fit
@@ -125,7 +126,7 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
         if settings.checked:
             reference = reference_of(drafter, recordings, settings.recipe, manifest.stop_tokens, progress)
             with progress.stage("finding where the drafter should stop", len(recordings)) as advance:
-                backend = drafter.backend(top_k=settings.recipe.top_k)
+                backend = torch_backend_of(drafter, top_k=settings.recipe.top_k)
                 manners = fit_manners(backend, recordings, manifest.stop_tokens, advance)
             manifest = dataclasses.replace(manifest, manners=manners)
         drafter = rotate_residual_stream(drafter)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import DeviceDrafter
 from moa_export.parity import Rehearsal, compare, rehearse
 from moa_export.progress import Advance, Progress
@@ -65,7 +66,7 @@ def reference_of(
     progress: Progress,
 ) -> Reference:
     """Let PyTorch draft along in recorded conversations."""
-    backend = drafter.backend(top_k=recipe.top_k)
+    backend = torch_backend_of(drafter, top_k=recipe.top_k)
     with progress.stage("drafting with PyTorch", len(recordings)) as advance:
         tau = replay(backend, recordings, stop_tokens=stop_tokens, on_conversation=advance)
         rehearsals = [rehearse(backend, recording) for recording in recordings[:PARITY_CONVERSATIONS]]

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from moa_drafter.architectures.registry import torch_backend_of
+
 
 @pytest.fixture(scope="session")
 def tiny(tiny_target, tiny_drafter, drafter, onnx_bundle):
@@ -13,7 +15,7 @@ def tiny(tiny_target, tiny_drafter, drafter, onnx_bundle):
     from moa_server.engine.transformers import TransformersEngine
 
     engine = TransformersEngine.load(str(tiny_target), tiny_drafter)
-    return tiny_target, tiny_drafter, onnx_bundle, drafter.backend(top_k=8), engine
+    return tiny_target, tiny_drafter, onnx_bundle, torch_backend_of(drafter, top_k=8), engine
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from moa_bench.accept import AcceptSettings, Results, count_rounds
 from moa_bench.harness import checkpoint_pair, drafting
 from moa_bench.questions import Question
 from moa_drafter.architectures.early_exit import EarlyExitConfig
-from moa_drafter.architectures.registry import ARCHITECTURES, new_drafter
+from moa_drafter.architectures.registry import ARCHITECTURES, initialise, new_drafter
 from moa_drafter.checkpoint import load_bound, load_checkpoint, load_for_device, save_checkpoint
 from moa_drafter.checkpoint_files import CheckpointError
 from moa_drafter.compatibility import FitError
@@ -36,7 +36,7 @@ from moa_runtime.session.events import Sampling
 from moa_server.engine.baseline import decode
 from tiny import make_tiny_rival
 
-RIVALS = ARCHITECTURES[1:]
+RIVALS = tuple(ARCHITECTURES)[1:]
 DEPTH = 4
 
 
@@ -58,7 +58,7 @@ class Known:
         return make_batch(self.conversations, self, [0, 1], lengths, random.Random(seed), torch.device("cpu"))
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+@pytest.fixture(scope="module", params=tuple(ARCHITECTURES))
 def drafter(request: pytest.FixtureRequest, target: Target, tiny_target: Path, tmp_path_factory) -> Drafter:
     """Random weights, a draft vocabulary with gaps."""
     return load_bound(make_tiny_rival(request.param, tiny_target, tmp_path_factory.mktemp("drafter")), target)
@@ -197,7 +197,7 @@ def started(architecture: str, target: Target) -> tuple[Drafter, Known]:
     drafter = new_drafter(architecture, target, draft_vocab_size=384)
     drafter.bind_target(target.embedding, target.head, target.layers)
     known = Known(target, drafter)
-    drafter.initialise(target, [(torch.tensor(c.tokens), known[n]) for n, c in enumerate(known.conversations)])
+    initialise(drafter, target, [(torch.tensor(c.tokens), known[n]) for n, c in enumerate(known.conversations)])
     return drafter, known
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from drafted import draft_of
-from moa_drafter.architectures.registry import new_drafter
+from moa_drafter.architectures.registry import initialise, new_drafter, torch_backend_of
 from moa_drafter.checkpoint import load_bound, load_checkpoint, save_checkpoint
 from moa_drafter.cli import main
 from moa_drafter.compatibility import FitError
@@ -59,7 +59,7 @@ def rows_of(target: Target, drafter: MoADrafter, tokens: list[int]) -> tuple[np.
 
 
 def runtime_drafter(drafter: MoADrafter) -> MoaDrafter:
-    return MoaDrafter(drafter.backend(top_k=drafter.config.draft_vocab_size), max_context=128)
+    return MoaDrafter(torch_backend_of(drafter, top_k=drafter.config.draft_vocab_size), max_context=128)
 
 
 def assert_next(drafter: MoADrafter, runtime: MoaDrafter, prefix: list[int], logprobs: torch.Tensor) -> None:
@@ -153,7 +153,7 @@ def test_rows_that_come_for_a_part_of_what_was_drafted_change_the_rest(target: T
 def test_a_node_of_a_tree_scores_like_the_chain_along_its_path(target: Target, drafter: MoADrafter) -> None:
     prefix = TOKENS[:9]
     keys, values = rows_of(target, drafter, prefix)
-    runtime = MoaDrafter(drafter.backend(top_k=3), max_context=128)
+    runtime = MoaDrafter(torch_backend_of(drafter, top_k=3), max_context=128)
     runtime.add_rows(0, keys[:8], values[:8])
     tree = runtime.propose(prefix, Budget.tree(nodes=30, levels=4, width=3))
     assert tree.depth == 4 and len(tree.tokens) == 30
@@ -177,7 +177,7 @@ def test_training_leaves_the_targets_layers_alone_or_trains_copies(target: Targe
     assert isinstance(trained, MoADrafter)
     trained.bind_target(target.embedding, target.head, target.layers)
     states = target_states(target, TOKENS, trained.reads)
-    trained.initialise(target, [(torch.tensor(TOKENS), states)])
+    initialise(trained, target, [(torch.tensor(TOKENS), states)])
     limits = row_limits(5, len(TOKENS), FutureLengths(1, 6), random.Random(0))
     positions, self_mask, memory_mask = packed_masks([len(TOKENS)], limits)
     optimizer = torch.optim.AdamW(trained.parameters(), lr=2e-3)

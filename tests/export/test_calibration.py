@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from moa_export.gptq import calibrate, needs_calibration
@@ -39,9 +40,9 @@ def _restored(weight: torch.Tensor) -> torch.Tensor:
 
 def test_calibrated_weights_are_nearer_to_the_drafter(drafter: MoADrafter, recordings: list[Recording]) -> None:
     recipe = PRESETS["phone"]
-    expected = [rehearse(drafter.backend(top_k=16), recording) for recording in recordings[:2]]
+    expected = [rehearse(torch_backend_of(drafter, top_k=16), recording) for recording in recordings[:2]]
     errors = [
-        compare(expected, module.backend(top_k=16)).mean_logprob_error
+        compare(expected, torch_backend_of(module, top_k=16)).mean_logprob_error
         for module in (calibrate(copy.deepcopy(drafter), recordings, recipe), rounded(drafter))
     ]
     assert errors[0] < 0.9 * errors[1]

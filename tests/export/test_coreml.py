@@ -19,6 +19,7 @@ import torch
 from coremltools.converters.mil.mil import Builder as mb  # noqa: N813 - its customary name
 from coremltools.converters.mil.mil import Function, types
 
+from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import load_bound
 from moa_drafter.model import MoADrafter
 from moa_drafter.pretrained import shipped_checkpoint
@@ -120,7 +121,7 @@ def conversation(backend: Backend) -> list[StepResult]:
 
 @pytest.fixture(scope="module")
 def expected(drafter: MoADrafter) -> list[StepResult]:
-    return conversation(drafter.backend(top_k=16))
+    return conversation(torch_backend_of(drafter, top_k=16))
 
 
 @pytest.mark.parametrize("name", ARTIFACTS)
@@ -144,7 +145,7 @@ def test_a_float_package_answers_as_pytorch(made: Callable[[str], Made], expecte
 def test_a_quantised_package_is_near_pytorch(
     made: Callable[[str], Made], drafter: MoADrafter, name: str, recipe: str, error: float
 ) -> None:
-    parity = compare([rehearse(drafter.backend(top_k=16), recording(drafter))], runner(made(recipe), name))
+    parity = compare([rehearse(torch_backend_of(drafter, top_k=16), recording(drafter))], runner(made(recipe), name))
     assert parity.queries > 20
     assert 0 < parity.mean_logprob_error < error
 
@@ -160,7 +161,7 @@ def test_the_last_positions_of_a_full_cache_are_served(made: Callable[[str], Mad
     rows = np.random.default_rng(1).standard_normal((2, CAPACITY, 2, 16)).astype(np.float32)
     tokens = list(range(100, 100 + CAPACITY))
     results = []
-    for backend in (drafter.backend(top_k=16), *(runner(made("float"), name) for name in ARTIFACTS)):
+    for backend in (torch_backend_of(drafter, top_k=16), *(runner(made("float"), name) for name in ARTIFACTS)):
         feeder = Feeder(backend)
         fed = [feeder.feed(tokens[:83], [82], rows[:, :80]), feeder.feed(tokens[83:], [0, 12], rows[:, :CAPACITY])]
         results.append(np.concatenate([step.top_logprobs for step in fed]))
@@ -181,7 +182,7 @@ def test_more_than_the_capacity_is_one_sentence(made: Callable[[str], Made], nam
 @pytest.mark.parametrize("name", ARTIFACTS)
 def test_a_cache_from_elsewhere_is_taken_over(made: Callable[[str], Made], drafter: MoADrafter, name: str) -> None:
     tokens, rows = list(range(30, 50)), np.ones((2, 3, 2, 16), np.float32)
-    torch_side, other_side = Feeder(drafter.backend(top_k=16)), Feeder(runner(made("float"), name))
+    torch_side, other_side = Feeder(torch_backend_of(drafter, top_k=16)), Feeder(runner(made("float"), name))
     other_side.feed(tokens[10:], [0], rows)  # the states hold something else
     torch_side.feed(tokens, [0], rows)
     other_side.cache = torch_side.cache
@@ -196,7 +197,7 @@ def test_a_damaged_weight_is_noticed(
     made: Callable[[str], Made], drafter: MoADrafter, tmp_path: Path, name: str, group_size: int
 ) -> None:
     folder, artifacts = made("int8")
-    expected = [rehearse(drafter.backend(top_k=16), recording(drafter))]
+    expected = [rehearse(torch_backend_of(drafter, top_k=16), recording(drafter))]
     tolerance = Tolerance(top1_agreement=0.8, top_k_overlap=0.8)
     assert not compare(expected, runner((folder, artifacts), name)).failures(tolerance)
     shutil.copytree(folder, tmp_path / "damaged")

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from drafted import draft_of
-from moa_drafter.device_module import DeviceHalf, signature
+from moa_drafter.architectures.registry import torch_backend_of
+from moa_drafter.device_module import DeviceModule, signature
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import target_states
@@ -32,7 +33,7 @@ def test_drafting_with_caches_gives_the_logits_of_the_training_forward(target: T
 
     rows = drafter.memory_rows(kv, positions)
     vocab = drafter.config.draft_vocab_size
-    half = DeviceHalf(drafter, top_k=vocab)
+    half = DeviceModule(drafter, top_k=vocab)
     cache = (torch.zeros(0, 2, 16), torch.zeros(0, 2, 16))
 
     def feed(start: int, stop: int, visible: int) -> torch.Tensor:
@@ -62,7 +63,7 @@ def test_the_runtime_drafter_follows_the_greedy_path_of_the_training_forward(
     prefix = [1, 40, 90, 200, 31, 7]
     kv = target_states(target, prefix, drafter.reads).kv
     keys, values = drafter.memory_rows(kv, torch.arange(len(prefix)))
-    runtime = MoaDrafter(drafter.backend(top_k=8), max_context=64)
+    runtime = MoaDrafter(torch_backend_of(drafter, top_k=8), max_context=64)
     runtime.add_rows(0, keys[:-1].numpy(), values[:-1].numpy())
     drafted = draft_of(runtime, prefix, 4)
 
@@ -100,6 +101,6 @@ def test_the_signature_names_what_the_module_takes_and_gives(drafter: MoADrafter
         for s in inputs
     ]
     arguments[5] = arguments[5].bool()
-    results = DeviceHalf(drafter, top_k=8, embed=QuantisedEmbedding(drafter.embedding, Weights(8, 0)))(*arguments)
+    results = DeviceModule(drafter, top_k=8, embed=QuantisedEmbedding(drafter.embedding, Weights(8, 0)))(*arguments)
     assert [list(result.shape) for result in results] == [shape[spec.name] for spec in outputs]
     assert [str(result.dtype) for result in results] == [f"torch.{spec.dtype}" for spec in outputs]

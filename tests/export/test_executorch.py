@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.model import MoADrafter
 from moa_export.errors import ExportError
 from moa_export.presets import PRESETS
@@ -68,7 +69,7 @@ def step(backend: Backend, count: int = 5, cached: int = 11, rows: int = 7) -> S
 def test_what_runs_is_what_pytorch_computes(
     drafter: MoADrafter, made: Callable[..., Made], preset: str, error: float
 ) -> None:
-    ours, theirs = step(runner(made(preset))), step(drafter.backend(top_k=16))
+    ours, theirs = step(runner(made(preset))), step(torch_backend_of(drafter, top_k=16))
     np.testing.assert_allclose(ours.keys, theirs.keys, atol=error)
     np.testing.assert_allclose(ours.values, theirs.values, atol=error)
     np.testing.assert_allclose(ours.top_logprobs, theirs.top_logprobs, atol=error)
@@ -166,7 +167,7 @@ def test_files_that_are_no_program(tmp_path: Path, int8: Path) -> None:
 
 def test_a_turned_residual_stream_changes_nothing(drafter: MoADrafter) -> None:
     turned = rotate_residual_stream(copy.deepcopy(drafter))
-    ours, theirs = (step(one.backend(top_k=16)) for one in (turned, drafter))
+    ours, theirs = (step(torch_backend_of(one, top_k=16)) for one in (turned, drafter))
     np.testing.assert_array_equal(ours.top_tokens, theirs.top_tokens)
     np.testing.assert_allclose(ours.top_logprobs, theirs.top_logprobs, atol=1e-3)
     np.testing.assert_allclose(ours.keys, theirs.keys, atol=1e-3)

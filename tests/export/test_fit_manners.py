@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from moa_export.fit_stopping import Stretch, choose_manners, fit_manners, outages
@@ -51,7 +52,7 @@ def recordings(target: Target, drafter: MoADrafter) -> list[Recording]:
 
 
 def test_an_outage_is_written_until_little_of_it_is_likely(drafter: MoADrafter, recordings: list[Recording]) -> None:
-    backend = drafter.backend(top_k=8)
+    backend = torch_backend_of(drafter, top_k=8)
     found = list(outages(backend, recordings[0], ()))
     assert found
     for one in found:
@@ -62,8 +63,8 @@ def test_an_outage_is_written_until_little_of_it_is_likely(drafter: MoADrafter, 
 
 def test_a_random_drafter_hardly_writes(drafter: MoADrafter, recordings: list[Recording]) -> None:
     done: list[int] = []
-    found = fit_manners(drafter.backend(top_k=8), recordings, (), lambda by=1: done.append(by))
-    stretches = [one for recording in recordings for one in outages(drafter.backend(top_k=8), recording, ())]
+    found = fit_manners(torch_backend_of(drafter, top_k=8), recordings, (), lambda by=1: done.append(by))
+    stretches = [one for recording in recordings for one in outages(torch_backend_of(drafter, top_k=8), recording, ())]
     written = [one.written(math.log(found.least_probability), found.longest) for one in stretches]
     kept = sum(min(one.kept, length) for one, length in zip(stretches, written, strict=True))
     assert 2 * kept >= sum(written)

@@ -13,6 +13,7 @@ import torch
 
 import tiny
 from drafted import draft_of
+from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint_files import drafter_fingerprint
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import target_fingerprint
@@ -90,7 +91,7 @@ def test_the_bundle_drafts_like_pytorch(made: tuple[Bundle, dict], drafter: MoAD
     rng = np.random.default_rng(5)
     keys, values = rng.standard_normal((2, 9, 2, 16)).astype(np.float32)
     results = []
-    for backend in (drafter.backend(top_k=16), load_backend(made[0])):
+    for backend in (torch_backend_of(drafter, top_k=16), load_backend(made[0])):
         assert (backend.top_k, backend.kv_shape) == (16, (2, 16))
         runtime = MoaDrafter(backend, max_context=made[0].manifest.max_context)
         runtime.add_rows(0, keys, values)
@@ -133,7 +134,7 @@ class _Skewed:
 def test_parity_measures_the_error_it_is_given(drafter: MoADrafter) -> None:
     keys, values = np.random.default_rng(0).standard_normal((2, 30, 2, 16)).astype(np.float32)
     recording = Recording(list(range(10, 40)), 12, keys, values)
-    backend = drafter.backend(top_k=16)
+    backend = torch_backend_of(drafter, top_k=16)
     expected = [rehearse(backend, recording)]
     same, skewed = compare(expected, backend), compare(expected, _Skewed(backend))
     assert (same.max_logprob_error, same.top1_agreement, same.top_k_overlap) == (0, 1, 1)

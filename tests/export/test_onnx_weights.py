@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnxscript import ir
 
+from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.config import LayerDims
 from moa_drafter.model import MoADrafter
 from moa_export.errors import ExportError
@@ -61,7 +62,7 @@ def test_every_part_has_its_own_bits(
     }
     assert products == {linear, head} - {32}
     keys, values = np.random.default_rng(0).standard_normal((2, 30, 2, 16)).astype(np.float32)
-    expected = [rehearse(drafter.backend(top_k=16), Recording(list(range(10, 40)), 12, keys, values))]
+    expected = [rehearse(torch_backend_of(drafter, top_k=16), Recording(list(range(10, 40)), 12, keys, values))]
     assert 0 < compare(expected, target.runner(tmp_path, artifact)).mean_logprob_error < 0.25
 
 

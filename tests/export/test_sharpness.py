@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import load_bound, load_checkpoint, save_checkpoint
 from moa_drafter.target import Target
 from moa_export.offline_model import NONE, WriterSettings
@@ -42,7 +43,7 @@ def test_a_sharper_drafter_has_a_sharper_graph(
     export_bundle(tmp_path / "bundle", settings, Progress(sys.stderr, quiet=True))
     graph = logprobs(load_backend(Bundle.open(tmp_path / "bundle")))
     sharp, plain = (
-        logprobs(load_bound(folder, target).backend(top_k=graph.shape[1]))
+        logprobs(torch_backend_of(load_bound(folder, target), top_k=graph.shape[1]))
         for folder in (tmp_path / "drafter", tiny_drafter)
     )
     np.testing.assert_allclose(graph, sharp, atol=0.05)

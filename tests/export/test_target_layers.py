@@ -12,6 +12,7 @@ import torch
 
 from drafted import draft_of
 from moa_bench.harness import Conversation, LoopbackVerifier, Round
+from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import load_bound, save_checkpoint
 from moa_drafter.target import Target
 from moa_export.errors import ExportError
@@ -54,7 +55,7 @@ def bundle(checkpoint: Path, tiny_target: Path) -> Bundle:
 
 
 def reference(checkpoint: Path, target: Target) -> Backend:
-    return load_bound(checkpoint, target).backend(top_k=16)
+    return torch_backend_of(load_bound(checkpoint, target), top_k=16)
 
 
 def assert_same_drafts(one: Backend, other: Backend, atol: float) -> None:
@@ -88,7 +89,7 @@ def test_a_rotated_residual_stream_changes_nothing(tiny_drafter: Path, target: T
     drafter = tiny_with_layers(tiny_drafter, target, count)
     turned = rotate_residual_stream(copy.deepcopy(drafter))
     assert not torch.equal(turned.tail[0].mlp.down_proj.weight, drafter.tail[0].mlp.down_proj.weight)
-    assert_same_drafts(turned.backend(top_k=16), drafter.backend(top_k=16), atol=1e-3)
+    assert_same_drafts(torch_backend_of(turned, top_k=16), torch_backend_of(drafter, top_k=16), atol=1e-3)
 
 
 @pytest.mark.parametrize("shape", [Budget.chain(4), Budget.tree(nodes=10, levels=3, width=3)], ids=["chain", "tree"])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from moa_bench.harness import Conversation, LoopbackVerifier
+from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import load_bound
 from moa_drafter.checkpoint_files import drafter_fingerprint
 from moa_drafter.target import Target
@@ -74,7 +75,7 @@ def test_an_older_manifest_is_of_the_drafter_with_rows(onnx_bundle: Path) -> Non
 
 
 def test_the_graph_computes_what_pytorch_computes(bundle: Bundle, checkpoint: Path, target: Target) -> None:
-    graph, reference = load_backend(bundle, threads=1), load_bound(checkpoint, target).backend(top_k=16)
+    graph, reference = load_backend(bundle, threads=1), torch_backend_of(load_bound(checkpoint, target), top_k=16)
     assert graph.kv_shape == reference.kv_shape and not graph.needs_a_row
     ours, theirs = stepped(graph), stepped(reference)
     assert overlap(ours, theirs) > 0.9
@@ -94,7 +95,7 @@ def test_four_bits_are_chosen_by_what_the_layers_are_given(
     )
     export_bundle(tmp_path / "bundle", settings, Progress(sys.stderr, quiet=True))
     four = Bundle.open(tmp_path / "bundle")
-    reference = load_bound(checkpoint, target).backend(top_k=16)
+    reference = torch_backend_of(load_bound(checkpoint, target), top_k=16)
     assert overlap(stepped(load_backend(four, threads=1)), stepped(reference)) > 0.5
     assert four.manifest.targets["onnx"].bytes < bundle.manifest.targets["onnx"].bytes
 

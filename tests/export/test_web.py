@@ -12,6 +12,7 @@ import onnx
 import pytest
 from one_product import matrix_and_input, one_product, widened
 
+from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.whole_model import whole_model
 from moa_export.cli import main
 from moa_export.errors import ExportError
@@ -69,7 +70,7 @@ def test_the_graph_computes_what_the_drafter_computes(drafter, tmp_path, web_eng
     (artifact,) = target.export(drafter, tmp_path)
     here, there = OnnxBackend(tmp_path / GRAPH_FILE, threads=1), target.runner(tmp_path, artifact)
     assert isinstance(there, WebBackend) and there.version == VERSION
-    reference = stepped(drafter.backend(top_k=recipe.top_k), asked=3, rows=7)
+    reference = stepped(torch_backend_of(drafter, top_k=recipe.top_k), asked=3, rows=7)
     for asked, rows in ((3, 7), (1, 1)):
         assert_alike(stepped(there, asked=asked, rows=rows), stepped(here, asked=asked, rows=rows), 1e-3)
     ours = stepped(there, asked=3, rows=7)
@@ -87,7 +88,7 @@ def test_layers_of_the_target_are_in_the_graph(tiny_drafter, target, tmp_path, w
     there = own.runner(tmp_path, artifact)
     assert there.kv_shape == there.row_shape == (2 * (1 + count), 16)
     for rows in (7, 1):
-        reference = stepped(drafter.backend(top_k=16), asked=3, rows=rows)
+        reference = stepped(torch_backend_of(drafter, top_k=16), asked=3, rows=rows)
         assert_alike(stepped(there, asked=3, rows=rows), reference, 1e-3)
 
 
@@ -130,7 +131,7 @@ def test_the_writer_computes_what_the_model_computes(target, tmp_path, web_engin
     there, here = web_runner(tmp_path, artifact, npm=False), OnnxBackend(tmp_path / WRITER_FILE, threads=1)
     ours = stepped(there, asked=len(TEXT))
     assert_alike(ours, stepped(here, asked=len(TEXT)), 1e-3)
-    theirs = stepped(model.backend(top_k=16), asked=len(TEXT))
+    theirs = stepped(torch_backend_of(model, top_k=16), asked=len(TEXT))
     assert np.abs(ours.keys - theirs.keys).mean() / np.abs(theirs.keys).mean() < (0.05 if bits == 8 else 0.4)
     # Step by step it says the same as at once.
     cache = (ours.keys[:-1], ours.values[:-1])

@@ -12,6 +12,7 @@ import pytest
 import torch
 from one_product import matrix_and_input, one_product, widened
 
+from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.compatibility import FitError
 from moa_drafter.target import Target, load_target
 from moa_drafter.whole_model import whole_model
@@ -44,7 +45,7 @@ def logits_of(target: Target, text=TEXT) -> torch.Tensor:
 
 
 def test_a_copy_computes_what_the_target_computes(target: Target):
-    copied = whole_model(target).backend(top_k=8)
+    copied = torch_backend_of(whole_model(target), top_k=8)
     result = stepped(copied, asked=len(TEXT))
     expected = logits_of(target).log_softmax(-1).topk(8, dim=-1)
     assert np.array_equal(result.top_tokens, expected.indices.numpy())
@@ -60,7 +61,7 @@ def test_the_graph_computes_what_the_copy_computes_with_rounded_weights(target, 
     export_writer(model, bits, tmp_path)
     graph = OnnxBackend(tmp_path / WRITER_FILE, threads=1)
     assert not graph.needs_a_row and graph.kv_shape == (8, 16)
-    ours, theirs = stepped(graph, asked=len(TEXT)), stepped(model.backend(top_k=16), asked=len(TEXT))
+    ours, theirs = stepped(graph, asked=len(TEXT)), stepped(torch_backend_of(model, top_k=16), asked=len(TEXT))
     same = [len(set(a) & set(b)) for a, b in zip(ours.top_tokens.tolist(), theirs.top_tokens.tolist(), strict=True)]
     assert np.mean(same) > (13 if bits == 8 else 7)
     error = np.abs(ours.keys - theirs.keys).mean() / np.abs(theirs.keys).mean()

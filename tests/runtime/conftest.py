@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from moa_drafter.architectures.registry import torch_backend_of
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import BACKENDS, load_backend
 from moa_runtime.bundle import Bundle
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def reference(drafter: MoADrafter) -> Backend:
 
-    return drafter.backend(top_k=16)
+    return torch_backend_of(drafter, top_k=16)
 
 
 @pytest.fixture(scope="session", params=list(BACKENDS))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from moa_drafter.architectures.registry import torch_backend_of
 from moa_export.golden_step import worked_example
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.shared import SharedBackend
@@ -67,7 +68,7 @@ def make() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = make_tiny_target(Path(scratch) / "target")
         drafter = load_bound(make_tiny_drafter(folder, Path(scratch) / "drafter"), load_target(str(folder)))
-        STORED.write_text(json.dumps(worked_example(drafter.backend(top_k=16)), indent=1) + "\n")
+        STORED.write_text(json.dumps(worked_example(torch_backend_of(drafter, top_k=16)), indent=1) + "\n")
 
 
 if __name__ == "__main__":

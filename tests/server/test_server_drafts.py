@@ -14,7 +14,7 @@ from stepping import plain, step
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.handshake import Limits
 from moa_runtime.session.tree import chain
-from moa_server.drafting.batched_model import PackedDeviceHalf
+from moa_server.drafting.batched_model import PackedDeviceModule
 from moa_server.drafting.batcher import BatchedBackend
 from moa_server.drafting.server_drafting import NOTHING, Proposal, ServerDrafts
 from moa_server.engine.base import Rows, StepRequest, new_sequence
@@ -40,8 +40,8 @@ class Clock:
 
 
 @pytest.fixture(scope="module")
-def half(drafter, target) -> PackedDeviceHalf:
-    return PackedDeviceHalf(drafter, target, torch.float32, top_k=16)
+def half(drafter, target) -> PackedDeviceModule:
+    return PackedDeviceModule(drafter, target, torch.float32, top_k=16)
 
 
 @pytest.fixture

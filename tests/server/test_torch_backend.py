@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import save_checkpoint
 from moa_drafter.model import MoADrafter
 from moa_drafter.torch_backend import TorchBackend
 from moa_runtime.backends.base import StepInputs, StepResult
 from moa_runtime.backends.onnx import OnnxBackend
-from moa_server.drafting.batched_model import PackedDeviceHalf, backend_of
+from moa_server.drafting.batched_model import PackedDeviceModule, backend_of
 from moa_server.engine.transformers import TransformersEngine
 from tiny import make_tiny_rival, tiny_with_layers
 from toy_engine import ToyEngine
@@ -65,12 +66,12 @@ def assert_close(got: StepResult, expected: StepResult, error: float = 1e-4) -> 
 
 @pytest.fixture(scope="module")
 def reference(drafter) -> TorchBackend:
-    return drafter.backend(top_k=TOP_K)
+    return torch_backend_of(drafter, top_k=TOP_K)
 
 
 @pytest.fixture(scope="module")
-def half(drafter, target) -> PackedDeviceHalf:
-    return PackedDeviceHalf(drafter, target, torch.float32, top_k=TOP_K)
+def half(drafter, target) -> PackedDeviceModule:
+    return PackedDeviceModule(drafter, target, torch.float32, top_k=TOP_K)
 
 
 @pytest.mark.parametrize("given", MANY)
@@ -101,7 +102,7 @@ def test_the_graph_of_a_bundle_drafts_alike(half, onnx_bundle):
 
 
 def test_bfloat16_is_close(drafter, target, reference):
-    half = PackedDeviceHalf(drafter, target, torch.bfloat16, top_k=TOP_K)
+    half = PackedDeviceModule(drafter, target, torch.bfloat16, top_k=TOP_K)
     for given in MANY:
         [result] = half.steps([given])
         np.testing.assert_allclose(result.top_logprobs, reference.step(given).top_logprobs, atol=0.2)
@@ -109,7 +110,7 @@ def test_bfloat16_is_close(drafter, target, reference):
 
 
 def test_an_unbound_drafter_has_the_fitted_sharpness(drafter, target, reference):
-    sharp = PackedDeviceHalf(drafter, target, torch.float32, top_k=TOP_K)
+    sharp = PackedDeviceModule(drafter, target, torch.float32, top_k=TOP_K)
     sharp._sharpness = 3.0
     given = MANY[0]
     [result] = sharp.steps([given])
@@ -132,7 +133,10 @@ def test_what_cannot_be_drafted_with_has_no_backend(transformers_engine, target,
 @pytest.mark.parametrize("count", [1, 2])
 def test_layers_of_the_target_are_run_as_on_a_device(tiny_drafter, target, count, trained):
     drafter = tiny_with_layers(tiny_drafter, target, count, trained=trained)
-    half, reference = PackedDeviceHalf(drafter, target, torch.float32, top_k=TOP_K), drafter.backend(top_k=TOP_K)
+    half, reference = (
+        PackedDeviceModule(drafter, target, torch.float32, top_k=TOP_K),
+        torch_backend_of(drafter, top_k=TOP_K),
+    )
     assert half.kv_shape == reference.kv_shape
     given = many(half.kv_shape[0])
     nothing = np.zeros((1, *half.kv_shape), np.float32)
@@ -150,7 +154,7 @@ def test_a_verifier_drafts_with_layers_of_its_target(tiny_drafter, tiny_target, 
     with backend.drafting():
         got = backend.step(given)
     backend.close()
-    np.testing.assert_allclose(got.top_logprobs, drafter.backend(top_k=16).step(given).top_logprobs, atol=0.2)
+    np.testing.assert_allclose(got.top_logprobs, torch_backend_of(drafter, top_k=16).step(given).top_logprobs, atol=0.2)
 
 
 def test_without_the_layers_of_its_target_it_does_not(tiny_drafter, target, transformers_engine, monkeypatch):

@@ -28,7 +28,6 @@ from moa_drafter.target_layers import copy_layer
 from moa_drafter.training.initialise import fit_linear
 
 if TYPE_CHECKING:
-    from moa_drafter.architectures.eagle_backend import EagleBackend
     from moa_drafter.training.batch import Batch
 
 
@@ -109,12 +108,6 @@ class EagleDrafter(Drafter):
             keys, values = (torch.cat(parts) for parts in zip(*entries, strict=True))
             predicted.append(self.norm(self.layer(inputs, keys, values, own_angles, mask)))
         return torch.cat(predicted)[order.argsort()]
-
-    def backend(self, *, top_k: int) -> EagleBackend:
-        """See :meth:`Drafter.backend`."""
-        from moa_drafter.architectures.eagle_backend import EagleBackend
-
-        return EagleBackend(self, top_k=top_k)
 
     @torch.no_grad()
     def initialise(self, target: Target, samples: Iterable[tuple[Tensor, TargetStates]]) -> None:

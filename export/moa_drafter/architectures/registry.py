@@ -1,11 +1,16 @@
-"""The architectures that ``moa-train --arch`` and ``config.json`` name."""
+"""The kinds of drafters, by the names in ``moa-train --arch`` and ``config.json``."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from moa_drafter.architectures.eagle import EagleConfig, EagleDrafter
+from moa_drafter.architectures.eagle_backend import EagleBackend
 from moa_drafter.architectures.early_exit import EarlyExitConfig, EarlyExitDrafter
 from moa_drafter.architectures.independent import IndependentConfig, IndependentDrafter
 from moa_drafter.config import DrafterConfig, check_copied_exactly, config_for_target
@@ -13,14 +18,52 @@ from moa_drafter.config_fields import ConfigError
 from moa_drafter.drafter import Drafter
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
+from moa_drafter.target_features import TargetStates
+from moa_drafter.torch_backend import TokenTorchBackend, TorchBackend
+from moa_drafter.training.initialise import initialise_from_target
+from moa_runtime.backends.base import Backend
 
-_KINDS: dict[str, tuple[type[Any], type[Any]]] = {
-    "moa": (DrafterConfig, MoADrafter),
-    "eagle": (EagleConfig, EagleDrafter),
-    "early-exit": (EarlyExitConfig, EarlyExitDrafter),
-    "independent": (IndependentConfig, IndependentDrafter),
+
+@dataclass(frozen=True)
+class Architecture:
+    """The parts of one kind of drafter.
+
+    Attributes:
+        config, model: classes of its configuration and its module.
+        backend: called with a bound drafter and ``top_k``; returns its backend in PyTorch and float32.
+        initialise: called with a bound drafter, its target and samples (tokens ``[T]`` and the states that
+            :attr:`Drafter.reads` asks for, of some conversations); starts the drafter from the target's weights.
+    """
+
+    config: type[Any]
+    model: type[Any]
+    backend: Callable[..., Backend]
+    initialise: Callable[[Any, Target, Iterable[tuple[Tensor, TargetStates]]], None]
+
+
+#: By the name in ``moa-train --arch`` and ``config.json``.
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "moa": Architecture(DrafterConfig, MoADrafter, TorchBackend, initialise_from_target),
+    "eagle": Architecture(EagleConfig, EagleDrafter, EagleBackend, EagleDrafter.initialise),
+    "early-exit": Architecture(EarlyExitConfig, EarlyExitDrafter, TokenTorchBackend, EarlyExitDrafter.initialise),
+    "independent": Architecture(
+        IndependentConfig, IndependentDrafter, TokenTorchBackend, IndependentDrafter.initialise
+    ),
 }
-ARCHITECTURES: tuple[str, ...] = tuple(_KINDS)
+
+
+def torch_backend_of(drafter: Drafter, *, top_k: int) -> Backend:
+    """Return the runtime's backend of a bound drafter, in PyTorch and float32; it shares the drafter's weights.
+
+    Args:
+        top_k: candidates per query, at most the draft vocabulary.
+    """
+    return ARCHITECTURES[drafter.config.architecture].backend(drafter, top_k=top_k)
+
+
+def initialise(drafter: Drafter, target: Target, samples: Iterable[tuple[Tensor, TargetStates]]) -> None:
+    """Start a bound drafter from the target's weights, see :attr:`Architecture.initialise`."""
+    ARCHITECTURES[drafter.config.architecture].initialise(drafter, target, samples)
 
 
 def new_drafter(
@@ -82,5 +125,6 @@ def drafter_of(text: str) -> Drafter:
     architecture = raw.get("architecture", "moa")
     if architecture not in ARCHITECTURES:
         raise ConfigError(f"unknown architecture {architecture!r}: expected one of {', '.join(ARCHITECTURES)}")
-    config, drafter = _KINDS[architecture]
-    return drafter(config.from_mapping(raw))
+    kind = ARCHITECTURES[architecture]
+    drafter: Drafter = kind.model(kind.config.from_mapping(raw))
+    return drafter

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from moa_drafter.architectures.config import TokenConfig
 from moa_drafter.drafter import Drafter
 from moa_drafter.llama import DecoderLayer, RMSNorm
 from moa_drafter.target_features import Reads
-
-if TYPE_CHECKING:
-    from moa_drafter.architectures.token_backend import TokenBackend
 
 
 class TokenDrafter(Drafter):
@@ -33,9 +29,3 @@ class TokenDrafter(Drafter):
     def device_layers(self) -> Sequence[DecoderLayer]:
         """The decoder layers that a drafting step runs, in order."""
         raise NotImplementedError
-
-    def backend(self, *, top_k: int) -> TokenBackend:
-        """See :meth:`Drafter.backend`."""
-        from moa_drafter.architectures.token_backend import TokenBackend
-
-        return TokenBackend(self, top_k=top_k)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from moa_drafter.model import MoADrafter
+from moa_drafter.target import Target
 from moa_drafter.target_features import TargetStates
 from moa_drafter.target_layers import copy_layer
 
@@ -27,7 +28,7 @@ _TARGET_SHARE = 0.1  # of the target's own query and key weights, so that heads 
 
 @torch.no_grad()
 def initialise_from_target(
-    drafter: MoADrafter, target: Any, samples: Iterable[tuple[Tensor, TargetStates]], *, ridge: float = 1e-2
+    drafter: MoADrafter, target: Target, samples: Iterable[tuple[Tensor, TargetStates]], *, ridge: float = 1e-2
 ) -> None:
     """Fill all parameters.
 
@@ -37,15 +38,14 @@ def initialise_from_target(
     from the layers' mean to the hidden state that is estimated.
 
     Args:
-        target: the transformers model.
         samples: tokens ``[T]`` and states of some conversations.
         ridge: penalty of every regression, relative to the mean diagonal of its normal equations.
     """
-    parts = list(samples)
+    parts, model = list(samples), target.model
     seen = len(drafter.config.lsa_layers)  # behind them come the keys and values of the layers that follow
     kv = torch.cat([states.kv[:, :seen] for _, states in parts])
-    hidden = torch.cat([estimated(drafter, target, tokens, states) for tokens, states in parts]).double()
-    _copy_target_layers(drafter, target)
+    hidden = torch.cat([estimated(drafter, model, tokens, states) for tokens, states in parts]).double()
+    _copy_target_layers(drafter, model)
     _aggregate_linearly(drafter, kv, hidden, ridge)
     own = torch.cat([_self_attended(drafter, tokens) for tokens, _ in parts])
     _read_latest_row(drafter, kv, hidden, own, ridge)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from moa_drafter.architectures.registry import ARCHITECTURES, new_drafter
+from moa_drafter.architectures.registry import ARCHITECTURES, initialise, new_drafter
 from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER, drafter_fingerprint
 from moa_drafter.compatibility import check_fit
@@ -237,7 +237,7 @@ def initialise_drafter(
     some = range(min(samples, len(conversations)))
     read = ((torch.tensor(conversations[i].tokens), features[i].to(torch.device("cpu"))) for i in some)
     if settings.init is None:
-        drafter.initialise(target, read)
+        initialise(drafter, target, read)
     elif isinstance(drafter, MoADrafter):
         was = load_checkpoint(settings.init).config
         assert isinstance(was, DrafterConfig)

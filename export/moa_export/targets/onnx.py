@@ -11,8 +11,7 @@ from moa_drafter.architectures.config import TokenConfig
 from moa_drafter.architectures.tokens import TokenDrafter
 from moa_drafter.checkpoint import DeviceDrafter
 from moa_drafter.config import DrafterConfig
-from moa_drafter.device_module import DeviceHalf, signature
-from moa_drafter.token_half import TokenHalf
+from moa_drafter.device_module import DeviceModule, TokenDeviceModule, signature
 from moa_export.errors import ExportError
 from moa_export.quantized_embedding import QuantisedEmbedding
 from moa_export.recipe import Recipe
@@ -80,7 +79,7 @@ def capture(drafter: DeviceDrafter, recipe: Recipe) -> tuple[onnx.ModelProto, di
     """
     weights = recipe.embedding
     embed = QuantisedEmbedding(drafter.embedding, weights) if weights.is_integer else None
-    kind = TokenHalf if isinstance(drafter, TokenDrafter) else DeviceHalf
+    kind = TokenDeviceModule if isinstance(drafter, TokenDrafter) else DeviceModule
     half = kind(drafter, top_k=recipe.top_k, embed=embed).eval()
     inputs, outputs = signature(drafter.config, recipe.top_k)
     return trace(half, inputs, outputs)

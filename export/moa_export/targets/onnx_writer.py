@@ -10,8 +10,7 @@ from onnx import helper
 from torch import Tensor, nn
 
 from moa_drafter.architectures.tokens import TokenDrafter
-from moa_drafter.device_module import signature_of
-from moa_drafter.token_half import TokenHalf
+from moa_drafter.device_module import TokenDeviceModule, signature_of
 from moa_export.errors import ExportError
 from moa_export.quantize import round_symmetric
 from moa_export.recipe import Weights
@@ -65,7 +64,7 @@ def export_writer(model: TokenDrafter, bits: int, folder: Path) -> Artifact:
         ExportError: sizes that groups of 32 do not divide, or more than a file can hold.
     """
     check_writer(model, bits)
-    half = TokenHalf(model, top_k=TOP_K, embed=_Table(model.embedding)).eval()
+    half = TokenDeviceModule(model, top_k=TOP_K, embed=_Table(model.embedding)).eval()
     inputs, outputs = signature_of(half.kv_shape, half.top_k)
     graph, matrices = trace(half, inputs, outputs)
     vocabulary = len(model.head)

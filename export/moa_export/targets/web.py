@@ -11,9 +11,8 @@ from onnx import numpy_helper
 
 from moa_drafter.architectures.tokens import TokenDrafter
 from moa_drafter.config import DrafterConfig
-from moa_drafter.device_module import signature, signature_of
+from moa_drafter.device_module import TokenDeviceModule, signature, signature_of
 from moa_drafter.model import MoADrafter
-from moa_drafter.token_half import TokenHalf
 from moa_export.errors import ExportError
 from moa_export.quantized_embedding import QuantisedEmbedding
 from moa_export.recipe import Recipe, Weights
@@ -89,7 +88,7 @@ def export_web_writer(model: TokenDrafter, bits: int, folder: Path) -> Artifact:
         ExportError: sizes that groups of 32 do not divide, or more than a file can hold.
     """
     check_writer(model, bits)
-    half = TokenHalf(model, top_k=TOP_K, embed=QuantisedEmbedding(model.embedding, TABLE)).eval()
+    half = TokenDeviceModule(model, top_k=TOP_K, embed=QuantisedEmbedding(model.embedding, TABLE)).eval()
     inputs, outputs = signature_of(half.kv_shape, half.top_k)
     graph, matrices = trace(half, inputs, outputs)
     for name, matrix in matrices.items():

@@ -267,12 +267,12 @@ def backend_of(engine: Engine) -> BatchedBackend | None:
     drafter, target = engine.drafter, engine.target
     if not isinstance(drafter, MoADrafter) or not drafter.is_whole:
         return None
-    half = PackedDeviceHalf(drafter, target, fastest_dtype(target.device.type), top_k=TOP_K)
+    half = PackedDeviceModule(drafter, target, fastest_dtype(target.device.type), top_k=TOP_K)
     return BatchedBackend(half.steps, top_k=half.top_k, kv_shape=half.kv_shape)
 
 
-class PackedDeviceHalf:
-    """Computes what :class:`moa_drafter.device_module.DeviceHalf` computes, for several steps at once.
+class PackedDeviceModule:
+    """Computes what :class:`moa_drafter.device_module.DeviceModule` computes, for several steps at once.
 
     Matrices are copied; the token embedding is the target's own memory.
 
