@@ -1,7 +1,7 @@
 /** Events that a chat sends to its application. */
 
-import type { Statistics } from "./chat/statistics.js";
 import type { FinishReason, Origin } from "./session/events.js";
+import type { Statistics } from "./statistics.js";
 
 /** One token of the answer, with its origin, and whether the target has confirmed it. */
 export interface TokenOrigin {

@@ -7,12 +7,12 @@ declare const TextDecoder: new (label: string, options: object) => { decode(byte
 const encoder = new TextEncoder();
 const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
 
-/** The bytes of a text. */
+/** Return the bytes of a text. */
 export function encodeUtf8(text: string): Uint8Array {
   return encoder.encode(text);
 }
 
-/** The text of bytes; those that are no UTF-8 become replacement characters. */
+/** Return the text of bytes; invalid UTF-8 becomes replacement characters. */
 export function decodeUtf8(bytes: Uint8Array): string {
   return decoder.decode(bytes);
 }

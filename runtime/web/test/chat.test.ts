@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { sessionIdFor, stateFromJson } from "../src/chat/chat_state.js";
+import { sessionIdFor, stateFromJson } from "../src/chat_store.js";
 import { Chat, ChatError, ConnectError, GREEDY, MoaError, NgramDrafter, StoreError, tau } from "../src/index.js";
 import type { AnswerFinished, AnswerUpdate, ChatEvent, Drafter } from "../src/index.js";
 import { ChatWorld, MemoryChatStore, bundle, own, tokenizer } from "./chatting.js";

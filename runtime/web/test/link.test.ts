@@ -9,10 +9,10 @@ import { test } from "node:test";
 import { fromBinary } from "@bufbuild/protobuf";
 import { WebSocket } from "ws";
 
+import { connectError } from "../src/connection.js";
+import { Driver } from "../src/driver.js";
 import { ClientSession, DraftingLoop, Endpoint, FixedShape, USUAL_TIMING, budgetOf, ownHost, wire } from "../src/index.js";
 import type { Answered, Conditions, ConnectError, LinkChanged, Timing } from "../src/index.js";
-import { connectError } from "../src/link/connect_error.js";
-import { Driver } from "../src/link/driver.js";
 import { FakeHost } from "./fake_host.js";
 import { ToyVerifier, send } from "./toy_verifier.js";
 

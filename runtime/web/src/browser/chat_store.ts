@@ -1,6 +1,6 @@
 /** A chat in the browser's database: written whole or not at all, of this origin alone, and of one tab at a time. */
 
-import type { ChatStore } from "../chat/chat_store.js";
+import type { ChatStore } from "../chat_store.js";
 import { StoreError } from "../errors.js";
 import type { SnapshotJson } from "../session/snapshot.js";
 

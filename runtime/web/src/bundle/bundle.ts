@@ -1,9 +1,16 @@
 /** The bundle: the files that `moa-export` writes, on a server and, once downloaded, in a store. */
 
-import { ChatTokenizer } from "../text/chat_tokenizer.js";
+import { ChatTokenizer } from "../chat_tokenizer.js";
 import { decodeUtf8, encodeUtf8 } from "../utf8.js";
-import { ChangedError, StoredFiles, type BundleFiles } from "./download.js";
-import { ask, platformFetch, type Fetch, type Signal } from "./fetching.js";
+import {
+  ChangedError,
+  StoredFiles,
+  ask,
+  platformFetch,
+  type BundleFiles,
+  type Fetch,
+  type Signal,
+} from "./download.js";
 import {
   BundleError,
   CHAT_TEMPLATE_FILE,

@@ -1,13 +1,18 @@
-/** The page's side: models in a worker, and what stands for their drafters. */
+/** The page's side of a worker: its models, the drafters that stand for the worker's, and the messages between them. */
 
+import { EngineError, type KvShape } from "../backends/base.js";
 import { kvShapeOf } from "../backends/onnx.js";
 import type { Bundle } from "../bundle/bundle.js";
 import type { TargetEntry } from "../bundle/manifest.js";
+import type { Budget, Drafter } from "../drafters/base.js";
 import { drafterPlan, writerPlan, type DrafterPlan } from "../drafters/factory.js";
-import type { ModelName } from "./messages.js";
-import type { Drafters, InWorker, LoadOptions, Models } from "./models.js";
-import { WorkerDrafter } from "./worker_drafter.js";
-import { WorkerLink } from "./worker_link.js";
+import { checkRows } from "../drafters/kv_buffer.js";
+import type { Manners } from "../offline_stopping.js";
+import type { KvArray } from "../session/memory_rows.js";
+import { GREEDY, type Sampling } from "../session/sampling.js";
+import { NOTHING, type DraftTree } from "../session/tree.js";
+import type { Answer, ModelName, Request, WorkerLike } from "./messages.js";
+import type { Drafters, InWorker, LoadOptions, Models } from "./types.js";
 
 export class WorkerModels implements Models {
   private made = 0;
@@ -72,5 +77,119 @@ export class WorkerModels implements Models {
     const { ort, providers } = this.options;
     const bytes = graph.byteLength === graph.buffer.byteLength ? graph : graph.slice(); // what is transferred is whole
     await this.link.ask((call) => ({ do: "load", call, model, graph: bytes, entry, ort, providers }), [bytes.buffer as ArrayBuffer]);
+  }
+}
+
+interface Served {
+  /** Its number. */
+  readonly drafter: number;
+  readonly kvShape: KvShape;
+  readonly needsRows: boolean;
+  readonly manners: Manners | null;
+}
+
+/** Stands for a `MoaDrafter` there. It counts rows itself, so that rows which do not fit are refused at once. */
+export class WorkerDrafter implements Drafter {
+  rows = 0;
+  readonly needsRows: boolean;
+  readonly manners: Manners | null;
+
+  /** @param ready waited for before it drafts. */
+  constructor(
+    private readonly link: WorkerLink,
+    private readonly served: Served,
+    private readonly ready: () => Promise<void>,
+  ) {
+    this.needsRows = served.needsRows;
+    this.manners = served.manners;
+  }
+
+  addRows(start: number, keys: KvArray, values: KvArray): void {
+    checkRows(start, keys, values, this.rows, this.served.kvShape);
+    this.rows = start + keys.count;
+    const [ours, theirs] = [copied(keys), copied(values)]; // they may be parts of larger arrays
+    const transfer = [ours.data.buffer, theirs.data.buffer] as ArrayBuffer[];
+    this.link.tell({ do: "addRows", drafter: this.served.drafter, start, keys: ours, values: theirs }, transfer);
+  }
+
+  truncateRows(length: number): void {
+    this.rows = Math.max(0, Math.min(this.rows, length));
+    this.link.tell({ do: "truncateRows", drafter: this.served.drafter, length });
+  }
+
+  /** Give its caches back. Nothing is drafted afterwards. */
+  close(): void {
+    this.link.tell({ do: "drop", drafter: this.served.drafter });
+  }
+
+  /** See {@link MoaDrafter.propose}. Throws EngineError where the worker has ended too. */
+  async propose(prefix: readonly number[], budget: Budget, sampling: Sampling = GREEDY): Promise<DraftTree> {
+    await this.ready();
+    const { drafter } = this.served;
+    const tokens = Uint32Array.from(prefix);
+    const request = (call: number) => ({ do: "propose", call, drafter, prefix: tokens, budget, sampling }) as const;
+    return (await this.link.ask(request, [tokens.buffer])) ?? NOTHING;
+  }
+}
+
+function copied(numbers: KvArray): KvArray {
+  return { ...numbers, data: numbers.data.slice() };
+}
+
+interface Waiting {
+  readonly resolve: (tree: DraftTree | undefined) => void;
+  readonly reject: (error: Error) => void;
+}
+
+/** A worker whose end, or failure, is a sentence to everybody who waits, and who asks later. */
+export class WorkerLink {
+  private readonly waiting = new Map<number, Waiting>();
+  private calls = 0;
+  private ended: EngineError | undefined;
+
+  constructor(private readonly worker: WorkerLike) {
+    worker.addEventListener("message", ({ data }) => this.answered(data as Answer));
+    worker.addEventListener("error", ({ message }) => {
+      this.end(`the drafter's worker failed: ${message || "its program cannot be loaded, or there is too little memory"}`);
+    });
+    worker.addEventListener("messageerror", () => this.end("the drafter's worker failed: its answer cannot be read"));
+  }
+
+  /** Say something that is not answered. */
+  tell(request: Request, transfer: ArrayBuffer[] = []): void {
+    if (!this.ended) this.worker.postMessage(request, transfer);
+  }
+
+  /**
+   * Ask for something.
+   *
+   * @param request with the number that its answer will have.
+   * @throws EngineError it cannot be done, or the worker has ended.
+   */
+  ask(request: (call: number) => Request, transfer: ArrayBuffer[] = []): Promise<DraftTree | undefined> {
+    return new Promise((resolve, reject) => {
+      if (this.ended) throw this.ended;
+      const call = this.calls++;
+      this.waiting.set(call, { resolve, reject });
+      this.worker.postMessage(request(call), transfer);
+    });
+  }
+
+  close(): void {
+    this.end("the drafter was closed");
+  }
+
+  private answered(answer: Answer): void {
+    const waiting = this.waiting.get(answer.call);
+    this.waiting.delete(answer.call);
+    if ("error" in answer) waiting?.reject(new EngineError(answer.error));
+    else waiting?.resolve(answer.tree);
+  }
+
+  private end(why: string): void {
+    this.ended ??= new EngineError(why);
+    this.worker.terminate();
+    for (const { reject } of this.waiting.values()) reject(this.ended);
+    this.waiting.clear();
   }
 }

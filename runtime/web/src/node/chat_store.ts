@@ -4,7 +4,7 @@ import { constants } from "node:fs";
 import { mkdir, open, readFile, realpath, rename, stat, type FileHandle } from "node:fs/promises";
 import { basename, dirname, extname, join, resolve } from "node:path";
 
-import type { ChatStore } from "../chat/chat_store.js";
+import type { ChatStore } from "../chat_store.js";
 import { StoreError } from "../errors.js";
 import type { SnapshotJson } from "../session/snapshot.js";
 import { SystemLock } from "./system_lock.js";

@@ -1,7 +1,7 @@
-/** Texts that grow token by token. */
+/** Decoding of texts that grow token by token. */
 
 const REPLACEMENTS = /\ufffd+$/;
-/** Longer runs of replacement characters are the model's own noise, not a character still to come. */
+/** Longer runs of replacement characters are invalid output of the model, not an unfinished character. */
 const NOISE = 8;
 
 interface State {
@@ -11,19 +11,19 @@ interface State {
 }
 
 /**
- * Turns a growing list of tokens into text, piece by piece, without ever emitting half a character. A character whose UTF-8
+ * Turn a growing list of tokens into text, piece by piece, without ever emitting half a character. A character whose UTF-8
  * bytes are spread over two tokens comes out with the second: the tokens `Caf`, `0xC3`, `0xA9` give `Caf`, ``, `é`.
  */
 export class TextStream {
   private tokens: number[] = [];
-  // The text up to token `anchor` is out. Decoding starts at `window` before it, because decoders treat the first token's
-  // leading space specially, and not at 0, which would cost quadratic time.
-  private state: State = { window: 0, anchor: 0, emitted: 0 }; // `emitted` characters behind the anchor are out already
+  // The text up to token `anchor` was emitted. Decoding starts at `window` before it, because decoders treat the first token's
+  // leading space specially, and not at 0, which would take quadratic time.
+  private state: State = { window: 0, anchor: 0, emitted: 0 }; // `emitted` characters after the anchor were emitted, too
   private states: State[] = []; // before each token
 
   constructor(private readonly tokenizer: { decode(tokens: readonly number[]): string }) {}
 
-  /** Add one token; returns the text that is certain now, perhaps none. */
+  /** Add one token; return the text that is certain now, perhaps none. */
   push(token: number): string {
     this.states.push(this.state);
     this.tokens.push(token);
@@ -40,12 +40,12 @@ export class TextStream {
     return pending.slice(emitted);
   }
 
-  /** The text held back; a character that never became whole is a replacement character. */
+  /** Return the text held back; an unfinished character becomes a replacement character. */
   finish(): string {
     return this.pending().slice(this.state.emitted);
   }
 
-  /** Forget all but the first `count` tokens, as if the others had never come. */
+  /** Forget all but the first `count` tokens. */
   truncate(count: number): void {
     if (count >= this.tokens.length) return;
     this.state = this.states[count]!;

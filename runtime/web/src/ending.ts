@@ -1,18 +1,18 @@
-/** The end of something, which others wait for beside what they wait for. */
+/** The end of something, to wait for beside other promises. */
 
 import type { Host } from "./host.js";
 
-/** Comes once, or never. */
+/** An event that occurs once, or never. */
 export class Ending {
   private over = false;
   private readonly waiting = new Set<() => void>();
 
-  /** Whether it has come. */
+  /** Whether it has occurred. */
   get ended(): boolean {
     return this.over;
   }
 
-  /** It comes. */
+  /** Let it occur. */
   end(): void {
     this.over = true;
     for (const told of this.waiting) told();
@@ -25,9 +25,9 @@ export class Ending {
   }
 
   /**
-   * Wait for `something`, which goes on in any case, or for the end; says whether it was done before that.
+   * Wait for `something`, which goes on in any case, or for the end; return whether it was done first.
    *
-   * @throws what `something` does.
+   * @throws the error of `something`.
    */
   async before(something: Promise<unknown>): Promise<boolean> {
     if (this.over) return false;
@@ -41,7 +41,7 @@ export class Ending {
     }
   }
 
-  /** Wait so many seconds, or for the end; says whether these have passed before that. */
+  /** Wait for `seconds`, or for the end; return whether they passed first. */
   async sleep(host: Host, seconds: number): Promise<boolean> {
     let wake = (): void => undefined;
     const slept = new Promise<void>((resolve) => (wake = resolve));

@@ -1,30 +1,30 @@
-/** Runs the drafting loop: the drafter, the transport, the clock. */
+/** Run the drafting loop with a drafter, a transport and a clock. */
 
-import type { Draft, LoopEvent } from "../drafting/events.js";
-import type { DraftingLoop } from "../drafting/loop.js";
-import type { Conditions } from "../drafting/settings.js";
-import { unexpectedError, type ConnectError } from "./connect_error.js";
+import type { Timing } from "./connection.js";
+import type { Draft, LoopEvent } from "./drafting/events.js";
+import type { DraftingLoop } from "./drafting/loop.js";
+import type { Conditions } from "./drafting/settings.js";
 import { Ending } from "./ending.js";
 import type { Endpoint } from "./endpoint.js";
+import { ConnectError } from "./errors.js";
 import type { Host } from "./host.js";
-import type { Timing } from "./timing.js";
 import { Transport } from "./transport.js";
 
 /** Faults after which connecting again would only repeat them. */
 const REFUSALS: ReadonlySet<string> = new Set(["VERSION_MISMATCH", "FINGERPRINT_MISMATCH", "ROWS_MISMATCH", "REPLACED"]);
-/** Timers may come early by as much as clocks are coarse, seconds. */
+/** Resolution of clocks, by which timers may be early, in seconds. */
 const CLOCK_STEP = 0.01;
 
 export interface DriverHandlers {
-  /** A connection could not be made or kept, and whether waiting cannot mend that. */
+  /** A connection could not be made or kept; `error.final` if waiting cannot mend that. */
   problem(error: ConnectError): void;
   /** No connection will be made until the host says so: offline by choice, or in the background. */
   rest(): void;
-  /** Called with each Hello, which is sent when what it returns is done; undefined for at once. It must not fail. */
+  /** Called before each Hello, which is sent when the promise is done, or at once if undefined. It must not fail. */
   store(): Promise<void> | undefined;
 }
 
-/** A time in which connections are made. */
+/** A period in which connections are made. */
 interface Links {
   readonly ending: Ending;
   done: Promise<void>;
@@ -32,8 +32,8 @@ interface Links {
 }
 
 /**
- * Does what a {@link DraftingLoop} says, one thing after the other. Between two drafts whatever else waits has its turn:
- * frames, and the application, are kept from theirs for one draft at most, and not at all by a drafter in a worker.
+ * Do what a {@link DraftingLoop} says, one thing after the other. Between two drafts, waiting frames and actions of the
+ * application are processed: they wait for one draft at most, and not at all for a drafter in a worker.
  */
 export class Driver {
   private readonly transport: Transport;
@@ -42,7 +42,7 @@ export class Driver {
   private wake: (() => void) | undefined;
   private links: Links | undefined;
   private readonly leaving = new Set<Promise<void>>(); // links that are being closed
-  private online = false; // as the user wants it
+  private online = false; // whether the user wants it
   private refused = false; // by the verifier that was connected to last
   private greeting: Promise<void> | undefined; // done when the Hello of this connection may be sent
 
@@ -72,7 +72,7 @@ export class Driver {
     this.wake?.();
   }
 
-  /** Begin to connect, and reconnect for as long as the driver runs. */
+  /** Begin to connect, and reconnect as long as the driver runs. */
   goOnline(): void {
     this.online = true;
     this.refused = false;
@@ -88,7 +88,7 @@ export class Driver {
     await this.closedLinks();
   }
 
-  /** Drop the connection and make another at once; nothing while offline. */
+  /** Drop the connection and make another at once; no effect while offline. */
   async reconnect(why = "the network changed"): Promise<void> {
     this.transport.drop();
     if ((this.endLinks() || this.refused) && this.online) {
@@ -99,8 +99,8 @@ export class Driver {
   }
 
   /**
-   * See {@link Conditions}. In the background a connection that closes is made again only after it; another connection is
-   * made to say whether memory rows are wanted.
+   * Set the {@link Conditions}. In the background a closed connection is made again only afterwards. If `metered` changes, a new
+   * connection is made, because the Hello tells whether memory rows are wanted.
    */
   tellConditions(conditions: Conditions): void {
     this.transport.hold(conditions.background);
@@ -112,7 +112,7 @@ export class Driver {
     return this.refused || (this.links?.over ?? false);
   }
 
-  /** Leave the verifier, and end {@link run}. */
+  /** Disconnect, and end {@link run}. */
   async close(): Promise<void> {
     await this.goOffline();
     this.closing.end();
@@ -125,9 +125,9 @@ export class Driver {
   }
 
   /**
-   * Runs until it is closed.
+   * Run until it is closed.
    *
-   * @throws what a drafter does, or a defect.
+   * @throws the error of a drafter, or a defect.
    */
   async run(): Promise<void> {
     while (!this.closing.ended) {
@@ -146,7 +146,7 @@ export class Driver {
     if (!(await this.closing.before(Promise.resolve(proposed)))) return;
     const tree = await proposed;
     const now = this.host.now();
-    await this.host.turn(); // a promise alone lets nothing else happen
+    await this.host.turn(); // awaiting a promise alone does not let other events run
     if (!this.closing.ended) this.loop.drafted(draft, tree, now - began);
   }
 
@@ -168,12 +168,12 @@ export class Driver {
 
   private newLinks(): Links {
     const links: Links = { ending: new Ending(), done: Promise.resolve(), over: false };
-    // Once the connection before is closed: one that the server heard of later would count as newer.
+    // After the connection before is closed: the server takes the connection that arrives last for the newest.
     links.done = this.closedLinks().then(() => this.runLinks(links));
     return links;
   }
 
-  /** Report a defect that ends the links: the application would wait for ever. */
+  /** Report a defect that ends the links: otherwise the application would wait for ever. */
   private async runLinks(links: Links): Promise<void> {
     try {
       await this.transport.run(links.ending);
@@ -184,7 +184,7 @@ export class Driver {
     }
   }
 
-  /** Begin to close the connection; says whether one was wanted. */
+  /** Begin to close the connection; return whether one was wanted. */
   private endLinks(): boolean {
     const ended = this.links;
     this.links = undefined;
@@ -206,10 +206,10 @@ export class Driver {
     if (another) void this.reconnect(why);
   }
 
-  // -- what transport and loop say -------------------------------------------------------------
+  // -- events of transport and loop ------------------------------------------------------------
 
   /**
-   * Greet; where the chat is stored, once its place has what the Hello says. The loop goes on meanwhile, and sends nothing
+   * Send the Hello; if the chat is stored, after the store has the Hello's count. The loop goes on meanwhile, and sends nothing
    * before the Welcome.
    */
   private opened(): void {
@@ -219,12 +219,12 @@ export class Driver {
   }
 
   private greet(stored: Promise<void>): void {
-    if (stored === this.greeting) this.greeting = undefined; // else another connection has come
+    if (stored === this.greeting) this.greeting = undefined; // else there is another connection by now
   }
 
   private received(data: Uint8Array): void {
     this.loop.received(data, this.host.now());
-    this.transport.takenUp(data);
+    this.transport.processed(data);
   }
 
   private closed(problem: ConnectError, retryInS: number | null): void {
@@ -245,4 +245,9 @@ export class Driver {
       this.post(() => this.loop.lost(event.text, null, this.host.now()));
     }
   }
+}
+
+/** Return the error for a defect that ended the link. */
+function unexpectedError(address: string, error: unknown): ConnectError {
+  return new ConnectError(`the connection to ${address} failed unexpectedly: ${String(error)}`, true, { cause: error });
 }

@@ -1,26 +1,30 @@
-/** What an application may ask for with a question. */
+/** Options of a question, and their ranges. */
 
-import { ChatError } from "../errors.js";
-import { GREEDY, type Sampling } from "../session/sampling.js";
-import { LARGEST_REAL, UINT64 } from "../session/snapshot.js";
+import { ChatError } from "./errors.js";
+import { GREEDY, type Sampling } from "./session/sampling.js";
+import { LARGEST_REAL, UINT64 } from "./session/snapshot.js";
 
-/** How to answer a question. */
+/** Options of one answer. */
 export interface SendOptions {
-  /** Tokens; 0 for no limit. 512 when omitted. */
+  /** Largest number of tokens of the answer; 0 for no limit. 512 when omitted. */
   readonly maxNewTokens?: number;
-  /** What is left out is greedy's: temperature 0, top_p 1, seed 0. */
+  /** Greedy when omitted: temperature 0, top_p 1, seed 0. */
   readonly sampling?: Partial<Sampling>;
   /** Whether the verifier may finish the answer while there is no link. Yes when omitted. */
   readonly whileAway?: boolean;
 }
 
-/** A sampling with what is usual where nothing is said. */
+/** Return a sampling with the defaults of greedy. */
 export function samplingOf(sampling: Partial<Sampling>): Sampling {
   return { ...GREEDY, ...sampling };
 }
 
-/** @throws ChatError no verifier could do that. */
-export function checkWishes(maxNewTokens: number, sampling: Sampling): void {
+/**
+ * Check a question's options.
+ *
+ * @throws ChatError a value is out of range, or not supported by the verifier.
+ */
+export function checkOptions(maxNewTokens: number, sampling: Sampling): void {
   const { minP, seed, temperature, topK, topP } = sampling;
   if (!(temperature >= 0 && temperature <= LARGEST_REAL)) {
     throw new ChatError(`a temperature is 0 or more, not ${temperature}`);

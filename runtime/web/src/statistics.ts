@@ -1,32 +1,32 @@
-/** Figures of one answer. */
+/** Statistics of one answer. */
 
 /** Times in seconds, sizes in bytes. */
 export interface Statistics {
   /** Verdicts received. */
   rounds: number;
-  /** Committed. */
+  /** Committed tokens. */
   tokens: number;
-  /** Tokens sent to be verified. */
+  /** Drafted tokens that were sent. */
   drafted: number;
-  /** Those of them the target accepted. */
+  /** Those of them that the target accepted. */
   accepted: number;
-  /** Committed tokens that the server wrote by itself, while it was the one to draft. */
+  /** Committed tokens of pushed verdicts, while the server drafted. */
   pushed: number;
-  /** Tokens that it drafted for that. */
+  /** Tokens that the server drafted. */
   serverDrafted: number;
-  /** Those of them the target accepted. */
+  /** Those of them that the target accepted. */
   serverAccepted: number;
-  /** Whether the last verdict came from a server that went on by itself. */
+  /** Whether the last verdict was pushed: the server streams on its own. */
   serverDrafts: boolean;
-  /** Committed tokens that the verifier wrote on while the device was away: they came with a connection. */
+  /** Committed tokens that the verifier wrote while the device was away; they came with a connection. */
   fetched: number;
   /** Committed tokens that were written while the verifier was away. */
   offline: number;
-  /** Those of them that stayed by the user's policy, without asking the target. */
+  /** Those of them that stayed by the user's policy, unchecked. */
   kept: number;
   /** Tentative tokens dropped. */
   rolledBack: number;
-  /** Tokens of verdicts that the user replaced by what the device had written. */
+  /** Tokens of verdicts that the user replaced by the device's text. */
   takenBack: number;
   reconnects: number;
   bytesUp: number;
@@ -34,11 +34,11 @@ export interface Statistics {
   seconds: number;
   /** From the question to the first committed token; null before it. */
   firstTokenSeconds: number | null;
-  /** Spent drafting. */
+  /** Seconds spent drafting. */
   draftSeconds: number;
-  /** Spent waiting for verdicts. */
+  /** Seconds spent waiting for verdicts. */
   waitSeconds: number;
-  /** From sending to each verdict; to one that was pushed, from the verdict before. */
+  /** Seconds from sending to each verdict; for a pushed one, since the verdict before. */
   roundTrips: number[];
 }
 
@@ -68,12 +68,12 @@ export function newStatistics(): Statistics {
   };
 }
 
-/** A copy that later rounds do not change. */
+/** Return a copy that later rounds do not change. */
 export function copyOf(statistics: Statistics): Statistics {
   return { ...statistics, roundTrips: [...statistics.roundTrips] };
 }
 
-/** Tokens committed by verdicts per round, bonus included. */
+/** Return the tokens committed by verdicts per round, bonus included. */
 export function tau({ fetched, kept, rounds, takenBack, tokens }: Statistics): number {
   return rounds ? (tokens - kept - fetched + takenBack) / rounds : 0;
 }

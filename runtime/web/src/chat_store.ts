@@ -1,55 +1,95 @@
-/** What is stored of a chat: the session, the turns, and an answer under way. */
+/** Storing a chat: its place, its state as JSON, and when it is written. */
 
-import { MoaError, StoreError } from "../errors.js";
-import { isSessionId, newSessionId } from "../link/session_id.js";
-import { ClientSession, type ClientOptions } from "../session/client.js";
-import { ORIGINS, type FinishReason, type Origin } from "../session/events.js";
-import type { Fingerprints } from "../session/handshake.js";
-import { JsonReader, type SnapshotJson } from "../session/snapshot.js";
-import type { Message } from "../text/chat_tokenizer.js";
-import { checkedTurn, type TurnsEnd } from "./conversation.js";
+import type { Message } from "./chat_tokenizer.js";
+import {
+  checkedMarks,
+  checkedTurn,
+  markFromJson,
+  markToJson,
+  type TurnsEnd,
+  type Unconfirmed,
+} from "./conversation.js";
+import { MoaError, StoreError } from "./errors.js";
+import type { Host } from "./host.js";
+import { ClientSession, type ClientOptions } from "./session/client.js";
+import { ORIGINS, type FinishReason, type Origin } from "./session/events.js";
+import type { Fingerprints } from "./session/handshake.js";
+import { JsonReader, type SnapshotJson } from "./session/snapshot.js";
+import { isSessionId, newSessionId } from "./session_id.js";
 import { newStatistics, type Statistics } from "./statistics.js";
-import { checkedMarks, markFromJson, markToJson, type Unconfirmed } from "./unconfirmed.js";
+
+/**
+ * The place of one chat: written whole or not at all, private to its user, and open in one program at a time.
+ * `IndexedDbChatStore` is for browsers, `FileChatStore` for Node.
+ */
+export interface ChatStore {
+  /** Its name in a sentence, such as a file's path. */
+  readonly name: string;
+
+  /**
+   * Lock it for this program, tab or worker until {@link close}.
+   *
+   * @returns the content written last; undefined if there is none. Broken content is returned as it is.
+   * @throws StoreError it is in use elsewhere, or cannot be read.
+   */
+  open(): Promise<unknown>;
+
+  /**
+   * Replace the content by `content`; it is durable when this is done. One call at a time.
+   *
+   * @throws StoreError it cannot be written; the old content stays.
+   */
+  write(content: SnapshotJson): Promise<void>;
+
+  /**
+   * Rename the content, which cannot be used; return its new name.
+   *
+   * @throws StoreError it cannot be renamed.
+   */
+  setAside(): Promise<string>;
+
+  /** Unlock it. */
+  close(): Promise<void>;
+}
 
 export const STATE_VERSION = 1;
 const FINISHES = ["stop", "length", "context"] as const;
 const MOST_TOKENS = 1 << 24; // of an answer: far more than any context holds
 
-/** An answer whose end the application has not heard. */
+/** An answer whose end the application has not received. */
 export interface AnswerState {
-  /** What is answered. */
+  /** The question. */
   readonly question: string;
-  /** How many of the tokens before it stayed when it was asked. */
+  /** Committed tokens that stayed when it was asked. */
   readonly kept: number;
   /** Absolute position of the answer's first token. */
   readonly start: number;
-  /** Of its confirmed tokens. */
+  /** Origins of its confirmed tokens. */
   readonly origins: readonly Origin[];
-  /** Its figures. */
   readonly statistics: Statistics;
-  /** How it ended; null for one that runs, or that the user stopped. */
+  /** How it ended; null if it runs, or the user stopped it. */
   readonly ended: FinishReason | null;
 }
 
-/** A chat at one moment. */
+/** The state of a chat at one moment. */
 export interface ChatState {
-  /** The verifier's address. Another one is not told the resume token, nor the session id. */
+  /** The verifier's address. Another verifier gets neither the resume token nor the session id. */
   readonly server: string;
   /** `ClientSession.snapshot`. */
   readonly session: SnapshotJson;
   /** The turns, without those of an answer under way. */
   readonly messages: readonly Message[];
-  /** How many committed tokens so many turns take. */
+  /** Ends of the turns in the committed tokens. */
   readonly ends: readonly TurnsEnd[];
-  /** The one under way. */
+  /** The answer under way. */
   readonly answer: AnswerState | null;
-  /** Those of the turns. */
+  /** Marks of unconfirmed turns. */
   readonly unconfirmed: readonly Unconfirmed[];
-  /** By which proxies find the verifier that has the conversation. */
+  /** By it, proxies find the verifier that has the conversation. */
   readonly sessionId: string;
 }
 
-/** With the keys of Python's; whole numbers above 2^53 - 1 are texts. */
+/** Return the state as JSON, with the same keys as in Python; integers above 2^53 - 1 are strings. */
 export function stateToJson(state: ChatState): SnapshotJson {
   return {
     version: STATE_VERSION,
@@ -64,7 +104,7 @@ export function stateToJson(state: ChatState): SnapshotJson {
 }
 
 /**
- * What {@link stateToJson} made; the session is not looked at.
+ * Read the JSON of {@link stateToJson}; the session is not checked.
  *
  * @throws StoreError another version, or it is broken.
  */
@@ -94,13 +134,13 @@ export function stateFromJson(data: unknown): ChatState {
   }
 }
 
-/** The session id for the next connections; a new one where they lead elsewhere. */
+/** Return the session id for the next connections; a new one if the server is another. */
 export function sessionIdFor(state: ChatState, server: string): string {
   return server === state.server ? state.sessionId : newSessionId();
 }
 
 /**
- * The session of a state, see `ClientSession.restore`.
+ * Restore the session of a state, see `ClientSession.restore`.
  *
  * @param server the verifier's address now.
  * @throws SnapshotError see there.
@@ -124,7 +164,7 @@ export function restoreSession(
     throw broken("its turns have other ends than its tokens");
   }
   if (!answer) {
-    if (session.answering) session.cancel(); // and nobody waits for it
+    if (session.answering) session.cancel(); // a stored answer that runs has an `answer`
   } else if (answer.kept >= answer.start || answer.origins.length !== Math.max(0, committed - answer.start)) {
     throw broken(
       `an answer from ${answer.start} on has ${answer.origins.length} tokens where ${committed} are confirmed`,
@@ -177,7 +217,7 @@ function answerFrom(answer: JsonReader): AnswerState {
   };
 }
 
-/** Each figure of the type that a new answer's has; a time that is not known yet is null. */
+/** Read the figures, each of the type of a new answer's; a time that is not known yet is null. */
 function statisticsFrom(figures: JsonReader): Statistics {
   const read = Object.entries(newStatistics()).map(([name, usual]) => {
     const key = snake(name);
@@ -207,4 +247,127 @@ function isCount(value: unknown): value is number {
 
 function snake(name: string): string {
   return name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
+}
+
+const SECONDS_BETWEEN = 1; // writes of changes that are not urgent
+
+/** A write that is waited for. */
+interface Write {
+  readonly done: Promise<void>;
+  readonly end: () => void;
+}
+
+/**
+ * Write a chat's state into its {@link ChatStore}: urgent changes at once, others about once a second. Without a store it does
+ * nothing.
+ *
+ * One write is under way at a time. All requests meanwhile share the next one, which takes the state as it is then.
+ */
+export class ChatKeeper {
+  private store: ChatStore | undefined;
+  private wanted: Write | undefined;
+  private writing: Promise<void> | undefined;
+  private stopTimer: (() => void) | undefined;
+  private notRestored = "";
+  private notWritten = "";
+
+  /**
+   * @param state returns the present state of the chat, which later events must not change. It is called between two events.
+   */
+  constructor(
+    private readonly state: () => SnapshotJson,
+    private readonly host: Host,
+  ) {}
+
+  /** Whether there is a store. */
+  get keeps(): boolean {
+    return this.store !== undefined;
+  }
+
+  /** Why the chat is not stored, or why the stored one was not continued; empty if all is well. */
+  get problem(): string {
+    return this.notWritten || this.notRestored;
+  }
+
+  /**
+   * Store the chat in `store` from now on.
+   *
+   * @param restore makes a value of the stored content, or throws MoaError.
+   * @returns that value; undefined if there is no content, or it cannot be used and is set aside.
+   * @throws StoreError it is in use elsewhere, its content can be neither used nor set aside, or there is a store already.
+   */
+  async open<T>(store: ChatStore, restore: (content: unknown) => T): Promise<T | undefined> {
+    if (this.store) throw new StoreError(`the chat is kept in ${this.store.name} already`);
+    const content = await store.open();
+    let restored: T | undefined;
+    try {
+      restored = content === undefined ? undefined : restore(content);
+    } catch (error) {
+      try {
+        if (!(error instanceof MoaError)) throw error;
+        this.notRestored = `${error.message}; what was stored is now ${await store.setAside()}`;
+      } catch (failure) {
+        await store.close();
+        throw failure;
+      }
+    }
+    this.store = store;
+    return restored;
+  }
+
+  /** Note a change that may be lost: it is written soon. */
+  touch(): void {
+    if (!this.store || this.stopTimer || this.wanted) return;
+    this.stopTimer = this.host.later(SECONDS_BETWEEN, () => void this.save());
+  }
+
+  /** Write the present state; done when it is stored, or could not be written. */
+  async save(): Promise<void> {
+    this.stopTimer?.();
+    this.stopTimer = undefined;
+    if (!this.store) return;
+    if (!this.wanted) {
+      this.wanted = newWrite();
+      this.writing ??= this.write(this.store);
+    }
+    await this.wanted.done;
+  }
+
+  /** Write the present state, and unlock the store. */
+  async close(): Promise<void> {
+    await this.save();
+    await this.writing;
+    const { store } = this;
+    this.store = undefined;
+    await store?.close();
+  }
+
+  private async write(store: ChatStore): Promise<void> {
+    await undefined; // let the present event end first
+    try {
+      while (this.wanted) {
+        const { end } = this.wanted;
+        this.wanted = undefined;
+        await this.writeOnce(store).finally(end);
+      }
+    } finally {
+      this.writing = undefined;
+    }
+  }
+
+  private async writeOnce(store: ChatStore): Promise<void> {
+    try {
+      await store.write(this.state());
+      this.notWritten = "";
+    } catch (error) {
+      // Catch defects, too: otherwise all requests for the next write would wait for ever.
+      this.notWritten = error instanceof StoreError ? error.message : `storing it failed unexpectedly: ${String(error)}`;
+    }
+  }
+}
+
+function newWrite(): Write {
+  let end = (): void => undefined;
+  const done = new Promise<void>((resolve) => (end = resolve));
+  return { done, end };
 }

@@ -2,11 +2,11 @@
 
 import { Template } from "@huggingface/jinja";
 
-import { MoaError } from "../errors.js";
-import { append } from "../tokens.js";
+import { MoaError } from "./errors.js";
 import { Tokenizer, escaped } from "./tokenizer.js";
+import { append } from "./tokens.js";
 
-/** Around the number of a special token that a user has typed. Unicode keeps these characters for internal use. */
+/** Delimiters around the number of a special token that a user has typed. Unicode reserves them for internal use. */
 const GUARD_OPEN = "\ufdd0";
 const GUARD_CLOSE = "\ufdd1";
 
@@ -15,22 +15,23 @@ export interface Message {
   readonly content: string;
 }
 
-/** A chat template that cannot be read, or that refuses a conversation. */
+/** A chat template cannot be read, or refuses a conversation. */
 export class ChatTemplateError extends MoaError {
   override readonly name: string = "ChatTemplateError";
 }
 
-/** The template writes earlier messages differently once others follow: some drop an answer's reasoning. */
+/** The template writes earlier messages differently after others follow: some drop an answer's reasoning. */
 export class HistoryRewrittenError extends ChatTemplateError {
   override readonly name = "HistoryRewrittenError";
 }
 
+/** A tokenizer with a chat template. */
 export class ChatTokenizer {
   readonly stopTokens: ReadonlySet<number>;
   private readonly tokenizer: Tokenizer;
   private readonly template: Template;
-  private readonly specials: string[]; // longest first, so that one which is the beginning of another does not win
-  private readonly guarded: string[]; // what a message may not spell as it is: special tokens, and what guards them
+  private readonly specials: string[]; // longest first, because one may be the beginning of another
+  private readonly guarded: string[]; // texts that a message must not contain as they are: special tokens, and the delimiters
 
   /**
    * @param tokenizer the content of a `tokenizer.json`, as JSON has it.
@@ -67,13 +68,13 @@ export class ChatTokenizer {
     return this.tokenizer.encode(text);
   }
 
-  /** Text of `tokens`; bytes that are no UTF-8 become replacement characters. */
+  /** Return the text of `tokens`; invalid UTF-8 becomes replacement characters. */
   decode(tokens: readonly number[], skipSpecialTokens = true): string {
     return this.tokenizer.decode(tokens, skipSpecialTokens);
   }
 
   /**
-   * The conversation as the text the target was trained on.
+   * Return the conversation as the text that the target was trained on.
    *
    * @throws ChatTemplateError the template refuses these messages, or fails.
    */
@@ -90,13 +91,13 @@ export class ChatTokenizer {
     }
   }
 
-  /** Tokens of a conversation. Where a message spells a special token, that stays the text which the user typed. */
+  /** Return the tokens of a conversation. A special token that a message spells stays plain text. */
   encodeChat(messages: readonly Message[], addGenerationPrompt = true): number[] {
     return this.encodeGuarded(this.renderChat(this.guard(messages), addGenerationPrompt));
   }
 
   /**
-   * The tokens that follow `committed` up to the next answer, whether or not the last one was cut off.
+   * Return the tokens that follow `committed` up to the next answer, whether or not the last one was cut off.
    *
    * @param committed the conversation's tokens so far; empty for a new one.
    * @param history its messages; before the first question perhaps a system message.
@@ -107,15 +108,15 @@ export class ChatTokenizer {
     if (!committed.length) return this.encodeChat([...history, ...turns]);
     const tokens = this.encodeTurns(history, turns);
     if (this.stopTokens.has(committed.at(-1)!)) return tokens;
-    // Of several stop tokens (Llama 3 has two) it must be the one that the template writes.
+    // If there are several stop tokens (Llama 3 has two), add the one that the template writes.
     const { piece } = this.lastStop(this.renderChat(this.guard(history), false));
     return [...this.encode(piece), ...tokens];
   }
 
   /**
-   * The tokens that continue a committed conversation by more turns, generation prompt included. The committed tokens end
-   * with the end-of-turn token of the last answer; they stay as they are, even where encoding the answer's text anew would
-   * give other tokens.
+   * Return the tokens that continue a committed conversation by more turns, generation prompt included. The committed tokens
+   * end with the end-of-turn token of the last answer; they stay, even if encoding the answer's text again would give other
+   * tokens.
    *
    * @param history the messages so far; the last one is the assistant's.
    * @throws HistoryRewrittenError the conversation cannot be continued token by token.
@@ -131,7 +132,7 @@ export class ChatTokenizer {
         "the chat template changes earlier messages when a new one follows; start a new conversation",
       );
     }
-    // Encoded behind the end-of-turn token, because some tokenizers treat the start of a text specially.
+    // Encoded after the end-of-turn token, because some tokenizers treat the start of a text specially.
     const lead = this.encode(piece).length;
     return this.encodeGuarded(piece + after.slice(end)).slice(lead);
   }
@@ -139,7 +140,7 @@ export class ChatTokenizer {
   // -- special tokens typed by a user ----------------------------------------------------------
 
   /**
-   * The messages with a placeholder for each special token that their text spells, and for the placeholders' own characters.
+   * Return the messages with a placeholder for each special token that their text spells, and for the delimiters.
    */
   private guard(messages: readonly Message[]): Message[] {
     const spelled = new RegExp(this.guarded.map(escaped).join("|"), "gu");
@@ -147,7 +148,7 @@ export class ChatTokenizer {
     return messages.map((message) => ({ ...message, content: message.content.replace(spelled, placeholder) }));
   }
 
-  /** Encode a rendered conversation; what stands for a placeholder becomes plain text again. */
+  /** Encode a rendered conversation; placeholders become plain text again. */
   private encodeGuarded(text: string): number[] {
     if (!text.includes(GUARD_OPEN)) return this.encode(text);
     const placeholders = new RegExp(`${GUARD_OPEN}([0-9]+)${GUARD_CLOSE}`, "gu");
@@ -166,7 +167,7 @@ export class ChatTokenizer {
     return [...tokens, ...this.encode(ordinary)];
   }
 
-  /** The last end-of-turn token in `text` and the offset behind it; the end of the text when none. */
+  /** Return the last end-of-turn token in `text` and the offset after it; the end of the text if there is none. */
   private lastStop(text: string): { piece: string; end: number } {
     let best = { piece: "", end: text.length };
     let start = -1;

@@ -1,40 +1,39 @@
 /** One answer from its question to its end: tokens with their origins, text and figures. */
 
-import type { LoopEvent, Pushed, RoundEnded } from "../drafting/events.js";
-import type { AnswerFinished, AnswerUpdate, Disagreement, TokenOrigin } from "../events.js";
-import type { Host } from "../link/host.js";
-import type { Committed, FinishReason, Origin, RolledBack } from "../session/events.js";
-import type { ChatTokenizer } from "../text/chat_tokenizer.js";
-import { AnswerText, sharedWord } from "./answer_text.js";
+import type { ChatTokenizer } from "./chat_tokenizer.js";
 import { lengthOf, type Question } from "./conversation.js";
+import type { LoopEvent, Pushed, RoundEnded } from "./drafting/events.js";
+import type { AnswerFinished, AnswerUpdate, Disagreement, TextSpan, TokenOrigin } from "./events.js";
+import type { Host } from "./host.js";
+import type { Committed, FinishReason, Origin, RolledBack } from "./session/events.js";
 import { copyOf, newStatistics, type Statistics } from "./statistics.js";
+import { TextStream } from "./text_stream.js";
+import { commonLength } from "./tokens.js";
 
-/** Tokens written offline. A verdict that is a little late often overtakes a few, about which nobody wants to be asked. */
+/** Least offline tokens to ask the user about. A verdict that is a little late often overtakes a few. */
 const WORTH_ASKING = 8;
 
-/** Payload bytes sent and received so far, those of earlier answers included. */
+/** Return the payload bytes sent and received so far, with those of earlier answers. */
 export type BytesMoved = () => readonly [number, number];
 
-/** Made when the question is sent. */
+/** One answer's tokens, text and figures. Made when the question is sent. */
 export class AnswerRecord {
   /** Absolute position of the answer's first token. */
   readonly start: number;
-  /** Its figures. */
   statistics: Statistics = newStatistics();
-  /** What was rolled back in the last {@link Disagreement}. */
+  /** The tokens rolled back in the last {@link Disagreement}. */
   disputed: RolledBack | undefined;
   /** How it ended; null while it runs. */
   ended: FinishReason | null = null;
   private tokens: TokenOrigin[] = [];
-  private settled = 0; // how many of them were shown
+  private settled = 0; // number of tokens in the last update
   private readonly text: AnswerText;
   private rolledBack: RolledBack | undefined;
-  private cause: "asked" | "pushed" | "fetched" = "asked"; // how what is committed next came
+  private cause: "asked" | "pushed" | "fetched" = "asked"; // of the verdict that commits next
   private bytesBefore: readonly [number, number];
   private askedAt: number;
   private endedAt: number;
 
-  /** @param question what is answered. */
   constructor(
     private readonly tokenizer: ChatTokenizer,
     readonly question: Question,
@@ -48,8 +47,8 @@ export class AnswerRecord {
   }
 
   /**
-   * Go on with the answer of another program: its confirmed tokens, where these came from, and its figures. The time
-   * between the programs does not count.
+   * Continue the answer of another program: its confirmed tokens, their origins, and its figures. The time between the
+   * programs does not count.
    */
   resume(tokens: readonly number[], origins: readonly Origin[], statistics: Statistics): void {
     this.tokens = tokens.map((token, at) => ({ token, origin: origins[at]!, committed: true }));
@@ -59,12 +58,12 @@ export class AnswerRecord {
     this.askedAt -= statistics.seconds;
   }
 
-  /** Of the confirmed tokens. */
+  /** Origins of the confirmed tokens. */
   get origins(): Origin[] {
     return this.tokens.map(({ origin }) => origin);
   }
 
-  /** The answer's figures as they are now. */
+  /** Return the answer's present figures. */
   figures(): Statistics {
     const { statistics } = this;
     const [up, down] = this.bytesMoved();
@@ -74,7 +73,7 @@ export class AnswerRecord {
     return copyOf(statistics);
   }
 
-  /** Take what the drafting loop tells. */
+  /** Take an event of the drafting loop. */
   hear(event: LoopEvent): void {
     const { statistics } = this;
     switch (event.event) {
@@ -84,7 +83,7 @@ export class AnswerRecord {
       case "Committed":
         this.commit(event);
         break;
-      case "RolledBack": // what the target wrote instead is committed next
+      case "RolledBack": // the target's tokens are committed next
         this.rolledBack = event;
         statistics.rolledBack += event.tokens.length;
         break;
@@ -130,7 +129,7 @@ export class AnswerRecord {
     tokens.forEach((token, at) => this.tokens.push({ token, origin: origins[at]!, committed: true }));
   }
 
-  /** The answer as it stands, with tokens and origins that are not confirmed. */
+  /** Return the answer as it stands, with the `unconfirmed` tokens and their origins. */
   update(unconfirmed: readonly (readonly [number, Origin])[]): AnswerUpdate {
     const behind = unconfirmed.map(([token, origin]) => ({ token, origin, committed: false }));
     const tokens = [...this.tokens, ...behind];
@@ -150,7 +149,7 @@ export class AnswerRecord {
     };
   }
 
-  /** Whether the commitment that `update` shows took the place of text written offline. */
+  /** Return the disagreement if the committed tokens that `update` shows replaced text written offline. */
   disagreement(update: AnswerUpdate): Disagreement | undefined {
     const { rolledBack } = this;
     this.rolledBack = undefined;
@@ -186,7 +185,7 @@ export class AnswerRecord {
     this.ended = null;
   }
 
-  /** The whole answer. */
+  /** End the answer; return its last event. */
   finish(reason: FinishReason): AnswerFinished {
     this.ended = reason;
     const text = this.confirmedText();
@@ -194,7 +193,7 @@ export class AnswerRecord {
     return { event: "AnswerFinished", text, tokens: [...this.tokens], reason, statistics: this.figures(), spans };
   }
 
-  /** The text up to here, nothing tentative. */
+  /** Return the confirmed text. */
   confirmedText(): string {
     this.text.show(this.tokens, this.settled);
     return this.text
@@ -203,13 +202,92 @@ export class AnswerRecord {
       .join("");
   }
 
-  /** The answer has ended. */
+  /** Note that the answer has ended. */
   pauseClock(): void {
     this.endedAt = this.host.now();
   }
 
-  /** The answer is being written again; the time between does not count. */
+  /** Note that the answer is being written again; the time between does not count. */
   resumeClock(): void {
     this.askedAt += this.host.now() - this.endedAt;
   }
+}
+
+interface Run {
+  readonly end: number; // after its last token
+  readonly span: TextSpan;
+}
+
+/**
+ * The text of an answer whose tokens are confirmed, replaced and taken back while it is shown.
+ *
+ * Only changes since the call before are decoded: after {@link show} of the tokens of "Paris is nice", one of "Paris is big"
+ * decodes one token and returns the dropped " nice".
+ */
+export class AnswerText {
+  private readonly stream: TextStream;
+  private tokens: TokenOrigin[] = [];
+  private pieces: string[] = [];
+  private settled = 0; // tokens that are the same as when the runs were made
+  private runs: Run[] = [];
+
+  constructor(tokenizer: ChatTokenizer) {
+    this.stream = new TextStream(tokenizer);
+  }
+
+  /**
+   * Take the answer's present tokens; return the text of those that are no longer there.
+   *
+   * @param settled number of leading tokens that are known to be the same as at the call before.
+   */
+  show(tokens: readonly TokenOrigin[], settled = 0): string {
+    const before = this.tokens.slice(settled).map(({ token }) => token);
+    const now = tokens.slice(settled);
+    const common = settled + commonLength(before, now.map(({ token }) => token));
+    const dropped = this.pieces.slice(common).join("");
+    this.stream.truncate(common);
+    this.pieces.length = common;
+    for (const { token } of tokens.slice(common)) this.pieces.push(this.stream.push(token));
+    this.tokens.length = settled;
+    for (const each of now) this.tokens.push(each);
+    this.settled = Math.min(this.settled, settled);
+    return dropped;
+  }
+
+  /**
+   * Return the text, one span for each run of tokens of one origin and confirmation.
+   *
+   * @param complete no more tokens follow: an unfinished character at the end becomes a replacement character; otherwise it is
+   *   left out.
+   */
+  spans(complete = false): TextSpan[] {
+    // A run that ends with the settled tokens may continue after them.
+    while (this.runs.length && (complete || this.runs.at(-1)!.end >= this.settled)) this.runs.pop();
+    let end = this.runs.at(-1)?.end ?? 0;
+    while (end < this.tokens.length) {
+      const { committed, origin } = this.tokens[end]!;
+      let text = "";
+      for (let next = this.tokens[end]; next?.origin === origin && next.committed === committed; next = this.tokens[end]) {
+        text += this.pieces[end++]!;
+      }
+      if (complete && end === this.tokens.length) text += this.stream.finish();
+      this.runs.push({ end, span: { text, origin, committed } });
+    }
+    this.settled = end;
+    return this.runs.map(({ span }) => span).filter(({ text }) => text);
+  }
+
+  /** Return the text of the first `count` tokens. */
+  before(count: number): string {
+    return this.pieces.slice(0, count).join("");
+  }
+}
+
+/**
+ * Return the word at the end of a text that one of its continuations completes: of "in every col" with "ours" or "umn" it is
+ * "col", of "in every column" with " of it" and " and row" none.
+ */
+export function sharedWord(before: string, ...versions: string[]): string {
+  const goesOn = versions.some((version) => /^\S/u.test(version));
+  return goesOn ? /\S*$/u.exec(before)![0] : "";
 }

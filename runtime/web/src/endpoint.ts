@@ -1,10 +1,9 @@
-/** Where the verifier is. */
+/** The verifier's address. */
 
 import { base64Encode } from "@bufbuild/protobuf/wire";
 
-import { encodeUtf8 } from "../utf8.js";
-import { ConnectError } from "./connect_error.js";
-import { isLoopback } from "./listening.js";
+import { ConnectError } from "./errors.js";
+import { encodeUtf8 } from "./utf8.js";
 
 // Browsers and Node have it; the sources are compiled without the types of either.
 declare const URL: new (text: string) => {
@@ -20,10 +19,11 @@ const SESSION_PATH = "/v1/session";
 const SESSION_SUBPROTOCOL = "moa.v1";
 const BEARER = "moa.bearer.";
 
+/** Address and token of a verifier. */
 export class Endpoint {
   /** The WebSocket's address: a bare server address gets the session's path. */
   readonly address: string;
-  /** Whether no network leads there. */
+  /** Whether the verifier is on this machine. */
   readonly onThisMachine: boolean;
   private readonly web: string; // its origin, for requests
 
@@ -47,13 +47,13 @@ export class Endpoint {
     this.onThisMachine = isLoopback(parts.hostname);
   }
 
-  /** What a WebSocket offers: the token, which a page can put into no header. */
+  /** Subprotocols that the WebSocket offers. They carry the token, because a page cannot set headers. */
   get protocols(): string[] {
     if (!this.token) return [];
     return [SESSION_SUBPROTOCOL, BEARER + base64Encode(encodeUtf8(this.token), "url")];
   }
 
-  /** The address of another of the verifier's resources. */
+  /** Return the address of another of the verifier's resources. */
   at(path: string): string {
     return this.web + path;
   }
@@ -68,6 +68,15 @@ function parsed(url: string): InstanceType<typeof URL> | undefined {
   try {
     return new URL(url);
   } catch {
-    return undefined; // a port, an IPv6 address or a name that cannot be
+    return undefined; // an invalid port, IPv6 address or name
   }
+}
+
+/**
+ * Return whether only this machine reaches a host of this name or address.
+ *
+ * @param host as `URL.hostname` has it: an IPv4 address in four parts, an IPv6 address shortened and in brackets.
+ */
+export function isLoopback(host: string): boolean {
+  return host === "localhost" || host === "[::1]" || /^127(?:\.\d+){3}$/.test(host);
 }

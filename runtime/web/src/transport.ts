@@ -1,40 +1,39 @@
-/** The WebSocket to the verifier: connects, reconnects, and moves whole frames both ways. */
+/** The link to the verifier: connects, reconnects, and moves whole frames both ways. */
 
-import { ConnectError } from "./connect_error.js";
-import { Connection, openSocket } from "./connection.js";
+import { Connection, openSocket, type Timing } from "./connection.js";
 import { Ending } from "./ending.js";
 import type { Endpoint } from "./endpoint.js";
+import { ConnectError } from "./errors.js";
 import type { Host, Socket } from "./host.js";
-import type { Timing } from "./timing.js";
 
-/** Seconds that the other end has to close. */
+/** Seconds for the other end to close. */
 const CLOSE_TIMEOUT = 1;
 /**
- * Of frames that nobody has taken up yet, as while the device drafts. A WebSocket cannot be told to read no more: one on
- * which more comes is closed, and the next one goes on behind what was taken up.
+ * Limit of received bytes that are not processed yet, for example while the device drafts. Reading from a WebSocket cannot be
+ * paused, so beyond the limit it is closed; the next connection continues after the processed frames.
  */
 const MOST_WAITING_BYTES = 16 << 20;
 
-/** Called in the order of what happens on the link. */
+/** Handlers of events on the link, called in order. */
 export interface TransportHandlers {
-  /** No attempt is made for now, see {@link Transport.hold}. */
+  /** No connection is attempted for now, see {@link Transport.hold}. */
   held(): void;
   connecting(): void;
   opened(): void;
   frame(data: Uint8Array): void;
-  /** `retryInS`: until the next attempt to connect; null when there will be none. */
+  /** `retryInS`: seconds until the next attempt to connect; null if there will be none. */
   closed(problem: ConnectError, retryInS: number | null): void;
 }
 
-/** One connection after the other, while {@link run} runs. */
+/** Keep one connection after the other open, while {@link run} runs. */
 export class Transport {
-  /** Payload sent and received so far. */
+  /** Payload bytes sent and received so far. */
   bytesUp = 0;
   bytesDown = 0;
   private connection: Connection | undefined;
   private wanted = true;
-  private want = new Ending(); // of a time in which no connection is wanted
-  private waiting = 0; // bytes that were not taken up
+  private want = new Ending(); // ends a period in which no connection is wanted
+  private waiting = 0; // bytes that are not processed yet
   private closeTimeout = CLOSE_TIMEOUT;
 
   /** @param sessionId of the conversation, for proxies. */
@@ -46,22 +45,22 @@ export class Transport {
     private readonly host: Host,
   ) {}
 
-  /** Send a frame on the open connection, without waiting; without one it is dropped. */
+  /** Send a frame, without waiting; it is dropped if no connection is open. */
   send(frame: Uint8Array): void {
     this.connection?.send(frame);
   }
 
-  /** The verifier has answered the Hello of the connection that stands. */
+  /** Note that the verifier has answered the Hello. */
   welcomed(): void {
     this.connection?.welcomed();
   }
 
-  /** Whoever got the frame is done with it. */
-  takenUp(frame: Uint8Array): void {
+  /** Note that a frame has been processed. */
+  processed(frame: Uint8Array): void {
     this.waiting -= frame.length;
   }
 
-  /** Whether to make no new connection for now; one that stands stays, and is not kept from falling silent. */
+  /** Set whether to make no new connection for now; an open one stays, but is not kept alive. */
   hold(held: boolean): void {
     if (held && this.wanted) this.want = new Ending();
     else if (!held) this.want.end();
@@ -69,12 +68,12 @@ export class Transport {
     this.connection?.hold(held);
   }
 
-  /** Have {@link run}, when it is ended next, not wait for the other end, which may be out of reach. */
+  /** Have {@link run}, when it ends next, not wait for the other end, which may be unreachable. */
   drop(): void {
     if (this.connection) this.closeTimeout = 0;
   }
 
-  /** Keep a connection open until the end. Returns before it only after a refusal that trying again cannot mend. */
+  /** Keep a connection open until the end. Return earlier only after a refusal that trying again cannot mend. */
   async run(ending: Ending): Promise<void> {
     const { firstBackoff, longestBackoff } = this.timing;
     let backoff = firstBackoff;
@@ -101,7 +100,7 @@ export class Transport {
     }
   }
 
-  /** Move frames until the connection is over; says why it is, undefined for the end. */
+  /** Move frames until the connection is over; return the reason, undefined for the end. */
   private async pump(socket: Socket, ending: Ending): Promise<ConnectError | undefined> {
     const { endpoint, host, timing } = this;
     const received = (frame: Uint8Array): void => this.received(frame);

@@ -1,40 +1,39 @@
-/** The turns of a chat, and how many committed tokens each takes. */
+/** The turns of a chat, and the committed tokens of each. */
 
-import { ChatError, MoaError } from "../errors.js";
-import type { Sampling } from "../session/sampling.js";
-import { shown } from "../session/snapshot.js";
-import { HistoryRewrittenError, type ChatTokenizer, type Message } from "../text/chat_tokenizer.js";
-import { commonLength, same } from "../tokens.js";
-import { checkedMarks, isAnswer, type Unconfirmed } from "./unconfirmed.js";
+import { HistoryRewrittenError, type ChatTokenizer, type Message } from "./chat_tokenizer.js";
+import { ChatError, MoaError } from "./errors.js";
+import { checkOptions } from "./send_options.js";
+import type { Sampling } from "./session/sampling.js";
+import { JsonReader, samplingFrom, samplingToJson, shown, type Json } from "./session/snapshot.js";
+import { commonLength, same } from "./tokens.js";
 
 /** A question in its conversation. */
 export interface Question {
   /** The turns, the question included. */
   readonly messages: readonly Message[];
-  /** How many of the committed tokens stay. */
+  /** Leading committed tokens that stay. */
   readonly kept: number;
-  /** The tokens that follow them, at least one. */
+  /** Tokens that follow them, at least one. */
   readonly supplied: readonly number[];
 }
 
-/** Tokens up to the answer. */
+/** Return the number of tokens before the answer. */
 export function lengthOf({ kept, supplied }: Question): number {
   return kept + supplied.length;
 }
 
-/** So many turns take so many committed tokens. */
+/** A number of turns, and the committed tokens that they take. */
 export type TurnsEnd = readonly [turns: number, length: number];
 
 /**
  * Turns as messages, `{ role, content }`.
  *
- * Answers keep the tokens that were committed: encoding their text anew could give others. So it is remembered where each
- * answer ends; text that came from elsewhere is encoded.
+ * Answers keep their committed tokens, because encoding their text again could give others. So the end of each answer is
+ * remembered; text from elsewhere is encoded.
  */
 export class Conversation {
-  /** The turns. */
   messages: readonly Message[];
-  /** Those answers among them that the target has not confirmed, in order. */
+  /** Marks of the answers that the target has not confirmed, in order. */
   unconfirmed: readonly Unconfirmed[] = [];
   private turnsEnds: TurnsEnd[] = [[0, 0]];
 
@@ -50,13 +49,13 @@ export class Conversation {
     return this.turnsEnds.at(-1)![1];
   }
 
-  /** How many committed tokens so many turns take. */
+  /** Ends of the turns in the committed tokens. */
   get ends(): TurnsEnd[] {
     return [...this.turnsEnds];
   }
 
   /**
-   * Go on with the turns of another program, of whose tokens `committed` are left.
+   * Continue from the turns of another program; the first `committed` of its tokens are left.
    *
    * @throws MoaError see {@link restore}.
    */
@@ -73,7 +72,7 @@ export class Conversation {
   /**
    * Replace the turns.
    *
-   * @throws MoaError a message that is not `{ role: text, content: text }`, or a mark on what is no answer.
+   * @throws MoaError a malformed message, or a mark on a turn that is no answer.
    */
   restore(messages: readonly Message[], unconfirmed: readonly Unconfirmed[] = []): void {
     const turns = messages.map(checkedTurn);
@@ -84,18 +83,18 @@ export class Conversation {
   }
 
   /**
-   * What to send for a question.
+   * Return the question to send.
    *
    * @param committed the session's tokens, which may still hold turns that were replaced.
    * @throws ChatTemplateError the template refuses the conversation.
-   * @throws MoaError what is no text, or where nothing comes of it.
+   * @throws MoaError the text is malformed, or the conversation has no tokens.
    */
   ask(committed: readonly number[], text: string): Question {
     return this.questionOf(committed, [...this.messages, checkedTurn({ role: "user", content: text })]);
   }
 
   /**
-   * The last question, and the tokens of its answer: those that were committed, where it is known which.
+   * Return the last question, and the tokens of its answer: the committed ones if they are known.
    *
    * @throws ChatError the last turn is no answer to a question, or one that is to be checked first.
    * @throws ChatTemplateError see {@link ask}.
@@ -114,7 +113,7 @@ export class Conversation {
     return [question, this.tokenizer.encode(this.messages[last]!.content)];
   }
 
-  /** The question at the end of `messages`, whose tokens these are. */
+  /** Return the question at the end of `messages`, which have these `tokens`. */
   question(messages: readonly Message[], tokens: readonly number[], kept: number): Question {
     return { messages, kept, supplied: tokens.slice(kept) };
   }
@@ -125,14 +124,14 @@ export class Conversation {
     this.turnsEnds.push([this.messages.length, length]);
   }
 
-  /** Add a question and an answer whose end the target has not confirmed; `kept`: nor is to. */
+  /** Add a question and an answer whose end the target has not confirmed; with `kept` it is not to be checked. */
   setAside(question: Question, text: string, sampling: Sampling, most: number, kept: boolean): void {
     this.close(question, text);
     if (kept) return;
     this.unconfirmed = [...this.unconfirmed, { turn: this.messages.length - 1, sampling, most }];
   }
 
-  /** Add those of `turns` that come behind the newest one; `unconfirmed` are the marks of all. */
+  /** Add those of `turns` that follow the newest one; `unconfirmed` are the marks of all. */
   add(turns: readonly Message[], unconfirmed: readonly Unconfirmed[]): void {
     this.messages = [...this.messages, ...turns.slice(this.messages.length)];
     this.unconfirmed = unconfirmed;
@@ -159,7 +158,7 @@ export class Conversation {
   }
 }
 
-/** How many leading turns two lists share. */
+/** Return how many leading turns two lists share. */
 export function commonTurns(a: readonly Message[], b: readonly Message[]): number {
   const most = Math.min(a.length, b.length);
   let count = 0;
@@ -168,7 +167,7 @@ export function commonTurns(a: readonly Message[], b: readonly Message[]): numbe
 }
 
 /**
- * A turn as a conversation has it.
+ * Return a message as a turn.
  *
  * @throws MoaError it is not `{ role: text, content: text }`.
  */
@@ -181,4 +180,63 @@ export function checkedTurn(message: unknown): Message {
     throw new MoaError("a message must be text, without halves of characters (surrogates)");
   }
   return { role, content };
+}
+
+/** The mark of an answer whose text, or its end, the target has not confirmed: it is to be checked. */
+export interface Unconfirmed {
+  /** Index of the answer among the conversation's turns. */
+  readonly turn: number;
+  /** Sampling of the question; the target's choices depend on it. */
+  readonly sampling: Sampling;
+  /** Tokens that the answer may have; 0 for no limit. For an answer that the user stopped, its length. */
+  readonly most: number;
+}
+
+/** A conversation's turns, and the marks of those that are unconfirmed. */
+export interface Turns {
+  readonly messages: readonly Message[];
+  readonly marks: readonly Unconfirmed[];
+}
+
+/** Return a mark as JSON, with the same keys as in Python. */
+export function markToJson({ most, sampling, turn }: Unconfirmed): Json {
+  return { turn, sampling: samplingToJson(sampling), most };
+}
+
+/**
+ * Read the JSON of {@link markToJson}.
+ *
+ * @param broken makes the error.
+ * @throws MoaError it is broken.
+ */
+export function markFromJson(data: unknown, broken: (what: string) => MoaError = brokenMark): Unconfirmed {
+  const mark = new JsonReader(data, "an unconfirmed turn", broken);
+  return { turn: mark.number("turn"), sampling: samplingFrom(mark.inner("sampling")), most: mark.number("most") };
+}
+
+/**
+ * Return the marks of these turns, in order.
+ *
+ * @throws MoaError a mark is not on an answer to a question, or no verifier could check it.
+ */
+export function checkedMarks(marks: readonly Unconfirmed[], turns: readonly Message[]): Unconfirmed[] {
+  const known = new Map<number, Unconfirmed>();
+  for (const mark of marks) {
+    const { most, sampling, turn } = mark;
+    if (!isAnswer(turns, turn)) {
+      throw new MoaError(`an unconfirmed turn must be an answer behind its question, and turn ${turn} is not`);
+    }
+    checkOptions(most, sampling);
+    known.set(turn, mark);
+  }
+  return [...known.values()].sort((a, b) => a.turn - b.turn);
+}
+
+/** Return whether this turn is an answer after its question. */
+export function isAnswer(turns: readonly Message[], turn: number): boolean {
+  return turns[turn - 1]?.role === "user" && turns[turn]?.role === "assistant";
+}
+
+function brokenMark(what: string): MoaError {
+  return new MoaError(`the mark of an unconfirmed turn is broken: ${what}`);
 }
