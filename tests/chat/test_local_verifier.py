@@ -75,7 +75,7 @@ def test_why_it_ended_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_the_gateway_ends_with_the_verifier_that_it_started(onnx_bundle: Path, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     code = (
-        "import sys; from moa_chat import cli, local\n"
+        "import sys; from moa_chat import cli, local_verifier as local\n"
         f"local.own_program = lambda *_: [sys.executable, '-c', {GIVES_UP.format(mark=str(mark))!r}]\n"
         f"sys.exit(cli.main(['--serve', '127.0.0.1:0', '--local', '--json', '--bundle', {str(onnx_bundle)!r}]))"
     )

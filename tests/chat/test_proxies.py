@@ -51,7 +51,7 @@ def test_a_command_line_ends_with_a_sentence(form, said, onnx_bundle: Path, caps
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_gateway_answers_with_an_error(offline, stream, said, onnx_bundle: Path, tmp_path, monkeypatch):
     monkeypatch.setenv("MOA_EDGE_PROFILE", str(tmp_path))
-    setup = Setup(Bundle.open(onnx_bundle), Endpoint(SERVER), offline=offline, datastore="off")
+    setup = Setup(Bundle.open(onnx_bundle), Endpoint(SERVER), offline=offline)
     lines: list[str] = []
     app = create_app(*_pools(setup), DEFAULTS, Access("", (), None), lines.append)
     with TestClient(app) as http:

@@ -27,7 +27,7 @@ def test_as_many_as_there_are_is_no_matter():
 
 
 def test_a_benchmark_says_so_and_goes_on(capsys):
-    assert bench(["engines", "--threads", "999", "--max-new-tokens", "0"]) == 2
+    assert bench(["network", "--threads", "999", "--max-new-tokens", "0"]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("moa-bench: 999 threads on the 2 processors") and "--max-new-tokens must be" in second
 
