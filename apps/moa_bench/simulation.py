@@ -30,8 +30,8 @@ from moa_runtime.session.server import RowsWork, ServerSession, Verify, parse_cl
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine.base import new_sequence
-from moa_server.scheduling.rounds import job_of, take_rows, verdict_of
 from moa_server.scheduling.scheduler import Scheduler, Step, Waiting
+from moa_server.scheduling.session_work import job_of, take_rows, verdict_of
 from moa_server.scheduling.step_cost import StepCost
 from moa_server.scheduling.verify_job import Job
 from moa_server.sessions import asked_to_draft

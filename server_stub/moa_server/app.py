@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
@@ -22,20 +22,18 @@ from starlette.websockets import WebSocket
 
 from moa_runtime.access import host_allowed, names_address, origin_allowed, own_origin
 from moa_runtime.timeline import NO_TIMELINE, Timeline
-from moa_server.auth import Bearer, Bearers
-from moa_server.background_answers import Away
+from moa_server.auth import SESSION_SUBPROTOCOL, Authenticator, Bearer, SubprotocolError, authorization_of
+from moa_server.background_answers import BackgroundAnswers
 from moa_server.connection import Connection
 from moa_server.decoding import PlainDecodingEndpoint
-from moa_server.drafting.server_drafting import ServerDrafts
+from moa_server.drafting.server_drafting import ServerDrafting
 from moa_server.engine.base import Engine
-from moa_server.error_middleware import Guard
+from moa_server.error_middleware import ErrorMiddleware
 from moa_server.logging import add_log_fields
 from moa_server.metrics import Metrics
-from moa_server.parts import Parts
 from moa_server.scheduling.worker import Worker
 from moa_server.sessions import SessionStore
 from moa_server.settings import Settings
-from moa_server.subprotocols import SESSION_SUBPROTOCOL, SubprotocolError, authorization_of
 from moa_server.web.site import WebFile, Website
 
 SESSION_PATH, DECODE_PATH, STATUS_PATH = "/v1/session", "/v1/decode", "/v1/status"
@@ -60,20 +58,21 @@ class Verifier:
         self,
         engine: Engine,
         settings: Settings,
-        timeline: Timeline,
-        drafts: ServerDrafts | None = None,
+        timeline: Timeline = NO_TIMELINE,
+        drafts: ServerDrafting | None = None,
         files: Mapping[str, WebFile] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.settings, self.engine = settings, engine
+        self.settings, self.engine, self.timeline, self.drafts = settings, engine, timeline, drafts
         self.metrics = Metrics()
-        self.worker = Worker(engine, self.metrics, settings.step_tokens)
-        self._away = Away(self.worker, self.metrics, settings)
-        self._drafts = drafts
-        self.bearers = Bearers(settings.token, settings.token_file)
-        self.store = SessionStore(engine, self.worker, settings, self._away, self.bearers, drafts=drafts)
-        self._parts = Parts(engine, self.worker, drafts, self.store, self.bearers, settings, self.metrics, timeline)
-        self._plain = PlainDecodingEndpoint(engine, self.worker, self.bearers, settings, self.metrics)
-        self._began = time.monotonic()
+        self.worker = Worker(engine, self.metrics, settings.step_tokens, clock)
+        self.background_answers = BackgroundAnswers(self.worker, self.metrics, settings)
+        self.authenticator = Authenticator(settings.token, settings.token_file, clock)
+        self.store = SessionStore(
+            engine, self.worker, settings, self.background_answers, self.authenticator, clock, drafts
+        )
+        self.plain = PlainDecodingEndpoint(engine, self.worker, self.authenticator, settings, self.metrics)
+        self._clock, self._began = clock, clock()
         self._connections: set[Connection] = set()
         self._leaving = False
         self._watch()
@@ -87,13 +86,13 @@ class Verifier:
             Route(READY_PATH, self._ready),
             *([] if self.website is None else [self.website]),
         ]
-        middleware = [*_cross_origin(settings), Middleware(Guard)]
+        middleware = [*_cross_origin(settings), Middleware(ErrorMiddleware)]
         self.app = Starlette(routes=routes, middleware=middleware, lifespan=self._lifespan)
 
     @property
     def decoding(self) -> int:
         """Plain decodings under way."""
-        return self._plain.running
+        return self.plain.running
 
     async def drain(self, seconds: float, hurry: asyncio.Event) -> None:
         """Take no new sessions and requests; answer the frames that were received, and close all connections.
@@ -121,7 +120,7 @@ class Verifier:
             return
         offered = websocket.scope.get("subprotocols", [])
         await websocket.accept(SESSION_SUBPROTOCOL if SESSION_SUBPROTOCOL in offered else None)
-        connection = Connection(websocket, self._parts, bearer)
+        connection = Connection(websocket, self, bearer)
         self._connections.add(connection)
         if self._leaving:  # since the upgrade was allowed
             connection.leave()
@@ -132,7 +131,7 @@ class Verifier:
 
     async def _decode(self, request: Request) -> Response:
         bearer = self._bearer(request)
-        return bearer if isinstance(bearer, Response) else await self._plain.answer(request, bearer)
+        return bearer if isinstance(bearer, Response) else await self.plain.answer(request, bearer)
 
     async def _status(self, request: Request) -> Response:
         if isinstance(refusal := self._bearer(request), Response):
@@ -144,7 +143,7 @@ class Verifier:
                 "capabilities": asdict(self.engine.capabilities),
                 "sessions": len(self.store),
                 "forwards": self.engine.forwards,
-                "uptime_s": round(time.monotonic() - self._began, 3),
+                "uptime_s": round(self._clock() - self._began, 3),
             }
         )
 
@@ -173,7 +172,7 @@ class Verifier:
             return self._refused("origin", 403, text)
         try:
             offered = connection.scope.get("subprotocols", [])
-            bearer = self.bearers.authenticate(authorization_of(headers.get("authorization"), offered))
+            bearer = self.authenticator.authenticate(authorization_of(headers.get("authorization"), offered))
         except SubprotocolError as error:
             return self._refused("token", 400, str(error))
         if bearer is None:
@@ -205,7 +204,7 @@ class Verifier:
         # name.
         settings = self.settings
         return (
-            not self.bearers.open
+            not self.authenticator.open
             or settings.loopback
             or names_address(host)
             or host_allowed(host, True, settings.hosts)
@@ -222,7 +221,11 @@ class Verifier:
         watch, engine = self.metrics.watch, self.engine
         watch("moa_sessions", "Conversations held.", lambda: len(self.store))
         watch("moa_sessions_connected", "Conversations with a connection.", lambda: self.store.connected)
-        watch("moa_sessions_away", "Conversations whose answer goes on without a connection.", lambda: len(self._away))
+        watch(
+            "moa_sessions_away",
+            "Conversations whose answer goes on without a connection.",
+            lambda: len(self.background_answers),
+        )
         watch("moa_jobs", "Frames and requests that wait or are being worked on.", lambda: len(self.worker))
         watch("moa_cache_tokens", "Tokens that caches take up.", lambda: engine.cache_use[0])
         watch("moa_cache_limit_tokens", "Tokens that caches may take up.", lambda: engine.cache_use[1])
@@ -235,10 +238,10 @@ class Verifier:
             yield
         finally:
             sweeping.cancel()
-            await self._away.close()
+            await self.background_answers.close()
             await self.worker.close()
-            if self._drafts is not None:
-                self._drafts.close()
+            if self.drafts is not None:
+                self.drafts.close()
 
     async def _sweep(self) -> None:
         while True:
@@ -250,7 +253,7 @@ def create_app(
     engine: Engine,
     settings: Settings,
     timeline: Timeline = NO_TIMELINE,
-    drafts: ServerDrafts | None = None,
+    drafts: ServerDrafting | None = None,
     files: Mapping[str, WebFile] | None = None,
 ) -> Starlette:
     """The app for a loaded engine, which nobody else may use from now on. ``app.state.verifier`` is its Verifier.

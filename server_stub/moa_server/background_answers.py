@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from moa_server.logging import log_unexpected
 from moa_server.metrics import Metrics
-from moa_server.scheduling.rounds import job_of
+from moa_server.scheduling.session_work import job_of
 from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, GivenUpError
 from moa_server.scheduling.worker import Worker
 from moa_server.settings import Settings
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Away:
+class BackgroundAnswers:
     """One answer goes on from the loss of its connection until its end, the next connection, or a limit: seconds and
     tokens of :class:`~moa_server.settings.Settings`. Its steps are those that nobody who is there wants.
     """

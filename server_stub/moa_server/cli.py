@@ -15,7 +15,7 @@ from moa_runtime.cli_main import run_program
 from moa_runtime.errors import MoaError
 from moa_runtime.sockets import is_loopback, listen, url_of
 from moa_runtime.timeline import NO_TIMELINE, Timeline
-from moa_server.auth import Bearers, new_token
+from moa_server.auth import Authenticator, new_token
 from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.engine.base import Engine
 from moa_server.engine.load import load_engine, server_drafts
@@ -39,7 +39,7 @@ def _serve(options: argparse.Namespace) -> int:
         print(f"token: {token}\nentry: {entry}")
         return 0
     # Imported late, so that --help needs no web server; before torch, see ProcessEnd.
-    from moa_server.process import ProcessEnd, end_with_stdin
+    from moa_server.process import ProcessExit, end_with_stdin
 
     if options.until_stdin_ends:
         end_with_stdin()
@@ -47,13 +47,13 @@ def _serve(options: argparse.Namespace) -> int:
     check_web_options(options)
     web = WebSetup(options, settings) if options.web and not options.doctor else None
     settings = web.settings if web else settings
-    bearers = Bearers(settings.token, settings.token_file)
+    authenticator = Authenticator(settings.token, settings.token_file)
     if options.doctor:
         _diagnose(settings, options)
         return 0
-    _check_exposure(options, bearers)
+    _check_exposure(options, authenticator)
     tls = (web.tls if web else None) or _check_tls(options)
-    end = ProcessEnd()
+    end = ProcessExit()
     # The port first: loading a model only to find the port taken would waste the user's time.
     with (
         _bind(options.host, options.port) as listening,
@@ -67,9 +67,9 @@ def _serve(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_exposure(options: argparse.Namespace, bearers: Bearers) -> None:
+def _check_exposure(options: argparse.Namespace, authenticator: Authenticator) -> None:
     """Refuse to serve the whole network without a token unless told to."""
-    if bearers.open and not (is_loopback(options.host) or options.insecure):
+    if authenticator.open and not (is_loopback(options.host) or options.insecure):
         raise ServeError(
             f"--host {options.host} is open to other machines: set a token with --token or MOA_TOKEN, "
             "more of them with --token-file, or pass --insecure"

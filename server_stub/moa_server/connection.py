@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -13,21 +15,22 @@ from moa_runtime.session.handshake import check_hello, fault
 from moa_runtime.session.server import Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.auth import Bearer
-from moa_server.edge.frame_reader import End, Inbox
+from moa_server.edge.frame_reader import CloseReason, FrameReader
 from moa_server.edge.rate_limits import Kind
 from moa_server.logging import add_log_fields, log_unexpected
-from moa_server.parts import Parts
-from moa_server.pongs import Pongs
-from moa_server.refusals import FAILED, GOING_AWAY, NORMAL, REFUSED, TRY_AGAIN_LATER, busy, refusal_of
-from moa_server.scheduling.session_work import SessionWork
+from moa_server.scheduling.session_work import SessionWork, busy
 from moa_server.scheduling.verify_job import GivenUpError
 from moa_server.sessions import Conversation, OlderConnectionError
+from moa_server.settings import Settings
+
+if TYPE_CHECKING:
+    from moa_server.app import Verifier
+
+_log = logging.getLogger(__name__)
 
 #: Seconds after which the answer of a client that says nothing goes on without it: most rounds take less.
 _SILENCE_S = 2.0
 _MOST_US = (1 << 32) - 1
-
-_log = logging.getLogger(__name__)
 
 
 class _CloseError(Exception):
@@ -46,18 +49,18 @@ class Connection:
         bearer: who opened it. Beyond its budget it waits.
     """
 
-    def __init__(self, websocket: WebSocket, parts: Parts, bearer: Bearer) -> None:
-        self._websocket, self._parts, self._bearer = websocket, parts, bearer
-        self._budgets = parts.bearers.budgets(bearer)
-        self._settings, self._metrics, self._timeline = parts.settings, parts.metrics, parts.timeline
-        self._work = SessionWork(parts, self._budgets)
+    def __init__(self, websocket: WebSocket, verifier: Verifier, bearer: Bearer) -> None:
+        self._websocket, self._verifier, self._bearer = websocket, verifier, bearer
+        self._budgets = verifier.authenticator.budgets(bearer)
+        self._settings, self._metrics, self._timeline = verifier.settings, verifier.metrics, verifier.timeline
+        self._work = SessionWork(verifier, self._budgets)
         self._epoch = 0  # of the frame that is being answered
         self._stamped: tuple[int, float] | None = None  # a client's stamp that is still to be echoed, and when it came
         self._greeted = False
-        self._pongs = Pongs(self._send)
+        self._pings = PingResponder(self._send)
         # A track for each connection: the last send of one that hangs may last into the next one's work.
         self._track = self._work.track = "no session"
-        self._inbox = Inbox(
+        self._reader = FrameReader(
             websocket,
             on_message=self._note,
             on_end=self._work.abandon,
@@ -67,11 +70,11 @@ class Connection:
 
     def leave(self) -> None:
         """Answer what was received, then close: the verifier is shutting down."""
-        self._inbox.end(End.LEAVING)
+        self._reader.end(CloseReason.LEAVING)
 
     async def serve(self) -> None:
         counted = self._budgets.open_session()
-        unwatch = self._parts.bearers.watch(self._bearer, lambda: self._inbox.end(End.WITHDRAWN))
+        unwatch = self._verifier.authenticator.watch(self._bearer, lambda: self._reader.end(CloseReason.WITHDRAWN))
         why = "the verifier ended"
         try:
             if not counted:
@@ -81,20 +84,20 @@ class Connection:
             watching = asyncio.create_task(self._watch(claim))
             try:
                 while True:
-                    if self._inbox.ready or not await self._go_on(conversation, claim):
+                    if self._reader.ready or not await self._go_on(conversation, claim):
                         await self._answer(conversation, claim, await self._next_of(conversation))
             finally:
                 watching.cancel()
-                self._parts.store.detach(conversation, claim)
-                self._parts.worker.rest(conversation.sequence)
+                self._verifier.store.detach(conversation, claim)
+                self._verifier.worker.rest(conversation.sequence)
         except _CloseError as closed:
             why = closed.why
             if closed.code is not None:
                 await self._close(closed.code)
         except WebSocketDisconnect:
-            why = End.LEFT.value
+            why = CloseReason.LEFT.value
         except GivenUpError:
-            why = End.LEAVING.value
+            why = CloseReason.LEAVING.value
             await self._close(GOING_AWAY)
         except Exception as error:
             why = "the verifier failed"
@@ -108,7 +111,7 @@ class Connection:
             if counted:
                 self._budgets.close_session()
             self._log_end(why)
-            await asyncio.gather(self._inbox.close(), self._pongs.close())
+            await asyncio.gather(self._reader.close(), self._pings.close())
 
     # -- what happens while a job is under way -----------------------------------------------------
 
@@ -116,7 +119,7 @@ class Connection:
         """A frame arrived; says whether that is all."""
         if self._overrules(message):
             self._work.abandon()
-        return self._greeted and self._pongs.take(message)
+        return self._greeted and self._pings.take(message)
 
     def _overrules(self, message: wire.ClientMessage) -> bool:
         """Whether a frame ends the answer, or begins another: the work for the present one is then needless."""
@@ -126,17 +129,17 @@ class Connection:
     @property
     def _needless(self) -> bool:
         """Whether nobody waits for the verdict on the present frame even before work on it begins."""
-        return self._inbox.over or any(map(self._overrules, self._inbox.waiting))
+        return self._reader.over or any(map(self._overrules, self._reader.waiting))
 
     async def _watch(self, claim: asyncio.Event) -> None:
         await claim.wait()
-        self._inbox.end(End.REPLACED)
+        self._reader.end(CloseReason.REPLACED)
 
     # -- frames ------------------------------------------------------------------------------------
 
     async def _greet(self) -> tuple[Conversation, asyncio.Event]:
         """Take the Hello and send the Welcome."""
-        store, fingerprints = self._parts.store, self._parts.engine.fingerprints
+        store, fingerprints = self._verifier.store, self._verifier.engine.fingerprints
         message = await self._next_frame(min(self._settings.hello_seconds, self._settings.idle_seconds))
         if isinstance(message, wire.ServerMessage):
             await self._refuse(message, REFUSED)
@@ -166,8 +169,8 @@ class Connection:
                     hello,
                     conversation.token,
                     rows=bool(fingerprints.drafter),
-                    capabilities=[] if self._parts.drafts is None else [wire.CAPABILITY_DRAFTS],
-                    load=self._parts.worker.load,
+                    capabilities=[] if self._verifier.drafts is None else [wire.CAPABILITY_DRAFTS],
+                    load=self._verifier.worker.load,
                 )
             for message in greeting:
                 await self._send(message)
@@ -183,7 +186,7 @@ class Connection:
         self, conversation: Conversation, claim: asyncio.Event, message: wire.ClientMessage | wire.ServerMessage
     ) -> None:
         """Take one frame to its verdict or fault, if it has one."""
-        await self._inbox.pause(self._budgets.wait_s(Kind.FRAMES, 1))
+        await self._reader.pause(self._budgets.wait_s(Kind.FRAMES, 1))
         if isinstance(message, wire.ServerMessage):
             self._note_fault(message)
             await self._send(message)
@@ -197,7 +200,7 @@ class Connection:
             frame = getattr(message, event)
             self._epoch = getattr(frame, "epoch", self._epoch)
             if stamp := getattr(frame, "stamp", 0):
-                self._stamped = stamp, self._inbox.taken_at
+                self._stamped = stamp, self._reader.taken_at
             answer = conversation.session.receive(message)
             if isinstance(answer, Verify):
                 answer = None if self._needless else await self._work.do(conversation, answer)
@@ -216,7 +219,7 @@ class Connection:
             said = None  # nobody awaits these rows
         await self._say(said)
         if owed_s and session.rows_due and work is None:
-            await self._inbox.wait(max(owed_s, 0.001))  # what is left of a debt may be less than a clock's tick
+            await self._reader.wait(max(owed_s, 0.001))  # what is left of a debt may be less than a clock's tick
             return True
         rows = None if owed_s or self._ended(claim) else session.take_rows()  # those are the next connection's then
         if rows is not None:
@@ -226,17 +229,17 @@ class Connection:
 
     def _ended(self, claim: asyncio.Event) -> bool:
         """Whether another connection took over, or the token was withdrawn; the next receive says so."""
-        return claim.is_set() or not self._parts.bearers.valid(self._bearer)
+        return claim.is_set() or not self._verifier.authenticator.valid(self._bearer)
 
     async def _next_of(self, conversation: Conversation) -> wire.ClientMessage | wire.ServerMessage:
         """The next frame. Who says nothing in the middle of an answer may be away without anybody knowing yet."""
         silence = min(_SILENCE_S, self._settings.idle_seconds) if conversation.session.continues_without_client else 0.0
-        if silence and not await self._inbox.wait(silence):
-            self._parts.store.away.begin(conversation)
+        if silence and not await self._reader.wait(silence):
+            self._verifier.background_answers.begin(conversation)
         try:
             return await self._next_frame(self._settings.idle_seconds - silence, silence)
         finally:
-            self._parts.store.away.end(conversation)
+            self._verifier.background_answers.end(conversation)
 
     async def _next_frame(self, seconds: float, silent_before: float = 0.0) -> wire.ClientMessage | wire.ServerMessage:
         """What the client sends next, or the fault that answers it.
@@ -247,14 +250,14 @@ class Connection:
         Raises:
             _CloseError: the connection ends, and why.
         """
-        received = await self._inbox.next(seconds)
+        received = await self._reader.next(seconds)
         if isinstance(received, tuple):
             message, size = received
             self._timeline.mark("receive", self._track, bytes=size)
             return message
         if (refusal := refusal_of(received, silent_before + seconds, self._settings)) is not None:
             await self._refuse(*refusal)
-        raise _CloseError(GOING_AWAY if received is End.LEAVING else None, received.value)
+        raise _CloseError(GOING_AWAY if received is CloseReason.LEAVING else None, received.value)
 
     async def _say(self, message: wire.ServerMessage | None) -> None:
         """Send an answer, if there is one, with the stamp of the newest frame that is answered."""
@@ -292,7 +295,7 @@ class Connection:
         _log.info("session ended: %s; %d tokens in %d verdicts", why, tokens, verdicts, extra={"data": data})
 
     async def _send(self, message: wire.ServerMessage) -> None:
-        if self._pongs.lost:
+        if self._pings.lost:
             raise WebSocketDisconnect(1006)
         data = message.SerializeToString()
         with self._timeline.measure("send", self._track, bytes=len(data)):
@@ -301,3 +304,76 @@ class Connection:
 
 def _code(message: wire.ServerMessage) -> str:
     return wire.FaultCode.Name(message.fault.code).removeprefix("FAULT_CODE_").lower()
+
+
+#: Seconds from a Ping that is answered at once to the next such one.
+_INTERVAL_S = 0.5
+
+
+class PingResponder:
+    """Answers the Pings of one connection ahead of the frames before them: who asks for a sign of life else gives up a
+    link that is only busy. Like a WebSocket ping it is no sign that the client works.
+
+    Args:
+        send: a message to the client.
+
+    Attributes:
+        lost: whether the client turned out to be gone. Its WebSocket says so once, and takes what else is sent for a
+            mistake.
+    """
+
+    def __init__(self, send: Callable[[wire.ServerMessage], Awaitable[None]]) -> None:
+        self._send = send
+        self.lost = False
+        self._sending: asyncio.Task[None] | None = None
+        self._next = 0.0
+
+    def take(self, message: wire.ClientMessage) -> bool:
+        """Answer it, if it is a Ping and no other was answered just before; says whether that was done."""
+        busy = self._sending is not None and not self._sending.done()
+        if message.WhichOneof("event") != "ping" or busy or time.monotonic() < self._next:
+            return False
+        self._next = time.monotonic() + _INTERVAL_S
+        stamp = message.ping.stamp
+        echo = wire.Echo(stamp=stamp) if stamp else None
+        self._sending = asyncio.create_task(self._answer(wire.ServerMessage(pong=wire.Pong(echo=echo))))
+        return True
+
+    async def close(self) -> None:
+        """Send no more."""
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
+
+    async def _answer(self, pong: wire.ServerMessage) -> None:
+        try:
+            await self._send(pong)
+        except WebSocketDisconnect:
+            self.lost = True
+        except RuntimeError:
+            pass  # closed meanwhile
+
+
+# WebSocket close codes (RFC 6455 and the IANA registry).
+NORMAL, GOING_AWAY, REFUSED, FAILED, TRY_AGAIN_LATER = 1000, 1001, 1008, 1011, 1013
+
+
+def refusal_of(end: CloseReason, seconds: float, settings: Settings) -> tuple[wire.ServerMessage, int] | None:
+    """The last message of a connection that takes no more frames, and its close code; None where nobody is told.
+
+    Args:
+        seconds: of silence, where that is the reason.
+    """
+    if end is CloseReason.REPLACED:
+        return fault(wire.FAULT_CODE_REPLACED, end.value), REFUSED
+    if end is CloseReason.FLOODED:
+        most, size = settings.max_waiting_frames, 2 * settings.max_frame_bytes
+        text = f"more than {most} frames or {size} bytes wait: a client awaits its verdicts"
+        return fault(wire.FAULT_CODE_PROTOCOL, text), REFUSED
+    if end is CloseReason.WITHDRAWN:
+        return fault(wire.FAULT_CODE_PROTOCOL, end.value), REFUSED
+    if end is CloseReason.FULL:
+        return busy(end.value, settings), TRY_AGAIN_LATER
+    if end is CloseReason.SILENT:
+        return fault(wire.FAULT_CODE_IDLE, f"nothing was received for {seconds:g} seconds"), GOING_AWAY
+    return None

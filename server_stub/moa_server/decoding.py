@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from moa_runtime.session.sampling import Sampling
-from moa_server.auth import Bearer, Bearers
-from moa_server.edge.frame_reader import End
+from moa_server.auth import Authenticator, Bearer
+from moa_server.edge.frame_reader import CloseReason
 from moa_server.edge.rate_limits import Budgets, Kind
 from moa_server.engine.base import Engine
 from moa_server.engine.baseline import PlainDecoding, Token
@@ -81,16 +81,18 @@ class PlainDecodingEndpoint:
         running: requests that are being answered.
     """
 
-    def __init__(self, engine: Engine, worker: Worker, bearers: Bearers, settings: Settings, metrics: Metrics) -> None:
-        self._engine, self._worker, self._bearers = engine, worker, bearers
+    def __init__(
+        self, engine: Engine, worker: Worker, authenticator: Authenticator, settings: Settings, metrics: Metrics
+    ) -> None:
+        self._engine, self._worker, self._authenticator = engine, worker, authenticator
         self._settings, self._metrics = settings, metrics
         self.running = 0
 
     async def answer(self, request: Request, bearer: Bearer) -> Response:
         try:
-            budgets, withdrawn = self._bearers.budgets(bearer), asyncio.Event()
+            budgets, withdrawn = self._authenticator.budgets(bearer), asyncio.Event()
             with contextlib.ExitStack() as held:
-                held.callback(self._bearers.watch(bearer, withdrawn.set))
+                held.callback(self._authenticator.watch(bearer, withdrawn.set))
                 wanted = await _unless_withdrawn(withdrawn, self._wanted(request, budgets))
                 held.enter_context(self._place(budgets))
                 plain = PlainDecoding(self._engine, wanted.tokens, wanted.sampling, wanted.max_new_tokens)
@@ -224,7 +226,7 @@ async def _unless_withdrawn(withdrawn: asyncio.Event, work: Coroutine[Any, Any, 
     Raises:
         RequestError: the token was withdrawn.
     """
-    return await _unless(withdrawn.wait(), work, RequestError(End.WITHDRAWN.value, 401))
+    return await _unless(withdrawn.wait(), work, RequestError(CloseReason.WITHDRAWN.value, 401))
 
 
 async def _unless(ending: Coroutine[Any, Any, object], work: Coroutine[Any, Any, T], error: Exception) -> T:

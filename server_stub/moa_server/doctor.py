@@ -17,7 +17,7 @@ from moa_runtime.cpus import available_cpus
 from moa_server.edge.server import ceiling, raise_descriptor_limit
 from moa_server.engine.base import Engine, EngineFacts
 from moa_server.engine.packed_linear import product
-from moa_server.engine.warm_up import Trial, warm_up
+from moa_server.engine.warm_up import TimedSteps, warm_up
 from moa_server.scheduling.scheduler import MOST_SEQUENCES
 from moa_server.scheduling.step_cost import StepCost
 
@@ -33,7 +33,7 @@ _TOKENS = (1, 4, 8, 16)
 
 
 @dataclass(frozen=True)
-class Timed:
+class StepTiming:
     """A step that was measured, ``tokens`` of each of ``sequences`` behind ``context`` tokens: median seconds."""
 
     what: str
@@ -44,7 +44,7 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Sessions:
+class SessionCapacity:
     """How many sessions at once get :data:`LEAST_RATE` tokens a second each, the time of the verifier alone counted:
     streaming token by token, and with rounds of :data:`DRAFTED` drafted tokens that commit :data:`COMMITTED`."""
 
@@ -88,7 +88,7 @@ class Facts(EngineFacts):
     bfloat16_share: float | None = None
 
 
-async def measure(engine: Engine) -> list[Timed]:
+async def measure(engine: Engine) -> list[StepTiming]:
     """Time the steps that everything else follows from; the engine is warm and empty-handed afterwards."""
     await warm_up(engine, StepCost())
     most = engine.capabilities.max_draft_tokens
@@ -97,25 +97,27 @@ async def measure(engine: Engine) -> list[Timed]:
     short = min(_SHORT_CONTEXT, context)
     prefill = min(_PREFILL, engine.max_context)
     timed = []
-    with Trial(engine, StepCost()) as trial:
+    with TimedSteps(engine, StepCost()) as trial:
         sequence = trial.open()
         await trial.prefill(sequence, context)
         for count in tokens:
             seconds = statistics.median([await trial.verify([sequence], count - 1) for _ in range(_REPEATS)])
-            timed.append(Timed(f"{count} token{'s' * (count > 1)}", 1, count, context, seconds))
-    with Trial(engine, StepCost()) as trial:
+            timed.append(StepTiming(f"{count} token{'s' * (count > 1)}", 1, count, context, seconds))
+    with TimedSteps(engine, StepCost()) as trial:
         several = [trial.open() for _ in range(_SEQUENCES)]
         for sequence in several:
             await trial.prefill(sequence, short)
         for count, what in ((1, "1 token, short context"), (_SEQUENCES, f"{_SEQUENCES} sequences, 1 token each")):
             seconds = statistics.median([await trial.verify(several[:count]) for _ in range(_REPEATS)])
-            timed.append(Timed(what, count, 1, short, seconds))
-    with Trial(engine, StepCost()) as trial:
-        timed.append(Timed(f"prefill of {prefill} tokens", 1, prefill, 0, await trial.prefill(trial.open(), prefill)))
+            timed.append(StepTiming(what, count, 1, short, seconds))
+    with TimedSteps(engine, StepCost()) as trial:
+        timed.append(
+            StepTiming(f"prefill of {prefill} tokens", 1, prefill, 0, await trial.prefill(trial.open(), prefill))
+        )
     return timed
 
 
-def sessions(timed: Sequence[Timed], most: int) -> Sessions:
+def sessions(timed: Sequence[StepTiming], most: int) -> SessionCapacity:
     """What the steps say of sessions at once, at most ``most``.
 
     A step of several sessions is taken to cost one token's time, and for each further sequence and each drafted token
@@ -135,10 +137,10 @@ def sessions(timed: Sequence[Timed], most: int) -> Sessions:
         fitting = (count for count in range(most, 0, -1) if seconds(count, drafted) <= committed / LEAST_RATE)
         return next(fitting, 0)
 
-    return Sessions(served(0, 1), served(DRAFTED, COMMITTED))
+    return SessionCapacity(served(0, 1), served(DRAFTED, COMMITTED))
 
 
-def advice(facts: Facts, machine: Machine, able: Sessions) -> list[str]:
+def advice(facts: Facts, machine: Machine, able: SessionCapacity) -> list[str]:
     """Sentences that an operator can act on."""
     said = []
     if machine.gpu and facts.device == "cpu":
@@ -154,7 +156,7 @@ def advice(facts: Facts, machine: Machine, able: Sessions) -> list[str]:
     return said
 
 
-def report(facts: Facts, machine: Machine, engine: Engine, timed: Sequence[Timed]) -> dict[str, Any]:
+def report(facts: Facts, machine: Machine, engine: Engine, timed: Sequence[StepTiming]) -> dict[str, Any]:
     """All of it, for JSON."""
     able = sessions(timed, facts.max_sessions)
     return {

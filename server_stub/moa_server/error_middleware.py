@@ -17,7 +17,7 @@ _INTERNAL_ERROR = 1011  # WebSocket close code (RFC 6455)
 _log = logging.getLogger(__name__)
 
 
-class Guard:
+class ErrorMiddleware:
     """ASGI middleware: an exception of the app is answered with 500 or the close code 1011, and goes no further.
 
     What a client's leaving raises is left to the server around the app.

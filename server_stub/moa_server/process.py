@@ -23,7 +23,7 @@ import uvicorn
 from moa_runtime.errors import MoaError
 from moa_runtime.timeline import NO_TIMELINE, Timeline
 from moa_server.app import create_app
-from moa_server.drafting.server_drafting import ServerDrafts
+from moa_server.drafting.server_drafting import ServerDrafting
 from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.edge.server import EdgeServer
 from moa_server.engine.base import Engine
@@ -64,7 +64,7 @@ class VerifierServer(EdgeServer):
         tls: tuple[Path, Path] | None = None,
         renew_tls: Callable[[], object] | None = None,
         timeline: Timeline = NO_TIMELINE,
-        drafts: ServerDrafts | None = None,
+        drafts: ServerDrafting | None = None,
         files: Mapping[str, WebFile] | None = None,
         warm: bool = False,
     ) -> None:
@@ -113,7 +113,7 @@ class VerifierServer(EdgeServer):
         if self._renew_tls is not None:
             self._renewing = asyncio.ensure_future(self._keep_renewed(self._renew_tls))
         with contextlib.suppress(NotImplementedError, AttributeError, ValueError, RuntimeError):  # Windows, a thread
-            self._loop.add_signal_handler(signal.SIGHUP, self.app.state.verifier.bearers.reload)
+            self._loop.add_signal_handler(signal.SIGHUP, self.app.state.verifier.authenticator.reload)
         if not self.should_exit:
             self._on_ready()
 
@@ -167,7 +167,7 @@ class VerifierServer(EdgeServer):
             await asyncio.sleep(0.1)
 
 
-class ProcessEnd:
+class ProcessExit:
     """Once the verifier has served, the process ends with status 0 behind the exit handlers, without more ado.
 
     Python would look for garbage among all objects several times, and take every module apart. With what torch and vLLM

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 
 from moa_runtime.session.handshake import Limits
 from moa_runtime.session.server import ServerSession
-from moa_server.auth import Bearer, Bearers
-from moa_server.background_answers import Away
-from moa_server.drafting.server_drafting import ServerDrafts
+from moa_server.auth import Authenticator, Bearer
+from moa_server.background_answers import BackgroundAnswers
+from moa_server.drafting.server_drafting import ServerDrafting
 from moa_server.engine.base import Engine, new_sequence
 from moa_server.scheduling.worker import Worker
 from moa_server.settings import Settings
@@ -55,7 +55,7 @@ class SessionStore:
         clock: seconds, monotonic.
 
     Attributes:
-        away: writes on the answers of conversations without a connection.
+        background_answers: continues the answers of conversations without a connection.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class SessionStore:
         engine: Engine,
         worker: Worker,
         settings: Settings,
-        away: Away,
-        bearers: Bearers,
+        background_answers: BackgroundAnswers,
+        authenticator: Authenticator,
         clock: Callable[[], float] = time.monotonic,
-        drafts: ServerDrafts | None = None,
+        drafts: ServerDrafting | None = None,
     ) -> None:
         self._engine, self._worker, self._settings, self._clock = engine, worker, settings, clock
-        self.away, self._bearers, self._drafts = away, bearers, drafts
+        self.background_answers, self._authenticator, self._drafts = background_answers, authenticator, drafts
         self.limits: Limits = settings.limits(engine.max_context, engine.capabilities)
         self._conversations: dict[str, Conversation] = {}
         self._numbers = itertools.count(1)
@@ -119,7 +119,7 @@ class SessionStore:
             session = ServerSession(self.limits, self._engine.vocab_size, self._engine.stop_tokens)
             conversation = Conversation(next(self._numbers), token, bearer, session, new_sequence())
             self._conversations[token] = conversation
-        self.away.end(conversation)
+        self.background_answers.end(conversation)
         if conversation.taken_over is not None:
             if connection < conversation.session.connection:
                 raise OlderConnectionError
@@ -130,7 +130,7 @@ class SessionStore:
         conversation.last_used = self._clock()
         conversation.unwatch()
         conversation.bearer = bearer
-        conversation.unwatch = self._bearers.watch(bearer, lambda: self._withdrawn(conversation))
+        conversation.unwatch = self._authenticator.watch(bearer, lambda: self._withdrawn(conversation))
         return conversation, claim
 
     def detach(self, conversation: Conversation, claim: asyncio.Event) -> None:
@@ -139,8 +139,8 @@ class SessionStore:
         if conversation.taken_over is claim:
             conversation.taken_over = None
             conversation.last_used = self._clock()
-            if self._bearers.valid(conversation.bearer):
-                self.away.begin(conversation)
+            if self._authenticator.valid(conversation.bearer):
+                self.background_answers.begin(conversation)
             else:
                 self._forget(conversation)
 
@@ -165,7 +165,7 @@ class SessionStore:
     def _forget(self, conversation: Conversation) -> None:
         del self._conversations[conversation.token]
         conversation.unwatch()
-        self.away.end(conversation)
+        self.background_answers.end(conversation)
         self._worker.release(conversation.sequence)
         if self._drafts is not None:
             self._drafts.release(conversation.sequence)

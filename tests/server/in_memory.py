@@ -11,18 +11,14 @@ from starlette.requests import Request
 
 from memory_link import ClientEnd, MemoryLink, ServerEnd
 from moa_runtime.session.handshake import digest
-from moa_runtime.timeline import NO_TIMELINE
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.auth import Bearer, Bearers
-from moa_server.background_answers import Away
-from moa_server.connection import Connection, Parts
+from moa_server.app import Verifier
+from moa_server.auth import Bearer
+from moa_server.connection import Connection
 from moa_server.decoding import PlainDecodingEndpoint
-from moa_server.drafting.server_drafting import ServerDrafts
+from moa_server.drafting.server_drafting import ServerDrafting
 from moa_server.edge.rate_limits import Budget
 from moa_server.engine.base import Outcome, StepRequest
-from moa_server.metrics import Metrics
-from moa_server.scheduling.worker import Worker
-from moa_server.sessions import SessionStore
 from moa_server.settings import Settings
 from soak.raw import Target
 from toy_engine import ToyEngine
@@ -56,21 +52,15 @@ class Served:
         connections: all that there were, the newest last.
     """
 
-    def __init__(self, settings: Settings, budget: Budget, drafts: ServerDrafts | None) -> None:
-        clock, metrics = asyncio.get_running_loop().time, Metrics()
+    def __init__(self, settings: Settings, budget: Budget, drafts: ServerDrafting | None) -> None:
         self.engine = Timed()
-        self.worker = Worker(self.engine, metrics, clock=clock)
-        self.away = Away(self.worker, metrics, settings)
-        self.bearers = bearers = Bearers(file=settings.token_file, clock=clock)
-        self.store = SessionStore(self.engine, self.worker, settings, self.away, bearers, clock, drafts)
-        self._parts = Parts(self.engine, self.worker, drafts, self.store, bearers, settings, metrics, NO_TIMELINE)
+        self.verifier = Verifier(self.engine, settings, drafts=drafts, clock=asyncio.get_running_loop().time)
         self.bearer = Bearer(budget=budget)
         self.connections: list[Connection] = []
         self.link = MemoryLink(self._serve)
-        self.plain = PlainDecodingEndpoint(self.engine, self.worker, bearers, settings, metrics)
 
     async def _serve(self, end: ServerEnd) -> None:
-        self.connections.append(Connection(end, self._parts, self.bearer))  # type: ignore[arg-type]
+        self.connections.append(Connection(end, self.verifier, self.bearer))  # type: ignore[arg-type]
         await self.connections[-1].serve()
 
     async def session(self, token: str = "") -> tuple[ClientEnd, str]:
@@ -95,8 +85,8 @@ class Served:
     async def end(self) -> None:
         self.link.cut()
         await self.link.closed()
-        await self.away.close()
-        await self.worker.close()
+        await self.verifier.background_answers.close()
+        await self.verifier.worker.close()
 
 
 class Stream:
@@ -107,7 +97,7 @@ class Stream:
         self.status, self.error = 0, ""
         self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._messages.put_nowait({"type": "http.request", "body": json.dumps(body).encode(), "more_body": False})
-        self.answering = asyncio.create_task(self._answer(served.plain, served.bearer))
+        self.answering = asyncio.create_task(self._answer(served.verifier.plain, served.bearer))
 
     def leave(self) -> None:
         self._messages.put_nowait({"type": "http.disconnect"})
@@ -173,7 +163,7 @@ def in_served(
     scenario: Any,
     settings: Settings = SETTINGS,
     budget: Budget = NO_BUDGET,
-    drafts: Callable[[], ServerDrafts | None] = lambda: None,
+    drafts: Callable[[], ServerDrafting | None] = lambda: None,
 ) -> None:
     async def run(loop: object) -> None:
         served = Served(settings, budget, drafts())

@@ -9,7 +9,7 @@ import pytest
 from moa_runtime.session.sampling import Sampling
 from moa_server.engine.base import new_sequence
 from moa_server.metrics import Metrics
-from moa_server.scheduling.batch_window import Announced
+from moa_server.scheduling.batch_window import BatchWindow
 from moa_server.scheduling.verify_job import Job
 from moa_server.scheduling.worker import Worker
 from toy_engine import ToyEngine
@@ -56,7 +56,7 @@ def test_those_who_prepare_their_jobs_share_passes_where_that_takes_little_of_a_
 
 def test_a_step_waits_for_a_quarter_of_a_step_at_most_and_not_for_those_who_never_come_in_time():
     async def scenario(loop) -> None:
-        announced, done = Announced(loop.time), asyncio.Event()
+        announced, done = BatchWindow(loop.time), asyncio.Event()
 
         async def prepare() -> None:
             with announced.coming():

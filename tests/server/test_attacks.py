@@ -31,7 +31,7 @@ def test_who_streams_gets_a_token_in_every_step_while_long_prompts_are_read(over
                 end, _ = await served.session()
                 await send(end, prompt(1, 0, [8 + number] * LONG, most=1))
         await served.steps(2)  # they may have come in the middle of one
-        while len(served.worker) > 1:
+        while len(served.verifier.worker) > 1:
             before = len(honest.tokens)
             await served.steps(1)
             sizes = [len(request.prefix) for request in served.engine.steps[-1]]
@@ -123,7 +123,9 @@ def test_four_who_send_long_prompts_and_hang_up_delay_nobody():
         await honest.answering
         assert len(honest.tokens) == 1 and len(served.engine.steps) <= begun + 3
         await asyncio.gather(*(stream.answering for stream in streams))
-        assert not served.plain.running and not len(served.worker) and not served.engine.sequences_open
+        assert (
+            not served.verifier.plain.running and not len(served.verifier.worker) and not served.engine.sequences_open
+        )
 
     in_served(scenario)
 
@@ -141,7 +143,7 @@ def test_a_flood_of_frames_ends_the_connection_and_its_work(frames):
         answers = [wire.ServerMessage.FromString(answer) async for answer in end]
         assert answers[-1].fault.code == wire.FAULT_CODE_PROTOCOL and "wait" in answers[-1].fault.text
         await served.link.closed()
-        assert not len(served.worker) and len(served.engine.steps) <= 2
+        assert not len(served.verifier.worker) and len(served.engine.steps) <= 2
 
     in_served(scenario, NARROW)
 

@@ -8,7 +8,7 @@ import pytest
 
 from moa_runtime.session.handshake import Limits
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.drafting.server_drafting import NOTHING, Proposal, ServerDrafts
+from moa_server.drafting.server_drafting import NOTHING, Proposal, ServerDrafting
 from moa_server.settings import Settings
 from server.in_memory import SETTINGS, Served, in_served, receive, resumed, send, verdict_of
 from soak.raw import draft, prompt
@@ -41,7 +41,7 @@ async def left(served: Served, most: int, **options: bool) -> tuple[str, list[in
 def test_the_whole_answer_comes_behind_the_welcome():
     async def scenario(served: Served) -> None:
         token, tokens = await left(served, 40)
-        while len(served.away):
+        while len(served.verifier.background_answers):
             await asyncio.sleep(0.1)
         steps = len(served.engine.steps)
         end = await served.link.connect("")
@@ -63,7 +63,7 @@ def test_the_answer_of_a_client_that_says_nothing_goes_on_too():
         await send(end, asked(40))
         tokens = [*PROMPT, *(await verdict_of(end)).tokens]
         await asyncio.sleep(1)
-        assert not len(served.away)
+        assert not len(served.verifier.background_answers)
         await asyncio.sleep(60)
         steps = len(served.engine.steps)
         await send(end, wire.ClientMessage(draft=wire.Draft(epoch=1, base_len=len(tokens))))
@@ -81,7 +81,7 @@ def test_who_comes_back_in_the_middle_goes_on_there():
         await send(end, resumed(token, tokens))
         assert (await receive(end)).welcome.verdict_follows
         tokens += (await verdict_of(end)).tokens
-        assert 10 <= len(tokens) < 20 and not len(served.away)
+        assert 10 <= len(tokens) < 20 and not len(served.verifier.background_answers)
         while len(tokens) < len(own(40)):
             await send(end, wire.ClientMessage(draft=wire.Draft(epoch=1, base_len=len(tokens))))
             tokens += (await verdict_of(end)).tokens
@@ -104,7 +104,7 @@ def test_it_ends_where_client_or_server_want(settings, options, most):
     async def scenario(served: Served) -> None:
         token, tokens = await left(served, 200, **options)
         await asyncio.sleep(10)
-        assert not len(served.away)
+        assert not len(served.verifier.background_answers)
         end = await served.link.connect("")
         await send(end, resumed(token, tokens))
         welcome = (await receive(end)).welcome
@@ -123,7 +123,7 @@ def test_it_takes_no_step_from_who_is_there():
         before = len(served.engine.steps)
         await served.steps(30)
         assert {len(step) for step in served.lengths_since(before)} == {1}
-        assert len(stream.tokens) > 30 and len(served.away) == 1
+        assert len(stream.tokens) > 30 and len(served.verifier.background_answers) == 1
         stream.leave()
         await stream.answering
         await served.steps(5)
@@ -138,7 +138,7 @@ def test_a_question_that_nobody_has_read_yet_is_answered():
         await served.steps(1)
         served.link.cut()
         await served.link.closed()
-        while len(served.away):
+        while len(served.verifier.background_answers):
             await asyncio.sleep(0.1)
         end = await served.link.connect("")
         await send(end, resumed(token, PROMPT))
@@ -151,8 +151,8 @@ def test_a_question_that_nobody_has_read_yet_is_answered():
 def test_an_engine_that_fails_ends_it():
     async def scenario(served: Served) -> None:
         token, tokens = await left(served, 40)
-        served.engine.broken.update(each.sequence for each in served.store._conversations.values())
-        while len(served.away):
+        served.engine.broken.update(each.sequence for each in served.verifier.store._conversations.values())
+        while len(served.verifier.background_answers):
             await asyncio.sleep(0.1)
         served.engine.broken.clear()
         end = await served.link.connect("")
@@ -165,16 +165,20 @@ def test_an_engine_that_fails_ends_it():
 def test_a_conversation_that_is_forgotten_is_not_written_on():
     async def scenario(served: Served) -> None:
         await left(served, 200)
-        assert len(served.away) == 1
+        assert len(served.verifier.background_answers) == 1
         await asyncio.sleep(0.1)
-        served.store.sweep()
+        served.verifier.store.sweep()
         await asyncio.sleep(0.1)
-        assert not len(served.store) and not len(served.away) and not served.engine.sequences_open
+        assert (
+            not len(served.verifier.store)
+            and not len(served.verifier.background_answers)
+            and not served.engine.sequences_open
+        )
 
     in_served(scenario, Settings(keep_seconds=0.05))
 
 
-class Slow(ServerDrafts):
+class Slow(ServerDrafting):
     """A draft takes 10 ms, and is nothing."""
 
     def __init__(self) -> None:
@@ -196,7 +200,7 @@ def test_it_takes_no_step_while_the_server_drafts_for_who_is_there():
         while len(tokens) < 50:
             tokens += (await verdict_of(end)).tokens
         assert {len(step) for step in served.lengths_since(before)} == {1} and len(served.engine.steps) - before < 50
-        assert tokens == own(47) and len(served.away) == 5
+        assert tokens == own(47) and len(served.verifier.background_answers) == 5
         await served.steps(20)
 
     in_served(scenario, drafts=Slow)

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from moa_server.auth import Bearers, TokenFileError, new_token, read_tokens
+from moa_server.auth import Authenticator, TokenFileError, new_token, read_tokens
 from moa_server.edge.rate_limits import Budget, Kind
 
 
@@ -29,7 +29,7 @@ def write(path, *entries) -> None:
 
 
 def test_a_token_names_its_bearer(file):
-    bearers = Bearers("single", file)
+    bearers = Authenticator("single", file)
     assert bearers.authenticate("Bearer a-token").name == "alice"
     assert bearers.authenticate("bearer  b-token ").name == "bob"
     assert bearers.authenticate("Bearer a-token").budget == Budget(sessions=4, frames_per_second=2.5)
@@ -42,11 +42,11 @@ def test_a_token_names_its_bearer(file):
     [None, "", "Bearer", "Bearer ", "Bearer a-toke", "Bearer a-token2", "Basic a-token", "a-token", "Bearer é"],
 )
 def test_nothing_else_does(file, header):
-    assert Bearers("single", file).authenticate(header) is None
+    assert Authenticator("single", file).authenticate(header) is None
 
 
 def test_a_token_that_is_both_has_the_entry_s_name_and_budget(file):
-    bearers = Bearers("a-token", file)
+    bearers = Authenticator("a-token", file)
     alice = bearers.authenticate("Bearer a-token")
     assert (alice.name, alice.budget.sessions) == ("alice", 4) and bearers.valid(alice)
     write(file, entry("bob", "b-token"))
@@ -56,27 +56,27 @@ def test_a_token_that_is_both_has_the_entry_s_name_and_budget(file):
 
 def test_a_digest_is_no_token(file):
     digest = json.loads(file.read_text())["tokens"][0]["sha256"]
-    assert Bearers(file=file).authenticate(f"Bearer {digest}") is None
+    assert Authenticator(file=file).authenticate(f"Bearer {digest}") is None
 
 
 def test_without_any_token_everybody_may_come(file):
-    bearers = Bearers()
+    bearers = Authenticator()
     assert bearers.open and bearers.authenticate(None).name == "" and bearers.valid(bearers.authenticate(None))
 
 
 def test_a_file_without_entries_lets_nobody_in(file):
     write(file)
-    bearers = Bearers(file=file)
+    bearers = Authenticator(file=file)
     assert not bearers.open and bearers.authenticate("Bearer ") is None
 
 
 def test_a_digest_does_not_appear_in_a_bearers_text(file):
-    bearer = Bearers(file=file).authenticate("Bearer a-token")
+    bearer = Authenticator(file=file).authenticate("Bearer a-token")
     assert bearer.sha256 not in repr(bearer)
 
 
 def test_reading_again_takes_new_tokens_and_withdraws_old_ones(file):
-    bearers = Bearers(file=file)
+    bearers = Authenticator(file=file)
     alice, bob = bearers.authenticate("Bearer a-token"), bearers.authenticate("Bearer b-token")
     write(file, entry("alice", "another"), entry("bob", "b-token", sessions=1), entry("carol", "c-token"))
     bearers.reload()
@@ -87,7 +87,7 @@ def test_reading_again_takes_new_tokens_and_withdraws_old_ones(file):
 
 
 def test_a_watch_is_told_when_its_token_is_withdrawn(file):
-    bearers, told = Bearers(file=file), []
+    bearers, told = Authenticator(file=file), []
     alice, bob = bearers.authenticate("Bearer a-token"), bearers.authenticate("Bearer b-token")
     bearers.watch(alice, lambda: told.append("alice"))
     bearers.watch(bob, lambda: told.append("bob"))
@@ -104,7 +104,7 @@ def test_a_watch_is_told_when_its_token_is_withdrawn(file):
 
 
 def test_a_broken_file_keeps_the_tokens_and_logs_one_sentence(file, caplog):
-    bearers = Bearers(file=file)
+    bearers = Authenticator(file=file)
     alice = bearers.authenticate("Bearer a-token")
     file.write_text("{")
     with caplog.at_level(logging.WARNING):
@@ -116,7 +116,7 @@ def test_a_broken_file_keeps_the_tokens_and_logs_one_sentence(file, caplog):
 
 
 def test_what_was_used_outlives_reading_again(file):
-    bearers = Bearers(file=file, clock=lambda: 0.0)
+    bearers = Authenticator(file=file, clock=lambda: 0.0)
     alice = bearers.authenticate("Bearer a-token")
     used = bearers.budgets(alice)
     assert used.open_session()
@@ -130,7 +130,7 @@ def test_what_was_used_outlives_reading_again(file):
 
 
 def test_bearers_do_not_share_a_budget(file):
-    bearers = Bearers(file=file)
+    bearers = Authenticator(file=file)
     budgets = [bearers.budgets(bearers.authenticate(f"Bearer {token}")) for token in ("a-token", "b-token")]
     assert budgets[0] is not budgets[1]
 
@@ -164,7 +164,7 @@ def test_a_file_that_cannot_be_used_is_refused_by_name(tmp_path, content, says):
     path = tmp_path / "tokens.json"
     path.write_text(content if isinstance(content, str) else json.dumps({"tokens": content}))
     with pytest.raises(TokenFileError) as error:
-        Bearers(file=path)
+        Authenticator(file=path)
     assert str(path) in str(error.value) and says in str(error.value) and "\n" not in str(error.value)
 
 
@@ -189,6 +189,6 @@ def test_a_new_token_is_one(tmp_path):
     token, text = new_token("dora")
     assert len(token) >= 43 and token not in text and new_token("dora")[0] != token
     write(tmp_path / "tokens.json", json.loads(text))
-    assert Bearers(file=tmp_path / "tokens.json").authenticate(f"Bearer {token}").name == "dora"
+    assert Authenticator(file=tmp_path / "tokens.json").authenticate(f"Bearer {token}").name == "dora"
     with pytest.raises(TokenFileError, match="name must be"):
         new_token("no name")

@@ -145,6 +145,6 @@ def test_a_token_that_is_withdrawn_ends_its_stream(tmp_path):
     engine = GatedEngine()
     with a_stream_of(engine, file, token) as (verifier, lines, _):
         file.write_text('{"tokens": []}')
-        verifier.parts.bearers.reload()
+        verifier.parts.authenticator.reload()
         engine.permits.release(100)
         assert "the bearer token was withdrawn" in "".join(lines)

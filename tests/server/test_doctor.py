@@ -8,9 +8,9 @@ import json
 import pytest
 
 from moa_server.cli import main
-from moa_server.doctor import Facts, Machine, Sessions, Timed, advice, measure, report, sessions, table
+from moa_server.doctor import Facts, Machine, SessionCapacity, StepTiming, advice, measure, report, sessions, table
 from moa_server.engine.base import Capabilities
-from moa_server.engine.warm_up import Trial, TrialError, warm_up
+from moa_server.engine.warm_up import TimedSteps, WarmUpError, warm_up
 from moa_server.scheduling.step_cost import StepCost
 from toy_engine import ToyEngine
 
@@ -69,7 +69,7 @@ def test_an_engine_that_fails_at_once(monkeypatch):
         raise MemoryError("no memory")
 
     monkeypatch.setattr(engine, "step", fail)
-    with pytest.raises(TrialError, match="the target failed on 64 tokens: MemoryError: no memory"):
+    with pytest.raises(WarmUpError, match="the target failed on 64 tokens: MemoryError: no memory"):
         asyncio.run(warm_up(engine, StepCost()))
 
 
@@ -77,7 +77,7 @@ def test_a_trial_asks_for_what_it_says():
     engine = ToyEngine()
 
     async def run() -> None:
-        with Trial(engine, StepCost()) as trial:
+        with TimedSteps(engine, StepCost()) as trial:
             first, second = trial.open(), trial.open()
             await trial.prefill(first, 10)
             await trial.prefill(first, 5)
@@ -94,7 +94,7 @@ def test_a_trial_may_do_without_memory_rows():
     engine = ToyEngine()
 
     async def run() -> None:
-        with Trial(engine, StepCost(), rows=False) as trial:
+        with TimedSteps(engine, StepCost(), rows=False) as trial:
             await trial.prefill(trial.open(), 10)
 
     asyncio.run(run())
@@ -104,28 +104,28 @@ def test_a_trial_may_do_without_memory_rows():
 # -- the doctor -----------------------------------------------------------------------------------
 
 
-def timed(one: float, sixteen: float, eight_sequences: float) -> list[Timed]:
+def timed(one: float, sixteen: float, eight_sequences: float) -> list[StepTiming]:
     return [
-        Timed("1 token", 1, 1, 512, one),
-        Timed("16 tokens", 1, 16, 512, sixteen),
-        Timed("1 token, short context", 1, 1, 64, one),
-        Timed("8 sequences", 8, 1, 64, eight_sequences),
-        Timed("prefill", 1, 256, 0, 1.0),
+        StepTiming("1 token", 1, 1, 512, one),
+        StepTiming("16 tokens", 1, 16, 512, sixteen),
+        StepTiming("1 token, short context", 1, 1, 64, one),
+        StepTiming("8 sequences", 8, 1, 64, eight_sequences),
+        StepTiming("prefill", 1, 256, 0, 1.0),
     ]
 
 
 def test_sessions_are_those_that_fit_into_the_rate():
     # 40 ms, and 5 for each further sequence: 13 sessions take 100 ms. A drafted token takes 3: with 8 of them for each
     # session 9 take 40 + 8 * 5 + 72 * 3 = 296 of the 300 ms in which three tokens must be committed.
-    assert sessions(timed(0.04, 0.085, 0.0751), 64) == Sessions(12, 9)
-    assert sessions(timed(0.04, 0.085, 0.0749), 64) == Sessions(13, 9)
-    assert sessions(timed(0.04, 0.085, 0.0749), 5) == Sessions(5, 5)
-    assert sessions(timed(0.2, 0.2, 0.2), 64) == Sessions(0, 64)
-    assert sessions(timed(0.5, 1.0, 1.0), 64) == Sessions(0, 0)
+    assert sessions(timed(0.04, 0.085, 0.0751), 64) == SessionCapacity(12, 9)
+    assert sessions(timed(0.04, 0.085, 0.0749), 64) == SessionCapacity(13, 9)
+    assert sessions(timed(0.04, 0.085, 0.0749), 5) == SessionCapacity(5, 5)
+    assert sessions(timed(0.2, 0.2, 0.2), 64) == SessionCapacity(0, 64)
+    assert sessions(timed(0.5, 1.0, 1.0), 64) == SessionCapacity(0, 0)
     # More sequences take several steps.
-    assert sessions(timed(0.04, 0.04, 0.04), 1000) == Sessions(128, 448)
+    assert sessions(timed(0.04, 0.04, 0.04), 1000) == SessionCapacity(128, 448)
     # Noise makes nothing cheaper than nothing.
-    assert sessions(timed(0.04, 0.03, 0.03), 64) == Sessions(64, 64)
+    assert sessions(timed(0.04, 0.03, 0.03), 64) == SessionCapacity(64, 64)
 
 
 @pytest.mark.parametrize("engine", [ToyEngine(), ToyEngine(max_context=40), ToyEngine(vocab_size=9)])
@@ -148,7 +148,7 @@ def test_an_engine_without_drafts_is_measured_without_them():
 
 
 def test_advice():
-    def said(facts=FACTS, machine=MACHINE, able=Sessions(1, 1)):  # noqa: B008 (frozen)
+    def said(facts=FACTS, machine=MACHINE, able=SessionCapacity(1, 1)):  # noqa: B008 (frozen)
         return " / ".join(advice(facts, machine, able))
 
     assert said() == ""
@@ -156,7 +156,7 @@ def test_advice():
     assert said(Facts(**{**vars(FACTS), "bfloat16_share": 1.2})) == ""
     assert "--device" in said(machine=Machine(2, 2, "a GPU", None, None))
     assert "--threads 2" in said(machine=Machine(2, 8, "", None, None))
-    assert "not even one session" in said(able=Sessions(0, 0))
+    assert "not even one session" in said(able=SessionCapacity(0, 0))
 
 
 def test_a_table_for_people():

@@ -26,9 +26,9 @@ from moa_runtime.bundle import Fingerprints
 from moa_runtime.session.client import ClientSession
 from moa_runtime.session.events import Sampling
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
+from moa_server.connection import GOING_AWAY, NORMAL, REFUSED
 from moa_server.edge.connection_limits import EdgeLimits
 from moa_server.edge.websocket import EdgeWebSocket
-from moa_server.refusals import GOING_AWAY, NORMAL, REFUSED
 from moa_server.settings import Settings
 from server.edge_running import TIMEOUT_S, edge, eventually, secured
 from server.running import Verifier, serving

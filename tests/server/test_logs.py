@@ -282,7 +282,7 @@ def test_what_nobody_foresaw_in_a_request_is_answered(log, engine, monkeypatch):
         monkeypatch.setattr(verifier.parts.metrics, "text", lambda: 1 // 0)
         answer = verifier.http("GET", "/metrics")
         assert (answer.status_code, answer.json()) == (500, {"error": "the verifier failed on this request"})
-        monkeypatch.setattr(verifier.parts.bearers, "authenticate", lambda header: 1 // 0)
+        monkeypatch.setattr(verifier.parts.authenticator, "authenticate", lambda header: 1 // 0)
         with pytest.raises(InvalidStatus) as refused:
             verifier.connect().__enter__()
         assert refused.value.response.status_code == 500

@@ -15,7 +15,7 @@ from moa_runtime.session.handshake import Limits
 from moa_runtime.session.server import ServerSession
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.drafting.server_drafting import Proposal, ServerDrafts
+from moa_server.drafting.server_drafting import Proposal, ServerDrafting
 from moa_server.edge.rate_limits import Budget
 from server.in_memory import SETTINGS, Served, in_served, receive, resumed, send, silent
 from soak.raw import draft, prompt
@@ -82,12 +82,12 @@ async def begun(served: Served, position: int, tokens: list[int] = PROMPT, *, mo
 
 
 def session_of(served: Served) -> ServerSession:
-    [conversation] = served.store._conversations.values()
+    [conversation] = served.verifier.store._conversations.values()
     return conversation.session
 
 
 def token_of(served: Served) -> str:
-    [token] = served.store._conversations
+    [token] = served.verifier.store._conversations
     return token
 
 
@@ -113,7 +113,7 @@ def test_the_answer_ends_within_its_credit():
         followed = await begun(served, 500, most=12)
         await followed.pushed_until(15)
         await followed.rows_until(14)
-        assert followed.tokens == own(12) and await silent(followed.end, 5) and not len(served.worker)
+        assert followed.tokens == own(12) and await silent(followed.end, 5) and not len(served.verifier.worker)
 
     in_served(scenario)
 
@@ -147,7 +147,7 @@ def test_a_new_epoch_ends_the_credit_and_its_work(how):
         await send(followed.end, over if how == "cancel" else prompt(2, 6, [5]))
         await asyncio.sleep(5)
         kept = own(8)[:6] if how == "cancel" else [*own(8)[:6], 5, served.engine.choice([*own(8)[:6], 5])]
-        assert session_of(served).committed == kept and not len(served.worker)
+        assert session_of(served).committed == kept and not len(served.verifier.worker)
 
     in_served(scenario)
 
@@ -248,7 +248,7 @@ def test_a_connection_that_was_replaced_takes_no_rows_from_the_next():
 # -- with drafts of the verifier's own ---------------------------------------------------------------
 
 
-class Knowing(ServerDrafts):
+class Knowing(ServerDrafting):
     """Drafts seven tokens of the toy's own, the last of them wrong."""
 
     def __init__(self) -> None:
@@ -343,7 +343,7 @@ def test_rows_on_which_the_engine_fails_are_no_fault_and_come_with_the_next_fram
         await send(end, asked(tokens=LONG))
         followed = Followed(end, LONG)
         await followed.until("verdict")
-        assert await silent(end, 10) and not len(served.worker)
+        assert await silent(end, 10) and not len(served.verifier.worker)
         assert len(caplog.records) == 1
         served.engine.broken = set()
         await send(end, draft(1, 201, []))
@@ -396,7 +396,7 @@ def test_who_leaves_while_text_is_pushed_leaves_no_work():
         await served.link.closed()
         steps = len(served.engine.steps)
         await asyncio.sleep(5)
-        assert not len(served.worker) and len(served.engine.steps) <= steps + 1
+        assert not len(served.verifier.worker) and len(served.engine.steps) <= steps + 1
 
     in_served(scenario)
 
@@ -414,7 +414,7 @@ def test_a_verifier_that_is_leaving_pushes_no_more():
         tokens = [*followed.tokens, *(token for message in said for token in message.verdict.tokens)]
         assert len(tokens) <= 8 + 2 and tokens == own(len(tokens) - 3)
         await served.link.closed()
-        assert served.link.close_codes == [1001] and not len(served.worker)
+        assert served.link.close_codes == [1001] and not len(served.verifier.worker)
         followed = Followed(await served.link.connect(""), tokens)
         await send(followed.end, resumed(token_of(served), tokens, credit=30))
         assert (await followed.take()).welcome.committed_length == len(tokens)

@@ -16,7 +16,7 @@ from moa_runtime.session.handshake import Limits
 from moa_runtime.session.tree import chain
 from moa_server.drafting.batched_model import PackedDeviceModule
 from moa_server.drafting.batcher import BatchedBackend
-from moa_server.drafting.server_drafting import NOTHING, Proposal, ServerDrafts
+from moa_server.drafting.server_drafting import NOTHING, Proposal, ServerDrafting
 from moa_server.engine.base import Rows, StepRequest, new_sequence
 from moa_server.metrics import Metrics
 from moa_server.scheduling.verify_job import Job
@@ -47,11 +47,11 @@ def half(drafter, target) -> PackedDeviceModule:
 @pytest.fixture
 def new_drafts(half, engine):
     """Makes ServerDrafts, each with a backend of its own; all are closed in the end."""
-    made: list[ServerDrafts] = []
+    made: list[ServerDrafting] = []
 
-    def new(limits: Limits = LIMITS, *, backend: bool = True, run=None, **settings) -> ServerDrafts:
+    def new(limits: Limits = LIMITS, *, backend: bool = True, run=None, **settings) -> ServerDrafting:
         own = BatchedBackend(run or half.steps, top_k=half.top_k, kv_shape=half.kv_shape) if backend else None
-        made.append(ServerDrafts(own, limits, engine.stop_tokens, **settings))
+        made.append(ServerDrafting(own, limits, engine.stop_tokens, **settings))
         return made[-1]
 
     yield new
@@ -71,7 +71,7 @@ def prompts(count: int) -> list[list[int]]:
     return [[(31 * index + 7 * number) % 509 + 3 for index in range(20 + 9 * number)] for number in range(count)]
 
 
-async def decode(worker: Worker, drafts: ServerDrafts, prompt: Sequence[int], sampling: Sampling, count: int):
+async def decode(worker: Worker, drafts: ServerDrafting, prompt: Sequence[int], sampling: Sampling, count: int):
     """An answer of ``count`` tokens, and how many of them were drafted."""
     sequence, text, end, accepted = new_sequence(), list(prompt), len(prompt) + count, 0
     supplied = len(prompt)
@@ -135,13 +135,13 @@ def test_drafts_at_the_same_time_are_what_each_is_alone(engine, half, new_drafts
     texts = prompts(5)
     rows = [rows_of(engine, text[:-1]) for text in texts]
 
-    async def drafted(drafts: ServerDrafts, number: int):
+    async def drafted(drafts: ServerDrafting, number: int):
         assert drafts.rows_from(number, texts[number]) == 0
         drafts.add_rows(number, texts[number], rows[number])
         assert drafts.rows_from(number, texts[number]) == len(texts[number]) - 1
         return (await drafts.propose(number, texts[number], SAMPLINGS[number % 3], room=5)).tree
 
-    async def all_of(drafts: ServerDrafts):
+    async def all_of(drafts: ServerDrafting):
         return await asyncio.gather(*(drafted(drafts, number) for number in range(len(texts))))
 
     alone = [asyncio.run(drafted(new_drafts(), number)) for number in range(len(texts))]
@@ -161,7 +161,7 @@ def test_without_rows_the_model_takes_no_step(new_drafts):
 def test_drafts_keep_to_the_limits(engine, new_drafts):
     rows = rows_of(engine, PROMPT[:-1])
 
-    def drafted(drafts: ServerDrafts, prefix: list[int] = PROMPT, room: int | None = None):
+    def drafted(drafts: ServerDrafting, prefix: list[int] = PROMPT, room: int | None = None):
         drafts.rows_from(1, prefix)
         drafts.add_rows(1, prefix, rows)
         return asyncio.run(drafts.propose(1, prefix, GREEDY, room=room)).tree
@@ -184,7 +184,7 @@ def test_rows_of_what_was_cut_or_changed_are_asked_for_again(engine, new_drafts)
     assert drafts.rows_from(1, changed) == 25
     assert drafts.rows_from(1, PROMPT) == 25
 
-    def drafted(drafts: ServerDrafts, start: int):
+    def drafted(drafts: ServerDrafting, start: int):
         drafts.add_rows(1, changed, rows_of(engine, changed[:-1], start))
         return asyncio.run(drafts.propose(1, changed, GREEDY, room=4)).tree
 

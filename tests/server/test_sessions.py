@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from moa_runtime.session.sampling import Sampling
-from moa_server.auth import Bearer, Bearers
-from moa_server.background_answers import Away
+from moa_server.auth import Authenticator, Bearer
+from moa_server.background_answers import BackgroundAnswers
 from moa_server.engine.base import StepRequest
 from moa_server.metrics import Metrics
 from moa_server.scheduling.worker import Worker
@@ -22,8 +22,8 @@ class Held:
         self.now = 0.0
         self.engine = ToyEngine()
         chosen, worker, metrics = Settings(**settings), Worker(self.engine, Metrics()), Metrics()
-        away = Away(worker, metrics, chosen)
-        self.store = SessionStore(self.engine, worker, chosen, away, Bearers(), lambda: self.now)
+        away = BackgroundAnswers(worker, metrics, chosen)
+        self.store = SessionStore(self.engine, worker, chosen, away, Authenticator(), lambda: self.now)
 
     def attach(self, token: str = "", owner: str = "") -> Conversation | None:
         attached = self.store.attach(token, Bearer(owner))

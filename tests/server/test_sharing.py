@@ -23,7 +23,7 @@ def test_a_verdict_says_how_many_conversations_share_the_target():
         ends = []
         for count in (1, 2, 3):
             ends.append(await asked(served))
-            assert (await verdict_of(ends[-1])).sharing == count == served.worker.serving
+            assert (await verdict_of(ends[-1])).sharing == count == served.verifier.worker.serving
         for count, end in zip((3, 2, 1), ends, strict=True):  # each answer ends
             await send(end, wire.ClientMessage(draft=wire.Draft(epoch=1, base_len=len(PROMPT) + 1)))
             verdict = await verdict_of(end)

@@ -38,7 +38,7 @@ def write(file: Path, *names: str, **budget: float) -> None:
 
 def be(served: Served, name: str) -> None:
     """New connections and streams are this bearer's."""
-    bearer = served.bearers.authenticate(f"Bearer {name}-token")
+    bearer = served.verifier.authenticator.authenticate(f"Bearer {name}-token")
     assert bearer is not None
     served.bearer = bearer
 
@@ -57,7 +57,7 @@ def run(scenario: Callable[[Served], Any], file: Path, **budget: float) -> None:
 def withdraw(served: Served, file: Path) -> None:
     """Alice's token leaves the file."""
     write(file, "bob")
-    served.bearers.reload()
+    served.verifier.authenticator.reload()
 
 
 async def ended(served: Served, end: ClientEnd) -> list[wire.ServerMessage]:
@@ -74,8 +74,12 @@ async def nothing_is_left(served: Served) -> None:
     steps = len(served.engine.steps)
     await asyncio.sleep(60)
     assert len(served.engine.steps) <= steps
-    assert not len(served.worker) and not len(served.away) and not len(served.store)
-    assert not served.engine.sequences_open and not served.plain.running
+    assert (
+        not len(served.verifier.worker)
+        and not len(served.verifier.background_answers)
+        and not len(served.verifier.store)
+    )
+    assert not served.engine.sequences_open and not served.verifier.plain.running
 
 
 def at_once(began: float) -> bool:
@@ -115,7 +119,7 @@ def test_the_answer_of_who_has_left_ends(file: Path) -> None:
         served.link.cut()
         await served.link.closed()
         await served.steps(5)
-        assert len(served.away) == 1
+        assert len(served.verifier.background_answers) == 1
         withdraw(served, file)
         await nothing_is_left(served)
 
@@ -127,7 +131,7 @@ def test_the_answer_of_who_says_nothing_ends(file: Path) -> None:
         end, _ = await served.session()
         await send(end, asked(900, while_away=True))
         await verdict_of(end)
-        while not len(served.away):
+        while not len(served.verifier.background_answers):
             await asyncio.sleep(0.1)
         withdraw(served, file)
         await ended(served, end)
@@ -183,7 +187,7 @@ def test_a_prompt_that_is_being_read_is_dropped(file: Path) -> None:
         withdraw(served, file)
         began = asyncio.get_running_loop().time()
         assert not await ended(served, end) and at_once(began)
-        assert not len(served.worker)
+        assert not len(served.verifier.worker)
         served.engine.slow_s = 0.0
         await nothing_is_left(served)
 
@@ -217,7 +221,7 @@ def test_a_conversation_without_a_connection_is_forgotten_and_others_are_not(fil
             served.link.cut()
             await served.link.closed()
         withdraw(served, file)
-        assert len(served.store) == 1 and served.engine.sequences_open == 1
+        assert len(served.verifier.store) == 1 and served.engine.sequences_open == 1
         end = await served.link.connect("")
         await send(end, resumed(tokens["bob"], PROMPT))
         assert (await receive(end)).welcome.resume_token == tokens["bob"]
@@ -253,7 +257,7 @@ def test_a_name_with_a_new_token_begins_anew(file: Path) -> None:
         served.link.cut()
         await served.link.closed()
         file.write_text(file.read_text().replace(digest("alice-token"), digest("new-token")))
-        served.bearers.reload()
+        served.verifier.authenticator.reload()
         await nothing_is_left(served)
         be(served, "new")
         assert served.bearer.name == "alice"
@@ -317,7 +321,7 @@ def test_a_request_whose_body_is_still_coming_ends(file: Path) -> None:
         messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         messages.put_nowait({"type": "http.request", "body": b'{"tokens": [', "more_body": True})
         request = Request({"type": "http", "method": "POST", "headers": []}, messages.get)
-        answering = asyncio.create_task(served.plain.answer(request, served.bearer))
+        answering = asyncio.create_task(served.verifier.plain.answer(request, served.bearer))
         await asyncio.sleep(1)
         withdraw(served, file)
         with contextlib.suppress(asyncio.TimeoutError):

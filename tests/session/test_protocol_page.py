@@ -6,7 +6,7 @@ import re
 
 from moa_runtime.session import client_table as client
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
-from moa_server.refusals import FAILED, GOING_AWAY, NORMAL, REFUSED, TRY_AGAIN_LATER
+from moa_server.connection import FAILED, GOING_AWAY, NORMAL, REFUSED, TRY_AGAIN_LATER
 from session.protocol_tables import PAGE, written
 
 

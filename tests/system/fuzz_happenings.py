@@ -84,7 +84,7 @@ async def _policy(world: World, a: float, b: float) -> None:
 
 
 async def _sweep(world: World, a: float, b: float) -> None:
-    world.store.sweep()
+    world.verifier.store.sweep()
 
 
 async def _neighbour(world: World, a: float, b: float) -> None:
@@ -96,7 +96,7 @@ async def _neighbour(world: World, a: float, b: float) -> None:
             if not world.up:  # nobody can ask a verifier that is down
                 await asyncio.sleep(0.01)
                 continue
-            worker, job = world.worker, Job(new_sequence(), [1] * (1 + int(60 * b)), Sampling())
+            worker, job = world.verifier.worker, Job(new_sequence(), [1] * (1 + int(60 * b)), Sampling())
             with contextlib.suppress(ExpiredError, EngineFailedError, asyncio.TimeoutError):
                 await asyncio.wait_for(worker.run(job, 5), 5)  # a verifier that is killed answers nobody
             worker.release(job.sequence)

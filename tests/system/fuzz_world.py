@@ -20,16 +20,12 @@ from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.options import Drafting
 from moa_runtime.session.events import Faulted, Policy, Sampling
 from moa_runtime.session.tree import DraftTree, chain
-from moa_runtime.timeline import NO_TIMELINE
 from moa_runtime.transport import Endpoint
-from moa_server.auth import Bearer, Bearers
-from moa_server.background_answers import Away
-from moa_server.connection import Connection, Parts
-from moa_server.drafting.server_drafting import ServerDrafts
+from moa_server.app import Verifier
+from moa_server.auth import Bearer
+from moa_server.connection import Connection
+from moa_server.drafting.server_drafting import ServerDrafting
 from moa_server.engine.base import Capabilities
-from moa_server.metrics import Metrics
-from moa_server.scheduling.worker import Worker
-from moa_server.sessions import SessionStore
 from moa_server.settings import Settings
 from tiny import CHAT_TEMPLATE, VOCAB_SIZE, _train_tokenizer
 from toy_engine import PRINTS, STOP, ToyEngine
@@ -89,7 +85,7 @@ class ToyBackend:
         pass
 
 
-class ToyDrafts(ServerDrafts):
+class ToyDrafts(ServerDrafting):
     """Drafts of a server by :class:`ToyDrafter`.
 
     Attributes:
@@ -172,8 +168,7 @@ class World:
         self.others: list[asyncio.Task[None]] = []
         self.engine: ToyEngine
         self.drafts: ToyDrafts | None
-        self.worker: Worker
-        self.store: SessionStore
+        self.verifier: Verifier
         self.link = MemoryLink(self._serve, self._under_way, self._under_way)
         self._start_server()
         bundle.manifest.max_context = limits.max_context
@@ -216,8 +211,8 @@ class World:
         self.up = self.link.open = False
         self.link.kill_server_side()
         await self.link.closed()
-        await self._away.close()
-        await self.worker.close()
+        await self.verifier.background_answers.close()
+        await self.verifier.worker.close()
         if self.drafts is not None:
             self.drafts.close()
         await asyncio.sleep(down_s)
@@ -228,15 +223,15 @@ class World:
         """Everybody leaves; nothing may be left."""
         await self.chat.close()
         await self.link.closed()
-        await self._away.close()
-        assert not len(self.worker), "jobs are left"
+        await self.verifier.background_answers.close()
+        assert not len(self.verifier.worker), "jobs are left"
         self.loop.jump(SETTINGS.keep_seconds + 1)
-        self.store.sweep()
-        assert not len(self.store), "conversations are left"
+        self.verifier.store.sweep()
+        assert not len(self.verifier.store), "conversations are left"
         if self.drafts is not None:
             assert not len(self.drafts), "drafts are left"
             self.drafts.close()
-        await self.worker.close()
+        await self.verifier.worker.close()
         assert not self.engine.sequences_open, "sequences are left"
         self.engine.close()
 
@@ -248,17 +243,14 @@ class World:
         self.engine = ToyEngine(
             self.limits.stops, self.limits.max_context, vocab_size=VOCAB_SIZE, **MANNERS[self.limits.manner]
         )
-        metrics, clock, bearers = Metrics(), self.loop.time, Bearers(clock=self.loop.time)
-        self.worker = Worker(self.engine, metrics, self.limits.step_tokens, clock=clock)
-        self._away = Away(self.worker, metrics, SETTINGS)
         skill = self.limits.server_skill
         self.drafts = None if skill is None else ToyDrafts(self, self.engine, skill)
-        self.store = SessionStore(self.engine, self.worker, SETTINGS, self._away, bearers, clock, self.drafts)
+        settings = replace(SETTINGS, step_tokens=self.limits.step_tokens)
+        self.verifier = Verifier(self.engine, settings, drafts=self.drafts, clock=self.loop.time)
         self.up = True
-        self._parts = Parts(self.engine, self.worker, self.drafts, self.store, bearers, SETTINGS, metrics, NO_TIMELINE)
 
     async def _serve(self, end: ServerEnd) -> None:
-        await Connection(end, self._parts, Bearer()).serve()  # type: ignore[arg-type]
+        await Connection(end, self.verifier, Bearer()).serve()  # type: ignore[arg-type]
 
     def _under_way(self) -> float:
         return self.rng.random() * self.delay

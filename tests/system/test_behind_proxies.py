@@ -27,8 +27,8 @@ from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.session.events import Welcomed
 from moa_runtime.session_id import SESSION_ID_HEADER, new_session_id
 from moa_runtime.transport import Timing
+from moa_server.connection import GOING_AWAY
 from moa_server.options import ServeError
-from moa_server.refusals import GOING_AWAY
 from moa_server.replicas.autoscaling import QueuePolicy
 from moa_server.replicas.replica_options import options_of
 from server.running import Client, Verifier

@@ -139,8 +139,8 @@ def test_an_answer_of_which_the_verifier_knows_nothing_is_written(kept: Any, fat
         if fate == "forgot":
             world.loop.jump(SETTINGS.keep_seconds + 60)
             await asyncio.sleep(1)
-            world.store.sweep()
-            assert not len(world.store)
+            world.verifier.store.sweep()
+            assert not len(world.verifier.store)
         else:
             await world.restart(1.0)
         await reopened(world)
@@ -458,7 +458,7 @@ def test_the_next_question_sends_only_what_is_new(kept: Any, monkeypatch: pytest
         end = await whole(chat, "And then?")
         assert [prompt.base_len for prompt in prompts] == [0, len(tokens)]
         assert [token.token for token in end.tokens] == own(world)
-        assert len(world.store) == 1 and len(chat.messages) == 4
+        assert len(world.verifier.store) == 1 and len(chat.messages) == 4
 
     kept(deed)
 

@@ -19,7 +19,7 @@ from moa_runtime.options import DRAFTINGS, Drafting
 from moa_runtime.session.events import Policy, Sampling, Welcomed
 from moa_runtime.transport import Endpoint, Timing
 from moa_server.drafting.batched_model import backend_of
-from moa_server.drafting.server_drafting import ServerDrafts
+from moa_server.drafting.server_drafting import ServerDrafting
 from moa_server.settings import Settings
 from server.running import Verifier, serving
 from system.asking import ask, chatting, committed, endpoint, ids, own_decoding, written_offline
@@ -48,7 +48,7 @@ def drafts(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(scope="module")
 def verifier(engine, drafts: bool) -> Iterator[Verifier]:
     limits = SETTINGS.limits(engine.max_context, engine.capabilities)
-    made = ServerDrafts(backend_of(engine), limits, engine.stop_tokens) if drafts else None
+    made = ServerDrafting(backend_of(engine), limits, engine.stop_tokens) if drafts else None
     if made is not None:
         made._known = Always(TREES)  # type: ignore[assignment]
     with serving(engine, SETTINGS, drafts=made) as running:

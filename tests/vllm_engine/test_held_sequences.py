@@ -9,7 +9,7 @@ import pytest
 from moa_runtime.session.sampling import Sampling
 from moa_server.engine.base import StepRequest
 from moa_server.engine.vllm import sequences
-from moa_server.engine.vllm.sequences import HeldSequence, HeldSequences, Move, Work
+from moa_server.engine.vllm.sequences import HeldSequence, HeldSequences, Move, RequestProgress
 
 BLOCK = 4
 TEXT = list(range(10, 20))  # two blocks and a half
@@ -65,8 +65,8 @@ def test_what_is_begun_anew_has_another_name_and_holds_nothing():
     assert all_held.begin(1).name != first.name and all_held.agreed(1, TEXT) == 0
 
 
-def work(draft, sampling=Sampling()) -> Work:  # noqa: B008 (frozen)
-    return Work(StepRequest(1, TEXT, draft, sampling=sampling), held([]))
+def work(draft, sampling=Sampling()) -> RequestProgress:  # noqa: B008 (frozen)
+    return RequestProgress(StepRequest(1, TEXT, draft, sampling=sampling), held([]))
 
 
 def test_a_draft_ends_at_the_first_token_that_the_target_does_not_choose():

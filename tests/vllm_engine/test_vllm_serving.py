@@ -37,13 +37,13 @@ def bundle(paged_bundle: Path) -> Bundle:
 @pytest.fixture(scope="module")
 def verifier(vllm) -> Iterator[Verifier]:
     from moa_server.drafting.batched_model import backend_of
-    from moa_server.drafting.server_drafting import ServerDrafts
+    from moa_server.drafting.server_drafting import ServerDrafting
     from moa_server.settings import Settings
 
     served = Settings(token="secret")
     backend = backend_of(vllm)
     assert backend is not None, "the verifier has a drafter, and the target's ends for it"
-    drafts = ServerDrafts(backend, served.limits(vllm.max_context, vllm.capabilities), vllm.stop_tokens)
+    drafts = ServerDrafting(backend, served.limits(vllm.max_context, vllm.capabilities), vllm.stop_tokens)
     with serving(vllm, served, drafts=drafts, warm=True) as running:
         yield running
 

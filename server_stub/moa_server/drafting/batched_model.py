@@ -86,7 +86,7 @@ def multiplied(matrix: Product, rows: Tensor, dtype: torch.dtype) -> Tensor:
     return matrix(functional.pad(rows, (0, 0, 0, padding)).to(dtype))[: len(rows)].float()
 
 
-class Looking:
+class AttentionScope:
     """Tokens of several steps, and where they may look.
 
     Args:
@@ -117,7 +117,7 @@ class Batch:
     Attributes:
         tokens: of all steps, one behind the other, ``[T]``.
         count, asked: how many of them, and how many queries, each step has.
-        looking: who asks: all tokens, from :meth:`only_queries` on the queries.
+        scope: who asks: all tokens, from :meth:`only_queries` on the queries.
         rows: of each step, memory rows by layer, the cross-attention's first.
         new: by layer, in order, keys and values of the tokens, ``[T, kv_heads, head_dim]`` each.
     """
@@ -142,14 +142,14 @@ class Batch:
         self._masks = [moved(each.self_mask) for each in inputs]
         self._cached = [by_layer(moved(each.self_keys), moved(each.self_values), heads) for each in inputs]
         self.rows = [by_layer(moved(each.memory_keys), moved(each.memory_values), heads) for each in inputs]
-        self.looking = Looking(self._angles, self.count, self._masks)
+        self.scope = AttentionScope(self._angles, self.count, self._masks)
         self.new: list[KeysValues] = []
 
     def only_queries(self, x: Tensor) -> Tensor:
         """The rows of ``x [T, hidden]`` that are queries; they alone look from now on."""
         cos, sin = self._angles
         masks = [mask[queries] for mask, queries in zip(self._masks, self._own_queries, strict=True)]
-        self.looking = Looking((cos[self._queries], sin[self._queries]), self.asked, masks)
+        self.scope = AttentionScope((cos[self._queries], sin[self._queries]), self.asked, masks)
         return x[self._queries]
 
     def seen(self, keys_values: PackedKeysValues, x: Tensor, rows: int) -> list[KeysValues]:
@@ -189,7 +189,7 @@ class OwnLayer:
         seen = batch.seen(self._keys_values, x, rows)
         if last:
             x = batch.only_queries(x)
-        return self._layer(x, batch.looking.angles, batch.looking.at(seen))
+        return self._layer(x, batch.scope.angles, batch.scope.at(seen))
 
 
 class PackedRows:
@@ -234,7 +234,7 @@ class PackedRows:
 TOP_K = 16
 
 
-class TargetEnds(Protocol):
+class SharedTargetWeights(Protocol):
     """What a drafter shares with its target: where it is, token embedding and head, ``[vocab_size, hidden]`` each."""
 
     @property
@@ -252,7 +252,7 @@ class _WithDrafter(Protocol):
     """An engine that has a drafter's server half, and the target's ends."""
 
     drafter: Drafter | None
-    target: TargetEnds
+    target: SharedTargetWeights
 
 
 def backend_of(engine: Engine) -> BatchedBackend | None:
@@ -283,7 +283,7 @@ class PackedDeviceModule:
         top_k: candidates per query, at most the draft vocabulary.
     """
 
-    def __init__(self, drafter: MoADrafter, target: TargetEnds, dtype: torch.dtype, *, top_k: int) -> None:
+    def __init__(self, drafter: MoADrafter, target: SharedTargetWeights, dtype: torch.dtype, *, top_k: int) -> None:
         config = drafter.config
         self.top_k = min(top_k, config.draft_vocab_size)
         self.kv_shape = (config.kv_heads, config.decoder.head_dim)
@@ -302,7 +302,7 @@ class PackedDeviceModule:
         batch = Batch(inputs, self._angles, self._layer_heads, self._device)
         x = functional.embedding(batch.tokens, self._embedding).float()
         x = self._self(x, batch, last=not self._tail)  # the other tokens only had to leave their keys and values
-        x = self._cross(x, batch.looking.angles, batch.looking.at([rows[0] for rows in batch.rows], everywhere=True))
+        x = self._cross(x, batch.scope.angles, batch.scope.at([rows[0] for rows in batch.rows], everywhere=True))
         for at, layer in enumerate(self._tail, start=1):
             x = layer(x, batch, rows=at, last=at == len(self._tail))
         parts = (*self._candidates(self._norm(x)), *(torch.cat(half, dim=1) for half in zip(*batch.new, strict=True)))

@@ -73,7 +73,7 @@ class _Conversation:
         return agreed
 
 
-class ServerDrafts:
+class ServerDrafting:
     """Drafts of all conversations, which are named by the engine's sequence numbers. A round goes like this::
 
         start = drafts.rows_from(sequence, prefix)

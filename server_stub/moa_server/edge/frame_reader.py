@@ -20,7 +20,7 @@ from moa_server.edge.connection_limits import ALL_BUSY, FULL_KEY
 MAX_HELLO_BYTES = 4 << 10
 
 
-class End(enum.Enum):
+class CloseReason(enum.Enum):
     """Why a connection takes no more frames."""
 
     LEFT = "the client left"
@@ -32,7 +32,7 @@ class End(enum.Enum):
     WITHDRAWN = "the bearer token was withdrawn"
 
 
-class Inbox:
+class FrameReader:
     """Frames of one WebSocket, parsed, in order.
 
     Args:
@@ -61,7 +61,7 @@ class Inbox:
         self._frames: deque[tuple[wire.ClientMessage | wire.ServerMessage, int, float]] = deque()
         self.taken_at = 0.0
         self._changed = asyncio.Event()
-        self._end: End | None = None
+        self._end: CloseReason | None = None
         self._over = asyncio.Event()
         self._failure: Exception | None = None
         self._reading = asyncio.create_task(self._read())
@@ -99,7 +99,7 @@ class Inbox:
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(self._over.wait(), seconds)
 
-    async def next(self, seconds: float) -> tuple[wire.ClientMessage | wire.ServerMessage, int] | End:
+    async def next(self, seconds: float) -> tuple[wire.ClientMessage | wire.ServerMessage, int] | CloseReason:
         """The next frame, as a message or the fault that answers it, with its size in bytes; or why there is none.
 
         Frames that arrived before the verifier began to leave are still given.
@@ -108,7 +108,7 @@ class Inbox:
             seconds: silence after which the connection ends.
         """
         if not await self.wait(seconds):
-            return End.SILENT
+            return CloseReason.SILENT
         if self._failure is not None:
             raise self._failure
         if self._frames and not self.over:
@@ -117,12 +117,12 @@ class Inbox:
         assert self._end is not None
         return self._end
 
-    def end(self, why: End) -> None:
+    def end(self, why: CloseReason) -> None:
         """Take no more frames; the first reason stays, but a verifier that is leaving may be left."""
-        if self._end in (None, End.LEAVING):
+        if self._end in (None, CloseReason.LEAVING):
             self._end = why
             self._changed.set()
-            if why is not End.LEAVING:
+            if why is not CloseReason.LEAVING:
                 self._over.set()
                 self._on_end()
 
@@ -143,15 +143,15 @@ class Inbox:
         while self._end is None:
             received = await self._websocket.receive()
             if received["type"] == "websocket.disconnect":
-                self.end(End.LEFT)
+                self.end(CloseReason.LEFT)
                 return
             if FULL_KEY in received:
-                self.end(End.FULL)
+                self.end(CloseReason.FULL)
                 return
             data = received.get("bytes")
             waiting = sum(size for _, size, _ in self._frames)
             if len(self._frames) >= self._most_waiting or waiting > 2 * self._max_frame_bytes:
-                self.end(End.FLOODED)
+                self.end(CloseReason.FLOODED)
                 return
             message = self._parse(data)
             self._most_bytes = self._max_frame_bytes

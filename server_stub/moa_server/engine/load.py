@@ -13,7 +13,7 @@ from moa_server.engine.base import Engine
 from moa_server.settings import Settings
 
 if TYPE_CHECKING:
-    from moa_server.drafting.server_drafting import ServerDrafts
+    from moa_server.drafting.server_drafting import ServerDrafting
     from moa_server.engine.transformers import TransformersEngine
     from moa_server.engine.vllm.engine import VllmEngine
 
@@ -44,15 +44,15 @@ def load_engine(options: argparse.Namespace) -> TransformersEngine | VllmEngine:
     return _vllm(options) if options.engine == "vllm" else _transformers(options)
 
 
-def server_drafts(engine: Engine, settings: Settings, options: argparse.Namespace) -> ServerDrafts | None:
+def server_drafts(engine: Engine, settings: Settings, options: argparse.Namespace) -> ServerDrafting | None:
     """What drafts where clients let the verifier go on by itself; None with ``--no-drafts``."""
     if options.no_drafts:
         return None
     from moa_server.drafting.batched_model import backend_of
-    from moa_server.drafting.server_drafting import ServerDrafts
+    from moa_server.drafting.server_drafting import ServerDrafting
 
     limits = settings.limits(engine.max_context, engine.capabilities)
-    return ServerDrafts(backend_of(engine), limits, engine.stop_tokens, most=settings.max_sessions)
+    return ServerDrafting(backend_of(engine), limits, engine.stop_tokens, most=settings.max_sessions)
 
 
 def _transformers(options: argparse.Namespace) -> TransformersEngine:

@@ -18,11 +18,11 @@ _PREFILL, _DRAFT = 64, 15
 _STRIDE = 7919
 
 
-class TrialError(MoaError):
+class WarmUpError(MoaError):
     """The engine cannot do the simplest of steps."""
 
 
-class Trial:
+class TimedSteps:
     """Sequences of made-up tokens, and timed steps on them. Nobody else may use the engine meanwhile.
 
     Args:
@@ -43,7 +43,7 @@ class Trial:
         self._rows = rows and bool(engine.fingerprints.drafter)
         self._lengths: dict[int, int] = {}
 
-    def __enter__(self) -> Trial:
+    def __enter__(self) -> TimedSteps:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -82,7 +82,7 @@ class Trial:
             outcomes = await self._step(requests)
         except Exception as error:
             text = f"the target failed on {each} tokens: {type(error).__name__}: {error}"
-            raise TrialError(text) from error
+            raise WarmUpError(text) from error
         seconds = max(self._clock() - began, 1e-6)
         if all(outcome.done for outcome in outcomes):
             contexts = sum(len(request.prefix) + len(request.draft) for request in requests)
@@ -115,9 +115,9 @@ async def warm_up(engine: Engine, cost: StepCost, clock: Callable[[], float] = t
     room = engine.max_context - _DRAFT
     piece = max(1, min(_PREFILL, room // 2))
     drafted = max(0, min(_DRAFT, engine.capabilities.max_draft_tokens, engine.max_context - 2 * piece))
-    with Trial(engine, StepCost()) as first:
+    with TimedSteps(engine, StepCost()) as first:
         await first.prefill(first.open(), piece)
-    with Trial(engine, cost, clock) as trial:
+    with TimedSteps(engine, cost, clock) as trial:
         sequence = trial.open()
         for _ in range(2):  # behind a short context, and behind a longer one
             for _ in range(2 if room >= 4 * piece else 1):

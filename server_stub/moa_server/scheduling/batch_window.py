@@ -11,7 +11,7 @@ _PATIENCE = 0.25
 _MEMORY = 0.9  # how long one took counts so many times the next one
 
 
-class Announced:
+class BatchWindow:
     """A step that waits a little for jobs that are about to come is one pass for all of them. If it does not, each
     conversation that drafts at the server while the others' step runs has a pass of its own in the end.
 

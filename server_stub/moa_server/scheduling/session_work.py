@@ -5,17 +5,24 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from moa_runtime.session.handshake import fault
-from moa_runtime.session.server import RowsWork, Verify
+from moa_runtime.session.server import RowsWork, ServerSession, Verify
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.drafting.server_drafting import Proposal
 from moa_server.edge.rate_limits import Budgets, Kind
-from moa_server.parts import Parts
-from moa_server.refusals import busy
-from moa_server.scheduling.rounds import job_of, take_rows, verdict_of
 from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, Job
-from moa_server.sessions import Conversation
+from moa_server.settings import Settings
+
+if TYPE_CHECKING:
+    from moa_server.app import Verifier
+    from moa_server.sessions import Conversation
+
+
+def busy(text: str, settings: Settings) -> wire.ServerMessage:
+    """The fault of a verifier that has no time or place for more."""
+    return fault(wire.FAULT_CODE_BUSY, text, retry_after_ms=settings.retry_after_ms)
 
 
 class SessionWork:
@@ -29,10 +36,10 @@ class SessionWork:
         verdicts, committed: how many there were, and tokens in them.
     """
 
-    def __init__(self, parts: Parts, budgets: Budgets) -> None:
+    def __init__(self, verifier: Verifier, budgets: Budgets) -> None:
         self.track = ""
         self.verdicts = self.committed = 0
-        self._parts, self._budgets = parts, budgets
+        self._verifier, self._budgets = verifier, budgets
         self._doing: asyncio.Future[wire.ServerMessage | None] | None = None
 
     def abandon(self) -> None:
@@ -46,7 +53,7 @@ class SessionWork:
         Raises:
             GivenUpError: the verifier ends.
         """
-        settings = self._parts.settings
+        settings = self._verifier.settings
         doing = self._rows(conversation, work) if isinstance(work, RowsWork) else self._verdict(conversation, work)
         self._doing = asyncio.ensure_future(doing)
         try:
@@ -64,46 +71,46 @@ class SessionWork:
 
     async def _rows(self, conversation: Conversation, work: RowsWork) -> None:
         job = job_of(work, conversation.sequence)
-        await self._parts.worker.run(job, self._parts.settings.answer_seconds)
+        await self._verifier.worker.run(job, self._verifier.settings.answer_seconds)
         take_rows(conversation.session, job)
 
     async def _verdict(self, conversation: Conversation, work: Verify) -> wire.ServerMessage:
-        parts, began, began_ns = self._parts, time.monotonic(), time.time_ns()
+        verifier, began, began_ns = self._verifier, time.monotonic(), time.time_ns()
         work, proposal = await self._drafted(conversation, work)
         job = job_of(work, conversation.sequence)
         used = {Kind.PREFILL_TOKENS: work.supplied, Kind.DRAFTED_TOKENS: len(work.draft)}
         charges = [(kind, amount) for kind, amount in used.items() if amount]
         owed_s = max((self._budgets.wait_s(kind, amount) for kind, amount in charges), default=0.0)
         try:
-            await parts.worker.run(job, parts.settings.answer_seconds, owed_s)
+            await verifier.worker.run(job, verifier.settings.answer_seconds, owed_s)
         except BaseException:
             for kind, amount in charges:
                 self._budgets.give_back(kind, amount)
             raise
         draft_s = 0.0 if proposal is None else proposal.seconds
-        sharing = parts.worker.serving
+        sharing = verifier.worker.serving
         verdict = verdict_of(conversation.session, work, job, job.seconds, draft_s, sharing)
-        verdict.verdict.drafts_wanted = parts.store.asks(conversation)
+        verdict.verdict.drafts_wanted = verifier.store.asks(conversation)
         if proposal is not None:
             self._learn(conversation, work, proposal, job, time.monotonic() - began, sharing)
         if verdict.verdict.finish:
-            parts.worker.rest(conversation.sequence)
+            verifier.worker.rest(conversation.sequence)
         counts = {"drafted": len(work.draft), "accepted": verdict.verdict.accepted, "prefill": work.supplied}
-        parts.timeline.span("verify", began_ns, time.time_ns(), self.track, **counts, steps=job.steps)
+        verifier.timeline.span("verify", began_ns, time.time_ns(), self.track, **counts, steps=job.steps)
         committed = len(verdict.verdict.tokens)
-        parts.metrics.decided(drafted=len(work.draft), accepted=verdict.verdict.accepted, committed=committed)
+        verifier.metrics.decided(drafted=len(work.draft), accepted=verdict.verdict.accepted, committed=committed)
         self.verdicts += 1
         self.committed += committed
         return verdict
 
     async def _drafted(self, conversation: Conversation, work: Verify) -> tuple[Verify, Proposal | None]:
         """Work that no frame asked for, with a draft of the server's own if its bearer need not wait for that."""
-        drafts, sequence = self._parts.drafts, conversation.sequence
+        drafts, sequence = self._verifier.drafts, conversation.sequence
         if drafts is None or not work.pushed or self._budgets.wait_s(Kind.DRAFTED_TOKENS, 0):
             return work, None
         start = drafts.rows_from(sequence, work.prefix)
         room = conversation.session.room
-        with self._parts.worker.coming():
+        with self._verifier.worker.coming():
             proposal = await drafts.propose(sequence, work.prefix, work.sampling, room=room)
         tree = proposal.tree
         return replace(work, draft=tree.tokens, parents=tree.parents, rows_from=start), proposal
@@ -118,7 +125,7 @@ class SessionWork:
         sharing: int,
     ) -> None:
         """The server's drafter hears what became of its draft, which took so many seconds with its verdict."""
-        drafts, sequence = self._parts.drafts, conversation.sequence
+        drafts, sequence = self._verifier.drafts, conversation.sequence
         assert drafts is not None
         waited_s = max(0.0, seconds - proposal.seconds)
         drafts.observe(
@@ -130,3 +137,41 @@ class SessionWork:
             sharing=sharing,
         )
         drafts.add_rows(sequence, [*work.prefix, *(work.draft[index] for index in job.path)], job.rows)
+
+
+_MOST_US = (1 << 32) - 1
+
+
+def job_of(work: Verify | RowsWork, sequence: int) -> Job:
+    """The job that does the work on a sequence."""
+    if isinstance(work, RowsWork):
+        return Job(sequence, work.prefix, None, rows_from=work.start)
+    return Job(sequence, work.prefix, work.sampling, work.draft, work.parents, work.rows_from)
+
+
+def verdict_of(
+    session: ServerSession, work: Verify, job: Job, seconds: float, draft_s: float = 0.0, sharing: int = 0
+) -> wire.ServerMessage:
+    """Commit what the target chose, and say so; the memory rows that came with it follow.
+
+    Args:
+        job: of :func:`job_of`, done.
+        seconds: that the target took, for the verdict.
+        draft_s: that the server's own draft took, likewise.
+        sharing: see :meth:`moa_runtime.session.server.ServerSession.decide`.
+    """
+    assert job.token is not None
+    spent = (min(int(1e6 * each), _MOST_US) for each in (seconds, draft_s))
+    verdict = session.decide(work, job.path, job.token, *spent, sharing)
+    if work.rows_from is not None:
+        take_rows(session, job)
+    return verdict
+
+
+def take_rows(session: ServerSession, job: Job) -> None:
+    """Give a session the memory rows that a job asked for; an engine that made none makes none."""
+    rows = job.rows
+    if rows is None:
+        session.disable_rows()
+    else:
+        session.add_rows(rows.start, rows.keys, rows.values)

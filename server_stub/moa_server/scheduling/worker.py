@@ -14,7 +14,7 @@ from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.engine.base import Engine
 from moa_server.logging import log_unexpected
 from moa_server.metrics import Metrics
-from moa_server.scheduling.batch_window import Announced
+from moa_server.scheduling.batch_window import BatchWindow
 from moa_server.scheduling.scheduler import Piece, Scheduler, Step, Waiting
 from moa_server.scheduling.step_cost import Load, StepCost
 from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, GivenUpError, Job
@@ -22,55 +22,55 @@ from moa_server.scheduling.verify_job import EngineFailedError, ExpiredError, Gi
 _log = logging.getLogger(__name__)
 
 
-class _Caller(NamedTuple):
+class _PendingJob(NamedTuple):
     """Its context names the session that a line in the log is about."""
 
     result: asyncio.Future[None]
     context: contextvars.Context
 
 
-class Callers:
+class _PendingJobs:
     """One for each job that waits or is being worked on. All methods belong to the event loop's thread."""
 
     def __init__(self) -> None:
-        self._callers: dict[int, _Caller] = {}  # by the identity of the job
+        self._pending: dict[int, _PendingJob] = {}  # by the identity of the job
 
     def __len__(self) -> int:
-        return len(self._callers)
+        return len(self._pending)
 
     def add(self, job: Job) -> asyncio.Future[None]:
         """Whoever calls this waits for the job: for this future."""
         result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._callers[id(job)] = _Caller(result, contextvars.copy_context())
+        self._pending[id(job)] = _PendingJob(result, contextvars.copy_context())
         return result
 
     def remove(self, job: Job) -> None:
         """Nobody waits any more."""
-        result = self._callers.pop(id(job)).result
+        result = self._pending.pop(id(job)).result
         if result.done() and not result.cancelled():
             result.exception()  # taken note of, also where the caller left at the same time
 
     def resolve(self, job: Job) -> None:
         """The job is done."""
-        caller = self._callers.get(id(job))
+        caller = self._pending.get(id(job))
         if caller is not None and not caller.result.done():
             caller.result.set_result(None)
 
     def fail(self, job: Job) -> None:
         """The engine failed on the job."""
-        caller = self._callers.get(id(job))
+        caller = self._pending.get(id(job))
         if caller is not None and not caller.result.done():
             caller.result.set_exception(EngineFailedError())
 
     def fail_all(self, error: Exception) -> None:
         """No job will be done."""
-        for caller in self._callers.values():
+        for caller in self._pending.values():
             if not caller.result.done():
                 caller.result.set_exception(error)
 
     def log_failure(self, job: Job, error: BaseException) -> None:
         """A line on a job on which the engine failed, in the name of its session."""
-        caller = self._callers.get(id(job))  # None: it left meanwhile
+        caller = self._pending.get(id(job))  # None: it left meanwhile
         context = contextvars.Context() if caller is None else caller.context
         context.run(_log_failure, job, error)
 
@@ -102,11 +102,11 @@ class Worker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cost = StepCost()
-        self._announced = Announced(clock)
+        self._batch_window = BatchWindow(clock)
         self._load = Load()
         self._engine, self._metrics, self._clock = engine, metrics, clock
         self._scheduler = Scheduler(self.cost, step_tokens, engine.cache_use[1])
-        self._callers = Callers()
+        self._pending = _PendingJobs()
         self._released: set[int] = set()  # once the engine is done with their steps
         self._under_way: asyncio.Task[set[int]] | None = None
         self._unscheduled: dict[int, asyncio.Task[None]] = {}  # by sequence
@@ -117,7 +117,7 @@ class Worker:
 
     def __len__(self) -> int:
         """Jobs that wait or are being worked on."""
-        return len(self._callers)
+        return len(self._pending)
 
     @property
     def load(self) -> wire.Load:
@@ -144,7 +144,7 @@ class Worker:
         """
         if self._given_up:
             raise GivenUpError
-        result = self._callers.add(job)
+        result = self._pending.add(job)
         unscheduled: asyncio.Task[None] | None = None
         try:
             if after > 0 and (await asyncio.wait({result}, timeout=after))[0]:
@@ -170,7 +170,7 @@ class Worker:
             self._metrics.dropped("left")
             raise
         finally:
-            self._callers.remove(job)
+            self._pending.remove(job)
             self._scheduler.drop(job)
             if unscheduled is not None:
                 unscheduled.cancel()
@@ -181,7 +181,7 @@ class Worker:
         and none that only jobs in the background want begins meanwhile. An engine that schedules itself waits for
         none."""
         try:
-            with self._announced.coming():
+            with self._batch_window.coming():
                 yield
         finally:
             self._more.set()
@@ -189,7 +189,7 @@ class Worker:
     def give_up(self) -> None:
         """Whoever waits for a job, and whoever will, gets a GivenUpError."""
         self._given_up = True
-        self._callers.fail_all(GivenUpError())
+        self._pending.fail_all(GivenUpError())
 
     def rest(self, sequence: int) -> None:
         """Nobody waits for the next token of a sequence: others may have all of a step."""
@@ -224,19 +224,19 @@ class Worker:
                 await self._turn()
             except Exception as error:  # else nobody would ever get an answer again
                 log_unexpected(_log, "a step", error)
-                self._callers.fail_all(EngineFailedError())
+                self._pending.fail_all(EngineFailedError())
                 await asyncio.sleep(0)  # they drop their jobs
 
     async def _turn(self) -> None:
         """Take one step, or wait until there is something to do."""
         await _breathe()
-        if len(self._scheduler) and await self._announced.wait(self._step_s):
+        if len(self._scheduler) and await self._batch_window.wait(self._step_s):
             await _breathe()
-        coming = self._announced.any
+        coming = self._batch_window.any
         step = self._scheduler.plan(self._clock(), self._engine.held, aside=not coming)
         for job, error in step.failed:
-            self._callers.log_failure(job, error)
-            self._callers.fail(job)
+            self._pending.log_failure(job, error)
+            self._pending.fail(job)
         if step.pieces:
             await self._take_step(step)
         elif coming or not len(self._scheduler):
@@ -259,9 +259,9 @@ class Worker:
             job.seconds += ended - began
             if id(job) in failures:
                 self._scheduler.drop(job)
-                self._callers.fail(job)
+                self._pending.fail(job)
             elif job.done:
-                self._callers.resolve(job)
+                self._pending.resolve(job)
 
     async def _step(self, pieces: list[Piece]) -> set[int]:
         """Run one step; where it fails, each piece alone, so that one that the engine cannot do harms no other.
@@ -283,7 +283,7 @@ class Worker:
             if len(pieces) > 1:
                 return set().union(*[await self._step_or_split([piece]) for piece in pieces])
             job = pieces[0].waiting.job
-            self._callers.log_failure(job, error)
+            self._pending.log_failure(job, error)
             return {id(job)}
         for piece, outcome in zip(pieces, outcomes, strict=True):
             piece.waiting.job.take(piece.request, outcome)
@@ -324,13 +324,13 @@ class Worker:
                 self._metrics.stepped(Step([piece]), began, ended)
                 waiting.started = True
         except Exception as error:
-            self._callers.log_failure(job, error)
-            self._callers.fail(job)
+            self._pending.log_failure(job, error)
+            self._pending.fail(job)
         except asyncio.CancelledError:  # the job was dropped; else it is the engine's own fault
-            self._callers.fail(job)
+            self._pending.fail(job)
             raise
         else:
-            self._callers.resolve(job)
+            self._pending.resolve(job)
 
 
 async def _breathe() -> None:

@@ -50,13 +50,13 @@ POLICY = "; ".join(
 )
 
 #: Of all that browsers load. Pages of other origins can embed nothing of it; those of --allow-origin may fetch it.
-SAFE = {
+SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
 }
 
-FOREVER, ASK_AGAIN, KEEP_NOTHING = "public, max-age=31536000, immutable", "no-cache", "no-store"
+IMMUTABLE, REVALIDATE, NO_STORE = "public, max-age=31536000, immutable", "no-cache", "no-store"
 
 _TEXT = {
     ".html": "text/html",
@@ -96,7 +96,9 @@ def small_file(path: Path, headers: Mapping[str, str]) -> WebFile:
     """
     data = path.read_bytes()
     small = None if path.suffix.lower() in _PACKED else zipped(data)
-    return WebFile(path, media_type(path.name), hashlib.sha256(data).hexdigest(), {**SAFE, **headers}, small)
+    return WebFile(
+        path, media_type(path.name), hashlib.sha256(data).hexdigest(), {**SECURITY_HEADERS, **headers}, small
+    )
 
 
 def page_files(folder: Path) -> dict[str, WebFile]:
@@ -112,7 +114,7 @@ def page_files(folder: Path) -> dict[str, WebFile]:
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
             if path.is_file() and not any(part.startswith(".") for part in name.split("/")):
-                caching = FOREVER if name.startswith(HASHED) else ASK_AGAIN
+                caching = IMMUTABLE if name.startswith(HASHED) else REVALIDATE
                 headers = {"cache-control": caching, "content-security-policy": POLICY}
                 files[f"/{name}"] = small_file(path, headers)
     except OSError as error:
@@ -180,11 +182,11 @@ def bundle_files(folder: Path, served: Fingerprints) -> dict[str, WebFile]:
     files: dict[str, WebFile] = {}
     try:
         for name in (MANIFEST_FILE, TOKENIZER_FILE, CHAT_TEMPLATE_FILE):
-            files[BUNDLE_PATH + name] = small_file(folder / name, {"cache-control": ASK_AGAIN})
+            files[BUNDLE_PATH + name] = small_file(folder / name, {"cache-control": REVALIDATE})
         for entry in (manifest.targets[_TARGET], manifest.web_writer):
             if entry is not None:
                 # The page keeps them in a store of its own: a browser's cache would hold the same once more.
-                headers = {**SAFE, "cache-control": KEEP_NOTHING}
+                headers = {**SECURITY_HEADERS, "cache-control": NO_STORE}
                 digest = manifest.files[entry.file].sha256
                 graph = WebFile(folder / entry.file, media_type(entry.file), digest, headers)
                 files[BUNDLE_PATH + entry.file] = graph
@@ -264,7 +266,7 @@ class WebSetup:
         assert self._bundle is not None
         files = {**self._page, **bundle_files(self._bundle, served)}
         if self._own is not None:
-            data, headers = self._own.authority, {**SAFE, "cache-control": ASK_AGAIN}
+            data, headers = self._own.authority, {**SECURITY_HEADERS, "cache-control": REVALIDATE}
             digest = hashlib.sha256(data).hexdigest()
             files[AUTHORITY_PATH] = WebFile(data, "application/x-x509-ca-cert", digest, headers)
         return files

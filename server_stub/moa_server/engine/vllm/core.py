@@ -23,7 +23,7 @@ from moa_drafter.target import TargetFacts
 from moa_runtime.session.sampling import Sampling
 from moa_server.engine.target_settings import EngineError
 from moa_server.engine.vllm.paged_cache import BLOCK, MOST_DRAFTED, SPARE, PagedCaches, PagedLayer, block_bytes, refused
-from moa_server.engine.vllm.sampler import Choices
+from moa_server.engine.vllm.sampler import TargetSampler
 from moa_server.engine.vllm.scheduler import ParkingScheduler
 
 #: Tokens of one step of vLLM's at most; bounds the memory that it takes.
@@ -31,15 +31,15 @@ _STEP_TOKENS = 2048
 
 
 @dataclass(frozen=True)
-class TargetEnds:
-    """See :class:`moa_server.drafting.batched_model.TargetEnds`."""
+class SharedTargetWeights:
+    """See :class:`moa_server.drafting.batched_model.SharedTargetWeights`."""
 
     device: torch.device
     embedding: Tensor
     head: Tensor
 
 
-class Core:
+class VllmCore:
     """A target that vLLM has loaded. One call at a time; steps belong to the thread that loaded it.
 
     Args:
@@ -69,7 +69,7 @@ class Core:
         self._layers: dict[str, Any] = {
             name: config.compilation_config.static_forward_context[name] for name in groups[0].layer_names
         }
-        self._choices = Choices(self._runner)
+        self._sampler = TargetSampler(self._runner)
         self._params = SamplingParams(
             temperature=0.0, max_tokens=max_context + SPARE, ignore_eos=True, detokenize=False
         )
@@ -81,12 +81,12 @@ class Core:
         return bool(envs.VLLM_BATCH_INVARIANT) and current_platform.is_cuda_alike()
 
     @property
-    def ends(self) -> TargetEnds:
+    def shared_weights(self) -> SharedTargetWeights:
         """The target's embedding and head: vLLM's own memory, but for a head whose products its family scales."""
         model, vocabulary = self._runner.get_model(), self._target.config.vocab_size
         embedding, head = model.model.embed_tokens.weight, model.lm_head.weight  # padded
         head, scale = head[:vocabulary], model.logits_processor.scale
-        return TargetEnds(embedding.device, embedding[:vocabulary], head if scale == 1 else head * scale)
+        return SharedTargetWeights(embedding.device, embedding[:vocabulary], head if scale == 1 else head * scale)
 
     @property
     def free_blocks(self) -> int:
@@ -126,7 +126,7 @@ class Core:
             them; None where there was no room for any of them.
         """
         self._scheduler.wake(drafts)
-        self._choices.samplings = samplings
+        self._sampler.samplings = samplings
         outputs, ran = self._core.step()
         if not ran:
             return None

@@ -31,7 +31,7 @@ from moa_server.engine.base import (
 from moa_server.engine.kv_cache import rounded_up
 from moa_server.engine.memory_rows import MemoryRows, Span
 from moa_server.engine.target_settings import EngineError, context_of, dtype_of
-from moa_server.engine.vllm.core import Core
+from moa_server.engine.vllm.core import VllmCore
 from moa_server.engine.vllm.paged_cache import (
     BLOCK,
     MOST_DRAFTED,
@@ -41,7 +41,7 @@ from moa_server.engine.vllm.paged_cache import (
     check_memory,
     pool_blocks,
 )
-from moa_server.engine.vllm.sequences import HeldSequences, Move, Work
+from moa_server.engine.vllm.sequences import HeldSequences, Move, RequestProgress
 from moa_server.scheduling.scheduler import MOST_SEQUENCES
 
 _log = logging.getLogger(__name__)
@@ -113,8 +113,8 @@ class VllmEngine:
     def _load(self, target: TargetFacts, blocks: int, threads: int | None) -> None:
         if threads is not None:  # of this thread: vLLM's loops ask OpenMP, which counts them for each
             torch.set_num_threads(threads)
-        self._core = Core(target, self._dtype, self.max_context, blocks, MOST_SEQUENCES + 1)  # and a prompt
-        self.target = self._core.ends
+        self._core = VllmCore(target, self._dtype, self.max_context, blocks, MOST_SEQUENCES + 1)  # and a prompt
+        self.target = self._core.shared_weights
         self._rows = MemoryRows(self.drafter, self._dtype)
         self._caches = self._core.caches() if self.row_reads else None
 
@@ -228,7 +228,7 @@ class VllmEngine:
                 return
             self.release(number)
 
-    def _begun(self, request: StepRequest) -> Work:
+    def _begun(self, request: StepRequest) -> RequestProgress:
         """Let vLLM have what the sequence lacks of the prefix."""
         number, prefix = request.sequence, request.prefix
         held = self._sequences.use(number)
@@ -241,15 +241,15 @@ class VllmEngine:
             self._core.begin(held.name, prefix)
         elif move is Move.REWRITE:
             self._core.rewrite(held.name, keep, prefix[keep:])
-        return Work(request, held, done=move is Move.NOTHING)
+        return RequestProgress(request, held, done=move is Move.NOTHING)
 
-    def _rows_wanted(self, work: Work) -> Span | None:
+    def _rows_wanted(self, work: RequestProgress) -> Span | None:
         start = work.request.rows_from
         if start is None or self._caches is None or not work.done:
             return None
         return Span(self._caches.of(self._core.table(work.held.name)), start, len(work.processed))
 
-    def _outcome(self, work: Work, rows: Rows | None) -> Outcome:
+    def _outcome(self, work: RequestProgress, rows: Rows | None) -> Outcome:
         if not work.done:
             self.release(work.request.sequence)
             return Outcome(done=False)

@@ -17,7 +17,7 @@ from moa_server.engine.sampling import choose
 _NOTHING = -1
 
 
-class Choices:
+class TargetSampler:
     """Takes the place of both samplers of vLLM's model runner.
 
     Attributes:

@@ -104,7 +104,7 @@ class HeldSequences:
         return iter([number for number in self._held if number not in staying])
 
 
-class Work:
+class RequestProgress:
     """One request. vLLM may need several of its own steps for it: for a long prefix, or a draft that does not fit into
     one. What comes back either is the next token of the draft or ends it, so it does not matter how it was cut.
 
