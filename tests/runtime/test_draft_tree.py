@@ -98,13 +98,13 @@ def test_the_likeliest_path_takes_the_likeliest_child_each_time() -> None:
 
 def test_a_tree_behind_a_chain() -> None:
     tree = DraftTree((5, 6, 7), (0, 1, 1), (-0.5, -1.0, -2.0), (1, 2))
-    whole = tree.behind([3, 4], [-0.125, -0.25])
+    whole = tree.prepended([3, 4], [-0.125, -0.25])
     assert whole.tokens == (3, 4, 5, 6, 7) and whole.parents == (0, 1, 2, 3, 3)
     assert whole.scores == (-0.125, -0.375, -0.875, -1.375, -2.375)
     assert whole.steps == (1, 2) and whole.depth == 4 and path_of(whole) == [3, 4, 5, 6]
     assert check_parents(whole.parents, 5) == list(whole.parents)
-    assert tree.behind([], []) == tree
-    assert DraftTree(steps=(1,)).behind([3], [-0.5]) == DraftTree.chain([3], [-0.5], [1])
+    assert tree.prepended([], []) == tree
+    assert DraftTree(steps=(1,)).prepended([3], [-0.5]) == DraftTree.chain([3], [-0.5], [1])
 
 
 def drafter_on(backend: Backend, max_context: int = 512) -> MoaDrafter:

@@ -69,7 +69,7 @@ def test_verdicts_in_flight_at_a_revocation_are_committed() -> None:
     pair.push()
     pair.client.revoke_credit()
     pair.flush()
-    assert not pair.client.may_propose and pair.client.awaiting_verdict  # until the server stands
+    assert not pair.client.may_propose and pair.client.awaiting_verdict  # until CreditRevoked arrives
     pair.deliver_down()
     assert len(pair.client.committed) == len(PROMPT) + 1 and not pair.client.may_propose
     passes = pair.server.passes
@@ -85,10 +85,10 @@ def test_an_older_credit_revoked_is_ignored() -> None:
     pair.flush()
     for _ in range(3):
         pair.deliver_up()
-    standing = next(frame for frame in pair.down if wire.ServerMessage.FromString(frame).HasField("standing"))
-    pair.down.remove(standing)
-    pair.client.revoke_credit()  # no credit is open: nothing
-    assert not pair.client.may_grant_credit  # the server may not have heard
+    revoked = next(frame for frame in pair.down if wire.ServerMessage.FromString(frame).HasField("standing"))
+    pair.down.remove(revoked)
+    pair.client.revoke_credit()  # no credit is open: does nothing
+    assert not pair.client.may_grant_credit  # the server may not have received it
     while pair.down:
         pair.deliver_down()
     assert not pair.client.may_propose
@@ -97,7 +97,7 @@ def test_an_older_credit_revoked_is_ignored() -> None:
     assert pair.client.may_propose
     pair.client.grant_credit(50)
     pair.client.revoke_credit()
-    pair.client.receive(standing)  # of the first credit
+    pair.client.receive(revoked)  # of the first credit
     assert not pair.client.may_propose
 
 

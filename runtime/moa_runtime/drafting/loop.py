@@ -318,7 +318,7 @@ class DraftingLoop:
         if self._policy.round_due:
             stem = session.tentative
             self._in_flight.took(tree.steps, seconds)
-            whole = tree.behind(stem, self._in_flight.logprobs(start - len(stem), start))
+            whole = tree.prepended(stem, self._in_flight.logprobs(start - len(stem), start))
             session.extend(extension, draft.origin)
             self._send(whole)
         else:

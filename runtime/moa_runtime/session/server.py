@@ -71,7 +71,7 @@ def parse_client_message(data: bytes) -> wire.ClientMessage | wire.ServerMessage
 
 
 class ServerSession:
-    """One conversation at the verifier. It outlives connections, of which it only knows the number.
+    """One conversation at the verifier. It outlives connections and knows only their number.
 
     Only a Prompt or Cancel truncates the committed tokens. A frame at an earlier position of the answer is answered
     with the tokens decided since then, without the engine, so a lost verdict is sent again.

@@ -67,10 +67,10 @@ class DraftTree:
         """Return the log-probability of :meth:`likeliest_path` up to each of its tokens (nats)."""
         return tuple(self.scores[index] for index in self.likeliest_path())
 
-    def behind(self, tokens: Sequence[int], logprobs: Sequence[float]) -> DraftTree:
-        """Prepend a chain of ``tokens`` with their own log-probabilities (nats).
+    def prepended(self, tokens: Sequence[int], logprobs: Sequence[float]) -> DraftTree:
+        """Return the tree after a chain of ``tokens`` with their own log-probabilities (nats).
 
-        ``a(b, c)`` behind ``[x]`` is ``x(a(b, c))``.
+        ``a(b, c)`` with ``[x]`` prepended is ``x(a(b, c))``.
         """
         if not tokens:
             return self

@@ -4,7 +4,7 @@ import { chainInputs, type Backend, type StepResult } from "../backends/base.js"
 import type { Manners } from "../offline_stopping.js";
 import type { KvArray } from "../session/memory_rows.js";
 import { GREEDY, type Sampling } from "../session/sampling.js";
-import { NOTHING, treeBehind, type DraftTree } from "../session/tree.js";
+import { NOTHING, prependChain, type DraftTree } from "../session/tree.js";
 import { append, commonLength } from "../tokens.js";
 import { continued, type Budget, type DraftToken, type Drafter } from "./base.js";
 import { Luck, NO_LUCK } from "./gumbel_coupling.js";
@@ -127,7 +127,7 @@ export class MoaDrafter implements Drafter {
         logprobs.push(token.logprob);
       }
     }
-    return treeBehind({ ...NOTHING, steps }, text.slice(start), logprobs);
+    return prependChain({ ...NOTHING, steps }, text.slice(start), logprobs);
   }
 
   private async tree(text: number[], budget: Budget): Promise<DraftTree> {

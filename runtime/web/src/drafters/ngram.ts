@@ -3,7 +3,7 @@
  */
 
 import { GREEDY, type Sampling } from "../session/sampling.js";
-import { NOTHING, treeBehind, type DraftTree } from "../session/tree.js";
+import { NOTHING, prependChain, type DraftTree } from "../session/tree.js";
 import { commonLength } from "../tokens.js";
 import { sends, type Budget, type DraftToken, type Drafter } from "./base.js";
 import { Luck, NO_LUCK } from "./gumbel_coupling.js";
@@ -256,6 +256,6 @@ export class NgramDrafter implements Drafter {
       text.push(copy.token);
       logprobs.push(copy.logprob);
     }
-    return treeBehind(NOTHING, text.slice(prefix.length), logprobs);
+    return prependChain(NOTHING, text.slice(prefix.length), logprobs);
   }
 }

@@ -18,7 +18,7 @@ import type { LinkChanged, PauseReason } from "../events.js";
 import type { ClientSession } from "../session/client.js";
 import type { Decided, Echoed, Faulted, Origin, Policy, RowsReceived, Welcomed } from "../session/events.js";
 import type { Sampling } from "../session/sampling.js";
-import { NOTHING, depthOf, treeBehind, type DraftTree } from "../session/tree.js";
+import { NOTHING, depthOf, prependChain, type DraftTree } from "../session/tree.js";
 import type { Controller } from "./draft_controllers.js";
 import { DraftPolicy } from "./draft_policy.js";
 import { DrafterSelection } from "./drafter_selection.js";
@@ -281,7 +281,7 @@ export class DraftingLoop<D extends Drafter = Drafter> {
     if (this.draftPolicy.roundDue) {
       const stem = [...session.tentative];
       this.inFlight.took(tree.steps, seconds);
-      const whole = treeBehind(tree, stem, this.inFlight.logprobs(start - stem.length, start));
+      const whole = prependChain(tree, stem, this.inFlight.logprobs(start - stem.length, start));
       session.extend(extension, draft.origin);
       this.send(whole);
     } else {

@@ -44,7 +44,7 @@ export function likeliestPath(tree: DraftTree): number[] {
 }
 
 /** Prepend a chain of `tokens` with their own log-probabilities (nats) to the tree. */
-export function treeBehind(tree: DraftTree, tokens: readonly number[], logprobs: readonly number[]): DraftTree {
+export function prependChain(tree: DraftTree, tokens: readonly number[], logprobs: readonly number[]): DraftTree {
   if (!tokens.length) return tree;
   let sum = 0;
   const stem = logprobs.map((logprob) => (sum += logprob));
