@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from moa_chat.sampling import sampling_for
+from moa_chat.history.chat_settings import sampling_for
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
 from moa_runtime.datastore.reader import Datastore

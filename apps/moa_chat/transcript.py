@@ -9,11 +9,12 @@ from pathlib import Path
 from moa_runtime.errors import MoaError
 from moa_runtime.paths import expanded
 
+_TITLE_LENGTH = 60
 _NAMES = {"system": "System", "user": "You", "assistant": "Assistant"}
 
 
 def as_markdown(title: str, messages: Sequence[Mapping[str, str]]) -> str:
-    """The conversation as a Markdown document.
+    """Return the conversation as a Markdown document.
 
     Args:
         title: becomes the heading; line breaks in it become spaces.
@@ -27,25 +28,31 @@ def as_markdown(title: str, messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def as_json(title: str, messages: Sequence[Mapping[str, str]]) -> str:
-    """The conversation as JSON: the title, and the messages as an OpenAI-compatible server takes them."""
+    """Return the conversation as JSON: the title, and the messages as an OpenAI-compatible server takes them."""
     turns = [{"role": message["role"], "content": message["content"]} for message in messages]
     return json.dumps({"title": title, "messages": turns}, ensure_ascii=False, indent=2) + "\n"
 
 
+#: Writers by the ending of a file's name.
 FORMATS: dict[str, Callable[[str, Sequence[Mapping[str, str]]], str]] = {".md": as_markdown, ".json": as_json}
-_TITLE_LENGTH = 60
+
+
+def file_name(title: str) -> str:
+    """Make a file name of a chat's title, without an ending and without characters that file systems refuse."""
+    kept = "".join(char if char.isalnum() or char in " -_" else " " for char in title)
+    return " ".join(kept.split()) or "chat"
 
 
 def save_conversation(
     name: str, messages: Sequence[Mapping[str, str]], may_overwrite: Callable[[Path], bool]
 ) -> Path | None:
-    """Write the messages in the format that the name's ending says.
+    """Write the messages in the format that the ending of the name stands for.
 
     Args:
-        may_overwrite: asks whether a file that is there may go.
+        may_overwrite: asks whether an existing file may be overwritten.
 
     Returns:
-        the file, or None when it was not to be overwritten.
+        the file, or None if it was not to be overwritten.
 
     Raises:
         MoaError: no name, no such format, nothing to save, or the file cannot be written.

@@ -13,8 +13,7 @@ from fake_chat import HANG, finished, origins, update
 from pooled_chat import PooledChat, parse
 
 from moa_chat.gateway.answers import StopFilter, answer
-from moa_chat.gateway.errors import ApiError
-from moa_chat.gateway.schemas import Ending, usage_of
+from moa_chat.gateway.schemas import ApiError, Ending, usage_of
 from moa_runtime.events import (
     AnswerUpdate,
     FinishReason,

@@ -12,8 +12,8 @@ pytest.importorskip("starlette")
 
 from pooled_chat import PooledChat
 
-from moa_chat.gateway.errors import ApiError
 from moa_chat.gateway.pool import ChatPool
+from moa_chat.gateway.schemas import ApiError
 from moa_runtime.connect_error import ConnectError
 
 

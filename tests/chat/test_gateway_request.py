@@ -9,8 +9,7 @@ pytest.importorskip("starlette")
 
 from pooled_chat import ASSISTANT, USER, parse, parse_text
 
-from moa_chat.gateway.errors import as_api_error
-from moa_chat.gateway.schemas import Defaults
+from moa_chat.gateway.schemas import Defaults, as_api_error
 from moa_runtime.errors import ContextFullError
 from moa_runtime.session.events import Sampling
 

@@ -14,11 +14,10 @@ import pytest
 from ansi_screen import AnsiScreen
 from fake_chat import HANG, FakeChat, FakeSetup, finished, update
 
-from moa_chat.answer_state import Shown
 from moa_chat.loop_thread import RunningAnswer, Worker
+from moa_chat.terminal.answer_state import Palette, Shown, status_line, summary, tentative_spans
 from moa_chat.terminal.app import Terminal, run_terminal
 from moa_chat.terminal.renderer import LiveView, PlainView, Span
-from moa_chat.terminal.status import Palette, status_line, summary, tentative_spans
 from moa_runtime.chat import ChatError
 from moa_runtime.chat_store import StoreError
 from moa_runtime.connect_error import ConnectError

@@ -1,43 +1,71 @@
-"""What happens to conversations: asking, answering, storing, editing. Knows no widgets."""
+"""What happens to conversations: asking, answering, storing, editing, checking what was written offline.
+
+No widgets are imported: the window connects these signals with its pages.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from moa_chat.desktop.open_chat import OpenChat
+from moa_chat.desktop.offline_checks import Checking, Checks, Corrected
 from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.runtime_thread import Engine
 from moa_chat.desktop.stats_panel import figures, round_trip
 from moa_chat.desktop.streaming_answer import Answering, answering_again
-from moa_chat.history.message import title_of
+from moa_chat.history.chat_settings import ChatSettings, sampling_of
+from moa_chat.history.message import Message, title_of
 from moa_chat.history.store import History
-from moa_chat.sampling import sampling_of
 from moa_chat.strings import PAUSES, as_sentence, corrected_sentence, reading_words
 from moa_runtime.errors import MoaError
 from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, Disagreement, LinkStatus, Paused, Statistics
 
-_SAVE_MS = 700  # a crash loses at most what came after
-_PATIENCE_MS = 800  # until it is said what one waits for
+T = TypeVar("T")
+
+_SAVE_MS = 700  # a crash loses at most this much of an answer
+_PATIENCE_MS = 800  # until the window says what it is waiting for
 
 
-class ChatController(OpenChat):
-    """The answer that is being written, in the open conversation or perhaps in another one.
+class ChatController(QObject):
+    """The open conversation, and the answer that is being written, in it or in another one.
+
+    Answers that the device wrote without the verifier are checked one after the other, while nothing else is asked.
+
+    Args:
+        general: returns the program's settings as they are now.
+        options: of the command line.
+
+    Attributes:
+        current: id of the open chat; None for a new one without messages.
+        messages: of the open chat.
 
     Signals:
+        chats_changed: the list of chats has changed.
+        opened: another conversation is open.
+        message_changed: position and content of a message that has changed or was added.
+        truncated: the messages from this position on are gone.
+        returned: a question that could not be asked, for the composer.
+        told: a sentence for the user; a button's text; what it does.
         busy_changed: whether an answer is being written.
         figures_changed: the answer's figures, a list of Figure.
-        round_seen: one more Round.
+        round_seen: a new Round.
         round_trip_changed: seconds.
         waiting: why there is no text yet.
-        context_changed: how many tokens the open chat takes, and how many the target can read; 0 where not known.
-        corrected: a sentence about words of the device that the server has replaced, and what takes that back.
-        disagreed: the server would have written something else, and the user has to say what counts.
+        context_changed: tokens of the open chat, and how many the target can read; 0 if not known.
+        corrected: a sentence about words of the device that the server has replaced, and a callable that undoes it.
+        disagreed: a Disagreement that the user has to decide.
     """
 
+    chats_changed = Signal()
+    opened = Signal()
+    message_changed = Signal(int, object)
+    truncated = Signal(int)
+    returned = Signal(str)
+    told = Signal(str, str, object)
     busy_changed = Signal(bool)
     figures_changed = Signal(list)
     round_seen = Signal(object)
@@ -51,13 +79,21 @@ class ChatController(OpenChat):
         self,
         engine: Engine,
         history: History,
-        settings: Callable[[], Settings],
+        general: Callable[[], Settings],
         options: argparse.Namespace,
         parent: QObject | None = None,
     ) -> None:
-        super().__init__(history, settings, parent)
-        self._engine, self._options = engine, options
+        super().__init__(parent)
+        self.current: int | None = None
+        self.messages: list[Message] = []
+        self.history = history
+        self._engine, self._general, self._options = engine, general, options
+        self._own: ChatSettings | None = None  # of the open chat
+        self._answering: Answering | None = None  # the answer that is written or checked, perhaps in another chat
         self._last: Answering | None = None
+        self._checks = Checks(history)
+        #: What the user wants to do after the running check: in which chat, what, and the text that would be lost.
+        self._wanted: list[tuple[int | None, Callable[[], None], str]] = []
         self._clock = QTimer(self)
         self._clock.setSingleShot(True)
         self._clock.timeout.connect(self._save)
@@ -68,11 +104,12 @@ class ChatController(OpenChat):
         engine.events.connect(self._take)
         engine.ended.connect(self._ended)
         engine.reopened.connect(self._reopened)
-        engine.pending.connect(self._go_on)
+        engine.pending.connect(self._follow_pending)
 
     @property
     def busy(self) -> bool:
-        return self._answering is not None
+        """Whether an answer is being written. A check does not count: it ends as soon as the user asks something."""
+        return self._answering is not None and not isinstance(self._answering, Checking)
 
     @property
     def statistics(self) -> Statistics:
@@ -80,15 +117,88 @@ class ChatController(OpenChat):
         latest = self._answering or self._last
         return latest.statistics if latest is not None else Statistics()
 
+    @property
+    def settings(self) -> ChatSettings:
+        """Of the open chat; without settings of its own it follows the program's."""
+        return self._own or self._general().of_new_chats
+
+    @property
+    def turns(self) -> list[dict[str, str]]:
+        """Messages of the open chat for the runtime, with its instructions as the system message."""
+        return self.turns_of(self.settings, self.messages)
+
+    @staticmethod
+    def turns_of(settings: ChatSettings, messages: Sequence[Message]) -> list[dict[str, str]]:
+        """Return the messages of a chat as the runtime gets them, with the instructions as the system message."""
+        before = [{"role": "system", "content": settings.system}] if settings.system else []
+        return before + [message.turn for message in messages]
+
+    def change_settings(self, settings: ChatSettings) -> None:
+        """Use these settings from the open chat's next question on."""
+        self._own = settings
+        if (chat := self.current) is not None:
+            self._try(lambda: self.history.change_settings(chat, settings), None)
+
+    def settings_of(self, chat: int) -> ChatSettings:
+        """Return the settings of any chat."""
+        if chat == self.current:
+            return self.settings
+        return self._try(lambda: self.history.settings(chat), None) or self._general().of_new_chats
+
+    # -- chats ---------------------------------------------------------------------------------
+
+    def new_chat(self) -> None:
+        """Open an empty chat, which is stored with its first question."""
+        self.current, self.messages, self._own = None, [], None
+        self.opened.emit()
+        self.chats_changed.emit()
+
+    def open_chat(self, chat: int) -> None:
+        running, stored = self._answering, self._try(lambda: self.history.messages(chat), None)
+        if stored is None:  # a question asked in it would overwrite what could not be read
+            self.new_chat()
+            return
+        self.current = chat
+        self._own = self._try(lambda: self.history.settings(chat), None)
+        self.messages = [message.settled for message in stored]
+        if running is not None and running.chat == chat:
+            running.place_in(self.messages)
+        elif self.messages and self.messages[-1].role == "user":
+            # The program ended before there was an answer.
+            self.returned.emit(self._drop_last())
+        self.opened.emit()
+        self.chats_changed.emit()
+
+    def rename(self, chat: int, title: str) -> None:
+        self._try(lambda: self.history.rename(chat, title), None)
+        self.chats_changed.emit()
+
     def delete(self, chat: int) -> None:
+        """Take a chat out of the list; the user can undo that."""
         if self._answering is not None and self._answering.chat == chat:
+            if isinstance(self._answering, Checking):
+                self._answering.gone = True
             self.stop()
-        super().delete(chat)
+        self._try(lambda: self.history.delete(chat), None)
+        self.told.emit("The chat was deleted.", "Undo", lambda: self._undelete(chat))
+        if chat == self.current:
+            self.new_chat()
+        self.chats_changed.emit()
+
+    def _undelete(self, chat: int) -> None:
+        self._try(lambda: self.history.restore(chat), None)
+        self.open_chat(chat)
 
     # -- asking --------------------------------------------------------------------------------
 
     def send(self, text: str, *, replaces: bool = False) -> None:
-        """Ask in the open chat; ``replaces``: in place of stored turns."""
+        """Ask a question in the open chat.
+
+        Args:
+            replaces: whether the answer replaces stored turns, once words of it are confirmed.
+        """
+        if self._after_check(lambda: self.send(text, replaces=replaces), text):
+            return
         ready = not self.busy and self._engine.chat is not None
         if ready and self.current is None:
             self.current = self._try(lambda: self.history.create(title_of(text), self.settings), None)
@@ -107,17 +217,19 @@ class ChatController(OpenChat):
         self.chats_changed.emit()
 
     def stop(self) -> None:
-        """End the answer where it is confirmed."""
+        """Stop the answer, and keep what is confirmed of it."""
         self._engine.stop()
 
     def again(self) -> None:
-        """Write the last answer once more."""
+        """Ask the last question again."""
         asked = [number for number, message in enumerate(self.messages) if message.role == "user"]
         if asked and not self.busy:
             self.edit(asked[-1], self.messages[asked[-1]].content)
 
     def continue_answer(self) -> None:
-        """Go on with the last answer, which was cut off."""
+        """Continue the last answer, if it was cut off."""
+        if self._after_check(self.continue_answer):
+            return
         last, chat = self.messages[-1] if self.messages else None, self.current
         if self.busy or self._engine.chat is None or chat is None or last is None or not last.can_go_on:
             return
@@ -133,7 +245,9 @@ class ChatController(OpenChat):
         self.busy_changed.emit(True)
 
     def edit(self, position: int, text: str) -> None:
-        """Ask the question at a position in other words; what followed is gone with the first words of an answer."""
+        """Replace the question at a position; stored turns after it go when words of the new answer are confirmed."""
+        if self._after_check(lambda: self.edit(position, text), text):
+            return
         if self.busy or self._engine.chat is None:
             return
         del self.messages[position:]
@@ -141,7 +255,7 @@ class ChatController(OpenChat):
         self.send(text, replaces=True)
 
     def measure_context(self) -> None:
-        """Say how full the target's context is; of an answer under way it is said as it is written."""
+        """Emit how many tokens the open chat has; while an answer is written, :meth:`_show` does so."""
         chat = self.current
 
         def say(tokens: int) -> None:
@@ -151,19 +265,19 @@ class ChatController(OpenChat):
         self._engine.count(self.turns, say)
 
     def close(self) -> None:
-        """Store the answer that is being written as it stands."""
+        """Store the answer that is being written as it is now."""
         self._clock.stop()
         self._save()
 
     def settle(self, mine: bool) -> None:
-        """The user's word on a disagreement; without it the server's version stands."""
+        """Decide a disagreement: keep the device's version, or leave the server's, which is there already."""
         if mine:
             self._engine.keep_mine()
 
     # -- the answer ----------------------------------------------------------------------------
 
     def _take(self, events: list[ChatEvent]) -> None:
-        """All that came since the last tick; the page is changed once."""
+        """Apply all events since the last tick, then show the result once."""
         answering = self._answering
         if answering is None:
             return
@@ -189,8 +303,10 @@ class ChatController(OpenChat):
             self._clock.start(_SAVE_MS)
 
     def handle_disagreement(self, event: Disagreement) -> None:
-        """Ask the user, or do what is set, and say so."""
+        """Ask the user, or do what the settings say and report it."""
         choice = self._general().disagreement
+        if isinstance(self._answering, Checking) and choice != "mine":
+            return  # reported when the check has ended
         if choice == "ask":
             self.disagreed.emit(event)
         elif choice == "mine":
@@ -212,12 +328,12 @@ class ChatController(OpenChat):
             self._store_turns(self._answering)
 
     def _store_turns(self, answering: Answering) -> None:
-        """Question and answer at once: neither is there without the other, whatever the disk could not do before."""
+        """Store question and answer in one transaction, so that none is stored alone after an earlier write failed."""
         answering.message = dataclasses.replace(answering.message, target=self._engine.target)
         self._try(lambda: self.history.replace(answering.chat, answering.position - 1, answering.turns), None)
 
     def _say_what_is_read(self) -> None:
-        """Nothing has come for a while, and the link is there: the target reads."""
+        """Say that the target reads the prompt, if the link is up and no text has come yet."""
         answering, chat = self._answering, self._engine.chat
         if answering is None or chat is None or answering.message.content or chat.status is not LinkStatus.ONLINE:
             return
@@ -227,8 +343,15 @@ class ChatController(OpenChat):
     def _ended(self, problem: MoaError | None) -> None:
         answering, self._answering = self._answering, None
         self._clock.stop()
-        if answering is None:
+        if isinstance(answering, Checking):
+            self._checked(answering, problem)
             return
+        if answering is not None:
+            self._settle_answer(answering, problem)
+        if problem is None:
+            self.check()
+
+    def _settle_answer(self, answering: Answering, problem: MoaError | None) -> None:
         if not answering.message.finished:
             left = None if answering.replaces else self._engine.left_alone(answering.position)
             answering.stop() if left is None else answering.set_aside(*left)
@@ -248,8 +371,8 @@ class ChatController(OpenChat):
         self._answering = self._last
         self.busy_changed.emit(True)
 
-    def _go_on(self, turns: list[dict[str, str]], question: str) -> None:
-        """The answer that was being written when the window was closed, unless its chat is gone."""
+    def _follow_pending(self, turns: list[dict[str, str]], question: str) -> None:
+        """Follow the answer that was under way when the window was closed, unless its chat is gone."""
         answering = self._try(lambda: answering_again(self.history, turns, question), None)
         if answering is not None and not self.busy:
             self._answering = answering
@@ -259,7 +382,7 @@ class ChatController(OpenChat):
             self.busy_changed.emit(True)
 
     def _take_back(self, answering: Answering) -> None:
-        """Nothing came: the question goes back to where it was written, and what it was to replace stays."""
+        """Return the question of an answer without text to the composer; stored turns that it was to replace stay."""
         if answering.replaces and answering.chat == self.current:
             self.open_chat(answering.chat)
             if answering.question not in [message.content for message in self.messages]:
@@ -271,3 +394,100 @@ class ChatController(OpenChat):
             self.returned.emit(self._drop_last())
         else:
             self._try(lambda: self.history.truncate(answering.chat, answering.position), None)
+
+    # -- checking ------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Have the verifier check the next answer that was written without it; report when there are no more."""
+        chat = self._engine.chat
+        if self._answering is not None or chat is None or chat.status is not LinkStatus.ONLINE:
+            return
+        checking = self._try(lambda: self._checks.next(self.current, self._engine.target), None)
+        if checking is not None and (mark := checking.written.unconfirmed) is not None:
+            self._answering = checking
+            messages = self._try(lambda: self.history.messages(checking.chat), [])
+            turns = self.turns_of(self.settings_of(checking.chat), messages)
+            before = len(turns) - len(messages)  # the instructions
+            self._engine.check(turns, dataclasses.replace(mark, turn=checking.position + before))
+        elif self._checks.any_done:
+            words, corrected = self._checks.report()
+            if corrected:
+                self.corrected.emit(words, lambda: self._undo(corrected))
+            else:
+                self.told.emit(words, "", None)
+
+    def _checked(self, checking: Checking, problem: MoaError | None) -> None:
+        wanted, self._wanted = self._wanted, []
+        most = self.settings_of(checking.chat).max_new_tokens
+        settled = checking.done and self._try(lambda: self._checks.settle(checking, most), False)
+        if problem is not None and (chat := self._engine.chat) is not None and chat.status is LinkStatus.ONLINE:
+            settled = self._try(lambda: self._checks.give_up(checking), False)
+        if checking.chat == self.current:
+            self._show_stored(checking.chat)
+        if problem is not None:
+            self.told.emit(as_sentence(str(problem)), "", None)
+        for chat, does, text in wanted:
+            if chat == self.current:
+                does()
+            elif text:  # another chat has been opened since
+                self.returned.emit(text)
+        if (settled or checking.gone) and not wanted:
+            self.check()
+
+    def _after_check(self, wanted: Callable[[], None], text: str = "") -> bool:
+        """Stop a running check and call ``wanted`` after it; return False if none runs."""
+        if not isinstance(self._answering, Checking):
+            return False
+        self._wanted.append((self.current, wanted, text))
+        self.stop()
+        return True
+
+    def _undo(self, corrected: list[Corrected]) -> None:
+        if not self._try(lambda: self._checks.undo(corrected), True):
+            self.told.emit("Answers that have changed since stay as they are.", "", None)
+        if self.current is not None and not self.busy:
+            self._show_stored(self.current)
+
+    def _show_stored(self, chat: int) -> None:
+        """Show the open chat's messages as they are stored now."""
+        for position, message in enumerate(self._try(lambda: self.history.messages(chat), [])[: len(self.messages)]):
+            self.messages[position] = message.settled
+            self.message_changed.emit(position, message.settled)
+
+    # -- storing -------------------------------------------------------------------------------
+
+    def _drop_last(self) -> str:
+        """Remove the last question from the open chat, and an empty chat from the list; return the question."""
+        question = self.messages[-1].content
+        self._truncate(len(self.messages) - 1)
+        if not self.messages and self.current is not None:
+            chat, self.current = self.current, None
+            self._try(lambda: self.history.delete(chat), None)
+            self.chats_changed.emit()
+        return question
+
+    def _truncate(self, length: int) -> None:
+        del self.messages[length:]
+        if (chat := self.current) is not None:
+            self._try(lambda: self.history.truncate(chat, length), None)
+        self.truncated.emit(length)
+
+    def _put(self, position: int, message: Message) -> None:
+        self.messages.append(message)
+        assert self.current is not None
+        self._store(self.current, position, message)
+        self.message_changed.emit(position, message)
+
+    def _store(self, chat: int, position: int, message: Message) -> None:
+        running = self._answering
+        if running is not None and running.replaces and running.chat == chat:
+            return
+        self._try(lambda: self.history.save(chat, position, message), None)
+
+    def _try(self, does: Callable[[], T], otherwise: T) -> T:
+        """Return what ``does`` returns; if the history fails, tell the user and return ``otherwise``."""
+        try:
+            return does()
+        except MoaError as error:
+            self.told.emit(as_sentence(str(error)), "", None)
+            return otherwise

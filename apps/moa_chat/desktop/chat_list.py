@@ -8,9 +8,8 @@ from PySide6.QtCore import QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QListWidget, QListWidgetItem, QMenu, QVBoxLayout, QWidget
 
-from moa_chat.desktop.appearance import Look
+from moa_chat.desktop.appearance import SIDEBAR_LETTERS, Look, letters, lines
 from moa_chat.desktop.buttons import IconButton
-from moa_chat.desktop.style import SIDEBAR_LETTERS, letters, lines
 from moa_chat.history.message import ChatSummary
 
 _ID = Qt.ItemDataRole.UserRole

@@ -1,21 +1,185 @@
-"""The conversation with everything around it."""
+"""The page of a conversation: header, messages, strips and composer."""
 
 from __future__ import annotations
 
-from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
+import time
+from collections.abc import Callable, Sequence
+from html import escape
 
-from moa_chat.desktop.appearance import Look
+from PySide6.QtCore import QSize, Qt, QTimer
+from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QPushButton, QSizePolicy, QVBoxLayout, QWidget
+
+from moa_chat.desktop.appearance import COLUMN_LETTERS, Look, letters, lines
 from moa_chat.desktop.buttons import IconButton
 from moa_chat.desktop.composer import Composer
-from moa_chat.desktop.context_meter import ContextMeter
 from moa_chat.desktop.conversation_view import ConversationView
 from moa_chat.desktop.find_bar import FindBar
-from moa_chat.desktop.header import Header, Title
 from moa_chat.desktop.notices import DisagreementBanner, Legend, Notice
-from moa_chat.desktop.plot import RoundPlot
-from moa_chat.desktop.progress import ProgressStrip
+from moa_chat.desktop.stats_panel import RoundPlot
 from moa_chat.desktop.status_badge import ConnectionPill
-from moa_chat.desktop.style import COLUMN_LETTERS, letters, lines
+
+_QUIET_BELOW, _FULL_FROM = 0.5, 0.85
+_TICK_MS = 1000
+_TITLE_LETTERS = 14  # that are to be seen before words beside icons are
+
+
+class ContextMeter(QLabel):
+    """Quiet until it matters: nothing while half of the context is free, and a warning before it is full."""
+
+    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._look = look
+        self._used = self._limit = 0
+        self.setObjectName("figures")
+        self.setAccessibleName("Context of the model")
+        self.setAlignment(Qt.AlignmentFlag.AlignRight)
+        self.setWordWrap(True)
+        look.changed.connect(self._show)
+        self._show()
+
+    def show_use(self, used: int, limit: int) -> None:
+        """So many of ``limit`` tokens are taken; ``limit`` is 0 where it is not known."""
+        self._used, self._limit = used, limit
+        self._show()
+
+    def _show(self) -> None:
+        full = min(self._used / self._limit, 1.0) if self._limit else 0.0
+        percent = int(100 * full)
+        words = f"Context {percent} % full"
+        if full >= _FULL_FROM:
+            words = f"The conversation fills {percent} % of what the model can read: begin a new chat soon"
+        self.setText(words)
+        self.setStyleSheet(f"color: {self._look.theme.warning}" if full >= _FULL_FROM else "")
+        says = f"{self._used:,} of {self._limit:,} tokens (pieces of words) that the model can read are taken."
+        self.setToolTip(says)
+        self.setAccessibleDescription(says)
+        self.setVisible(full >= _QUIET_BELOW)
+
+
+class ProgressStrip(QFrame):
+    """A sentence with the seconds so far, a bar of unknown length, and Cancel."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("banner")
+        self._words, self._begun = "", 0.0
+        self._cancel: Callable[[], None] = lambda: None
+        self._text = QLabel()
+        self._text.setWordWrap(True)
+        self._text.setAccessibleName("Progress")
+        bar = QProgressBar()
+        bar.setRange(0, 0)
+        bar.setTextVisible(False)
+        bar.setAccessibleName("In progress")
+        self.button = QPushButton("Cancel")
+        self.button.clicked.connect(lambda: self._cancel())
+        inside = QVBoxLayout()
+        inside.addWidget(self._text)
+        inside.addWidget(bar)
+        layout = QHBoxLayout(self)
+        layout.setContentsMargins(lines(0.8), lines(0.5), lines(0.6), lines(0.5))
+        layout.setSpacing(lines(0.8))
+        layout.addLayout(inside, 1)
+        layout.addWidget(self.button)
+        self._clock = QTimer(self)
+        self._clock.timeout.connect(self._show)
+        self.hide()
+
+    @property
+    def text(self) -> str:
+        return self._text.text()
+
+    def begin(self, words: str, cancel: Callable[[], None]) -> None:
+        """Show that something is under way, until :meth:`end`."""
+        self._words, self._cancel, self._begun = words, cancel, time.monotonic()
+        self._clock.start(_TICK_MS)
+        self._show()
+        self.show()
+
+    def end(self) -> None:
+        self._clock.stop()
+        self.hide()
+
+    def _show(self) -> None:
+        self._text.setText(f"{self._words} ({time.monotonic() - self._begun:.0f} s)")
+
+
+class Title(QLabel):
+    """One line that gives way to the buttons when the window is narrow. What has no room is an ellipsis; the tooltip
+    and the name for screen readers have all of it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.setObjectName("title")
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self.setText(text)
+
+    @property
+    def shown(self) -> str:
+        """As much of the text as there is room for."""
+        mode = Qt.TextElideMode.ElideRight
+        return self.fontMetrics().elidedText(self.text(), mode, self.contentsRect().width())
+
+    def setText(self, text: str) -> None:
+        super().setText(text)
+        self.setToolTip(f"<p>{escape(text)}</p>")  # or what looks like HTML in it would be shown as such
+        self.setAccessibleName(f"Title of the chat: {text}")
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(0, super().minimumSizeHint().height())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        place, aligned = self.contentsRect(), self.alignment()
+        role, enabled = self.foregroundRole(), self.isEnabled()
+        self.style().drawItemText(QPainter(self), place, aligned, self.palette(), enabled, self.shown, role)
+
+
+class Header(QWidget):
+    """Args:
+    buttons: at the right; their words go where there is no room for them.
+    """
+
+    def __init__(
+        self,
+        look: Look,
+        sidebar: IconButton,
+        title: Title,
+        pill: QLabel,
+        buttons: Sequence[IconButton],
+        parent: QWidget | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self.setObjectName("header")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self._pill, self._buttons = pill, buttons
+        row = self._row = QHBoxLayout(self)
+        row.addWidget(sidebar)
+        row.addWidget(title, 1)
+        row.addWidget(pill)
+        for button in buttons:
+            row.addWidget(button)
+        look.changed.connect(self._fit)
+        self._fit()
+
+    def minimumSizeHint(self) -> QSize:
+        """That of icons alone: a window that is as narrow shows no words."""
+        hint = super().minimumSizeHint()
+        words = sum(button.sizeHint().width() - button.width_without_label() for button in self._buttons)
+        return QSize(hint.width() - words, hint.height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        self._row.setContentsMargins(lines(0.6), lines(0.4), lines(0.6), lines(0.4))
+        for button in self._buttons:
+            button.show_label(True)
+        needed = self._row.minimumSize().width() + letters(_TITLE_LETTERS)
+        for button in self._buttons:
+            button.show_label(needed <= self.width())
 
 
 class ChatPage(QWidget):

@@ -6,9 +6,8 @@ from PySide6.QtCore import QEvent, QMimeData, QObject, Qt, Signal
 from PySide6.QtGui import QFocusEvent, QKeyEvent, QTextOption
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QWidget
 
-from moa_chat.desktop.appearance import Look
+from moa_chat.desktop.appearance import Look, lines
 from moa_chat.desktop.buttons import IconButton
-from moa_chat.desktop.style import lines
 
 _MOST_LINES = 8
 _LONGEST_WORD = 2000  # characters

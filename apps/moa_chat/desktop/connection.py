@@ -1,35 +1,72 @@
-"""From settings to a connection, and from what goes wrong to a sentence for the window. Imports the runtime."""
+"""Connect as the settings say, and put what goes wrong into a sentence for the window.
+
+``moa_chat.chat_config`` loads the whole runtime, so it is imported inside the functions that run in the runtime's
+thread: the window is shown before.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import dataclasses
+import enum
 import ssl
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from PySide6.QtCore import QObject, Signal
 from websockets.exceptions import InvalidHandshake, InvalidStatus, ProxyError
 
-from moa_chat.chat_config import endpoint_for, open_bundle, setup_for
 from moa_chat.desktop.certificates import Certificate, fetch_certificate
-from moa_chat.desktop.connection_errors import ConnectionFailedError, Trouble
 from moa_chat.desktop.profile import Settings
+from moa_chat.desktop.programs import BundleExport, LocalVerifier
+from moa_chat.desktop.runtime_thread import Engine
 from moa_chat.strings import as_sentence
 from moa_runtime.bundle import Bundle, BundleError
-from moa_runtime.chat import Chat
 from moa_runtime.connect_error import ConnectError
 from moa_runtime.errors import MoaError
 from moa_runtime.options import DrafterName
 from moa_runtime.session.events import Policy
 from moa_runtime.transport import Endpoint
 
+if TYPE_CHECKING:
+    from moa_runtime.chat import Chat
+
+
+class Trouble(enum.Enum):
+    """The setting that a user can change to repair a connection."""
+
+    ADDRESS = "address"
+    TOKEN = "token"
+    CERTIFICATE = "certificate"
+    BUNDLE = "bundle"
+    AWAY = "away"  # nothing: the verifier does not answer now
+    OTHER = "other"
+
+
+class ConnectionFailedError(MoaError):
+    """A connection that could not be made.
+
+    Attributes:
+        trouble: the setting that is at fault.
+        certificate: the one that the server showed, if it is not trusted.
+    """
+
+    def __init__(self, text: str, trouble: Trouble, certificate: Certificate | None = None) -> None:
+        super().__init__(text)
+        self.trouble = trouble
+        self.certificate = certificate
+
 
 def endpoint_of(settings: Settings, options: argparse.Namespace) -> Endpoint:
-    """Where the settings say the verifier is; the command line may name an authority for its certificate.
+    """Return where the settings say the verifier is; the command line may name an authority for its certificate.
 
     Raises:
         ConnectionFailedError: no address, a token that cannot be sent, or no such authority.
     """
+    from moa_chat.chat_config import endpoint_for
+
     server, token = settings.server.strip(), settings.token.strip()
     if not server:
         raise ConnectionFailedError("Enter the verifier's address, such as wss://host:8765.", Trouble.ADDRESS)
@@ -50,11 +87,13 @@ def endpoint_of(settings: Settings, options: argparse.Namespace) -> Endpoint:
 
 
 async def _load_bundle(folder: str, drafter: DrafterName | None) -> Bundle:
-    """Open a bundle without keeping the event loop from its connections.
+    """Open a bundle without blocking the event loop.
 
     Raises:
         ConnectionFailedError: there is none, it is damaged, or of another drafter.
     """
+    from moa_chat.chat_config import open_bundle
+
     try:
         return await asyncio.to_thread(open_bundle, Path(folder) if folder else None, drafter)
     except MoaError as error:
@@ -64,7 +103,7 @@ async def _load_bundle(folder: str, drafter: DrafterName | None) -> Bundle:
 async def connect(
     settings: Settings, endpoint: Endpoint, options: argparse.Namespace, store: Path | None = None
 ) -> Chat:
-    """Open a chat, also where the verifier is away: it connects when it can.
+    """Open a chat, even if the verifier is away: the chat connects later.
 
     Args:
         options: of the command line; they say how to draft.
@@ -73,6 +112,8 @@ async def connect(
     Raises:
         ConnectionFailedError: why a chat with these settings does not work.
     """
+    from moa_chat.chat_config import setup_for
+
     bundle = await _load_bundle(settings.bundle, options.drafter)
     setup = dataclasses.replace(setup_for(options, bundle, endpoint), policy=Policy.ASK, system=None, store=store)
     try:
@@ -85,11 +126,13 @@ async def connect(
 
 
 async def try_connection(settings: Settings, options: argparse.Namespace) -> str:
-    """Connect and leave again; returns the target's name.
+    """Connect, disconnect, and return the target's name.
 
     Raises:
         ConnectionFailedError: why a chat with these settings does not work now.
     """
+    from moa_chat.chat_config import setup_for
+
     endpoint = endpoint_of(settings, options)
     bundle = await _load_bundle(settings.bundle, options.drafter)
     try:
@@ -101,7 +144,7 @@ async def try_connection(settings: Settings, options: argparse.Namespace) -> str
 
 
 async def explain(error: MoaError, endpoint: Endpoint) -> ConnectionFailedError:
-    """The reason in the words of the window; for a certificate that is not trusted, with that certificate."""
+    """Return the reason as a sentence for the window, with the certificate if it is one that is not trusted."""
     if isinstance(error, ConnectionFailedError):
         return error
     cause, address = error.__cause__, endpoint.address
@@ -137,3 +180,78 @@ async def _explain_certificate(cause: ssl.SSLCertVerificationError, endpoint: En
     except MoaError:
         certificate = None
     return ConnectionFailedError(text, Trouble.CERTIFICATE, certificate)
+
+
+class Connector(QObject):
+    """Connects the engine as the settings say; starts the verifier of this machine if they ask for one.
+
+    Attributes:
+        export: of the bundle that is used if the settings name none.
+
+    Signals:
+        connecting: the name of the verifier.
+        starting: whether the verifier of this machine is being started; :meth:`cancel` ends that.
+        connected: the name of the verifier; there is a chat now, though the verifier itself may still be away.
+        failed: a MoaError; mostly a :class:`ConnectionFailedError`.
+    """
+
+    connecting = Signal(str)
+    starting = Signal(bool)
+    connected = Signal(str)
+    failed = Signal(object)
+
+    def __init__(self, engine: Engine, options: argparse.Namespace, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._engine, self._options = engine, options
+        self._settings = Settings()
+        self._verifier = LocalVerifier(options.drafter, self)
+        self._verifier.ready.connect(self._started)
+        self._verifier.failed.connect(self.failed)
+        self.export = BundleExport(options.drafter, self)
+
+    def connect_as(self, settings: Settings) -> None:
+        """Begin to connect; a signal reports the outcome."""
+        self._settings = settings
+        if settings.local:
+            self.connecting.emit("a verifier on this machine")
+            try:
+                self._verifier.start()
+            except MoaError as error:
+                self.failed.emit(error)
+            else:
+                self.starting.emit(True)
+            return
+        self._verifier.stop()
+        self.connecting.emit(settings.server)
+        self._engine.run(self._find_endpoint(settings), self._connect_to, self.failed.emit)
+
+    def cancel(self) -> None:
+        """Stop starting the verifier of this machine."""
+        self._verifier.stop()
+        self.failed.emit(MoaError("The verifier on this machine was not started"))
+
+    def test(self, settings: Settings, succeeded: Callable[[str], None], failed: Callable[[MoaError], None]) -> None:
+        """Connect with these settings beside the chat that runs; ``succeeded`` gets the target's name."""
+        self._engine.run(try_connection(settings, self._options), succeeded, failed)
+
+    def close(self) -> None:
+        """End the programs that were started."""
+        self._verifier.stop()
+        self.export.stop()
+
+    async def _find_endpoint(self, settings: Settings) -> Endpoint:
+        return endpoint_of(settings, self._options)
+
+    def _started(self, endpoint: Endpoint) -> None:
+        self.starting.emit(False)
+        self._connect_to(endpoint)
+
+    def _connect_to(self, endpoint: Endpoint) -> None:
+        settings, options = self._settings, self._options
+        where = "a verifier on this machine" if settings.local else endpoint.address
+        self._engine.connect_chat(
+            lambda store: connect(settings, endpoint, options, store),
+            endpoint.address,
+            lambda: self.connected.emit(where),
+            self.failed.emit,
+        )

@@ -8,12 +8,10 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
-from moa_chat.desktop.answer import Answer
-from moa_chat.desktop.appearance import Look
+from moa_chat.desktop.appearance import COLUMN_LETTERS, Look, letters, lines
 from moa_chat.desktop.buttons import IconButton
+from moa_chat.desktop.message_widgets import Answer, Question
 from moa_chat.desktop.origin_text import OriginText
-from moa_chat.desktop.question import Question
-from moa_chat.desktop.style import COLUMN_LETTERS, letters, lines
 from moa_chat.history.message import Message
 
 _NEAR_LINES = 3

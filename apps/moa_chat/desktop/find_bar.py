@@ -6,11 +6,10 @@ from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QColor, QKeyEvent, QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QLineEdit, QTextEdit, QWidget
 
-from moa_chat.desktop.appearance import Look
+from moa_chat.desktop.appearance import Look, letters, lines
 from moa_chat.desktop.buttons import IconButton
 from moa_chat.desktop.conversation_view import ConversationView
 from moa_chat.desktop.origin_text import OriginText
-from moa_chat.desktop.style import letters, lines
 
 _PAUSE_MS = 150
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
-from moa_chat.desktop.appearance import Look
+from moa_chat.desktop.appearance import Look, letters, lines
+from moa_chat.desktop.buttons import pixmap
+from moa_chat.desktop.connection import Connector
 from moa_chat.desktop.connection_form import ConnectionForm
-from moa_chat.desktop.connector import Connector
-from moa_chat.desktop.icons import pixmap
 from moa_chat.desktop.profile import Settings
-from moa_chat.desktop.style import letters, lines
 from moa_runtime.errors import MoaError
 
 _WIDTH = 70

@@ -1,4 +1,4 @@
-"""The strips around the composer: legend, notices, and the question who is right."""
+"""The strips around the composer: legend, notices, and a disagreement for the user to decide."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Callable
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
-from moa_chat.desktop.appearance import Look
+from moa_chat.desktop.appearance import Look, lines
 from moa_chat.desktop.buttons import IconButton
-from moa_chat.desktop.style import lines
 from moa_chat.strings import DROPPED, ORIGINS, TENTATIVE, excerpt
 from moa_runtime.events import Disagreement
 

@@ -1,8 +1,8 @@
-"""The runtime on its own thread, and what the window hears of it."""
+"""The runtime on its own thread, and what it reports to the window."""
 
 from __future__ import annotations
 
-import argparse
+import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from moa_chat.desktop import jobs
 from moa_chat.loop_thread import RunningAnswer, Worker, call_in_loop
 from moa_runtime.conversation import Unconfirmed
 from moa_runtime.drafting.settings import Conditions
@@ -22,10 +21,8 @@ from moa_runtime.errors import MoaError
 from moa_runtime.events import ChatEvent, LinkChanged
 from moa_runtime.session.events import Sampling
 from moa_runtime.sockets import is_loopback
-from moa_runtime.transport import Endpoint
 
 if TYPE_CHECKING:
-    from moa_chat.desktop.profile import Settings
     from moa_runtime.chat import Chat
     from moa_runtime.generation_config import RecommendedSampling
 
@@ -97,46 +94,36 @@ class Engine(QObject):
 
     def connect_chat(
         self,
-        settings: Settings,
-        endpoint: Endpoint,
-        options: argparse.Namespace,
+        connect: Callable[[Path | None], Coroutine[Any, Any, Chat]],
+        address: str,
         done: Callable[[], None],
         failed: Callable[[MoaError], None],
     ) -> None:
-        """Load the bundle, connect, and take the new chat in the place of the one before.
+        """Open another chat, and put it in the place of the one before.
 
         Args:
-            options: of the command line, see :func:`moa_chat.desktop.connection.connect`.
+            connect: opens the chat; its argument is the file in which an answer under way is kept, None for no file.
+            address: of the verifier, as a URL.
             failed: gets a MoaError; the chat before is still there.
         """
 
         def take(chat: Chat) -> None:
             before, self.chat, self._link = self.chat, chat, None
-            self._far = not is_loopback(urlsplit(endpoint.address).hostname or "")
+            self._far = not is_loopback(urlsplit(address).hostname or "")
             self.tell_conditions(self._conditions)
             if before is not None:
-                self.run(jobs.replace_chat(before, chat, self._store))
+                self.run(_replace_chat(before, chat, self._store))
             done()
             if chat.pending() is not None:
                 self.pending.emit(chat.messages, chat.question)
 
         store = self._store if self.chat is None else None  # the chat before has it until it is closed
-        self.run(jobs.connect_chat(settings, endpoint, options, store), take, failed)
-
-    def try_connection(
-        self,
-        settings: Settings,
-        options: argparse.Namespace,
-        done: Callable[[str], None],
-        failed: Callable[[MoaError], None],
-    ) -> None:
-        """Connect with other settings and leave again; ``done`` gets the target's name."""
-        self.run(jobs.try_connection(settings, options), done, failed)
+        self.run(connect(store), take, failed)
 
     def ask(self, turns: Sequence[dict[str, str]], question: str, *, max_new_tokens: int, sampling: Sampling) -> None:
         """Begin an answer to ``question`` after ``turns``, whatever the chat was about before."""
         assert self.chat is not None and self._answer is None
-        self._answer = self._worker.follow(jobs.answer(self.chat, list(turns), question, max_new_tokens, sampling))
+        self._answer = self._worker.follow(_ask(self.chat, list(turns), question, max_new_tokens, sampling))
         self._timer.setInterval(_BUSY_MS)
 
     def continue_answer(
@@ -144,18 +131,18 @@ class Engine(QObject):
     ) -> None:
         """Go on with the answer that ``turns`` end with."""
         assert self.chat is not None and self._answer is None
-        self._answer = self._worker.follow(jobs.continue_answer(self.chat, list(turns), max_new_tokens, sampling))
+        self._answer = self._worker.follow(_continue_answer(self.chat, list(turns), max_new_tokens, sampling))
         self._timer.setInterval(_BUSY_MS)
 
     def count(self, turns: Sequence[dict[str, str]], done: Callable[[int], None]) -> None:
         """Say how many tokens a conversation has, as it would be sent anew."""
         if self.chat is not None:
-            self.run(jobs.count_tokens(self.chat, list(turns)), done)
+            self.run(_count_tokens(self.chat, list(turns)), done)
 
     def check(self, turns: Sequence[dict[str, str]], mark: Unconfirmed) -> None:
         """Have the verifier check an answer among ``turns``; :attr:`ended` follows at once where there is none."""
         assert self.chat is not None and self._answer is None
-        self._answer = self._worker.follow(jobs.check(self.chat, list(turns), mark))
+        self._answer = self._worker.follow(_check(self.chat, list(turns), mark))
         self._timer.setInterval(_BUSY_MS)
 
     def left_alone(self, position: int) -> tuple[str, Unconfirmed] | None:
@@ -262,3 +249,48 @@ class Engine(QObject):
                 done(future.result())
             else:
                 failed(error if isinstance(error, MoaError) else MoaError(f"the program failed: {error!r}"))
+
+
+async def _replace_chat(before: Chat, chat: Chat, store: Path | None) -> None:
+    """Close the chat before, and give its file to the new one."""
+    await before.close()
+    if store is not None:
+        await chat.keep_in(store)
+
+
+async def _count_tokens(chat: Chat, turns: list[dict[str, str]]) -> int:
+    return len(await asyncio.to_thread(chat.tokenizer.encode_chat, turns, False)) if turns else 0
+
+
+async def _ask(
+    chat: Chat, turns: list[dict[str, str]], question: str, max_new_tokens: int, sampling: Sampling
+) -> AsyncGenerator[ChatEvent, None]:
+    _restore(chat, turns)
+    async with contextlib.aclosing(chat.send(question, max_new_tokens=max_new_tokens, sampling=sampling)) as events:
+        async for event in events:
+            yield event
+
+
+async def _continue_answer(
+    chat: Chat, turns: list[dict[str, str]], max_new_tokens: int, sampling: Sampling | None
+) -> AsyncGenerator[ChatEvent, None]:
+    _restore(chat, turns)
+    answer = chat.continue_answer(max_new_tokens=max_new_tokens, sampling=sampling)
+    async with contextlib.aclosing(answer) as events:
+        async for event in events:
+            yield event
+
+
+def _restore(chat: Chat, turns: list[dict[str, str]]) -> None:
+    """Give the chat these turns, unless it has them: then it also knows their origins, which would be lost."""
+    if chat.messages != turns or chat.pending() is not None:
+        chat.restore(turns)
+
+
+async def _check(chat: Chat, turns: list[dict[str, str]], mark: Unconfirmed) -> AsyncGenerator[ChatEvent, None]:
+    chat.restore(turns, [mark])
+    checks = chat.check()
+    if checks is not None:
+        async with contextlib.aclosing(checks) as events:
+            async for event in events:
+                yield event

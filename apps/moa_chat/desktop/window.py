@@ -1,35 +1,94 @@
-"""The window: connects the pages with the conversations and the connection."""
+"""The window and its commands: it connects the pages with the conversations and the connection."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QByteArray
-from PySide6.QtGui import QCloseEvent
-from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QWidget
+from PySide6.QtGui import QAction, QCloseEvent, QKeySequence
+from PySide6.QtWidgets import (
+    QDialog,
+    QDialogButtonBox,
+    QFileDialog,
+    QGridLayout,
+    QHBoxLayout,
+    QLabel,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
 
-from moa_chat.desktop.appearance import Look
+from moa_chat.desktop.appearance import Look, letters, lines
+from moa_chat.desktop.chat_controller import ChatController
 from moa_chat.desktop.chat_list import ChatList
 from moa_chat.desktop.chat_page import ChatPage
-from moa_chat.desktop.chat_settings import ChatSettingsDialog
-from moa_chat.desktop.checking_controller import CheckingController
-from moa_chat.desktop.commands import add_commands, commands_of
-from moa_chat.desktop.connecting import Connecting
-from moa_chat.desktop.connector import Connector
+from moa_chat.desktop.connection import ConnectionFailedError, Connector
 from moa_chat.desktop.first_run import FirstRun
 from moa_chat.desktop.host_conditions import HostHints
 from moa_chat.desktop.profile import Profile, Settings
 from moa_chat.desktop.runtime_thread import Engine
-from moa_chat.desktop.saving import ask_and_save
-from moa_chat.desktop.settings_dialog import SettingsDialog
-from moa_chat.desktop.style import letters, lines
+from moa_chat.desktop.settings_dialog import ChatSettingsDialog, SettingsDialog
 from moa_chat.history.chat_settings import ChatSettings
 from moa_chat.history.store import History
 from moa_chat.strings import as_sentence
+from moa_chat.transcript import as_json, as_markdown, file_name
 from moa_runtime.errors import MoaError
+from moa_runtime.events import LinkChanged, LinkStatus
+
+_TRANSCRIPTS = "Markdown (*.md);;JSON (*.json)"
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a key does."""
+
+    title: str
+    keys: str
+    does: Callable[[], object]
+
+
+def add_commands(window: QWidget, commands: Sequence[Command]) -> None:
+    """Make the keys work wherever in the window the focus is."""
+    for command in commands:
+        action = QAction(command.title, window)
+        action.setShortcut(QKeySequence(command.keys))
+        action.triggered.connect(lambda _=False, does=command.does: does())
+        window.addAction(action)
+
+
+class ShortcutDialog(QDialog):
+    """Lists all keys."""
+
+    def __init__(self, commands: Sequence[Command], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setWindowTitle("Keyboard")
+        fixed = [("Enter", "Send"), ("Shift+Enter", "Break the line"), ("PgUp, PgDown", "Scroll the conversation")]
+        fixed += [("F2, Del", "Rename or delete the chat chosen in the list"), ("Tab", "Next button or field")]
+        rows = [*((_native(command.keys), command.title) for command in commands), *fixed]
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(lines(1.5))
+        grid.setVerticalSpacing(lines(0.35))
+        for number, (keys, title) in enumerate(rows):
+            pressed = QLabel(keys)
+            pressed.setObjectName("title")
+            grid.addWidget(pressed, number % 12, 2 * (number // 12))
+            grid.addWidget(QLabel(title), number % 12, 2 * (number // 12) + 1)
+        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
+        buttons.rejected.connect(self.reject)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(lines(1.2), lines(1.2), lines(1.2), lines(0.8))
+        layout.setSpacing(lines(1))
+        layout.addLayout(grid)
+        layout.addWidget(buttons)
+
+
+def _native(keys: str) -> str:
+    return QKeySequence(keys).toString(QKeySequence.SequenceFormat.NativeText)
 
 
 class Window(QWidget):
@@ -50,7 +109,7 @@ class Window(QWidget):
         self._stored = profile.load()
         self.engine = Engine(profile.answer_path, self)
         self.connector = Connector(self.engine, options, self)
-        self.chats = CheckingController(self.engine, history, lambda: self.settings, options, self)
+        self.chats = ChatController(self.engine, history, lambda: self.settings, options, self)
         self.list = ChatList(look)
         self.page = ChatPage(look)
         self.first_run = FirstRun(look, self.connector, settings)
@@ -66,8 +125,8 @@ class Window(QWidget):
         layout.addWidget(self._pages, 5)
         self._connect_chats()
         self._connect_page()
-        self.connecting = Connecting(self)
-        self.commands = commands_of(self)
+        self._follow_connection()
+        self.commands = self._make_commands()
         add_commands(self, self.commands)
         self._restore_size()
         self._show_chats()
@@ -76,12 +135,15 @@ class Window(QWidget):
             self.page.notice.say(words, stays=True)
 
     def begin(self) -> None:
-        """Connect, or let a newcomer choose to what. The window is there already."""
+        """Connect, or show the first-run page. The window has been painted by now."""
         self.hints = HostHints(self.engine, self)
-        self.connecting.begin()
+        ready = self.settings.ready
+        self.show_first_run(not ready)
+        if ready:
+            self._connect()
 
     def come_to_front(self) -> None:
-        """Another instance of the program was asked for this one."""
+        """Show the window, because another instance of the program asked for it."""
         if self.isMinimized():
             self.showNormal()
         self.show()
@@ -131,6 +193,46 @@ class Window(QWidget):
         page.chat_settings.clicked.connect(self.open_chat_settings)
         page.export.clicked.connect(self.export)
 
+    def _follow_connection(self) -> None:
+        self.engine.link.connect(self._link_changed)
+        self.connector.connecting.connect(self._connecting)
+        self.connector.starting.connect(self._starting)
+        self.connector.connected.connect(self._connected)
+        self.connector.failed.connect(self._connection_failed)
+        self.first_run.wanted.connect(self._connect_first)
+        self.first_run.cancelled.connect(self.connector.cancel)
+        self.page.offline.toggled.connect(self._work_offline)
+
+    def _make_commands(self) -> list[Command]:
+        """All that a key does."""
+        page = self.page
+        return [
+            Command("New chat", "Ctrl+N", self.new_chat),
+            Command("Search the chats", "Ctrl+K", self.search),
+            Command("Go to the list of chats", "Ctrl+Shift+L", self.go_to_list),
+            Command("Write a message", "Ctrl+L", page.composer.field.setFocus),
+            Command("Find in this chat", "Ctrl+F", page.find.begin),
+            Command("The next place found", "F3", lambda: page.find.step(1)),
+            Command("The place found before", "Shift+F3", lambda: page.find.step(-1)),
+            Command("Close the search, or stop the answer", "Esc", self.escape),
+            Command("Answer again", "Ctrl+R", self.chats.again),
+            Command("Continue an answer that was cut off", "Ctrl+Shift+R", self.chats.continue_answer),
+            Command("Edit the last question", "Ctrl+E", page.conversation.edit_last),
+            Command("Copy the last answer", "Ctrl+Shift+C", page.conversation.copy_last),
+            Command("Jump to the newest message", "Ctrl+End", page.conversation.jump),
+            Command("Save this chat as a file", "Ctrl+S", self.export),
+            Command("Work offline", "Ctrl+Shift+O", page.offline.toggle),
+            Command("Colour the text by origin", "Ctrl+Shift+G", page.origins.toggle),
+            Command("Show how the answer is made, in figures", "Ctrl+Shift+P", page.plot_button.toggle),
+            Command("Show or hide the chats", "Ctrl+B", page.sidebar.click),
+            Command("Larger letters", "Ctrl++", lambda: self.zoom(1)),
+            Command("Smaller letters", "Ctrl+-", lambda: self.zoom(-1)),
+            Command("Chat settings", "Ctrl+Shift+S", self.open_chat_settings),
+            Command("Settings", "Ctrl+,", self.open_settings),
+            Command("Keyboard", "F1", lambda: ShortcutDialog(self.commands, self).open()),
+            Command("Quit", "Ctrl+Q", self.close),
+        ]
+
     # -- chats ---------------------------------------------------------------------------------
 
     def _show_chats(self) -> None:
@@ -173,7 +275,7 @@ class Window(QWidget):
         self.chats.settle(mine)
 
     def escape(self) -> None:
-        """One thing at a time: the search first, if it is open."""
+        """Close the search if it is open, otherwise stop the answer."""
         self.page.find.leave() if self.page.find.isVisible() else self.chats.stop()
 
     def search(self) -> None:
@@ -186,13 +288,21 @@ class Window(QWidget):
         self.list.list.setFocus()
 
     def export(self) -> None:
+        """Ask for a file, and save the open chat in it."""
+        title = self.page.title.text()
+        name, kind = QFileDialog.getSaveFileName(self, "Save this chat", f"{file_name(title)}.md", _TRANSCRIPTS)
+        if not name:
+            return
+        path = Path(name)
+        if not path.suffix:
+            path = path.with_suffix(".json" if "json" in kind else ".md")
+        write = as_json if path.suffix == ".json" else as_markdown
         try:
-            saved = ask_and_save(self, self.page.title.text(), self.chats.turns)
-        except MoaError as error:
-            self._tell(as_sentence(str(error)), "", None)
+            path.write_text(write(title, self.chats.turns), encoding="utf-8")
+        except OSError as error:
+            self._tell(f"The chat could not be saved as {path}: {error.strerror}.", "", None)
         else:
-            if saved is not None:
-                self._tell(f"Saved as {saved}.", "", None)
+            self._tell(f"Saved as {path}.", "", None)
 
     @property
     def shows_first_run(self) -> bool:
@@ -201,6 +311,64 @@ class Window(QWidget):
     def show_first_run(self, shown: bool) -> None:
         self._pages.setCurrentWidget(self.first_run if shown else self.page)
         self.list.setVisible(not shown)
+
+    # -- the connection ------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        self.connector.connect_as(self.settings)
+
+    def _connect_first(self, settings: Settings) -> None:
+        self.settings = settings
+        self._connect()
+
+    def _connecting(self, where: str) -> None:
+        self.page.composer.set_ready(False)
+        self.page.pill.set_server(where)
+        self.first_run.show_progress("Connecting…")
+
+    def _starting(self, starts: bool) -> None:
+        """Show whether the verifier of this machine is being started."""
+        if not starts:
+            self.page.progress.end()
+            self.first_run.show_progress("Connecting…")
+            return
+        words = "A verifier is being started on this machine. The first start fetches its model and takes minutes."
+        self.page.progress.begin(words, self.connector.cancel)
+        self.first_run.show_progress(words, can_cancel=True)
+
+    def _connected(self, where: str) -> None:
+        page = self.page
+        page.pill.set_server(where)
+        page.composer.set_ready(True)
+        if page.offline.isChecked():
+            self.engine.work_offline(True)
+        if self.shows_first_run:
+            self.change(**dataclasses.asdict(self.settings))
+            self.show_first_run(False)
+        self.chats.measure_context()
+        page.composer.field.setFocus()
+
+    def _connection_failed(self, error: MoaError) -> None:
+        page, sentence = self.page, as_sentence(str(error))
+        page.pill.set_server("")
+        page.progress.end()
+        if self.shows_first_run:
+            self.first_run.show_problem(error)
+        elif isinstance(error, ConnectionFailedError):
+            page.notice.say(sentence, "Settings", self.open_settings, stays=True)
+        else:  # no setting is at fault, as when the verifier of this machine has ended
+            page.notice.say(sentence, "Try again", self._connect, stays=True)
+
+    def _link_changed(self, link: LinkChanged) -> None:
+        self.page.pill.set_link(link)
+        if link.status is LinkStatus.ONLINE:
+            self.chats.check()
+        if link.status is LinkStatus.OFFLINE and not self.page.offline.isChecked():
+            self.page.conversation.set_waiting("The verifier is away; this device goes on as far as it can…")
+
+    def _work_offline(self, offline: bool) -> None:
+        self.page.pill.set_wanted_offline(offline)
+        self.engine.work_offline(offline)
 
     # -- settings ------------------------------------------------------------------------------
 
@@ -231,7 +399,7 @@ class Window(QWidget):
         if changed or self.engine.chat is None:
             self.page.notice.hide()
             self.chats.stop()
-            self.connecting.again()
+            self._connect()
 
     def change(self, **values: Any) -> None:
         """Change settings and store them."""
@@ -262,7 +430,7 @@ class Window(QWidget):
             self.resize(letters(132), lines(46))
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        """Out of sight at once; what has to be waited for is done behind it."""
+        """Hide the window at once, then close what takes time."""
         self.change(geometry=bytes(self.saveGeometry().toHex().data()).decode())
         self.hide()
         self.chats.close()

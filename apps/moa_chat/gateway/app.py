@@ -21,19 +21,20 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moa_chat.gateway.answers import Writing
-from moa_chat.gateway.errors import ApiError, as_api_error
 from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.schemas import (
     AnswerRequest,
+    ApiError,
     Defaults,
     Ending,
     Reply,
     TextReply,
+    as_api_error,
     event,
     parse_chat,
     parse_completion,
 )
-from moa_chat.terminal.status import figures
+from moa_chat.terminal.answer_state import figures
 from moa_runtime.access import bearer_matches, origin_allowed
 from moa_runtime.errors import MoaError
 

@@ -1,4 +1,4 @@
-"""The bodies of requests and replies: OpenAI's chat completions and completions."""
+"""The bodies of requests, replies and errors: OpenAI's chat completions and completions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moa_chat.gateway.errors import ApiError
-from moa_chat.sampling import sampling_for
+from starlette.responses import JSONResponse
+
+from moa_chat.history.chat_settings import sampling_for
+from moa_runtime.chat import ContextFullError
+from moa_runtime.connect_error import ConnectError
+from moa_runtime.errors import MoaError
 from moa_runtime.events import Statistics
 from moa_runtime.options import OFFLINES, Offline
 from moa_runtime.session.events import Sampling
+from moa_runtime.tokenizer import ChatTemplateError
 
+RETRY_SECONDS = 5
 #: Fields that would change the answer and that no target behind a verifier can honour, with what they may be.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "top_k": (0, -1),
@@ -64,6 +70,55 @@ _SEEDS = 1 << 64
 _MOST_PER_TOKEN = 32
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 DONE = "data: [DONE]\n\n"
+
+
+class ApiError(MoaError):
+    """What a request is refused with.
+
+    Args:
+        param: the field of the request that is at fault.
+        code: a word that programs can tell the case by.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        text: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(text)
+        self.status, self.param, self.code, self.headers = status, param, code, headers
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error object."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """The HTTP answer."""
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def verifier_away(text: str) -> ApiError:
+    """The verifier cannot be reached, and the device cannot answer without it."""
+    return ApiError(503, text, code="verifier_unavailable", headers={"Retry-After": str(RETRY_SECONDS)})
+
+
+def as_api_error(error: MoaError, asked_in: str | None = None) -> ApiError:
+    """What an error of the runtime means for a request, whose question is in this field."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ContextFullError):
+        return ApiError(400, str(error), param=asked_in, code="context_length_exceeded")
+    if isinstance(error, ChatTemplateError):
+        return ApiError(400, str(error), param=asked_in)
+    if isinstance(error, ConnectError) and not error.final:
+        return verifier_away(str(error))
+    return ApiError(502, str(error), code="verifier_refused")
 
 
 def fields_of(data: bytes) -> dict[str, Any]:

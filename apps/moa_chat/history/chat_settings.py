@@ -1,11 +1,15 @@
-"""What a user has chosen for a chat, and how it is stored."""
+"""The settings of a chat, how they are stored, and the sampling that they stand for."""
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+from moa_runtime.generation_config import RecommendedSampling
+from moa_runtime.session.events import Sampling
 
 
 @dataclass(frozen=True)
@@ -45,3 +49,17 @@ def well_typed(stored: Any, defaults: ChatSettings) -> dict[str, Any]:
     known = {field.name: type(getattr(defaults, field.name)) for field in fields(defaults)}
     given = stored if isinstance(stored, Mapping) else {}
     return {name: given[name] for name, kind in known.items() if type(given.get(name)) is kind}
+
+
+def sampling_for(temperature: float, top_p: float, seed: int | None) -> Sampling:
+    """Greedy at temperature 0; otherwise with ``seed``, or one that is drawn for this answer."""
+    if not temperature:
+        return Sampling()
+    return Sampling(temperature, top_p, secrets.randbits(63) if seed is None else seed)
+
+
+def sampling_of(settings: ChatSettings, recommended: RecommendedSampling | None, seed: int | None) -> Sampling:
+    """How the target chooses in a chat with these settings; greedy where nobody recommends anything."""
+    if not settings.recommended:
+        return sampling_for(settings.temperature, settings.top_p, seed)
+    return sampling_for(recommended.temperature, recommended.top_p, seed) if recommended else Sampling()

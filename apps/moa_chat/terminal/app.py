@@ -8,13 +8,12 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from moa_chat.answer_state import Shown
 from moa_chat.chat_config import Setup
 from moa_chat.loop_thread import ChatLike, RunningAnswer, Worker
 from moa_chat.strings import excerpt
+from moa_chat.terminal.answer_state import Palette, Shown, summary
 from moa_chat.terminal.input import Keyboard, watch_keyboard
 from moa_chat.terminal.renderer import LiveView, Span, View, clean, view_for
-from moa_chat.terminal.status import Palette, summary
 from moa_chat.transcript import save_conversation
 from moa_runtime.chat import Chat
 from moa_runtime.chat_store import StoreError

@@ -9,12 +9,11 @@ import pytest
 from PySide6.QtWidgets import QApplication, QLabel
 from window_driving import QUESTION, TOKEN, WAIT, ask, wait_for_answer
 
-from moa_chat.desktop.chat_settings import ChatSettingsDialog
 from moa_chat.desktop.profile import Settings
-from moa_chat.history.chat_settings import ChatSettings
+from moa_chat.desktop.settings_dialog import ChatSettingsDialog
+from moa_chat.history.chat_settings import ChatSettings, sampling_of
 from moa_chat.history.message import Message
 from moa_chat.history.store import History
-from moa_chat.sampling import sampling_of
 from moa_runtime.bundle import read_manifest, write_manifest
 from moa_runtime.conversation import Unconfirmed
 from moa_runtime.generation_config import RecommendedSampling

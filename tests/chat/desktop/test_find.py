@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtCore import Qt
 from window_driving import WAIT
 
-from moa_chat.desktop.answer import Answer
+from moa_chat.desktop.message_widgets import Answer
 from moa_chat.history.message import Dropped, Message
 from moa_runtime.events import Origin, TextSpan
 

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moa_chat.desktop.markdown.align import align
-from moa_chat.desktop.markdown.blocks import GrowingMarkdown, parse
-from moa_chat.desktop.markdown.origins import Run, SpanIndex
+from moa_chat.desktop.markdown import GrowingMarkdown, Run, SpanIndex, align, parse
 from moa_runtime.events import Origin, TextSpan
 
 WRITTEN = ("word ", "**bold** ", "`code`", "[link](https://example.org) ", "ü🎨", "<b>", "&amp;")

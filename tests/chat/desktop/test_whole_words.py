@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moa_chat.desktop.markdown.whole_words import whole_dropped, whole_words
+from moa_chat.desktop.markdown import whole_dropped, whole_words
 from moa_chat.history.message import Dropped
 from moa_runtime.events import Origin, TextSpan
 

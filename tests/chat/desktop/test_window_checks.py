@@ -8,7 +8,7 @@ import pytest
 from window_driving import QUESTION, TOKEN, WAIT, ask, shown_messages, wait_for_answer
 
 from moa_chat.desktop import notices as strips
-from moa_chat.desktop.answer import Answer
+from moa_chat.desktop.message_widgets import Answer
 from moa_chat.desktop.offline_checks import Checks, corrected_words
 from moa_chat.history.message import Message
 from moa_chat.history.store import History

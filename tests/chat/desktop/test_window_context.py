@@ -8,8 +8,8 @@ from window_driving import QUESTION, TOKEN, WAIT, ask, wait_for_answer
 
 from moa_bench.link import with_round_trip
 from moa_bench.link.background import background_link
-from moa_chat.desktop.answer import Answer
-from moa_chat.desktop.context_meter import ContextMeter
+from moa_chat.desktop.chat_page import ContextMeter
+from moa_chat.desktop.message_widgets import Answer
 from moa_chat.strings import reading_words
 
 

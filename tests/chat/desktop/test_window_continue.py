@@ -8,7 +8,7 @@ import pytest
 from PySide6.QtCore import Qt
 from window_driving import TOKEN, WAIT, ask, shown_messages, wait_for_answer
 
-from moa_chat.desktop.answer import Answer
+from moa_chat.desktop.message_widgets import Answer
 from moa_chat.history.message import Message
 from moa_runtime.session.events import Sampling
 

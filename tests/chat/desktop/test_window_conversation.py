@@ -12,7 +12,7 @@ from window_driving import QUESTION, TOKEN, WAIT, ask, shown_messages, wait_for_
 
 from moa_bench.link import with_round_trip
 from moa_bench.link.background import background_link
-from moa_chat.desktop.question import Question
+from moa_chat.desktop.message_widgets import Question
 from moa_chat.history.message import Message
 from moa_chat.history.store import History
 from moa_runtime.events import LinkStatus, Origin

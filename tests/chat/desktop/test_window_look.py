@@ -20,10 +20,9 @@ from PySide6.QtWidgets import (
 )
 from window_driving import WAIT
 
-from moa_chat.desktop.answer import Answer
-from moa_chat.desktop.message_widgets import CodeBlock, TextBlock
+from moa_chat.desktop.appearance import DARK, LIGHT, contrast
+from moa_chat.desktop.message_widgets import Answer, CodeBlock, TextBlock
 from moa_chat.desktop.settings_dialog import SettingsDialog
-from moa_chat.desktop.theme import DARK, LIGHT, contrast
 from moa_chat.history.message import Dropped, Message
 from moa_runtime.events import Origin, TextSpan
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt
 
-from moa_chat.desktop.answer import Answer
-from moa_chat.desktop.question import Question
+from moa_chat.desktop.message_widgets import Answer, Question
 from moa_chat.desktop.window import Window
 
 TOKEN = "secret"  # of the verifier
