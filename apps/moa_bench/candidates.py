@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from moa_bench.harness import Device, checkpoint_pair, device_of, engine_of, without_model
 from moa_bench.options import bundle_of
-from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER
+from moa_drafter.config import CHECKPOINT_FOLDER
 from moa_drafter.pretrained import checkpoint_of
 from moa_runtime.datastore.reader import Datastore
 from moa_runtime.errors import MoaError

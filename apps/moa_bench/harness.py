@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from moa_bench.simulated_clock import Clock, Pace
 from moa_drafter.architectures.registry import torch_backend_of
-from moa_drafter.checkpoint_files import drafter_fingerprint
+from moa_drafter.config import drafter_fingerprint
 from moa_drafter.pretrained import checkpoint_of
 from moa_runtime.backends.load import load_backend, load_writer
 from moa_runtime.bundle import TOKENIZER_FILE, Bundle, tokenizer_fingerprint
@@ -134,7 +134,7 @@ def checkpoint_pair(
         rows = DRAFTERS["sssd"].reads_rows
         return Device(engine.fingerprints, tokenizer, lambda: SssdDrafter(stops, texts), stops, reads_rows=rows), engine
     from moa_drafter.checkpoint import load_bound
-    from moa_drafter.weight_layout import input_major, lay_out_for_few_rows
+    from moa_drafter.devices import input_major, lay_out_for_few_rows
 
     folder = checkpoint_of(given)
     drafter = load_bound(folder, target)

@@ -11,15 +11,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from moa_drafter.architectures.registry import drafter_of
-from moa_drafter.architectures.tokens import TokenDrafter
-from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER, CONFIG_FILE, WEIGHTS_FILE, CheckpointError
-from moa_drafter.compatibility import check_fit
-from moa_drafter.config_fields import ConfigError
-from moa_drafter.drafter import Drafter
+from moa_drafter.config import CHECKPOINT_FOLDER, CONFIG_FILE, WEIGHTS_FILE, CheckpointError, ConfigError, check_fit
+from moa_drafter.drafter import Drafter, TokenDrafter
 from moa_drafter.huawei_checkpoint import is_published, keys_before_values, published_config
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
-from moa_drafter.weight_faults import WEIGHTS_DIFFER, WeightFaults
+from moa_drafter.target_source import WEIGHTS_DIFFER, WeightFaults
 
 #: What can be exported.
 DeviceDrafter = MoADrafter | TokenDrafter

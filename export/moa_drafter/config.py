@@ -1,24 +1,49 @@
-"""The drafter's dimensions, stored as ``config.json`` beside its weights."""
+"""Configurations of all drafters, stored as ``config.json`` beside the weights, and the files of a checkpoint.
+
+Needs no torch, so that a command line can find a checkpoint at once.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from moa_drafter.config_fields import ConfigError, check_fields
 from moa_drafter.target_config import unknown_fields
+from moa_runtime.errors import MoaError
 
-#: More numbers than a layer of any model has in one direction; a file that asks for more is wrong.
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from moa_drafter.target import Target, TargetFacts
+
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+#: Where a training run keeps its checkpoint.
+CHECKPOINT_FOLDER = "drafter"
+#: Largest width accepted for a layer; no model has a wider one.
 _WIDEST = 1 << 17
-
 #: Why a checkpoint, training run or configuration of version 0.1.0 cannot be used.
 FIRST_LAYERS = (
     "first_layers must be 0: drafters with copies of the target's first layers are no longer supported "
     "(target_layers, copies of its last ones, are)"
 )
+
+
+class CheckpointError(MoaError):
+    """A drafter checkpoint that cannot be found or loaded; the message names the folder, file or tensor."""
+
+
+class ConfigError(MoaError, ValueError):
+    """A drafter configuration that cannot be built; the message names the field."""
+
+
+class FitError(MoaError):
+    """A drafter whose shapes are not the target's."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +79,7 @@ class LayerDims:
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """Everything that fixes the drafter's tensor shapes.
+    """Tensor shapes of a Mixture of Attentions drafter.
 
     ``decoder`` serves both the self-attention and the cross-attention layer. The layer
     self-attention's width is the target's key-value vector, ``target_kv_size``. It sees the target
@@ -158,6 +183,76 @@ class DrafterConfig:
         return cls(**{**raw, **layers, "lsa_layers": tuple(raw["lsa_layers"])})
 
 
+@dataclass(frozen=True, kw_only=True)
+class RivalConfig:
+    """Shapes of a drafter whose decoder layers have the shape of one layer of the target.
+
+    Attributes:
+        decoder: the shape of every layer.
+        target_num_layers, target_kv_size, vocab_size, target_fingerprint: properties of the target.
+        sharpness: see :meth:`moa_drafter.drafter.Drafter.sharpen`.
+    """
+
+    target_num_layers: int
+    target_kv_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    decoder: LayerDims
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-5
+    max_position_embeddings: int = 8192
+    target_fingerprint: str = ""
+    architecture: str = ""
+    sharpness: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.draft_vocab_size <= self.vocab_size:
+            raise ConfigError(f"draft_vocab_size must lie in 1..{self.vocab_size}, not {self.draft_vocab_size}")
+        check_sharpness(self.sharpness)
+
+    @classmethod
+    def like(cls, config: DrafterConfig, **own: Any) -> Self:
+        """Make a configuration for the target of a Mixture of Attentions drafter.
+
+        Args:
+            own: the architecture's own fields.
+        """
+        shared = {
+            field.name: getattr(config, field.name)
+            for field in dataclasses.fields(RivalConfig)
+            if field.name != "architecture"
+        }
+        return cls(**shared, **own)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_mapping(cls, raw: Mapping[str, Any]) -> Self:
+        """Parse what :meth:`to_json` wrote.
+
+        Raises:
+            ConfigError: an unknown or missing field, or a value out of range.
+        """
+        check_fields(cls, raw)
+        return cls(**{**raw, "decoder": LayerDims.from_mapping(raw["decoder"], "decoder")})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenConfig(RivalConfig):
+    """Shapes of a drafter that reads tokens alone."""
+
+    @property
+    def step_layers(self) -> int:
+        """Decoder layers that a drafting step runs."""
+        raise NotImplementedError
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys, or of values, in a cache entry: those of all layers."""
+        return self.step_layers * self.decoder.num_kv_heads
+
+
 def config_for_target(
     target: Any,
     *,
@@ -215,14 +310,50 @@ def config_for_target(
     )
 
 
+def check_fit(config: DrafterConfig | RivalConfig, target: Target | TargetFacts) -> str:
+    """Check that a drafter was made for a target.
+
+    Returns:
+        a warning if the shapes fit but the fingerprints differ (such as the Hub's copy and the wheel's), which costs
+        accepted tokens but no correctness; otherwise the empty string.
+
+    Raises:
+        FitError: a size differs; the message names the first one.
+    """
+    theirs = target.config
+    for what, ours, found in (
+        ("number of layers", config.target_num_layers, theirs.num_hidden_layers),
+        ("numbers of keys and values per token and layer", config.target_kv_size, key_value_size(theirs)),
+        ("hidden size", config.decoder.hidden_size, theirs.hidden_size),
+        ("vocabulary size", config.vocab_size, theirs.vocab_size),
+    ):
+        if ours != found:
+            raise FitError(
+                f"this drafter does not fit the target {target.folder.name}: it was made for {what} {ours}, "
+                f"the target has {found}; train one with moa-train, or pass the target it was made for as --model"
+            )
+    trained_for = config.target_fingerprint
+    if trained_for and trained_for != target.fingerprint:
+        return f"the drafter was trained for target {trained_for}, not for {target.fingerprint}: expect a lower tau"
+    return ""
+
+
+def drafter_fingerprint(folder: Path) -> str:
+    """Return the identity of a checkpoint: SHA-256 over its configuration and weights, 32 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        digest.update((folder / name).read_bytes())
+    return digest.hexdigest()[:32]
+
+
 def check_sharpness(value: Any) -> None:
-    """Raises ConfigError: no positive number."""
+    """Raise a ConfigError unless ``value`` is a positive number."""
     if not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise ConfigError(f"sharpness must be a positive number, not {value!r}")
 
 
 def check_copied_exactly(target: Any) -> None:
-    """Raises ConfigError: a target whose layers compute what :class:`moa_drafter.llama.DecoderLayer` does not."""
+    """Raise a ConfigError if the target's layers differ from :class:`moa_drafter.llama.DecoderLayer`."""
     rope = getattr(target, "rope_parameters", None) or getattr(target, "rope_scaling", None) or {}
     kind, activation = rope.get("rope_type", "default"), getattr(target, "hidden_act", "silu")
     advice = "use 0 target layers, another architecture than early-exit, another offline model"
@@ -238,16 +369,57 @@ def check_copied_exactly(target: Any) -> None:
 
 
 def head_size(target: Any) -> int:
-    """Numbers of one attention head, of a transformers configuration."""
+    """Return the size of an attention head, from a transformers configuration."""
     return getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads
 
 
 def key_value_size(target: Any) -> int:
-    """Numbers of one token's keys and values in one layer, of a transformers configuration."""
+    """Return how many numbers the keys and values of a token have in one layer, from a transformers configuration."""
     return 2 * target.num_key_value_heads * head_size(target)
 
 
 def rope_theta_of(target: Any) -> float:
-    """The rotary base of a transformers configuration, where versions 4 and 5 keep it."""
+    """Return the rotary base of a transformers configuration, of version 4 or 5."""
     parameters = getattr(target, "rope_parameters", None) or {}
     return float(parameters.get("rope_theta") or getattr(target, "rope_theta", None) or 10000.0)
+
+
+#: By annotation: what a field must be in words, and whether a value of JSON is.
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "int": ("a whole number from 0 on", lambda value: type(value) is int and value >= 0),
+    "float": (
+        "a positive number",
+        lambda value: type(value) in (int, float) and value > 0 and math.isfinite(value),
+    ),
+    "bool": ("true or false", lambda value: type(value) is bool),
+    "str": ("a string", lambda value: type(value) is str),
+    "LayerDims": ("an object", lambda value: isinstance(value, Mapping)),
+    "tuple[int, ...]": (
+        "a list of whole numbers",
+        lambda value: isinstance(value, list) and all(type(number) is int for number in value),
+    ),
+}
+
+
+def check_fields(config: type, raw: Mapping[str, Any], inside: str = "") -> None:
+    """Check the fields that a file gives for a dataclass.
+
+    Args:
+        inside: the field whose object ``raw`` is; empty for the whole file.
+
+    Raises:
+        ConfigError: a field that is missing, unknown, or of another kind.
+    """
+    what, before = "not a drafter configuration: ", f"{inside}." if inside else ""
+    fields = {field.name: field for field in dataclasses.fields(config)}
+    for name in raw:
+        if name not in fields:
+            raise ConfigError(f"{what}the field {before + name!r:.60} is unknown")
+    for name, field in fields.items():
+        if name not in raw:
+            if field.default is dataclasses.MISSING:
+                raise ConfigError(f"{what}the field {before + name!r} is missing")
+            continue
+        words, is_one = _KINDS[str(field.type)]
+        if not is_one(raw[name]):
+            raise ConfigError(f"{what}{before}{name} must be {words}, not {raw[name]!r:.60}")

@@ -7,9 +7,8 @@ from dataclasses import fields
 import torch
 from torch import Tensor, nn
 
-from moa_drafter.architectures.config import TokenConfig
-from moa_drafter.architectures.tokens import TokenDrafter
-from moa_drafter.config import DrafterConfig
+from moa_drafter.config import DrafterConfig, TokenConfig
+from moa_drafter.drafter import TokenDrafter
 from moa_drafter.llama import run_layers
 from moa_drafter.model import MoADrafter
 from moa_runtime.backends.base import MEMORY_INPUTS, StepInputs, StepResult

@@ -1,4 +1,4 @@
-"""What every drafter shares, whatever its architecture: a draft vocabulary, and the target's frozen matrices."""
+"""Base classes of the drafters: a draft vocabulary and the target's frozen matrices."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from moa_drafter.llama import rotary_angles
+from moa_drafter.config import TokenConfig
+from moa_drafter.llama import DecoderLayer, RMSNorm, rotary_angles
 from moa_drafter.target_features import Reads, TargetStates
 
 if TYPE_CHECKING:
-    from moa_drafter.architectures.config import RivalConfig
-    from moa_drafter.config import DrafterConfig
-    from moa_drafter.target_logits import TargetLogits
+    from moa_drafter.config import DrafterConfig, RivalConfig
+    from moa_drafter.target import TargetLogits
     from moa_drafter.training.batch import Batch
 
 
@@ -141,4 +141,25 @@ class Drafter(nn.Module):
 
     def predict(self, batch: Batch) -> Tensor:
         """Training forward: hidden states ``[Q, hidden]`` behind the final norm, for ``batch.queries``."""
+        raise NotImplementedError
+
+
+class TokenDrafter(Drafter):
+    """Base of the drafters without memory rows: a stack of decoder layers that reads tokens alone."""
+
+    config: TokenConfig
+    norm: RMSNorm
+
+    def __init__(self, config: TokenConfig) -> None:
+        super().__init__(config.vocab_size, config.draft_vocab_size, config.decoder.hidden_size)
+        self.config = config
+
+    @property
+    def row_reads(self) -> Reads:
+        """Return an empty set: the server sends no rows."""
+        return Reads()
+
+    @property
+    def device_layers(self) -> Sequence[DecoderLayer]:
+        """The decoder layers that a drafting step runs, in order."""
         raise NotImplementedError

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moa_drafter.config import DrafterConfig, LayerDims
-from moa_drafter.config_fields import ConfigError
+from moa_drafter.config import ConfigError, DrafterConfig, LayerDims
 
 _TYPES = ("moa_spec", "llama")
 #: Tensors of the layer self-attention by the axis that runs over its width.

@@ -1,4 +1,4 @@
-"""The Llama building blocks that all of the drafter's layers share.
+"""Llama's layers: building blocks of every drafter, and copies of the target's own layers.
 
 Parameter names follow the published checkpoint (``self_attn.q_proj.weight`` and so on). Attention is
 written as plain matrix products, which every export target compiles; training uses torch's fused kernel.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from moa_drafter.config import LayerDims
+from moa_drafter.config import FitError, LayerDims
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -189,3 +189,41 @@ def frozen(layer: nn.Module) -> nn.Module:
             delattr(module, name)
             module.register_buffer(name, tensor.detach(), persistent=False)
     return layer
+
+
+@torch.no_grad()
+def copy_layer(ours: DecoderLayer, theirs: nn.Module) -> None:
+    """Copy the weights of one Llama decoder layer of transformers.
+
+    Raises:
+        FitError: the target's layer lacks a weight, or has another shape.
+    """
+    state = theirs.state_dict()
+    for name, tensor in ours.state_dict().items():
+        found, wanted = tuple(state[name].shape) if name in state else None, tuple(tensor.shape)
+        if found != wanted:
+            raise FitError(f"a layer of the target has {name} of shape {found}, this drafter was made for {wanted}")
+        tensor.copy_(state[name])
+
+
+def copy_exactly(ours: Sequence[DecoderLayer], theirs: Sequence[nn.Module]) -> None:
+    """Copy the weights of layers that must compute the same as the target's.
+
+    Raises:
+        FitError: see :func:`copy_layer`; or the target's layer has a weight that ours lack, such as a bias.
+    """
+    for copy, layer in zip(ours, theirs, strict=True):
+        copy_layer(copy, layer)
+        if unknown := sorted(layer.state_dict().keys() - copy.state_dict().keys()):
+            raise FitError(f"a layer of the target has {unknown[0]}, which this drafter's copy could not compute with")
+
+
+def frozen_layers(layers: Sequence[nn.Module], dims: LayerDims, eps: float) -> list[nn.Module]:
+    """Return frozen copies of some of the target's layers, see :func:`moa_drafter.llama.frozen`.
+
+    Raises:
+        FitError: see :func:`copy_exactly`.
+    """
+    copies = [DecoderLayer(dims, eps) for _ in layers]
+    copy_exactly(copies, layers)
+    return [frozen(layer) for layer in copies]

@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from moa_drafter.compatibility import FitError
-from moa_drafter.config import DrafterConfig
+from moa_drafter.config import DrafterConfig, FitError
 from moa_drafter.drafter import Drafter
-from moa_drafter.llama import DecoderLayer, KeysValues, RMSNorm, joined, rotary_angles
+from moa_drafter.llama import DecoderLayer, KeysValues, RMSNorm, copy_exactly, frozen_layers, joined, rotary_angles
 from moa_drafter.target_features import Reads, TargetStates
-from moa_drafter.target_layers import copy_exactly, frozen_layers
 
 if TYPE_CHECKING:
-    from moa_drafter.target_logits import TargetLogits
+    from moa_drafter.target import TargetLogits
     from moa_drafter.training.batch import Batch
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from moa_drafter.checkpoint_files import CONFIG_FILE, CheckpointError
+from moa_drafter.config import CONFIG_FILE, CheckpointError
 from moa_runtime.options import DEFAULT_DRAFTER, DRAFTERS, DrafterName
 
 WEIGHTS = Path(__file__).parent / "weights"

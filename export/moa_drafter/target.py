@@ -1,25 +1,38 @@
-"""The target model: how it is told apart, how it is loaded."""
+"""The target model: its identity, loading it, and its logits."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from moa_drafter.target_error import TargetError
-from moa_drafter.target_source import DEFAULT_TARGET, builtin_of, quiet_transformers, resolve_target
-from moa_drafter.weight_faults import WEIGHTS_DIFFER, WeightFaults
+from moa_drafter.target_config import longest_context, original_contexts
+from moa_drafter.target_source import (
+    DEFAULT_TARGET,
+    WEIGHTS_DIFFER,
+    TargetError,
+    WeightFaults,
+    builtin_of,
+    quiet_transformers,
+    resolve_target,
+)
 from moa_runtime.generation_config import RecommendedSampling
 
-if TYPE_CHECKING:
-    from moa_drafter.target_logits import TargetLogits
+#: The largest product of the head that :attr:`TargetLogits.scale` is measured with: soft caps do not bend it.
+_SMALL = 1e-2
+#: From ``T`` tokens and the position of the first to normed last hidden states ``[T, hidden]`` and logits
+#: ``[T, vocab_size]``.
+Compute = Callable[[Sequence[int], int], tuple[Tensor, Tensor]]
 
 
 def target_fingerprint(folder: Path) -> str:
@@ -75,7 +88,7 @@ class Target:
     @cached_property
     def logits(self) -> TargetLogits:
         """From the last hidden states to logits."""
-        from moa_drafter.target_logits import TargetLogits  # transformers takes long to import
+        from moa_drafter.target import TargetLogits  # transformers takes long to import
 
         return TargetLogits(self.model)
 
@@ -142,6 +155,55 @@ class TargetFacts:
     config: Any
     fingerprint: str
     stop_tokens: tuple[int, ...]
+
+
+class TargetLogits:
+    """The forward of a transformers model without its layers: its head, then the scaling (Granite, Cohere) or soft cap
+    (Gemma) of its family.
+
+    Args:
+        model: a causal language model whose layers and final norm are its ``model``.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = _without_layers(model)
+        self._head: nn.Linear = model.get_output_embeddings()
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """``[n, hidden]``, normed, -> logits ``[n, vocab_size]``."""
+        return _forward(self._model, hidden)
+
+    def of_tokens(self, hidden: Tensor, head: Tensor, tokens: Tensor) -> Tensor:
+        """Compute the logits of some tokens alone.
+
+        Args:
+            hidden: normed, ``[n, hidden]``.
+            head: their rows of :attr:`moa_drafter.target.Target.head`, in any type and on any device.
+            tokens: ids, ``[len(head)]``.
+
+        Returns:
+            ``[n, len(head)]``.
+        """
+        rows = nn.Linear(head.shape[1], len(head), bias=self._head.bias is not None, device="meta")
+        rows.weight = nn.Parameter(head, requires_grad=False)
+        if self._head.bias is not None:
+            rows.bias = nn.Parameter(self._head.bias.detach()[tokens.to(self._head.bias.device)].to(head), False)
+        model = _shallow_copy(self._model)
+        model.set_output_embeddings(rows)
+        return _forward(model, hidden / self.scale)  # these rows are multiplied already
+
+    @cached_property
+    @torch.no_grad()
+    def scale(self) -> float:
+        """Factor from the products of the head to the logits, measured below any soft cap."""
+        weight = self._head.weight
+        generator = torch.Generator().manual_seed(0)
+        hidden = torch.randn(1, weight.shape[1], generator=generator).to(weight)
+        hidden *= _SMALL / (hidden @ weight.T).abs().max()
+        products = (hidden @ weight.T).float()
+        logits = (self(hidden) - self(-hidden)).float() / 2  # without a bias
+        scale = float((logits * products).sum() / products.square().sum())
+        return 1.0 if abs(scale - 1) < 1e-3 else float(f"{scale:.4g}")
 
 
 def target_facts(name: str = DEFAULT_TARGET) -> TargetFacts:
@@ -257,3 +319,64 @@ def _unsupported(folder: Path, kind: object) -> TargetError:
         f"the target in {folder} is {named}, which is not supported: expected a Llama-like model with grouped "
         "key-value heads"
     )
+
+
+class _Given(nn.Module):
+    """Stand-in for the layers: return the given embeddings as their output."""
+
+    def forward(self, *, inputs_embeds: Tensor, **others: object) -> MoeModelOutputWithPast:
+        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+
+
+def _without_layers(model: Any) -> Any:
+    own = _shallow_copy(model)
+    own.model = _Given()
+    return own
+
+
+def _shallow_copy(model: Any) -> Any:
+    """Return another module with the same parts, which can then be replaced."""
+    own = copy.copy(model)
+    own._modules = dict(model._modules)
+    return own
+
+
+def _forward(model: Any, hidden: Tensor) -> Tensor:
+    logits: Tensor = model(inputs_embeds=hidden[None]).logits[0]
+    return logits
+
+
+@torch.no_grad()
+def deviation_from_transformers(target: Target, count: int, compute: Compute) -> float:
+    """Return the largest root mean square error of hidden states and logits, relative to transformers' own.
+
+    Compared are texts at the beginning of a context, at its end, and across the end of an original context that was
+    extended.
+
+    Args:
+        count: tokens of each comparison.
+    """
+    longest, _ = longest_context(target.config)
+    ends = {end + count // 2 for end in original_contexts(target.config)} | {longest}
+    starts = [0, *sorted(end - count for end in ends if count < end <= longest)]
+    text = [(7919 * index + 13) % target.config.vocab_size for index in range(count)]
+    pairs = [zip(compute(text, start), _own(target, text, start), strict=True) for start in starts]
+    return max(_error(*pair) for start in pairs for pair in start)
+
+
+def _own(target: Target, text: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
+    states: list[Tensor] = []
+    hook = target.model.model.register_forward_hook(lambda *call: states.append(call[-1].last_hidden_state[0]))
+    try:
+        ids = torch.tensor([text], device=target.device)
+        positions = torch.arange(start, start + len(text), device=target.device)[None]
+        logits: Tensor = target.model(input_ids=ids, position_ids=positions).logits[0]
+    finally:
+        hook.remove()
+    return states[0], logits
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    expected = expected.float()
+    error = (found.float() - expected).square().mean() / expected.square().mean()
+    return float(error.sqrt())

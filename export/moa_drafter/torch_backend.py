@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from moa_drafter.architectures.tokens import TokenDrafter
 from moa_drafter.device_module import DeviceModule, TokenDeviceModule
+from moa_drafter.drafter import TokenDrafter
 from moa_drafter.model import MoADrafter
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 

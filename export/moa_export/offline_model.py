@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from moa_drafter.compatibility import FitError
-from moa_drafter.config_fields import ConfigError
-from moa_drafter.target import Target, load_target
+from moa_drafter.architectures.independent import IndependentConfig, IndependentDrafter
+from moa_drafter.config import ConfigError, FitError, check_copied_exactly, config_for_target
+from moa_drafter.llama import run_layers
+from moa_drafter.target import Target, deviation_from_transformers, load_target
 from moa_drafter.target_config import longest_context
-from moa_drafter.whole_model import whole_model
 from moa_export.errors import ExportError
 from moa_export.progress import Advance, Progress
 from moa_export.recordings import Recording
@@ -31,6 +32,9 @@ from moa_runtime.paths import expanded
 LARGEST = 500_000_000
 #: Most that rounding may multiply the perplexity by.
 _MOST_RATIO = 1.1
+#: Tokens that a copy is tested with, and its largest error relative to the size of the target's logits.
+_COPY_TOKENS = 12
+_COPY_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 TARGET, NONE = "target", "none"
 
 
@@ -260,3 +264,33 @@ def check_of(backend: Backend, recordings: Sequence[Recording], before: float, a
         return {"status": PASSED, **figures}
     reason = f"the writer's perplexity is {ratio:.2f} times PyTorch's, allowed are {_MOST_RATIO}"
     return {"status": FAILED, "reason": reason, **figures}
+
+
+@torch.no_grad()
+def whole_model(target: Target) -> IndependentDrafter:
+    """Copy all of a target's layers between its embedding and its head, in float32.
+
+    Raises:
+        ConfigError, FitError: the target has layers that ours cannot represent.
+    """
+    check_copied_exactly(target.model.config)
+    config = config_for_target(target.model.config, draft_vocab_size=len(target.head))
+    model = IndependentDrafter(IndependentConfig.like(config, layers=len(target.layers)))
+    for ours, theirs in zip(model.device_layers, target.layers, strict=True):
+        if unknown := sorted(theirs.state_dict().keys() - ours.state_dict().keys()):
+            raise FitError(f"a layer of {target.folder.name} has {unknown[0]}, which a copy could not compute with")
+    model.bind_target(target.embedding, target.head)
+    model.initialise(target)
+    model.eval()
+    error = deviation_from_transformers(target, _COPY_TOKENS, lambda text, start: _computed(model, text, start))
+    if error > _COPY_TOLERANCE[target.model.dtype]:
+        raise FitError(f"a copy of {target.folder.name} would compute something else: its logits differ by {error:.2g}")
+    return model
+
+
+def _computed(model: IndependentDrafter, text: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
+    """Return normed last hidden states and logits of ``text`` from position ``start`` on."""
+    angles = model.angles(torch.arange(start, start + len(text)))
+    causal = torch.ones(len(text), len(text), dtype=torch.bool).tril()
+    hidden = model.norm(run_layers(model.device_layers, model.embed(torch.tensor(text)), angles, causal)[0])
+    return hidden, model.logits(hidden)

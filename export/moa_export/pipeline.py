@@ -14,8 +14,7 @@ import torch
 
 from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import DeviceDrafter, load_for_device
-from moa_drafter.checkpoint_files import drafter_fingerprint
-from moa_drafter.compatibility import check_fit
+from moa_drafter.config import check_fit, drafter_fingerprint
 from moa_drafter.target import Target, load_target
 from moa_drafter.target_source import DEFAULT_TARGET, resolve_target
 from moa_export.bundle_writer import rejected_path, staged_bundle

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from moa_drafter.architectures.config import RivalConfig
-from moa_drafter.config import DrafterConfig
+from moa_drafter.config import DrafterConfig, RivalConfig
 from moa_export.errors import ExportError
 
 #: Widths that stored weights can have. 32 is float32, 16 float16; 8 and 4 are integers with scales.

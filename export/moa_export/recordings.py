@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from moa_drafter.architectures.tokens import TokenDrafter
 from moa_drafter.checkpoint import DeviceDrafter
+from moa_drafter.drafter import TokenDrafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import target_states
 from moa_drafter.training.decoding import answer_greedily

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moa_drafter.checkpoint_files import drafter_fingerprint
+from moa_drafter.config import drafter_fingerprint
 from moa_drafter.pretrained import checkpoint_of
 from moa_drafter.target_source import DEFAULT_TARGET
 from moa_export.errors import ExportError

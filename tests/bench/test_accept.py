@@ -571,7 +571,7 @@ def test_bad_input_is_refused_in_one_sentence(command, argv, said):
 
 
 def test_a_drafter_other_than_the_bundles_is_refused(command, tiny, tmp_path):
-    from moa_drafter.checkpoint_files import drafter_fingerprint
+    from moa_drafter.config import drafter_fingerprint
 
     target_folder, drafter_folder, *_ = tiny
     other = make_tiny_drafter(target_folder, tmp_path / "other", seed=9)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from moa_drafter.checkpoint import load_checkpoint, save_checkpoint
-from moa_drafter.checkpoint_files import CONFIG_FILE
+from moa_drafter.config import CONFIG_FILE
 from moa_drafter.training.blend import main
 from tiny import make_tiny_drafter, make_tiny_rival
 

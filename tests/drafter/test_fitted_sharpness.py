@@ -12,7 +12,7 @@ import torch
 from training_data import moa_train, small, write_store
 
 from moa_drafter.checkpoint import load_bound, load_checkpoint, save_checkpoint
-from moa_drafter.checkpoint_files import CheckpointError
+from moa_drafter.config import CheckpointError
 from moa_drafter.drafter import Drafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import TargetStates

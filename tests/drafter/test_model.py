@@ -12,9 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moa_drafter.checkpoint import load_checkpoint, save_checkpoint
-from moa_drafter.checkpoint_files import CheckpointError
-from moa_drafter.config import DrafterConfig, LayerDims
-from moa_drafter.config_fields import ConfigError
+from moa_drafter.config import CheckpointError, ConfigError, DrafterConfig, LayerDims
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from random_target import published_drafter

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from families import config_of, make_target
-from moa_drafter.compatibility import FitError
-from moa_drafter.config_fields import ConfigError
+from moa_drafter.config import ConfigError, FitError
 from moa_drafter.drafter import Drafter
 from moa_drafter.target import Target, load_target
 from moa_drafter.target_config import longest_context, unknown_fields
@@ -22,8 +21,7 @@ from moa_drafter.training.features import LiveFeatures
 from moa_drafter.training.losses import forward_kl
 from moa_drafter.training.settings import TrainSettings
 from moa_drafter.training.trainer import Trainer
-from moa_drafter.whole_model import whole_model
-from moa_export.offline_model import WriterSettings, make_writer
+from moa_export.offline_model import WriterSettings, make_writer, whole_model
 from moa_export.progress import Progress
 
 SCALED = ["Granite (scaled logits alone)", "Cohere (scaled logits)"]

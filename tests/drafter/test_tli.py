@@ -18,9 +18,7 @@ from drafted import draft_of
 from moa_drafter.architectures.registry import initialise, new_drafter, torch_backend_of
 from moa_drafter.checkpoint import load_bound, load_checkpoint, save_checkpoint
 from moa_drafter.cli import main
-from moa_drafter.compatibility import FitError
-from moa_drafter.config import DrafterConfig, LayerDims, config_for_target
-from moa_drafter.config_fields import ConfigError
+from moa_drafter.config import ConfigError, DrafterConfig, FitError, LayerDims, config_for_target
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import Reads, target_states

@@ -16,12 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from moa_drafter import target_source
 from moa_drafter.checkpoint import load_checkpoint, save_checkpoint
-from moa_drafter.checkpoint_files import CheckpointError
-from moa_drafter.gguf_file import check_whole
+from moa_drafter.config import CheckpointError
 from moa_drafter.target import Target, load_target, target_facts
-from moa_drafter.target_error import TargetError
-from moa_drafter.target_source import resolve_target
-from moa_drafter.weight_faults import WEIGHTS_DIFFER
+from moa_drafter.target_source import WEIGHTS_DIFFER, TargetError, check_whole, resolve_target
 from moa_runtime.bundle import sha256_of
 from tiny import make_tiny_target
 

@@ -14,7 +14,7 @@ import torch
 import tiny
 from drafted import draft_of
 from moa_drafter.architectures.registry import torch_backend_of
-from moa_drafter.checkpoint_files import drafter_fingerprint
+from moa_drafter.config import drafter_fingerprint
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import target_fingerprint
 from moa_export import cli, pipeline

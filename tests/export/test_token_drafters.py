@@ -12,7 +12,7 @@ import pytest
 from moa_bench.harness import Conversation, LoopbackVerifier
 from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import load_bound
-from moa_drafter.checkpoint_files import drafter_fingerprint
+from moa_drafter.config import drafter_fingerprint
 from moa_drafter.target import Target
 from moa_export.bundle_commands import inspect, verify
 from moa_export.errors import ExportError

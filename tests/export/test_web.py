@@ -13,10 +13,10 @@ import pytest
 from one_product import matrix_and_input, one_product, widened
 
 from moa_drafter.architectures.registry import torch_backend_of
-from moa_drafter.whole_model import whole_model
 from moa_export.cli import main
 from moa_export.errors import ExportError
 from moa_export.golden_step import worked_example
+from moa_export.offline_model import whole_model
 from moa_export.recipe import Recipe, Weights
 from moa_export.targets import web_engine
 from moa_export.targets.base import NotRun, StandIn, TargetOptions

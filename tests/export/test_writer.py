@@ -13,12 +13,11 @@ import torch
 from one_product import matrix_and_input, one_product, widened
 
 from moa_drafter.architectures.registry import torch_backend_of
-from moa_drafter.compatibility import FitError
+from moa_drafter.config import FitError
 from moa_drafter.target import Target, load_target
-from moa_drafter.whole_model import whole_model
 from moa_export.cli import main
 from moa_export.errors import ExportError
-from moa_export.offline_model import NONE, TARGET, WriterSettings, make_writer, model_of
+from moa_export.offline_model import NONE, TARGET, WriterSettings, make_writer, model_of, whole_model
 from moa_export.progress import Progress
 from moa_export.targets.base import Artifact
 from moa_export.targets.onnx_offsets import put_with_offsets, round_with_offsets

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from moa_drafter.architectures.config import TokenConfig
-from moa_drafter.architectures.tokens import TokenDrafter
-from moa_drafter.config_fields import ConfigError
-from moa_drafter.llama import DecoderLayer, RMSNorm, run_layers
+from moa_drafter.config import ConfigError, TokenConfig
+from moa_drafter.drafter import TokenDrafter
+from moa_drafter.llama import DecoderLayer, RMSNorm, copy_layer, run_layers
 from moa_drafter.target import Target
 from moa_drafter.target_features import Reads, TargetStates
-from moa_drafter.target_layers import copy_layer
 
 if TYPE_CHECKING:
     from moa_drafter.training.batch import Batch

@@ -9,12 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from moa_drafter.architectures.eagle import EagleConfig, EagleDrafter
-from moa_drafter.architectures.eagle_backend import EagleBackend
+from moa_drafter.architectures.eagle import EagleBackend, EagleConfig, EagleDrafter
 from moa_drafter.architectures.early_exit import EarlyExitConfig, EarlyExitDrafter
 from moa_drafter.architectures.independent import IndependentConfig, IndependentDrafter
-from moa_drafter.config import DrafterConfig, check_copied_exactly, config_for_target
-from moa_drafter.config_fields import ConfigError
+from moa_drafter.config import ConfigError, DrafterConfig, check_copied_exactly, config_for_target
 from moa_drafter.drafter import Drafter
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER
+from moa_drafter.config import CHECKPOINT_FOLDER
 from moa_drafter.devices import check_device, fastest_dtype
 from moa_drafter.progress import Progress
 from moa_drafter.target import DEFAULT_TARGET, Target, load_target

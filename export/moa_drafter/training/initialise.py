@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moa_drafter.llama import copy_layer
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import TargetStates
-from moa_drafter.target_layers import copy_layer
 
 _EARLIER_LAYERS = 0.15  # weight of every seen layer but the last, which tells most about the next token
 _QUERY_SIZE = 3.0  # about the size of a trained query's components

@@ -15,10 +15,7 @@ import torch
 
 from moa_drafter.architectures.registry import ARCHITECTURES, initialise, new_drafter
 from moa_drafter.checkpoint import load_checkpoint
-from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER, drafter_fingerprint
-from moa_drafter.compatibility import check_fit
-from moa_drafter.config import DrafterConfig
-from moa_drafter.config_fields import ConfigError
+from moa_drafter.config import CHECKPOINT_FOLDER, ConfigError, DrafterConfig, check_fit, drafter_fingerprint
 from moa_drafter.drafter import Drafter
 from moa_drafter.model import MoADrafter
 from moa_drafter.progress import Progress

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moa_drafter.config import DrafterConfig
-from moa_drafter.config_fields import ConfigError
+from moa_drafter.config import ConfigError, DrafterConfig
 from moa_drafter.model import MoADrafter
 from moa_drafter.target_features import TargetStates
 from moa_drafter.training.initialise import estimated, regress

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from moa_drafter.checkpoint import save_checkpoint
-from moa_drafter.checkpoint_files import CHECKPOINT_FOLDER
+from moa_drafter.config import CHECKPOINT_FOLDER
 from moa_drafter.drafter import Drafter
 from moa_drafter.training import distributed as processes
 from moa_drafter.training.averaging import WeightAverage

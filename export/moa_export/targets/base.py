@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from moa_drafter.architectures.config import TokenConfig
 from moa_drafter.checkpoint import DeviceDrafter
-from moa_drafter.config import DrafterConfig
+from moa_drafter.config import DrafterConfig, TokenConfig
 from moa_export.errors import ExportError
 from moa_export.recipe import Recipe
 from moa_runtime.backends.base import Backend

@@ -7,11 +7,10 @@ from typing import ClassVar
 
 import onnx
 
-from moa_drafter.architectures.config import TokenConfig
-from moa_drafter.architectures.tokens import TokenDrafter
 from moa_drafter.checkpoint import DeviceDrafter
-from moa_drafter.config import DrafterConfig
+from moa_drafter.config import DrafterConfig, TokenConfig
 from moa_drafter.device_module import DeviceModule, TokenDeviceModule, signature
+from moa_drafter.drafter import TokenDrafter
 from moa_export.errors import ExportError
 from moa_export.quantized_embedding import QuantisedEmbedding
 from moa_export.recipe import Recipe

@@ -9,8 +9,8 @@ import torch
 from onnx import helper
 from torch import Tensor, nn
 
-from moa_drafter.architectures.tokens import TokenDrafter
 from moa_drafter.device_module import TokenDeviceModule, signature_of
+from moa_drafter.drafter import TokenDrafter
 from moa_export.errors import ExportError
 from moa_export.quantize import round_symmetric
 from moa_export.recipe import Weights

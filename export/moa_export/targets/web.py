@@ -9,9 +9,9 @@ import onnx
 import torch
 from onnx import numpy_helper
 
-from moa_drafter.architectures.tokens import TokenDrafter
 from moa_drafter.config import DrafterConfig
 from moa_drafter.device_module import TokenDeviceModule, signature, signature_of
+from moa_drafter.drafter import TokenDrafter
 from moa_drafter.model import MoADrafter
 from moa_export.errors import ExportError
 from moa_export.quantized_embedding import QuantisedEmbedding

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
+from moa_drafter.devices import lay_out_for_few_rows
 from moa_drafter.target import Target
-from moa_drafter.weight_layout import lay_out_for_few_rows
 from moa_runtime.session.tree import chain, depths
 from moa_server.engine.forward import Piece
 from moa_server.engine.kv_cache import Room, RoomShape
@@ -19,7 +19,7 @@ from moa_server.engine.tree_mask import tree_mask
 class GeneralPass:
     """See :class:`moa_server.engine.forward.TargetPass`: one forward for each piece, in the target's own type.
 
-    On a CPU the target's layers are laid out for few rows (:mod:`moa_drafter.weight_layout`).
+    On a CPU the target's layers are laid out for few rows (:mod:`moa_drafter.devices`).
 
     Args:
         keep_last: whether rooms keep the last hidden states.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from moa_drafter.weight_layout import input_major
+from moa_drafter.devices import input_major
 
 Product = Callable[[Tensor], Tensor]
 

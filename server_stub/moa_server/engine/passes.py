@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moa_drafter import target_trial
-from moa_drafter.target import Target
+from moa_drafter.target import Target, deviation_from_transformers
 from moa_server.engine.forward import Piece, TargetPass
 from moa_server.engine.fused_llama import FusedLlama, misfit
 from moa_server.engine.general_pass import GeneralPass
@@ -82,7 +81,7 @@ def _invariant(fused: FusedLlama, target: Target, dtype: torch.dtype) -> bool:
 
 @torch.inference_mode()
 def deviation(candidate: TargetPass, target: Target) -> float:
-    """How far a pass is from transformers' own forward, see :func:`moa_drafter.target_trial.deviation`."""
+    """How far a pass is from transformers' own forward, see :func:`moa_drafter.target.deviation_from_transformers`."""
 
     def compute(text: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
         room = Room(candidate.room_shape, len(text) + len(_PARENTS))
@@ -97,4 +96,4 @@ def deviation(candidate: TargetPass, target: Target) -> float:
         hidden = torch.cat((*states[:2], states[2][list(_TREE)]))
         return hidden, candidate.logits(hidden)
 
-    return target_trial.deviation(target, _CHAIN + 1 + len(_TREE), compute)
+    return deviation_from_transformers(target, _CHAIN + 1 + len(_TREE), compute)

@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 
 from moa_drafter.checkpoint import load_checkpoint
-from moa_drafter.checkpoint_files import drafter_fingerprint
-from moa_drafter.compatibility import check_fit
+from moa_drafter.config import check_fit, drafter_fingerprint
 from moa_drafter.drafter import Drafter
 from moa_drafter.target import TargetFacts, target_facts
 from moa_drafter.target_features import Reads
