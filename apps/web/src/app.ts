@@ -1,24 +1,24 @@
-/** The page: what is known, what is seen, and what connects them. */
+/** The page: connects chats and connection with the views. */
 
 import type { LinkChanged } from "@moa-edge/runtime";
 
-import { placeOf, saveToken } from "./connection/access.js";
-import { Connection } from "./connection/connection.js";
-import type { Chats } from "./chats/chats.js";
-import { Conversations } from "./conversation/checking.js";
+import { placeOf, saveToken } from "./access.js";
+import { bannerOf, deviceNotice, type BannerActions } from "./banner.js";
+import type { Chats } from "./chats.js";
+import { Connection } from "./connection.js";
+import { Conversations } from "./conversations.js";
 import { loadSettings, saveSettings, usualSettings } from "./settings.js";
-import { bannerOf, deviceNotice, type BannerActions } from "./shell/banner.js";
+import { asSentence } from "./strings.js";
 import { ChatsView } from "./views/chats_view.js";
 import { Composer } from "./views/composer.js";
 import { ConversationView } from "./views/conversation_view.js";
 import { byId, setText } from "./views/dom.js";
-import { LinkView } from "./views/link_view.js";
-import { BannerView, NoticeView, speak } from "./views/notices.js";
 import { SettingsView, type Chosen } from "./views/settings_view.js";
-import { asSentence } from "./words.js";
+import { BannerView, LinkView, NoticeView, speak } from "./views/status_views.js";
 
-const LOOK_MS = 250; // at the link, whose waiting times are counted down
+const LOOK_MS = 250; // interval of polling the link, whose waiting times are counted down
 
+/** The page's state, and its reactions to the user. */
 export class App {
   private settings = loadSettings(localStorage, usualSettings((navigator as { deviceMemory?: number }).deviceMemory));
   private postponed = false;
@@ -103,12 +103,12 @@ export class App {
   }
 
   /**
-   * Connect with what is set, and go on with what the page before was writing.
+   * Connect with the present settings, and continue the answer of the page before.
    *
-   * @param anew by the bundle that the server has now, and not the one that was stored.
+   * @param anew use the server's present bundle instead of the stored one.
    */
   async start(anew = false): Promise<void> {
-    // One after the other: a chat that begins while another one does would find its place taken.
+    // One after the other: a chat that starts while another one does would find the store locked.
     this.connecting = this.connecting.then(() => this.connect(anew));
     await this.connecting;
     await this.conversations.goOn();
@@ -132,32 +132,32 @@ export class App {
     if (this.link.wantedOffline) await chat?.workOffline(true);
   }
 
-  /** A newer version of the page is there. */
+  /** Offer a newer version of the page. */
   offerUpdate(takeOver: () => void): void {
     const run = (): void => void this.conversations.idle().then(takeOver);
     this.notices.tell({ text: "There is a newer version of this page.", actions: [{ label: "Reload", run }] });
   }
 
-  /** A phone may end a page that is not seen, and says no more; the runtime stores its own. One that was not seen may not
-   * know what another tab has written. */
+  /** Store or refresh the chat: a phone may end a hidden page without notice, and another tab may have written meanwhile. The
+   * runtime stores its own state. */
   private seenOrHidden(): void {
     if (document.visibilityState === "hidden") void this.conversations.saveNow();
     else void this.conversations.refresh();
   }
 
-  /** Have the model, and begin anew with it when nothing is being written. */
+  /** Download the model, and reconnect with it when no answer is being written. */
   private async download(): Promise<void> {
     if (!(await this.connection.fetchModels())) return;
     await this.conversations.idle();
     await this.start();
   }
 
-  /** Delete the model, and begin anew without it. */
+  /** Delete the model, and reconnect without it. */
   private async forget(): Promise<void> {
     try {
       await this.connection.device.forget();
     } catch (error) {
-      const why = (error as Error).message; // such as that another tab reads it
+      const why = (error as Error).message; // for example that another tab reads it
       this.notices.tell({ text: asSentence(`the model could not be deleted, try again: ${why}`), actions: [] });
     }
     await this.start();
@@ -177,20 +177,20 @@ export class App {
     this.changed();
   }
 
-  /** Another chat opens: what is said of this one, and a question of it that is written anew, are not the other's. */
+  /** Hide notices of this chat and end an edit, because another chat opens. */
   private leave(): void {
     this.composer.endEdit();
     this.notices.hide();
   }
 
-  /** Put the last question back where questions are written; what was answered goes with the first new words. */
+  /** Put the last question back into the composer; its answer goes with the first new words. */
   private edit(position: number): void {
     this.composer.edit(this.conversations.messages[position]!.content, (text) => {
       void this.conversations.edit(position, text);
     });
   }
 
-  /** The link may have changed: nobody says so between answers. */
+  /** Poll the link: between answers there are no events of it. */
   private look(): void {
     const link = this.connection.chat?.link ?? null;
     if (link?.status === "online" && this.seen?.status !== "online") void this.conversations.check();
@@ -198,7 +198,7 @@ export class App {
     this.seen = link;
   }
 
-  /** Draw at the next frame, once, whatever has happened until then. */
+  /** Draw once, at the next frame. */
   private changed(): void {
     if (this.drawing) return;
     this.drawing = true;
@@ -222,7 +222,7 @@ export class App {
     this.sayAnswer();
   }
 
-  /** A screen reader hears an answer when it is whole. */
+  /** Have screen readers say an answer when it is complete. */
   private sayAnswer(): void {
     const { busy, messages } = this.conversations;
     const last = messages.at(-1);

@@ -1,14 +1,14 @@
-/** What a user has chosen: for the page, and for a chat. */
+/** Settings of the page and of a chat. */
 
 import type { Drafting, Sampling } from "@moa-edge/runtime";
 
-/** How the questions of a chat are answered. */
+/** Settings of one chat. */
 export interface ChatSettings {
   /** Instructions to the model; empty for none. */
   readonly system: string;
-  /** Tokens of every answer at most. */
+  /** Tokens of every answer, at most. */
   readonly maxNewTokens: number;
-  /** Sample as the target's authors recommend; `temperature` and `topP` do not count then. */
+  /** Sample as the target's authors recommend, instead of by `temperature` and `topP`. */
   readonly recommended: boolean;
   /** 0 is greedy. */
   readonly temperature: number;
@@ -16,9 +16,10 @@ export interface ChatSettings {
   readonly topP: number;
 }
 
-/** What becomes of words that the device wrote offline where the target would have written others. */
+/** What happens if the target's text differs from the text that the device wrote offline. */
 export type OnDisagreement = "server" | "mine" | "ask";
 
+/** Settings of the page. */
 export interface Settings {
   /** Address of the verifier; empty for the one that this page comes from. */
   readonly address: string;
@@ -26,11 +27,11 @@ export interface Settings {
   readonly drafting: Drafting;
   /** The model takes no steps. */
   readonly savePower: boolean;
-  /** Whether the device also has the writer, a whole model, for what it writes without a network. */
+  /** Whether the device also downloads the writer, a whole model for writing without a network. */
   readonly writer: boolean;
   /** Whether words are coloured by their origin. */
   readonly origins: boolean;
-  /** Of new chats. */
+  /** Settings of new chats. */
   readonly chats: ChatSettings;
 }
 
@@ -45,20 +46,20 @@ export const USUAL_SETTINGS: Settings = {
   chats: USUAL_CHAT,
 };
 
-/** How a target's authors recommend to sample from it, as a bundle's manifest says it. */
+/** The sampling that a target's authors recommend, from a bundle's manifest. */
 export interface Recommended {
   readonly temperature: number;
   readonly topP: number;
 }
 
-/** How the target chooses in a chat with these settings; greedy where nobody recommends anything. */
+/** Return the sampling of a chat with these settings; greedy if there is no recommendation. */
 export function samplingOf(settings: ChatSettings, recommended: Recommended | null, seed: bigint): Sampling {
   const { temperature, topP } = settings.recommended ? (recommended ?? { temperature: 0, topP: 1 }) : settings;
   const chosen = temperature === 0 ? { temperature: 0, topP: 1, seed: 0n } : { temperature, topP, seed };
   return { ...chosen, topK: 0, minP: 0 };
 }
 
-/** A seed of 63 bits. */
+/** Return a random seed of 63 bits. */
 export function newSeed(): bigint {
   return crypto.getRandomValues(new BigUint64Array(1))[0]! >> 1n;
 }
@@ -68,18 +69,18 @@ const KEY = "settings";
 /** A whole model takes about a gigabyte while it writes: with less memory than this the browser would end the page. */
 const WRITER_NEEDS_GB = 4;
 
-/** What is usual on a device with so much memory; undefined where its browser does not say. */
+/** Return the default settings of a device with this memory; undefined if its browser does not tell. */
 export function usualSettings(memoryGb: number | undefined): Settings {
   return { ...USUAL_SETTINGS, writer: memoryGb === undefined || memoryGb >= WRITER_NEEDS_GB };
 }
 
-/** The stored settings; the usual one where a value is missing or is of another type. */
+/** Return the stored settings; the default for a value that is missing or of another type. */
 export function loadSettings(storage: Pick<Storage, "getItem">, usual = USUAL_SETTINGS): Settings {
   let stored: unknown = null;
   try {
     stored = JSON.parse(storage.getItem(KEY) ?? "null");
   } catch {
-    // damaged: the usual settings
+    // damaged: use the defaults
   }
   return wellTyped(stored, usual);
 }
@@ -93,7 +94,7 @@ const WORDS: { readonly [name: string]: readonly string[] } = {
   drafting: ["auto", "device", "server"],
 };
 
-/** The values of `stored` that are of the same type as those of `usual`, by name. */
+/** Return `usual` with the values of `stored` that have the same type. */
 function wellTyped<T extends object>(stored: unknown, usual: T): T {
   if (typeof stored !== "object" || stored === null) return usual;
   const given = stored as { readonly [name: string]: unknown };

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { AddressError, placeOf, tokenOf } from "../src/connection/access.js";
+import { AddressError, placeOf, tokenOf } from "../src/access.js";
 
 test("the token is taken out of the fragment, and nothing else is", () => {
   assert.deepEqual(tokenOf("https://host:8765/?a=1#token=s%2Be%20cret&chat=7"), {

@@ -5,8 +5,8 @@ import { test } from "node:test";
 
 import type { LinkChanged } from "@moa-edge/runtime";
 
-import type { DeviceState } from "../src/connection/device.js";
-import { bannerOf, type BannerActions } from "../src/shell/banner.js";
+import { bannerOf, type BannerActions } from "../src/banner.js";
+import type { DeviceState } from "../src/device.js";
 
 const pressed: string[] = [];
 const ACTIONS = Object.fromEntries(

@@ -3,9 +3,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Conversations } from "../src/conversation/checking.js";
+import { Conversations } from "../src/conversations.js";
 import { USUAL_SETTINGS, type Settings } from "../src/settings.js";
-import { FakeHost, FakeTalk, finished, MemoryChats, update } from "./fake_talk.js";
+import { FakeHost, FakeTalk, MemoryChats, finished, update } from "./fake_talk.js";
 import { pieces } from "./spans.js";
 
 class World {

@@ -3,8 +3,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { correctedWords, differences } from "../src/answers/corrections.js";
-import { message } from "../src/chats/message.js";
+import { correctedWords, differences } from "../src/corrections.js";
+import { message } from "../src/message.js";
 import { numbers, pieces } from "./spans.js";
 
 test("words that are others, gone, or new in between count; what follows the end does not", () => {

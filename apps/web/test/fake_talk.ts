@@ -11,8 +11,8 @@ import type {
   Unconfirmed,
 } from "@moa-edge/runtime";
 
-import { holds, summaryOf, type Chats, type StoredChat, type Summary } from "../src/chats/chats.js";
-import type { Host, Notice, Talk } from "../src/conversation/talk.js";
+import { holds, summaryOf, type Chats, type StoredChat, type Summary } from "../src/chats.js";
+import type { Host, Notice, Talk } from "../src/conversations.js";
 
 const STATISTICS: Statistics = {
   rounds: 3,

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { loadSettings, newSeed, samplingOf, saveSettings, USUAL_CHAT, USUAL_SETTINGS } from "../src/settings.js";
+import { USUAL_CHAT, USUAL_SETTINGS, loadSettings, newSeed, samplingOf, saveSettings } from "../src/settings.js";
 
 function storage(text: string | null): { getItem(): string | null } {
   return { getItem: () => text };

@@ -5,7 +5,7 @@ import { test } from "node:test";
 
 import type { TextSpan } from "@moa-edge/runtime";
 
-import { wholeDropped, wholeWords } from "../src/answers/whole_words.js";
+import { wholeDropped, wholeWords } from "../src/whole_words.js";
 import { numbers, pieces } from "./spans.js";
 
 const [D, S, O, K] = ["drafted", "corrected", "offline", "kept"] as const;

@@ -3,8 +3,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { titleOf } from "../src/chats/message.js";
-import { asSentence, correctedSentence, linkWords, megabytes, unconfirmedWords } from "../src/words.js";
+import { titleOf } from "../src/message.js";
+import { asSentence, correctedSentence, linkWords, megabytes, unconfirmedWords } from "../src/strings.js";
 
 test("the link in words", () => {
   const link = { event: "LinkChanged", detail: "", retryInS: null } as const;

@@ -1,10 +1,9 @@
 /** The list of chats. */
 
-import type { Summary } from "../chats/chats.js";
-import { button, byId, make } from "./dom.js";
-import { Sheet } from "./sheet.js";
+import type { Summary } from "../chats.js";
+import { Sheet, button, byId, make } from "./dom.js";
 
-/** What one can do with a chat. */
+/** Actions on chats. */
 export interface ChatActions {
   list(words: string): Promise<Summary[]>;
   open(id: string): Promise<unknown>;
@@ -14,6 +13,7 @@ export interface ChatActions {
   current(): string;
 }
 
+/** The dialog with the list of chats. */
 export class ChatsView {
   private readonly sheet = new Sheet("chats");
   private readonly search = byId<HTMLInputElement>("search");
@@ -35,7 +35,7 @@ export class ChatsView {
   private async refresh(): Promise<void> {
     const asked = ++this.asked;
     const found = await this.actions.list(this.search.value);
-    if (asked !== this.asked) return; // more letters have come since
+    if (asked !== this.asked) return; // the search has changed since
     this.rows.replaceChildren(...found.map((row) => this.row(row)));
     this.none.hidden = found.length > 0;
   }
@@ -60,7 +60,7 @@ export class ChatsView {
 
   private async remove(id: string): Promise<void> {
     await this.actions.remove(id);
-    this.sheet.close(); // the offer to take it back stands behind
+    this.sheet.close(); // the offer to undo it is on the page
   }
 
   private edit(item: HTMLLIElement, row: Summary): void {

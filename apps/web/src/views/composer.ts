@@ -2,13 +2,14 @@
 
 import { byId } from "./dom.js";
 
+/** The field, and its buttons Send and Stop. */
 export class Composer {
   private readonly form = byId<HTMLFormElement>("composer");
   private readonly field = byId<HTMLTextAreaElement>("question");
   private readonly sendButton = byId<HTMLButtonElement>("send");
   private readonly stopButton = byId<HTMLButtonElement>("stop");
 
-  /** What is done with the text in the place of {@link send}: it takes the place of an earlier question. */
+  /** Called with the text in place of {@link send} if it replaces an earlier question. */
   private replace: ((text: string) => void) | null = null;
 
   constructor(
@@ -33,13 +34,13 @@ export class Composer {
     });
   }
 
-  /** A question that could not be asked; what is written there already stays. */
+  /** Take back a question that could not be asked, unless there is another text. */
   giveBack(text: string): void {
     if (this.field.value.trim() === "") this.field.value = text;
     this.grow();
   }
 
-  /** Write a question anew. An empty field asks nothing, and the next text is a new question. */
+  /** Edit an earlier question. Emptying the field ends the edit. */
   edit(text: string, replace: (text: string) => void): void {
     this.field.value = text;
     this.replace = replace;
@@ -47,7 +48,7 @@ export class Composer {
     this.field.focus();
   }
 
-  /** The question stays as it was. */
+  /** End an edit; the question stays as it was. */
   endEdit(): void {
     if (this.replace === null) return;
     this.field.value = "";
@@ -73,7 +74,7 @@ export class Composer {
     ask(text);
   }
 
-  /** As high as its text, in browsers that have no field-sizing. */
+  /** Make the field as high as its text, in browsers without field-sizing. */
   private grow(): void {
     if (CSS.supports("field-sizing", "content")) return;
     this.field.style.height = "auto";

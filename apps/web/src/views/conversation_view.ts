@@ -1,12 +1,13 @@
-/** The messages of the open chat. */
+/** The messages of the open chat: their text with its origins, and their buttons. */
 
-import type { Message } from "../chats/message.js";
-import { droppedSentence, originSentence } from "../words.js";
-import { byId } from "./dom.js";
-import { messageNode, type Look, type MessageActions } from "./message_view.js";
-import { legendNodes, PIECES } from "./origin_text.js";
+import type { Origin } from "@moa-edge/runtime";
 
-const NEAR_PX = 80; // so close to the end one reads along
+import { canGoOn, type Dropped, type Message } from "../message.js";
+import { DROPPED, ORIGINS, TENTATIVE, droppedSentence, originSentence } from "../strings.js";
+import { wholeDropped, wholeWords } from "../whole_words.js";
+import { button, byId, make } from "./dom.js";
+
+const NEAR_PX = 80; // this close to the end, the view follows the answer
 
 interface Row {
   message: Message;
@@ -14,6 +15,7 @@ interface Row {
   node: HTMLLIElement;
 }
 
+/** The list of messages. */
 export class ConversationView {
   private readonly list = byId("messages");
   private readonly scroll = byId("scroll");
@@ -21,7 +23,7 @@ export class ConversationView {
   private readonly legend = byId("legend");
   private rows: Row[] = [];
 
-  /** @param tell says where a word comes from that was tapped. */
+  /** @param tell shows the origin of a word that was tapped. */
   constructor(
     private readonly actions: MessageActions,
     tell: (sentence: string) => void,
@@ -35,7 +37,7 @@ export class ConversationView {
     });
   }
 
-  /** Draw what has changed. @param waiting what the answer waits for, which is the last message. */
+  /** Draw the changes. @param waiting why the last message, an answer, does not go on. */
   show(messages: readonly Message[], busy: boolean, waiting: string, origins: boolean): void {
     const near = this.scroll.scrollHeight - this.scroll.scrollTop - this.scroll.clientHeight < NEAR_PX;
     const asked = messages.map(({ role }) => role).lastIndexOf("user");
@@ -62,13 +64,153 @@ export class ConversationView {
     if (near) this.toEnd();
   }
 
-  /** Scroll to where the answer grows. */
+  /** Scroll to the end. */
   toEnd(): void {
     this.scroll.scrollTop = this.scroll.scrollHeight;
   }
 }
 
-/** Questions are made anew while an answer is written. */
+/** Return whether a message is unchanged. Questions are new objects while an answer is written. */
 function sameMessage(one: Message, other: Message): boolean {
   return one === other || (one.role === "user" && other.role === "user" && one.content === other.content);
+}
+
+/** Actions of a message's buttons. */
+export interface MessageActions {
+  again(): void;
+  continueAnswer(): void;
+  edit(position: number): void;
+}
+
+/** State that decides how a message is drawn, besides the message. */
+export interface Look {
+  readonly origins: boolean;
+  /** Whether it is the last one, and no answer is being written. */
+  readonly offers: boolean;
+  /** Whether it is the last question. */
+  readonly asked: boolean;
+  /** Why the answer does not go on; empty while it does. */
+  readonly waiting: string;
+}
+
+/** Return the element of a message. */
+export function messageNode(message: Message, position: number, look: Look, actions: MessageActions): HTMLLIElement {
+  const who = make("span", "hidden", message.role === "user" ? "You: " : "Answer: ");
+  const text = make("div", "text", who, ...textNodes(message, look.origins));
+  const item = make("li", message.role, text);
+  if (look.waiting !== "") item.append(make("p", "waiting", look.waiting));
+  const tools = make("div", "tools", ...toolNodes(message, position, look, actions));
+  if (tools.hasChildNodes()) item.append(tools);
+  if (message.role === "assistant" && message.finished && message.figures.length > 0) item.append(...figures(message, tools));
+  if (message.remarks !== "") item.append(make("p", "remarks", message.remarks));
+  return item;
+}
+
+function textNodes(message: Message, origins: boolean): Node[] {
+  if (message.role === "user") return [document.createTextNode(message.content)];
+  if (origins) return originNodes(message);
+  // Confirmed text is plain then; the rest is marked, because it may still change.
+  const certain: Message = {
+    ...message,
+    dropped: [],
+    spans: message.spans.filter((span) => !span.committed),
+  };
+  const length = message.spans.reduce((sum, span) => sum + (span.committed ? span.text.length : 0), 0);
+  const rest = message.content.slice(length);
+  if (certain.spans.length === 0 || certain.spans.map(({ text }) => text).join("") !== rest) {
+    return [document.createTextNode(message.content)];
+  }
+  return [document.createTextNode(message.content.slice(0, length)), ...originNodes({ ...certain, content: rest })];
+}
+
+function toolNodes(message: Message, position: number, look: Look, actions: MessageActions): Node[] {
+  if (message.role === "user") {
+    return look.asked ? [button("Edit", () => actions.edit(position), "Edit this question")] : [];
+  }
+  if (!message.finished) return [];
+  const copy = button("Copy", () => void copyText(message.content, copy), "Copy the answer");
+  const nodes: Node[] = navigator.clipboard === undefined ? [] : [copy]; // only secure contexts have one
+  if (look.offers) nodes.push(button("Again", actions.again, "Write the answer again"));
+  if (look.offers && canGoOn(message)) {
+    nodes.push(button("Continue", actions.continueAnswer, "Go on with this answer, which was cut off"));
+  }
+  return nodes;
+}
+
+function figures(message: Message, tools: HTMLElement): Node[] {
+  const list = make("ul", "figures", ...message.figures.map((text) => make("li", "", text)));
+  list.hidden = true;
+  const toggle = button("Figures", () => {
+    list.hidden = !list.hidden;
+    toggle.setAttribute("aria-expanded", String(!list.hidden));
+    list.scrollIntoView({ block: "nearest" });
+  });
+  toggle.setAttribute("aria-expanded", "false");
+  tools.append(toggle);
+  return [list];
+}
+
+async function copyText(text: string, from: HTMLButtonElement): Promise<void> {
+  try {
+    await navigator.clipboard.writeText(text);
+    from.textContent = "Copied";
+  } catch {
+    from.textContent = "Not allowed";
+  }
+}
+
+/** A word's text and origin, shown after a tap. */
+export interface Piece {
+  readonly text: string;
+  /** Null for text that was taken back. */
+  readonly origin: Origin | null;
+  readonly committed: boolean;
+}
+
+/** The piece that an element shows. */
+export const PIECES = new WeakMap<Element, Piece>();
+
+/** Return the nodes of an answer: its words by origin, and text that was taken back, struck through. */
+export function originNodes(message: Message): Node[] {
+  const spans = wholeWords(message.spans);
+  const dropped = wholeDropped(message.dropped, message.content).sort((a, b) => a.offset - b.offset);
+  if (spans.length === 0) return [document.createTextNode(message.content)];
+  const nodes: Node[] = [];
+  let at = 0;
+  for (const { text, origin, committed } of spans) {
+    let from = 0;
+    while (dropped.length > 0 && dropped[0]!.offset < at + text.length) {
+      const one = dropped.shift()!;
+      const until = Math.max(from, one.offset - at);
+      if (until > from) nodes.push(piece({ text: text.slice(from, until), origin, committed }));
+      nodes.push(takenBack(one));
+      from = until;
+    }
+    nodes.push(piece({ text: text.slice(from), origin, committed }));
+    at += text.length;
+  }
+  return [...nodes, ...dropped.map(takenBack)];
+}
+
+/** Return the legend: each origin in its own style. */
+export function legendNodes(): Node[] {
+  const named = (Object.keys(ORIGINS) as Origin[]).map((origin) => make("span", `origin ${origin}`, ORIGINS[origin]));
+  return [...named, make("span", "origin drafted tentative", TENTATIVE), make("del", "", DROPPED)];
+}
+
+/** Return a piece's nodes; the white space around it is not underlined. */
+function piece(shown: Piece): DocumentFragment {
+  const { committed, origin, text } = shown;
+  const [, before, words, after] = /^(\s*)(.*?)(\s*)$/su.exec(text)!;
+  const made = make("span", `origin ${origin}${committed ? "" : " tentative"}`, words!);
+  PIECES.set(made, shown);
+  const all = document.createDocumentFragment();
+  all.append(before!, ...(words === "" ? [] : [made]), after!);
+  return all;
+}
+
+function takenBack({ text }: Dropped): HTMLElement {
+  const made = make("del", "", text);
+  PIECES.set(made, { text, origin: null, committed: false });
+  return made;
 }

@@ -1,13 +1,14 @@
 /** Finding and making elements. */
 
-/** The element of the page with this id. @throws Error the page has none: a defect. */
+
+/** Return the element of the page with this id. @throws Error the page has none: a defect. */
 export function byId<T extends HTMLElement = HTMLElement>(id: string): T {
   const found = document.getElementById(id);
   if (found === null) throw new Error(`index.html has no element ${id}`);
   return found as T;
 }
 
-/** An element with a class and what it holds. Texts stay texts: nothing is read as HTML. */
+/** Return a new element with a class and children. Texts are never read as HTML. */
 export function make<K extends keyof HTMLElementTagNameMap>(
   tag: K,
   className = "",
@@ -19,7 +20,7 @@ export function make<K extends keyof HTMLElementTagNameMap>(
   return made;
 }
 
-/** A button. @param name what a screen reader says, where that is more than the label. */
+/** Return a new button. @param name for screen readers, if it differs from the label. */
 export function button(label: string, run: () => void, name = ""): HTMLButtonElement {
   const made = make("button", "", label);
   made.type = "button";
@@ -28,7 +29,29 @@ export function button(label: string, run: () => void, name = ""): HTMLButtonEle
   return made;
 }
 
-/** Set a text only where it is another, so that screen readers hear of changes alone. */
+/** Set a text only if it differs, so that screen readers announce changes alone. */
 export function setText(element: HTMLElement, text: string): void {
   if (element.textContent !== text) element.textContent = text;
+}
+
+/** A dialog over the whole phone. The browser keeps the focus inside, closes it by Escape, and restores the focus. */
+export class Sheet {
+  private readonly dialog: HTMLDialogElement;
+
+  constructor(id: string) {
+    this.dialog = byId<HTMLDialogElement>(id);
+    this.dialog.querySelector(".close")!.addEventListener("click", () => this.close());
+    this.dialog.addEventListener("click", (event) => {
+      if (event.target === this.dialog) this.close(); // beside it, on a wide screen
+    });
+  }
+
+  open(): void {
+    this.dialog.showModal();
+    this.dialog.scrollTop = 0;
+  }
+
+  close(): void {
+    this.dialog.close();
+  }
 }

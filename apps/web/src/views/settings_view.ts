@@ -1,27 +1,27 @@
 /** The settings of the open chat, of new ones, and of the page. */
 
-import type { Notice } from "../conversation/talk.js";
+import type { Notice } from "../conversations.js";
 import type { ChatSettings, OnDisagreement, Recommended, Settings } from "../settings.js";
-import { button, byId, setText } from "./dom.js";
-import { Sheet } from "./sheet.js";
+import { Sheet, button, byId, setText } from "./dom.js";
 
-/** What the form shows and gives back. */
+/** The values of the form. */
 export interface Chosen {
   readonly settings: Settings;
   readonly chat: ChatSettings;
   readonly token: string;
 }
 
+/** The dialog with the settings. */
 export class SettingsView {
   private readonly sheet = new Sheet("settings");
   private readonly form = byId<HTMLFormElement>("settings-form");
   private shown: Chosen | null = null;
 
   /**
-   * @param current what to show.
-   * @param recommended by the bundle; null where it says nothing, or is not there.
-   * @param choose what was changed.
-   * @param needsAddress whether the page may have to be told where its verifier is: that of an app does not come from one.
+   * @param current returns the present values.
+   * @param recommended returns the bundle's recommended sampling; null if there is none.
+   * @param choose takes the changed values.
+   * @param needsAddress returns whether to ask for the verifier's address: the page in an app is not served by a verifier.
    */
   constructor(
     private readonly current: () => Chosen,
@@ -31,7 +31,7 @@ export class SettingsView {
   ) {
     byId("show-settings").addEventListener("click", () => this.open());
     byId("recommended").addEventListener("change", () => this.showOwn());
-    // However the sheet is closed, what it says counts: there is nothing to lose.
+    // The values are taken in whatever way the dialog is closed.
     byId("settings").addEventListener("close", () => this.take());
   }
 
@@ -56,7 +56,7 @@ export class SettingsView {
     this.sheet.open();
   }
 
-  /** What is on the device, while the sheet may be open. */
+  /** Show the state of the device's models. */
   showDevice({ text, actions }: Notice): void {
     setText(byId("device-words"), text);
     const box = byId("device-actions");
@@ -93,7 +93,7 @@ export class SettingsView {
     byId("own-sampling").hidden = this.box("recommended").checked;
   }
 
-  /** What was typed, or what stood there before where that is no such number. */
+  /** Return the number in a field, or the value before if it is invalid. */
   private number(name: string, before: number): number {
     const field = this.field(name) as HTMLInputElement;
     return field.value !== "" && field.validity.valid ? field.valueAsNumber : before;
@@ -109,7 +109,7 @@ export class SettingsView {
 }
 
 function recommendedWords(recommended: Recommended | null): string {
-  if (recommended === null) return "Choose words as recommended: always the likeliest (nobody recommends anything else)";
+  if (recommended === null) return "Choose words as recommended: always the likeliest (there is no other recommendation)";
   const { temperature, topP } = recommended;
   return `Choose words as the model's authors recommend (temperature ${temperature}, top-p ${topP})`;
 }

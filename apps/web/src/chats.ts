@@ -1,18 +1,81 @@
-/** Chats in IndexedDB, which pages have in every context. */
+/** Stored chats, and the browser's database that keeps them. */
 
-import { holds, StorageError, summaryOf, type Chats, type StoredChat, type Summary } from "./chats.js";
 import type { Message } from "./message.js";
+import type { ChatSettings } from "./settings.js";
+
+/** A row of the list of chats. */
+export interface Summary {
+  readonly id: string;
+  readonly title: string;
+  /** Milliseconds since 1970. */
+  readonly updated: number;
+  /** Whether an answer is still to be checked by the verifier. */
+  readonly unconfirmed: boolean;
+  /** Whether an answer was being written when it was stored. */
+  readonly unfinished: boolean;
+}
+
+export interface StoredChat {
+  readonly id: string;
+  title: string;
+  updated: number;
+  settings: ChatSettings;
+  messages: readonly Message[];
+}
+
+/** Stored chats. Every call rejects with a StorageError if the device cannot do it. */
+export interface Chats {
+  /** Return the chats with these words in title or messages, latest first. */
+  list(words?: string): Promise<Summary[]>;
+  /** Return a chat; null if there is none. */
+  get(id: string): Promise<StoredChat | null>;
+  put(chat: StoredChat): Promise<void>;
+  remove(id: string): Promise<void>;
+}
+
+/** The device could not store or read a chat. */
+export class StorageError extends Error {}
+
+export function summaryOf({ id, title, updated, messages }: StoredChat): Summary {
+  return {
+    id,
+    title,
+    updated,
+    unconfirmed: messages.some((one) => one.unconfirmed !== null),
+    unfinished: messages.some((one) => !one.finished),
+  };
+}
+
+/** Return whether a chat contains all words, in upper or lower case. */
+export function holds(chat: StoredChat, words: string): boolean {
+  const text = [chat.title, ...chat.messages.map(({ content }) => content)].join("\n").toLowerCase();
+  return words
+    .toLowerCase()
+    .split(/\s+/u)
+    .every((word) => text.includes(word));
+}
+
+/** Return a new chat. */
+export function newChat(settings: ChatSettings): StoredChat {
+  const id = [...crypto.getRandomValues(new Uint32Array(4))].map((part) => part.toString(36)).join("-");
+  return { id, title: "", updated: Date.now(), settings, messages: [] };
+}
 
 const NAME = "moa-edge chats";
 const VERSION = 1;
-const SUMMARIES = "summaries"; // rows of the list, so that it is read without the chats
+const SUMMARIES = "summaries"; // rows of the list, which is read without the chats
 const CHATS = "chats";
 const DAMAGED = "this chat cannot be read: what is stored of it is damaged, or of another version of this page";
 
+/** Chats in IndexedDB, which pages have in every context. */
 export class ChatDatabase implements Chats {
   private constructor(private readonly database: IDBDatabase) {}
 
-  /** @throws StorageError this browser keeps nothing, as in some private windows. */
+  /**
+   * Open the database.
+   *
+   * @throws StorageError this browser stores nothing, for example in a private window.
+   */
   static async open(): Promise<ChatDatabase> {
     const request = indexedDB.open(NAME, VERSION);
     request.onupgradeneeded = () => {
@@ -73,7 +136,7 @@ export class ChatDatabase implements Chats {
   }
 }
 
-/** Whether it has the parts of one, as far as the page would stumble over them. */
+/** Return whether a stored value has the parts of a chat that the page needs. */
 function isChat(found: unknown): found is StoredChat {
   const { messages, settings, title } = found as Partial<StoredChat>;
   const read = Array.isArray(messages) && messages.every((one: unknown) => typeof (one as Message | null)?.content === "string");

@@ -1,13 +1,13 @@
-/** What the page says as long as it is so, and what one can do about it. */
+/** The banner's text and buttons, by the state of link and device. */
 
 import type { LinkChanged } from "@moa-edge/runtime";
 
-import type { DeviceState } from "../connection/device.js";
-import type { Notice } from "../conversation/talk.js";
-import type { Banner } from "../views/notices.js";
-import { asSentence, megabytes } from "../words.js";
+import type { Notice } from "./conversations.js";
+import type { DeviceState } from "./device.js";
+import { asSentence, megabytes } from "./strings.js";
+import type { Banner } from "./views/status_views.js";
 
-/** What the buttons do. */
+/** Actions of the buttons. */
 export interface BannerActions {
   retry(): void;
   settings(): void;
@@ -17,7 +17,7 @@ export interface BannerActions {
   forget(): void;
 }
 
-/** The one sentence that matters most, or none. */
+/** Return the most important banner; null for none. */
 export function bannerOf(
   problem: string,
   link: LinkChanged | null,
@@ -41,7 +41,7 @@ export function bannerOf(
   return { text, actions: [...offered, ...later], progress: progressOf(device) };
 }
 
-/** What is on the device, for the settings. */
+/** Return the state of the device's models, for the settings. */
 export function deviceNotice(device: DeviceState, actions: BannerActions): Notice {
   switch (device.kind) {
     case "looking":

@@ -1,8 +1,8 @@
-/** The token, and where page, verifier and bundle are. */
+/** The token, and the addresses of page, verifier and bundle. */
 
 const KEY = "token";
 
-/** The token in a URL's fragment (`#token=...`), and the URL without it; null where there is none. A fragment is never sent
+/** Return the token in a URL's fragment (`#token=...`), and the URL without it; null if there is none. A fragment is never sent
  * to a server. */
 export function tokenOf(url: string): { token: string; rest: string } | null {
   const parsed = new URL(url);
@@ -14,7 +14,7 @@ export function tokenOf(url: string): { token: string; rest: string } | null {
   return { token, rest: parsed.href.replace(/#$/u, "") };
 }
 
-/** Keep the token that the address bar shows, and take it out of there; return the one that counts now. */
+/** Move the token from the address bar to the storage; return the stored one. */
 export function takeToken(): string {
   const found = tokenOf(location.href);
   if (found !== null) {
@@ -31,20 +31,22 @@ export function saveToken(token: string): void {
 
 /** Addresses of a verifier. */
 export interface Place {
-  /** For WebSockets. */
+  /** Address for WebSockets. */
   readonly verifier: string;
-  /** For requests over HTTP, without a slash at its end. */
+  /** Address for HTTP requests, without a slash at its end. */
   readonly http: string;
-  /** Of the bundle, with a slash at its end. */
+  /** Address of the bundle, with a slash at its end. */
   readonly bundle: string;
 }
 
-/** An address that is none, in a sentence. */
+/** An invalid address. */
 export class AddressError extends Error {}
 
 /**
- * @param page the page's own URL: an empty `address` means the verifier that it comes from.
- * @throws AddressError `address` is none.
+ * Return the addresses of a verifier.
+ *
+ * @param page the page's own URL: an empty `address` means the verifier that serves the page.
+ * @throws AddressError `address` is invalid.
  */
 export function placeOf(page: string, address: string): Place {
   const given = address.trim();

@@ -1,22 +1,22 @@
 /**
- * Origins by words: tokens are pieces of words, and a word in two colours says nothing to its reader.
+ * Origins by words: tokens are parts of words, but a word is shown in one colour.
  *
- * A word is shown with the weakest claim that is made for a part of it. What is not confirmed is weaker than what is; then
- * comes what was kept without asking the target, what was written offline, what the server wrote, what was drafted. Text that
- * was taken back in the middle of a word becomes the word that it would have made, before the one that is there.
+ * A word gets the weakest origin of its parts: unconfirmed text is weaker than confirmed text; then kept text is the weakest, and
+ * offline text, the server's text and drafted text follow. Text taken back in the middle of a word becomes the whole word that it
+ * would have made, before the present one.
  */
 
 import type { Origin, TextSpan } from "@moa-edge/runtime";
 
-import type { Dropped } from "../chats/message.js";
+import type { Dropped } from "./message.js";
 
 const WEAKEST_LAST: readonly Origin[] = ["drafted", "corrected", "offline", "kept"];
-/** Letters and digits, but not of scripts that write no spaces: a sentence of these would be one word. */
+/** Letters and digits, except of scripts without spaces, in which a sentence would be one word. */
 const LETTER =
   /^(?![\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff])[\p{L}\p{N}_]/u;
 const APOSTROPHES = "'\u2019";
 
-/** The same text, cut so that each word has one origin. */
+/** Return the same text, cut so that each word has one origin. */
 export function wholeWords(spans: readonly TextSpan[]): TextSpan[] {
   const text = spans.map((span) => span.text).join("");
   const words = dividedWords(text, spans);
@@ -41,7 +41,7 @@ export function wholeWords(spans: readonly TextSpan[]): TextSpan[] {
   return made;
 }
 
-/** What was taken back of `content`, each from the beginning of its first word on, behind a space that stayed. */
+/** Return the texts taken back, each from the beginning of its first word on, after a space that stayed. */
 export function wholeDropped(dropped: readonly Dropped[], content: string): Dropped[] {
   return dropped.map((one) => fromWord(one, content));
 }
@@ -52,7 +52,7 @@ interface Divided {
   readonly weakest: TextSpan;
 }
 
-/** Each word that lies in several spans, with the weakest of these, in order. */
+/** Return each word that lies in several spans, with the weakest of these, in order. */
 function dividedWords(text: string, spans: readonly TextSpan[]): Divided[] {
   const found: Divided[] = [];
   let at = 0;
@@ -83,7 +83,7 @@ function fromWord(one: Dropped, content: string): Dropped {
   return { offset: start, text: content.slice(start, offset) + one.text };
 }
 
-/** The word that goes on over this offset. */
+/** Return the word that contains this offset and the character before; null if there is none. */
 function wordAround(text: string, at: number): { start: number; end: number } | null {
   if (at <= 0 || at >= text.length || !inWord(text, at - 1) || !inWord(text, at)) return null;
   let start = at - 1;
@@ -101,7 +101,7 @@ function inWord(text: string, at: number): boolean {
   return isLetter(text, at);
 }
 
-/** Of a pair of surrogates the second half is what the first is. */
+/** Return whether the character at an offset is a letter; the second half of a surrogate pair counts like the first. */
 function isLetter(text: string, at: number): boolean {
   const low = text.charCodeAt(at);
   const from = low >= 0xdc00 && low < 0xe000 && at > 0 ? at - 1 : at;

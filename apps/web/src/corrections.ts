@@ -1,12 +1,12 @@
-/** How many words of the device the target has replaced. */
+/** Counting the device's words that the target has replaced. */
 
-import { isOfDevice, type Message } from "../chats/message.js";
+import { isOfDevice, type Message } from "./message.js";
 
 const WORD = /[\p{L}\p{N}_]+/gu;
 
 /**
- * Words that the device wrote and that are others in `after`, or gone, and new ones between them. What follows the end is no
- * correction, and punctuation does not count; nor do words of the server.
+ * Return the number of words that the device wrote and that are replaced or missing in `after`, with new ones between them. Text
+ * after the end, punctuation, and words of the server do not count.
  */
 export function correctedWords(written: Message, after: string): number {
   const words = [...written.content.matchAll(WORD)];
@@ -25,7 +25,7 @@ export function correctedWords(written: Message, after: string): number {
   return count;
 }
 
-/** For each character whether the device wrote it without the server; all where no origins are known. */
+/** Return for each character whether the device wrote it without the server; true for all if no origins are known. */
 function writtenHere({ content, spans }: Message): boolean[] {
   if (spans.length === 0) return new Array<boolean>(content.length).fill(true);
   return spans.flatMap(({ text, origin, committed }) =>
@@ -33,7 +33,7 @@ function writtenHere({ content, spans }: Message): boolean[] {
   );
 }
 
-/** Stretches `[i1, i2, j1, j2]`: `old[i1:i2]` became `now[j1:j2]`. What is between them is the longest common subsequence. */
+/** Return stretches `[i1, i2, j1, j2]` in which `old[i1:i2]` became `now[j1:j2]`; the rest is the longest common subsequence. */
 export function differences(old: readonly string[], now: readonly string[]): [number, number, number, number][] {
   const width = now.length + 1;
   const longest = new Uint32Array((old.length + 1) * width); // of old[i:] and now[j:]

@@ -1,4 +1,4 @@
-/** An answer while it is written: from the runtime's events to a message. */
+/** An answer while it is written or checked: from the runtime's events to a message. */
 
 import type {
   AnswerFinished,
@@ -10,27 +10,27 @@ import type {
   Unconfirmed,
 } from "@moa-edge/runtime";
 
-import { message, type Dropped, type Message } from "../chats/message.js";
-import { countWords, unconfirmedWords } from "../words.js";
-import { figuresOf, remarksOf } from "./figures.js";
+import { message, type Dropped, type Message } from "./message.js";
+import { countWords, figuresOf, remarksOf, unconfirmedWords } from "./strings.js";
 
-/** What is asked: in which chat, and where the answer stands in it. */
+/** The question of an answer, and the answer's place in its chat. */
 export interface Place {
   readonly chat: string;
-  /** Of the answer among the chat's messages. */
+  /** Index of the answer among the chat's messages. */
   readonly position: number;
   readonly question: string;
-  /** How the target chooses; null where that is not known. */
+  /** Sampling of the answer; null if it is not known. */
   readonly sampling: Sampling | null;
 }
 
-export class Answering {
+/** The message of an answer while it is written. */
+export class StreamingAnswer {
   /** The answer as it stands. */
   message: Message;
   /** Why the device does not write on; null while it does. */
   pause: PauseReason | null = null;
   /**
-   * Whether the stored chat has other turns from the question on, which stay until words of this answer are confirmed.
+   * Whether the stored chat has other messages from the question on, which stay until words of this answer are confirmed.
    */
   replaces: boolean;
   private statistics: Statistics | null = null;
@@ -38,7 +38,7 @@ export class Answering {
   private committed: string;
   private readonly question: Message;
 
-  /** @param before the answer as it was, where it is continued. */
+  /** @param before the present answer if it is continued. */
   constructor(
     readonly place: Place,
     replaces = false,
@@ -51,7 +51,7 @@ export class Answering {
     this.committed = begun.content;
   }
 
-  /** The messages of its chat, with question and answer as they stand. */
+  /** Return the chat's messages, with this question and answer. */
   shownIn(messages: readonly Message[]): Message[] {
     return [...messages.slice(0, this.place.position - 1), this.question, this.message];
   }
@@ -62,8 +62,8 @@ export class Answering {
   }
 
   /**
-   * Whether the device has written it to its end without the verifier: nothing more can come before that is back, and the user
-   * may ask on.
+   * Whether the device has written it to its end without the verifier. No more can come before the verifier is back, so the user
+   * may ask another question.
    */
   get endedAlone(): boolean {
     const alone = this.message.spans.some((span) => span.origin === "offline" && !span.committed);
@@ -98,7 +98,7 @@ export class Answering {
     };
   }
 
-  /** It ended without the verifier, as `text`, which is checked later. */
+  /** End it without the verifier, as `text`, which is checked later. */
   setAside(text: string, mark: Unconfirmed): void {
     const shown = this.message.content;
     const rest: TextSpan[] =
@@ -116,7 +116,7 @@ export class Answering {
     };
   }
 
-  /** It ended early: what is not confirmed goes. */
+  /** End it early, without its unconfirmed text. */
   stop(): void {
     if (this.before !== null && this.committed === this.before.content) {
       this.message = this.before;
@@ -146,17 +146,17 @@ export class Answering {
     return figuresOf(this.statistics, this.tokens > 0 ? countWords(text) / this.tokens : 0);
   }
 
-  /** What was taken back, now that the answer is `text`: a mark stays while the text before it does. */
+  /** Return the marks of text that was taken back, now that the answer is `text`: a mark stays as long as the text before it. */
   private marks(text: string, spans: readonly TextSpan[], dropped: string): Dropped[] {
     const before = this.message.content;
     const same = commonLength(before, text);
     const marks = this.message.dropped.filter((one) => one.offset <= same);
     if (dropped !== "") marks.push({ offset: placeOf(dropped, before, text), text: dropped });
-    // Where the user kept the device's text nothing of it was taken back.
+    // If the user kept the device's text, nothing was taken back there.
     return marks.filter((one) => !text.startsWith(one.text, one.offset) && !isKept(one.offset, spans));
   }
 
-  /** Of what is continued the origins are stored; the runtime may have forgotten them. */
+  /** Return spans with the stored origins of a continued answer, which the runtime may have forgotten. */
   private withKnown(spans: readonly TextSpan[]): readonly TextSpan[] {
     const before = this.before;
     const text = spans.map((span) => span.text).join("");
@@ -171,7 +171,41 @@ export class Answering {
   }
 }
 
-/** Whether the user kept what stands at an offset. */
+/** An answer written offline while it is checked. The stored one stays until the check is done. */
+export class CheckedAnswer extends StreamingAnswer {
+  done = false;
+
+  /** @param written the answer as the device wrote it. */
+  constructor(
+    place: Place,
+    readonly written: Message,
+    readonly mark: Unconfirmed,
+  ) {
+    super(place, true);
+    this.message = { ...written, dropped: [] };
+  }
+
+  /** The stored answer is replaced as a whole, not by its first confirmed words. */
+  override get confirmed(): boolean {
+    return false;
+  }
+
+  override get endedAlone(): boolean {
+    return false;
+  }
+
+  override shownIn(messages: readonly Message[]): Message[] {
+    return messages.with(this.place.position, this.message);
+  }
+
+  override finish(event: AnswerFinished): void {
+    super.finish(event);
+    this.message = { ...this.message, unconfirmed: null };
+    this.done = true;
+  }
+}
+
+/** Return whether the user kept the text at an offset. */
 function isKept(offset: number, spans: readonly TextSpan[]): boolean {
   for (const span of spans) {
     if (offset < span.text.length) return span.origin === "kept";
@@ -180,7 +214,7 @@ function isKept(offset: number, spans: readonly TextSpan[]): boolean {
   return false;
 }
 
-/** Where in `after` the end of `before` stood that was dropped: it may have begun like what stands there now. */
+/** Return the offset in `after` of the dropped end of `before`, which may have the same beginning as the new text. */
 function placeOf(dropped: string, before: string, after: string): number {
   return before.endsWith(dropped)
     ? Math.min(before.length - dropped.length, after.length)

@@ -3,37 +3,38 @@
 import { Chat, StoreError, type Bundle, type ChatStore, type Drafting } from "@moa-edge/runtime";
 import { followPage, IndexedDbChatStore } from "@moa-edge/runtime/browser";
 
-import type { Talk } from "../conversation/talk.js";
-import { asSentence } from "../words.js";
 import type { Place } from "./access.js";
+import type { Talk } from "./conversations.js";
 import { Device } from "./device.js";
+import { asSentence } from "./strings.js";
 
 const ELSEWHERE = "moa-edge is open in another tab: go on there, or close it there and try again.";
 
-/** What the page says of a chat before it begins. */
-export interface Wishes {
+/** What a connection is made with. */
+export interface ConnectionOptions {
   readonly place: Place;
   readonly token: string;
   readonly drafting: Drafting;
-  /** Whether the device is to have the writer too. */
+  /** Whether to download the writer, too. */
   readonly writer: boolean;
-  /** Whether the server may have another bundle by now than the stored one, as where it refused that. */
+  /** Whether to ask the server for a newer bundle than the stored one, for example after it refused that. */
   readonly anew: boolean;
 }
 
+/** Open the bundle and a chat of the runtime, one after the other. */
 export class Connection {
   readonly device: Device;
   chat: Chat | null = null;
   talk: Talk | null = null;
   bundle: Bundle | null = null;
-  /** Why there is no chat, in a sentence; empty where there is one, or will be. */
+  /** Why there is no chat, in a sentence; empty if there is one, or will be. */
   problem = "";
   private unfollow: () => void = () => undefined;
   private place: Place = { verifier: "", http: "", bundle: "" };
 
   /**
-   * @param savePower whether the user wants the device to compute nothing.
-   * @param changed something is to be drawn anew.
+   * @param savePower returns whether the user wants the device to run no model.
+   * @param changed redraws the page.
    */
   constructor(
     private readonly savePower: () => boolean,
@@ -42,17 +43,17 @@ export class Connection {
     this.device = new Device(changed);
   }
 
-  /** Open the bundle and begin a chat, in the place of the one before; it need not reach the verifier for that. */
-  async start(wishes: Wishes): Promise<void> {
+  /** Open the bundle and begin a chat, in place of the one before. The verifier need not be reachable. */
+  async start(options: ConnectionOptions): Promise<void> {
     await this.close();
-    this.place = wishes.place;
-    this.device.wantsWriter = wishes.writer;
+    this.place = options.place;
+    this.device.wantsWriter = options.writer;
     this.problem = "";
     this.bundle = null;
     this.changed();
     try {
-      this.bundle = await this.device.open(wishes.place.bundle, wishes.anew);
-      await this.connect(wishes, this.bundle);
+      this.bundle = await this.device.open(options.place.bundle, options.anew);
+      await this.connect(options, this.bundle);
     } catch (error) {
       await this.close();
       const elsewhere = error instanceof StoreError && (await isOpenElsewhere());
@@ -61,12 +62,12 @@ export class Connection {
     this.changed();
   }
 
-  /** Download what drafts and writes; returns whether it is here. It counts from the next start on. */
+  /** Download the models; return whether they are here. They are used from the next start on. */
   async fetchModels(): Promise<boolean> {
     return this.bundle !== null && this.device.fetch(this.place.bundle, this.bundle);
   }
 
-  /** Tell the chat what the page hears of device and network, and what the user wants of it. */
+  /** Tell the chat the conditions of device and network, and of the user's settings. */
   follow(): void {
     this.unfollow();
     const { chat } = this;
@@ -78,7 +79,7 @@ export class Connection {
     });
   }
 
-  /** Leave the verifier; what is being written goes on with the next page. */
+  /** Disconnect; the next page continues a running answer. */
   async close(): Promise<void> {
     const { chat } = this;
     this.unfollow();
@@ -87,7 +88,7 @@ export class Connection {
     await this.device.close();
   }
 
-  private async connect({ drafting, place, token }: Wishes, bundle: Bundle): Promise<void> {
+  private async connect({ drafting, place, token }: ConnectionOptions, bundle: Bundle): Promise<void> {
     const drafters = await this.device.load(place.bundle, bundle);
     const { manifest } = bundle;
     const chat = await Chat.connect(
@@ -101,13 +102,13 @@ export class Connection {
   }
 }
 
-/** Whether another tab has the chat: this page takes no other lock. Some browsers have no locks. */
+/** Return whether another tab has the chat: the page takes no other lock. Some browsers have no locks. */
 async function isOpenElsewhere(): Promise<boolean> {
   const { locks } = navigator as { readonly locks?: LockManager };
   return ((await locks?.query())?.held ?? []).length > 0;
 }
 
-/** Where an answer under way outlives the page; nowhere without the locks that only secure contexts have. */
+/** Return the store of a running answer; none without the locks that only secure contexts have. */
 function storeOf(): { store?: ChatStore } {
   return isSecureContext ? { store: new IndexedDbChatStore("answer") } : {};
 }

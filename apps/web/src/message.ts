@@ -1,34 +1,34 @@
-/** What is stored of a conversation. */
+/** A stored message of a conversation. */
 
 import type { Message as Turn, Origin, Sampling, TextSpan, Unconfirmed } from "@moa-edge/runtime";
 
 const TITLE_LENGTH = 48;
 
-/** Text that was taken back while an answer was written; `offset` is where in the answer it stood. */
+/** Text that was taken back while an answer was written, and its offset in the answer. */
 export interface Dropped {
   readonly offset: number;
   readonly text: string;
 }
 
-/** One turn. Values are replaced, never changed, so that a view knows by identity what is new. */
+/** One turn. Objects are replaced, never changed, so that a view detects changes by identity. */
 export interface Message {
   readonly role: "user" | "assistant";
   readonly content: string;
-  /** The content cut by origin; joined they are the content. None where no origins are known. */
+  /** The content cut by origin; joined they are the content. Empty if no origins are known. */
   readonly spans: readonly TextSpan[];
-  /** What was taken back, by offset. */
+  /** Texts that were taken back, by offset. */
   readonly dropped: readonly Dropped[];
   /** False for an answer that is being written, or was when the page ended. */
   readonly finished: boolean;
   /** One line about the answer, perhaps empty. */
   readonly remarks: string;
-  /** How it was made, in words. */
+  /** Statistics of the answer, in words. */
   readonly figures: readonly string[];
-  /** Of an answer that the device wrote without the verifier, which is still to check it. */
+  /** The mark of an answer that the device wrote without the verifier, and that is still to be checked. */
   readonly unconfirmed: Unconfirmed | null;
-  /** How the target chose in an answer that can be continued: one of the greatest length, or stopped. */
+  /** Sampling of an answer that can be continued: one cut off at its greatest length, or stopped. */
   readonly cutOff: Sampling | null;
-  /** Fingerprint of the target that an answer is of; empty where it is not known. */
+  /** Fingerprint of the answer's target; empty if it is not known. */
   readonly target: string;
 }
 
@@ -37,23 +37,23 @@ export function message(role: Message["role"], content: string, more: Partial<Me
   return { role, content, ...plain, target: "", ...more };
 }
 
-/** The message as it is when nobody writes it any more. */
+/** Return the message of an answer that is no longer written. */
 export function settled(one: Message): Message {
   return one.finished ? one : { ...one, finished: true, remarks: "interrupted" };
 }
 
-/** Whether it is an answer that was cut off, and that the target has seen. */
+/** Return whether it is an answer that was cut off, and that the target has seen. */
 export function canGoOn(one: Message): boolean {
   return one.finished && one.cutOff !== null && one.unconfirmed === null;
 }
 
-/** What the runtime takes: the instructions, if there are any, and the messages. */
+/** Return the turns for the runtime: the instructions, if there are any, and the messages. */
 export function turnsOf(system: string, messages: readonly Message[]): Turn[] {
   const before = system === "" ? [] : [{ role: "system", content: system }];
   return [...before, ...messages.map(({ role, content }) => ({ role, content }))];
 }
 
-/** A chat's title made from its first question: its first line, cut between words. */
+/** Return a chat's title, made from the first line of its first question, cut between words. */
 export function titleOf(question: string): string {
   const line = question.split("\n").find((each) => each.trim() !== "") ?? "";
   const words = line.trim().split(/\s+/u).join(" ");
@@ -62,7 +62,7 @@ export function titleOf(question: string): string {
   return (cut.includes(" ") ? cut.slice(0, cut.lastIndexOf(" ")) : cut) + "…";
 }
 
-/** Whether a span was written by the device alone. */
+/** Return whether a span was written by the device alone. */
 export function isOfDevice(origin: Origin, committed: boolean): boolean {
   return !committed || origin === "offline" || origin === "kept";
 }

@@ -5,46 +5,47 @@ import { browserStore } from "@moa-edge/runtime/browser";
 
 declare const MODELS: string; // by the build: file beside this one
 
-/** What this device can do without the server. */
+/** State of the device's models. */
 export type DeviceState =
   | { readonly kind: "looking" | "loading" }
   /** `why` is a sentence that says what to do. */
   | { readonly kind: "unable"; readonly why: string }
   | { readonly kind: "absent" | "ready"; readonly bytes: number; readonly writes: boolean }
   | { readonly kind: "downloading"; readonly received: number; readonly total: number }
-  /** What came of it is kept. */
+  /** The received part is kept. */
   | { readonly kind: "stopped"; readonly received: number; readonly total: number; readonly why: string };
 
 const INSECURE =
   "This page came over plain http, so browsers let it keep nothing for later and draft nothing here: it works while the server " +
   "can be reached. Open it by https (moa-serve --web with --tls-cert) to go on without a network.";
 
+/** The bundle and the models of this device. */
 export class Device {
   state: DeviceState = { kind: "looking" };
-  /** Whether it is to have the writer too, where the bundle has one. */
+  /** Whether to download the writer, too, if the bundle has one. */
   wantsWriter = true;
   private store: BundleStore = new MemoryStore();
   private models: Models | null = null;
   private download: AbortController | null = null;
   private forgetting: Promise<void> | null = null; // a second tap waits for the first
 
-  /** @param changed the state is another. */
+  /** @param changed called after each change of the state. */
   constructor(private readonly changed: () => void) {}
 
   /**
-   * The bundle's texts, from this device where it has them.
+   * Open the bundle's texts, from this device if it has them.
    *
-   * @param anew ask the server first whether it has another bundle by now.
-   * @throws BundleError they cannot be had.
+   * @param anew ask the server for a newer bundle first.
+   * @throws BundleError they cannot be downloaded.
    */
   async open(url: string, anew: boolean): Promise<Bundle> {
     this.store = await browserStore();
     const options = { store: this.store, drafter: false };
-    if (anew) await Bundle.update(url, options).catch(() => undefined); // without the server the stored one does
+    if (anew) await Bundle.update(url, options).catch(() => undefined); // without the server, use the stored one
     return Bundle.open(url, options);
   }
 
-  /** What drafts, loaded, where it is here; else nothing, and the state says why. */
+  /** Return loaded drafters if the models are here; else none, and the state tells why. */
   async load(url: string, bundle: Bundle): Promise<Partial<Drafters>> {
     const { web } = bundle.manifest;
     if (!isSecureContext) this.become({ kind: "unable", why: INSECURE });
@@ -56,7 +57,7 @@ export class Device {
     return this.needs(bundle).writes ? { drafter, writer } : { drafter };
   }
 
-  /** Download what drafts and writes; returns whether it is here. Goes on where an earlier download ended. */
+  /** Download the models, and resume an earlier download; return whether they are here. */
   async fetch(url: string, bundle: Bundle): Promise<boolean> {
     const { bytes: total, writes } = this.needs(bundle);
     let received = 0;
@@ -69,7 +70,7 @@ export class Device {
         writer: writes,
         signal: this.download.signal,
         onProgress: (bytes, all) => {
-          received = Math.max(0, bytes - (all - total)); // the texts came with the page, and are no part of what was offered
+          received = Math.max(0, bytes - (all - total)); // the texts are here already, and not part of the offered size
           this.become({ kind: "downloading", received, total });
         },
       });
@@ -81,12 +82,12 @@ export class Device {
     return true;
   }
 
-  /** End the download; what came is kept. */
+  /** End the download; the received part is kept. */
   cancel(): void {
     this.download?.abort();
   }
 
-  /** Forget the bundle. Throws what the browser throws where it does not let go of a file. */
+  /** Delete the bundle. Throws the browser's error if a file cannot be deleted. */
   forget(): Promise<void> {
     this.forgetting ??= this.forgetAll().finally(() => (this.forgetting = null));
     return this.forgetting;
@@ -117,12 +118,12 @@ export class Device {
     }
   }
 
-  /** Whether all that is to be downloaded is here. */
+  /** Return whether all files to download are here. */
   private holds(url: string, bundle: Bundle): Promise<boolean> {
     return Bundle.isHeld(url, { store: this.store, writer: this.needs(bundle).writes });
   }
 
-  /** What is to be downloaded: bytes, and whether the writer is among them. */
+  /** Return the bytes to download, and whether the writer is among them. */
   private needs({ manifest }: Bundle): { bytes: number; writes: boolean } {
     const writes = this.wantsWriter && manifest.webWriter !== undefined;
     const files = [manifest.web?.file, writes ? manifest.webWriter?.file : undefined].filter((file) => file !== undefined);

@@ -1,0 +1,155 @@
+/**
+ * User-facing strings: origins, the link, answers and their statistics. The window says the same: `apps/moa_chat/strings.py`.
+ */
+
+import type { LinkChanged, Origin, PauseReason } from "@moa-edge/runtime";
+import type { FinishReason, Statistics } from "@moa-edge/runtime";
+
+/** Short names, for the legend. */
+export const ORIGINS: { readonly [origin in Origin]: string } = {
+  drafted: "drafted, accepted",
+  corrected: "by the server",
+  offline: "offline",
+  kept: "kept",
+};
+export const DROPPED = "taken back";
+export const TENTATIVE = "not confirmed";
+
+const CONFIRMED: { readonly [origin in Origin]: string } = {
+  drafted: "This device proposed it, and the server accepted it.",
+  corrected: "The server wrote this itself: a correction, or the word after an accepted draft.",
+  offline: "This device wrote it without the server, which accepted it later.",
+  kept: "This device wrote it without the server, and you kept it.",
+};
+const UNCONFIRMED: { readonly [origin in Origin]: string } = {
+  drafted: "This device proposes it; the server has not answered yet.",
+  corrected: "The server wrote this itself.",
+  offline: "This device wrote it without the server, which may still change it.",
+  kept: "You keep it; the server will go on from here.",
+};
+
+/** Texts while the device cannot write on, by the reason. */
+export const PAUSES: { readonly [reason in PauseReason]: string } = {
+  end: "Written to its end; the verifier has to confirm it…",
+  length: "Written to its greatest length; the verifier has to confirm it…",
+  limit: "So much may be written offline; waiting for the verifier…",
+  off: "Waiting for the verifier…",
+  unsure: "This device is not sure how it goes on; waiting for the verifier…",
+  unprepared: "Waiting for the verifier: this device cannot write here on its own…",
+  "low power": "Saving power: this device writes nothing alone; waiting for the verifier…",
+  background: "In the background; it goes on when you are back…",
+};
+
+export function readingWords(tokens: number): string {
+  return tokens > 0
+    ? `The verifier reads your text (${tokens.toLocaleString("en")} tokens)…`
+    : "The verifier reads your text…";
+}
+
+export function originSentence(origin: Origin, committed: boolean): string {
+  return (committed ? CONFIRMED : UNCONFIRMED)[origin];
+}
+
+export function droppedSentence(text: string): string {
+  return `This device wrote “${text}”, and the server wrote something else instead.`;
+}
+
+export function correctedSentence(words: number): string {
+  return words === 1
+    ? "1 word that this device wrote was corrected."
+    : `${words} words that this device wrote were corrected.`;
+}
+
+export function unconfirmedWords(text: string): string {
+  const words = countWords(text);
+  return `${words} ${words === 1 ? "word" : "words"} not confirmed yet`;
+}
+
+export function countWords(text: string): number {
+  return text.split(/\s+/u).filter((word) => word !== "").length;
+}
+
+/** Return the link's state in words. `retryInS`: the time left until the next attempt. */
+export function linkWords(link: LinkChanged, retryInS: number | null, wantedOffline: boolean): string {
+  if (wantedOffline) return "working offline";
+  if (link.status === "online") return link.detail === "" ? "online" : "slow";
+  if (link.status === "reconnecting") return "reconnecting";
+  return retryInS ? `offline, reconnecting in ${Math.max(1, Math.round(retryInS))} s` : "offline";
+}
+
+/** Return a message of the runtime with a capital letter and a full stop. */
+export function asSentence(text: string): string {
+  const trimmed = text.trim();
+  return trimmed.slice(0, 1).toUpperCase() + trimmed.slice(1) + (/[.!?…]$/u.test(trimmed) ? "" : ".");
+}
+
+/** Return bytes in megabytes: `megabytes(50_400_000)` is `"50.4 MB"`. */
+export function megabytes(bytes: number): string {
+  return `${(bytes / 1e6).toFixed(bytes < 99_500_000 ? 1 : 0)} MB`;
+}
+
+/** Remark of an answer that the device wrote, and that the user kept or the verifier refused. */
+export const AS_WRITTEN = "as this device wrote it, not confirmed";
+const RECENT_TRIPS = 8;
+const FINISH: { readonly [reason in FinishReason]: string } = {
+  stop: "",
+  length: "cut off at its greatest length",
+  context: "the target's context is full",
+};
+
+/** Return the lines of the button "Figures". Speeds are in words; tokens are called pieces of words. */
+export function figuresOf(statistics: Statistics, wordsAToken: number): string[] {
+  const { firstTokenSeconds: first, rounds, roundTrips } = statistics;
+  const shown = [`${(wordsAToken * generationSpeed(statistics)).toFixed(1)} words a second behind the first ones`];
+  if (first !== null) shown.push(`first word after ${first.toFixed(2)} s`);
+  for (const [who, drafted, accepted] of [
+    ["this device", statistics.drafted, statistics.accepted],
+    ["the server", statistics.serverDrafted, statistics.serverAccepted],
+  ] as const) {
+    if (drafted > 0) shown.push(`${accepted} of ${drafted} pieces of words drafted by ${who} were right`);
+  }
+  if (rounds > 0) {
+    const written = statistics.tokens - statistics.kept - statistics.fetched + statistics.takenBack;
+    shown.push(`${written} pieces of words in ${rounds} passes of the model; without drafts it would be a pass for each`);
+  }
+  if (roundTrips.length > 0) {
+    const waited = `${Math.round(1000 * median(roundTrips.slice(-RECENT_TRIPS)))} ms`;
+    shown.push(
+      statistics.serverDrafts
+        ? `the server drafts: something new every ${waited}`
+        : `this device drafts: an answer from the server after ${waited}`,
+    );
+  }
+  shown.push(`${size(statistics.bytesUp)} sent, ${size(statistics.bytesDown)} received`);
+  return shown;
+}
+
+/** Return the line beneath an answer; `reason` is null if it was stopped. */
+export function remarksOf(statistics: Statistics, reason: FinishReason | null): string {
+  const { kept, offline } = statistics;
+  const parts = [
+    reason === null ? "stopped" : FINISH[reason],
+    kept > 0 ? (kept === statistics.tokens ? "" : "partly ") + AS_WRITTEN : "",
+    offline > kept ? "partly written offline" : "",
+    offline > 0 && statistics.rolledBack > 0 && kept === 0 ? "corrected by the server" : "",
+  ];
+  return parts.filter((part) => part !== "").join(" · ");
+}
+
+/** Return tokens a second after the first verdict, whose waiting time is shown separately; 0 before the second. */
+function generationSpeed(statistics: Statistics): number {
+  const seconds = statistics.seconds - (statistics.firstTokenSeconds ?? 0);
+  return seconds > 0 ? Math.max(statistics.tokens - 1, 0) / seconds : 0;
+}
+
+function median(values: readonly number[]): number {
+  const sorted = [...values].sort((a, b) => a - b);
+  const middle = sorted.length >> 1;
+  return sorted.length % 2 === 1 ? sorted[middle]! : (sorted[middle - 1]! + sorted[middle]!) / 2;
+}
+
+/** Return bytes with a fitting unit. */
+function size(count: number): string {
+  if (count < 1e3) return `${count} B`;
+  return count < 1e6 ? `${Math.round(count / 1e3)} kB` : `${(count / 1e6).toFixed(1)} MB`;
+}
