@@ -9,13 +9,13 @@ import {
   type TurnsEnd,
   type Unconfirmed,
 } from "./conversation.js";
+import { isSessionId, newSessionId } from "./endpoint.js";
 import { MoaError, StoreError } from "./errors.js";
 import type { Host } from "./host.js";
 import { ClientSession, type ClientOptions } from "./session/client.js";
 import { ORIGINS, type FinishReason, type Origin } from "./session/events.js";
 import type { Fingerprints } from "./session/handshake.js";
 import { JsonReader, type SnapshotJson } from "./session/snapshot.js";
-import { isSessionId, newSessionId } from "./session_id.js";
 import { newStatistics, type Statistics } from "./statistics.js";
 
 /**

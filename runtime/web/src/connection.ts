@@ -3,10 +3,9 @@
 import { create, toBinary } from "@bufbuild/protobuf";
 
 import type { Ending } from "./ending.js";
-import type { Endpoint } from "./endpoint.js";
+import { withSessionId, type Endpoint } from "./endpoint.js";
 import { ConnectError } from "./errors.js";
 import type { Answered, Host, Socket } from "./host.js";
-import { withSessionId } from "./session_id.js";
 import { encodeUtf8 } from "./utf8.js";
 import { ClientMessageSchema } from "./wire/moa/v1/session_pb.js";
 

@@ -5,7 +5,7 @@ import { test } from "node:test";
 
 import { Bundle, EngineError, MoaDrafter, NgramMixture, RowsMismatchError, budgetOf, loadModels, serveModels } from "../src/index.js";
 import type { Drafters, Manifest, KvArray, Ort } from "../src/index.js";
-import type { WorkerLike } from "../src/models/messages.js";
+import type { WorkerLike } from "../src/models/types.js";
 import { CountingBackend } from "./counting_backend.js";
 import { CountingOrt } from "./counting_ort.js";
 

@@ -1,4 +1,4 @@
-/** A chat in the browser's database: written whole or not at all, of this origin alone, and of one tab at a time. */
+/** A chat in the browser's database: written whole or not at all, private to this origin, and open in one tab at a time. */
 
 import type { ChatStore } from "../chat_store.js";
 import { StoreError } from "../errors.js";
@@ -6,10 +6,10 @@ import type { SnapshotJson } from "../session/snapshot.js";
 
 const DATABASE = "moa-edge-chats";
 const CHATS = "chats";
-/** A tab that is being reloaded lets go of its chat within so many milliseconds. */
+/** Milliseconds within which a reloading tab unlocks its chat. */
 const PATIENCE_MS = 2000;
 
-/** One entry of an IndexedDB, and the Web Lock of the same name, which the browser gives free when its tab ends. */
+/** One entry of an IndexedDB, and the Web Lock of the same name, which the browser releases when the tab ends. */
 export class IndexedDbChatStore implements ChatStore {
   private database: IDBDatabase | undefined;
   private release: (() => void) | undefined;
@@ -63,7 +63,7 @@ export class IndexedDbChatStore implements ChatStore {
     this.release = undefined;
   }
 
-  /** Delete what is kept under this name; of a chat that is not open. */
+  /** Delete the stored chat, which must not be open. */
   async delete(): Promise<void> {
     await this.open();
     try {
@@ -91,7 +91,7 @@ export class IndexedDbChatStore implements ChatStore {
     });
   }
 
-  /** Done when the disk has it, as far as the browser can say. */
+  /** Run a transaction on the entry; done when it is on the disk, as far as the browser can tell. */
   private async entry<T>(mode: IDBTransactionMode, ask: (chats: IDBObjectStore) => IDBRequest<T>): Promise<T> {
     const transaction = this.database!.transaction(CHATS, mode, { durability: "strict" });
     const request = ask(transaction.objectStore(CHATS));
@@ -112,7 +112,7 @@ function openDatabase(name: string): Promise<IDBDatabase> {
   });
 }
 
-/** Such as that there is no room left. */
+/** Return the message of a database's error. */
 function sentence(error: unknown): string {
   const { message, name } = error as Error;
   return message || name;

@@ -1,8 +1,8 @@
-/** What a browser knows of its page, its network and its battery, for a chat. */
+/** Reporting the state of page, network and battery to a chat. */
 
 import type { Conditions } from "../drafting/settings.js";
 
-/** The calls of a `Chat`. */
+/** The methods of a `Chat` that are called. */
 export interface Hinted {
   tellConditions(conditions: Conditions): void;
   networkChanged(): Promise<void>;
@@ -27,23 +27,23 @@ type Known = Navigator & {
   readonly userAgentData?: { readonly mobile: boolean };
 };
 
-/** A change of networks comes in several pieces; after so many milliseconds they are one. */
+/** Milliseconds within which several events count as one change of networks. */
 const SETTLED_MS = 300;
-/** Below this part of a battery that is not being charged, power is low: where systems begin to save by themselves. */
+/** Power is low below this level of a battery that is not charging; systems begin to save power there, too. */
 const LOW_BATTERY = 0.2;
 
 /**
- * Tell the chat what the page hears, now and from now on, and have it stored when the page may be about to end.
+ * Report the page's conditions to the chat, now and from now on, and store the chat if the page may be about to end.
  *
- * | it hears | of |
+ * | report | when |
  * | --- | --- |
- * | `background` | a hidden page of a phone or tablet; on a desktop its user wants to find the answer written |
- * | `lowPower` | a battery of less than a fifth that is not being charged, where the browser says (Chromium) |
- * | `metered` | the user asks to save data, or the network is a phone's (Chromium) |
- * | `networkChanged` | another kind of network, a network or none, a page that comes back from the back-forward cache |
- * | `save` | a page that is hidden, frozen or left |
+ * | `background` | the page of a phone or tablet is hidden; on a desktop the answer is written on |
+ * | `lowPower` | the battery is below a fifth and not charging (Chromium only) |
+ * | `metered` | the user asks to save data, or the network is cellular (Chromium only) |
+ * | `networkChanged` | the kind of network changes, the network comes or goes, the page returns from the back-forward cache |
+ * | `save` | the page is hidden, frozen or left |
  *
- * @returns what ends that.
+ * @returns a function that ends the reports.
  */
 export function followPage(chat: Hinted): () => void {
   const known = navigator as Known;
@@ -100,7 +100,7 @@ export function followPage(chat: Hinted): () => void {
   };
 }
 
-/** Whether the page runs on a phone or tablet. */
+/** Return whether the page runs on a phone or tablet. */
 function isHandheld({ userAgentData }: Known): boolean {
   return userAgentData?.mobile || matchMedia("(hover: none) and (pointer: coarse)").matches;
 }

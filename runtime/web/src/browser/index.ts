@@ -1,4 +1,4 @@
-/** What the runtime has for browsers alone. */
+/** The parts of the runtime for browsers alone. */
 
 export { IndexedDbChatStore } from "./chat_store.js";
 export { followPage, type Hinted } from "./hints.js";

@@ -1,19 +1,19 @@
-/** Where a page keeps a bundle. */
+/** Stores of a bundle in a browser. */
 
 import { MemoryStore, type BundleStore } from "../bundle/store.js";
 
 /**
- * The best store that this page may use: the origin's private file system; the cache, where that cannot be written to from a
- * page (Safari before 26); memory, where there is neither, as on a plain `http://` address.
+ * Return the best store that this page may use: the origin's private file system; the cache, if a page cannot write to that
+ * (Safari before 26); memory without either, for example at a plain `http://` address.
  *
- * @param name of the folder, or cache.
+ * @param name of the folder or cache.
  */
 export async function browserStore(name = "moa-edge-bundle"): Promise<BundleStore> {
   if (typeof FileSystemFileHandle !== "undefined" && "createWritable" in FileSystemFileHandle.prototype) {
     try {
       return await FileSystemStore.open(name);
     } catch {
-      // A private window of some browsers has it and refuses it.
+      // Private windows of some browsers refuse it.
     }
   }
   try {
@@ -24,11 +24,11 @@ export async function browserStore(name = "moa-edge-bundle"): Promise<BundleStor
   return new MemoryStore();
 }
 
-/** In the origin's private file system: a file for each piece. */
+/** A store in the origin's private file system: a file for each piece. */
 export class FileSystemStore implements BundleStore {
   private constructor(private readonly folder: FileSystemDirectoryHandle) {}
 
-  /** Throws what the browser throws where the page may not use it. */
+  /** Open it. Throws the browser's error if the page may not use it. */
   static async open(name: string): Promise<FileSystemStore> {
     const root = await navigator.storage.getDirectory();
     return new FileSystemStore(await root.getDirectoryHandle(name, { create: true }));
@@ -66,7 +66,7 @@ export class FileSystemStore implements BundleStore {
   }
 }
 
-/** In a cache: a response for each piece. */
+/** A store in a cache: a response for each piece. */
 export class CacheStore implements BundleStore {
   constructor(private readonly cache: Cache) {}
 
@@ -89,7 +89,7 @@ export class CacheStore implements BundleStore {
   }
 }
 
-/** Nobody is ever asked for it. */
+/** Return an address as the key of a piece; it is never requested. */
 function addressOf(name: string): string {
   return `/${encodeURIComponent(name)}`;
 }

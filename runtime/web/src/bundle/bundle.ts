@@ -24,42 +24,42 @@ import {
 } from "./manifest.js";
 import { keep, type BundleStore } from "./store.js";
 
-/** Bytes that are there, of all that is asked for. */
+/** Called with the bytes received, and the total. */
 export type OnProgress = (received: number, total: number) => void;
 
 export interface ReadOptions {
   readonly onProgress?: OnProgress | undefined;
-  /** An `AbortSignal`; what came is kept. */
+  /** An `AbortSignal`; the received part is kept. */
   readonly signal?: Signal | undefined;
 }
 
 export interface OpenOptions extends ReadOptions {
   readonly store: BundleStore;
-  /** Whether the drafter's graph is downloaded with it; a page that only talks to its verifier does without. */
+  /** Whether to download the drafter's graph, too; a page that only streams does not need it. Yes when omitted. */
   readonly drafter?: boolean;
-  /** Whether the writer is; else it is when it is first needed, if there is a network then. */
+  /** Whether to download the writer, too; else it is downloaded when it is first needed. */
   readonly writer?: boolean;
-  /** In the platform's place. */
+  /** Used in place of the platform's. */
   readonly fetch?: Fetch;
 }
 
-/** What the store has beside files: which bundle is whole. */
+/** Name of the stored manifest of the bundle that is complete in the store. */
 const STORED_MANIFEST = "manifest";
 
-/** A bundle whose tokenizer, template and graphs can be read, as far as they were asked for without a network. */
+/** A bundle. Files that were downloaded when it was opened can be read without a network. */
 export class Bundle {
-  /** @param files where they come from. */
+  /** @param files reads the bundle's files. */
   constructor(
     readonly manifest: Manifest,
     private readonly files: BundleFiles,
   ) {}
 
   /**
-   * Open the bundle at an address: from the store, without any request, once it was downloaded; else download what a browser
-   * needs of it, going on where an earlier download broke.
+   * Open the bundle at an address: from the store, without any request, if it was downloaded; else download its files for
+   * browsers, and resume an earlier download.
    *
-   * @param url of the folder that has `manifest.json`.
-   * @throws BundleError it cannot be reached, is no bundle, is damaged, or lacks what is asked for.
+   * @param url of the folder of `manifest.json`.
+   * @throws BundleError it cannot be reached, is no bundle, is damaged, or lacks a requested file.
    */
   static async open(url: string, options: OpenOptions): Promise<Bundle> {
     const held = await heldManifest(url, options.store);
@@ -67,13 +67,13 @@ export class Bundle {
       try {
         return await opened(url, held, options);
       } catch (error) {
-        if (!(error instanceof ChangedError)) throw error; // else the store lost a file that the server has no more
+        if (!(error instanceof ChangedError)) throw error; // else the store lost a file that the server no longer has
       }
     }
     return opened(url, await newestManifest(url, options), options);
   }
 
-  /** Whether {@link Bundle.open} would ask for nothing. */
+  /** Return whether {@link Bundle.open} would make no request. */
   static async isHeld(url: string, options: OpenOptions): Promise<boolean> {
     const text = await heldManifest(url, options.store);
     if (text === undefined) return false;
@@ -85,12 +85,12 @@ export class Bundle {
   }
 
   /**
-   * Ask the server, by one request that its caches may answer, whether it has another bundle by now; if so, download that. The
-   * next {@link Bundle.open} takes it, this bundle stays as it is.
+   * Ask the server, by one request that caches may answer, whether it has a new bundle; if so, download it. The next
+   * {@link Bundle.open} uses it; open bundles are not changed.
    *
    * @param options as for {@link Bundle.open}.
-   * @returns whether there was another.
-   * @throws BundleError as there.
+   * @returns whether there was a new one.
+   * @throws BundleError see {@link Bundle.open}.
    */
   static async update(url: string, options: OpenOptions): Promise<boolean> {
     const newest = await newestManifest(url, options);
@@ -99,21 +99,21 @@ export class Bundle {
     return true;
   }
 
-  /** The drafter's graph. Throws BundleError where the bundle has none, or it cannot be had. */
+  /** Return the drafter's graph. Throws BundleError if the bundle has none, or it cannot be downloaded. */
   async graph(options: ReadOptions = {}): Promise<{ entry: TargetEntry; bytes: Uint8Array }> {
     const { web } = this.manifest;
     if (!web) throw lacking("no graph for onnxruntime-web");
     return { entry: web, bytes: await this.read(web.file, options) };
   }
 
-  /** The writer, downloaded now if it was not. Throws BundleError where the bundle has none, or it cannot be had. */
+  /** Return the writer; download it if necessary. Throws BundleError if the bundle has none, or it cannot be downloaded. */
   async writer(options: ReadOptions = {}): Promise<{ entry: WriterEntry; bytes: Uint8Array }> {
     const { webWriter } = this.manifest;
     if (!webWriter) throw lacking("no writer for onnxruntime-web");
     return { entry: webWriter, bytes: await this.read(webWriter.file, options) };
   }
 
-  /** Tokenizer and chat template. Throws BundleError, TokenizerError or ChatTemplateError where they cannot be read. */
+  /** Return tokenizer and chat template. Throws BundleError, TokenizerError or ChatTemplateError if they cannot be read. */
   async tokenizer(): Promise<ChatTokenizer> {
     const [file, template] = [await this.text(TOKENIZER_FILE), await this.text(CHAT_TEMPLATE_FILE)];
     let said: unknown;
@@ -126,7 +126,7 @@ export class Bundle {
   }
 
   private async read(name: string, { onProgress, signal }: ReadOptions = {}): Promise<Uint8Array> {
-    const entry = this.manifest.files.get(name)!; // what a manifest names it lists
+    const entry = this.manifest.files.get(name)!; // `readManifest` checks that it is listed
     return this.files.read(name, entry, { signal, onHeld: (bytes) => onProgress?.(bytes, entry.bytes) });
   }
 
@@ -135,7 +135,7 @@ export class Bundle {
   }
 }
 
-/** A bundle of this manifest, with all that is asked for in the store. */
+/** Return the bundle of this manifest, with the requested files in the store. */
 async function opened(url: string, text: string, options: OpenOptions): Promise<Bundle> {
   const { manifest, files } = await downloaded(url, text, options);
   await files.keepOnly(manifest.files.values());
@@ -155,7 +155,7 @@ async function downloaded(url: string, text: string, options: OpenOptions): Prom
     const onHeld = (bytes: number): void => onProgress?.(sum(held.set(name, bytes).values()), total);
     await files.download(name, entry, { signal, onHeld });
   }
-  // Last, for it says that the rest is there.
+  // Last, because it marks the bundle as complete.
   if (text !== (await heldManifest(url, store))) {
     await keep(store, STORED_MANIFEST, encodeUtf8(JSON.stringify({ url, text })), MANIFEST_FILE);
   }
@@ -179,7 +179,7 @@ function lacking(what: string): BundleError {
   return new BundleError(`the bundle has ${what}: export it with --target web`);
 }
 
-/** The text of the manifest of the bundle that is in the store, undefined if that is another, or none that can be read. */
+/** Return the text of the stored manifest; undefined if it is of another bundle, or cannot be read. */
 async function heldManifest(url: string, store: BundleStore): Promise<string | undefined> {
   const piece = await store.get(STORED_MANIFEST);
   if (!piece) return undefined;
@@ -188,13 +188,13 @@ async function heldManifest(url: string, store: BundleStore): Promise<string | u
     readManifest(text);
     return of === url ? text : undefined;
   } catch {
-    return undefined; // damaged, or of another version of this runtime
+    return undefined; // damaged, or of another version of the runtime
   }
 }
 
 async function newestManifest(url: string, { fetch = platformFetch, signal }: OpenOptions): Promise<string> {
   const reply = await ask(fetch, url, MANIFEST_FILE, { cache: "no-cache", signal });
   const text = await reply.text();
-  readManifest(text); // or it is no manifest
+  readManifest(text); // throws if it is no manifest
   return text;
 }

@@ -5,10 +5,10 @@ import { BundleError, type FileEntry } from "./manifest.js";
 import { sha256 } from "./sha256.js";
 import { keep, type BundleStore } from "./store.js";
 
-/** Bytes of a piece: what a tab that is killed loses at most. */
+/** Bytes of a piece: the most that a killed tab loses. */
 const PIECE = 1 << 20;
 
-/** A file that is not the one in the manifest. */
+/** A file differs from the manifest's. */
 export class ChangedError extends BundleError {
   constructor(file: string) {
     super(
@@ -18,27 +18,28 @@ export class ChangedError extends BundleError {
   }
 }
 
+/** Options of a download. */
 export interface Transfer {
   readonly signal?: Signal | undefined;
-  /** Told how many bytes of the file are there. */
+  /** Called with the bytes of the file that are stored. */
   readonly onHeld?: (bytes: number) => void;
 }
 
-/** Where a bundle's files come from. */
+/** The source of a bundle's files. */
 export interface BundleFiles {
   /**
-   * A file, which is what the manifest says.
+   * Return a file, checked against the manifest.
    *
-   * @throws BundleError it cannot be had, or is another.
+   * @throws BundleError it cannot be read, or differs.
    */
   read(name: string, entry: FileEntry, transfer?: Transfer): Promise<Uint8Array>;
 }
 
-/** A bundle's files in a store, by their content: what an update leaves as it is stays. What is missing is downloaded. */
+/** A bundle's files in a store, by their digest, so that an update keeps unchanged files. Missing files are downloaded. */
 export class StoredFiles implements BundleFiles {
   /**
    * @param bundle its address.
-   * @param fetch asks for files.
+   * @param fetch requests files.
    */
   constructor(
     private readonly bundle: string,
@@ -46,7 +47,7 @@ export class StoredFiles implements BundleFiles {
     private readonly fetch: Fetch,
   ) {}
 
-  /** Bytes of a file that are there, in whole pieces from the first on. */
+  /** Return the bytes of a file that are stored, in whole pieces from the first on. */
   async held(entry: FileEntry): Promise<number> {
     const names = new Set(await this.store.names());
     let pieces = 0;
@@ -66,11 +67,10 @@ export class StoredFiles implements BundleFiles {
   }
 
   /**
-   * Download what the store lacks of a file, and check it. Where the connection breaks it asks for the rest, as long as
-   * something comes.
+   * Download the missing part of a file, and check it. If the connection breaks, request the rest, as long as there is progress.
    *
-   * @throws ChangedError it is another.
-   * @throws BundleError it cannot be had; what came is kept, to go on from.
+   * @throws ChangedError it differs from the manifest's.
+   * @throws BundleError it cannot be downloaded; the received part is kept.
    */
   async download(name: string, entry: FileEntry, transfer: Transfer = {}): Promise<void> {
     for (let held = await this.held(entry); held < entry.bytes; ) {
@@ -78,13 +78,13 @@ export class StoredFiles implements BundleFiles {
       while (held < entry.bytes) held = await this.goOn(name, entry, held, transfer);
       if (await this.whole(entry)) break;
       await this.forget(entry);
-      if (!begun) throw new ChangedError(name); // else it may have begun as another
+      if (!begun) throw new ChangedError(name); // else its stored beginning may be of another file
       held = 0;
     }
     transfer.onHeld?.(entry.bytes);
   }
 
-  /** Forget all files but these. */
+  /** Delete all files but these. */
   async keepOnly(entries: Iterable<FileEntry>): Promise<void> {
     const kept = new Set(Array.from(entries, ({ sha256: digest }) => digest));
     for (const name of await this.store.names()) {
@@ -93,7 +93,7 @@ export class StoredFiles implements BundleFiles {
     }
   }
 
-  /** A file, undefined where it is not what the manifest says. */
+  /** Return a file; undefined if it differs from the manifest's. */
   private async whole(entry: FileEntry): Promise<Uint8Array | undefined> {
     const whole = new Uint8Array(entry.bytes);
     for (let number = 0; number < piecesOf(entry); number++) {
@@ -107,7 +107,7 @@ export class StoredFiles implements BundleFiles {
     for (let number = 0; number < piecesOf(entry); number++) await this.store.delete(nameOf(entry, number));
   }
 
-  /** Ask for what follows the bytes that are held, until it ends or breaks; the bytes that are held then, which are more. */
+  /** Request the bytes after those held, until the response ends or breaks; return the bytes held then, which are more. */
   private async goOn(name: string, entry: FileEntry, held: number, transfer: Transfer): Promise<number> {
     let problem: unknown;
     try {
@@ -122,12 +122,12 @@ export class StoredFiles implements BundleFiles {
     return now;
   }
 
-  /** Ask for the bytes from `start` on, and keep each piece when it is whole. */
+  /** Request the bytes from `start` on, and store each whole piece. */
   private async receive(name: string, entry: FileEntry, start: number, { signal, onHeld }: Transfer): Promise<void> {
     const headers: Record<string, string> = start ? { Range: `bytes=${start}-` } : {};
     const reply = await ask(this.fetch, this.bundle, name, { headers, cache: "no-cache", signal });
-    if (reply.status === 416) throw new ChangedError(name); // it has become shorter
-    let at = reply.status === 206 ? start : 0; // a server without ranges sends all
+    if (reply.status === 416) throw new ChangedError(name); // the file has become shorter
+    let at = reply.status === 206 ? start : 0; // a server without ranges sends the whole file
     let piece = new Uint8Array(PIECE);
     let filled = 0;
     const reader = reply.body!.getReader();
@@ -166,6 +166,7 @@ function nameOf(entry: FileEntry, number: number): string {
   return `${entry.sha256}.${number}`;
 }
 
+/** The parts of a `Response` that are used. */
 export interface Reply {
   readonly ok: boolean;
   readonly status: number;
@@ -187,19 +188,19 @@ export interface FetchOptions {
 
 export type Fetch = (url: string, options: FetchOptions) => Promise<Reply>;
 
-/** The platform's. */
+/** The platform's `fetch`. */
 export const platformFetch: Fetch = (url, options) => (globalThis as unknown as { fetch: Fetch }).fetch(url, options);
 
-/** Where a bundle's file is. */
+/** Return the address of a bundle's file. */
 export function addressOf(bundle: string, file: string): string {
   return bundle.replace(/\/*$/, "/") + file.split("/").map(encodeURIComponent).join("/");
 }
 
 /**
- * Ask for a file.
+ * Request a file.
  *
- * @returns the file, a part of it (206), or that it has no such part (416).
- * @throws BundleError there is no answer, or it has no file.
+ * @returns the file, a part of it (206), or that there is no such part (416).
+ * @throws BundleError there is no answer, or no file.
  */
 export async function ask(fetch: Fetch, bundle: string, file: string, options: FetchOptions): Promise<Reply> {
   let reply: Reply;

@@ -1,4 +1,4 @@
-/** The bundle's manifest: what a client reads of it. `docs/bundle.md` says what each field means. */
+/** The parts of a bundle's manifest that a client reads. `docs/bundle.md` describes each field. */
 
 import { MoaError } from "../errors.js";
 import type { Manners } from "../offline_stopping.js";
@@ -9,7 +9,7 @@ export const MANIFEST_FILE = "manifest.json";
 export const TOKENIZER_FILE = "tokenizer.json";
 export const CHAT_TEMPLATE_FILE = "chat_template.jinja";
 
-/** What is no bundle, is damaged or too new, or cannot be downloaded: one sentence. */
+/** A bundle is missing, damaged or too new, or cannot be downloaded. */
 export class BundleError extends MoaError {
   override readonly name = "BundleError";
 }
@@ -27,13 +27,13 @@ export interface TargetEntry {
   readonly file: string;
   readonly inputs: readonly TensorSpec[];
   readonly outputs: readonly TensorSpec[];
-  /** How onnxruntime-web has to make its session: `details.session`. */
+  /** Session options of onnxruntime-web: `details.session`. */
   readonly session: { readonly [option: string]: unknown };
 }
 
-/** A whole model, which the device writes with while it has no verifier. */
+/** A whole model for writing offline. */
 export interface WriterEntry extends TargetEntry {
-  /** Positions it was trained for. */
+  /** Positions that it was trained for. */
   readonly maxContext: number;
 }
 
@@ -43,12 +43,13 @@ export interface FileEntry {
   readonly bytes: number;
 }
 
-/** What the target's authors recommend for chats. */
+/** The sampling that the target's authors recommend for chats. */
 export interface RecommendedSampling {
   readonly temperature: number;
   readonly topP: number;
 }
 
+/** The manifest of a bundle. */
 export interface Manifest {
   readonly fingerprints: Fingerprints;
   /** The target's name, for messages. */
@@ -57,10 +58,10 @@ export interface Manifest {
   readonly maxContext: number;
   readonly stopTokens: readonly number[];
   readonly specialTokens: { readonly [name: string]: string };
-  /** The graph for onnxruntime-web; undefined of a bundle that was not exported with `--target web`. */
+  /** The graph for onnxruntime-web; undefined if the bundle was exported without `--target web`. */
   readonly web: TargetEntry | undefined;
   readonly webWriter: WriterEntry | undefined;
-  /** Null where nobody fitted them. */
+  /** Limits of offline writing; null if none were fitted. */
   readonly manners: Manners | null;
   readonly sampling: RecommendedSampling | null;
   /** Every file of the bundle but the manifest. */
@@ -103,7 +104,7 @@ export function readManifest(said: string): Manifest {
   for (const name of manifest.files.keys()) {
     if (!staysInside(name)) throw malformed(`file name ${JSON.stringify(name)} leaves the bundle`);
   }
-  // What a reader opens must be among what is checked.
+  // Files that are opened must be listed, because only listed files are checked.
   for (const name of [TOKENIZER_FILE, CHAT_TEMPLATE_FILE, manifest.web?.file, manifest.webWriter?.file]) {
     if (name !== undefined && !manifest.files.has(name)) throw malformed(`files does not list ${JSON.stringify(name)}`);
   }
@@ -113,7 +114,7 @@ export function readManifest(said: string): Manifest {
 type Fields = { readonly [key: string]: unknown };
 type JsonReader<T> = (value: unknown) => T;
 
-/** A value of another form. */
+/** A value has an unexpected form. */
 class FormError extends Error {}
 
 function part<T>(raw: Fields, name: string, read: JsonReader<T>): T {

@@ -1,16 +1,16 @@
-/** SHA-256 (FIPS 180-4): the platform's where it has one, which a page of a plain `http://` address has not; else ours. */
+/** SHA-256 (FIPS 180-4), by the platform if possible. Pages of plain `http://` addresses have none, so it is computed here. */
 
 interface Digester {
   digest(algorithm: "SHA-256", data: Uint8Array): Promise<ArrayBuffer>;
 }
 
-/** Of bytes, hexadecimal. */
+/** Return the digest of bytes, in hexadecimal. */
 export async function sha256(bytes: Uint8Array): Promise<string> {
   const { subtle } = (globalThis as { crypto?: { subtle?: Digester } }).crypto ?? {};
   return hexadecimal(subtle ? new Uint8Array(await subtle.digest("SHA-256", bytes)) : computed(bytes));
 }
 
-/** The same, computed here. 100 MB take about a second. */
+/** Compute the digest without the platform. 100 MB take about a second. */
 export function computed(bytes: Uint8Array): Uint8Array {
   const state = Int32Array.from(ROOTS.slice(0, 8), ([, square]) => square);
   const words = new Int32Array(64);
@@ -28,7 +28,7 @@ const BLOCK = 64;
 const ROOTS = roots(64);
 const CONSTANTS = Int32Array.from(ROOTS, ([cube]) => cube);
 
-/** The first 32 bits of the fractional parts of the cube and square roots of the first primes. */
+/** Return the first 32 bits of the fractional parts of the cube and square roots of the first primes. */
 function roots(count: number): [number, number][] {
   const primes: number[] = [];
   for (let number = 2; primes.length < count; number++) {
@@ -38,7 +38,7 @@ function roots(count: number): [number, number][] {
   return primes.map((prime) => [fraction(Math.cbrt(prime)), fraction(Math.sqrt(prime))]);
 }
 
-/** The last blocks: the rest of the text, a bit, zeros, and the length in bits. */
+/** Return the last blocks: the rest of the text, a bit, zeros, and the length in bits. */
 function padded(rest: Uint8Array, length: number): DataView {
   const blocks = new Uint8Array(rest.length < BLOCK - 8 ? BLOCK : 2 * BLOCK);
   blocks.set(rest);

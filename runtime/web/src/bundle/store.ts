@@ -1,20 +1,20 @@
-/** Where a bundle is kept between two starts. */
+/** Stores of a bundle between two starts. */
 
 import { saidBy } from "../backends/base.js";
 import { BundleError } from "./manifest.js";
 
 /**
- * Named pieces of some kilobytes to a megabyte. One store holds one bundle. Several pages may use it at once: what they put
- * under one name is the same.
+ * Named pieces of some kilobytes to a megabyte. One store holds one bundle. Several pages may use it at once, because they
+ * store the same piece under the same name.
  */
 export interface BundleStore {
-  /** The piece of a name, undefined where there is none. */
+  /** Return the piece of a name; undefined if there is none. */
   get(name: string): Promise<Uint8Array | undefined>;
 
   /**
-   * Keep a piece, wholly or not at all.
+   * Store a piece, wholly or not at all.
    *
-   * @throws what the platform throws where there is no room.
+   * @throws the platform's error, for example if there is no room.
    */
   put(name: string, piece: Uint8Array): Promise<void>;
 
@@ -25,8 +25,8 @@ export interface BundleStore {
 /**
  * Put a piece into a store.
  *
- * @param file what it is of.
- * @throws BundleError the store does not take it.
+ * @param file the piece's file, for the error.
+ * @throws BundleError it cannot be stored.
  */
 export async function keep(store: BundleStore, name: string, piece: Uint8Array, file: string): Promise<void> {
   try {
@@ -37,7 +37,7 @@ export async function keep(store: BundleStore, name: string, piece: Uint8Array, 
   }
 }
 
-/** Forgets all with the page: where nothing else may be used, and for tests. */
+/** A store in memory, for pages that may use no other, and for tests. */
 export class MemoryStore implements BundleStore {
   private readonly pieces = new Map<string, Uint8Array>();
 

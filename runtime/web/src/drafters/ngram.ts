@@ -26,8 +26,8 @@ export interface Match {
 }
 
 /**
- * Index the tokens that followed every run of tokens of one text. After `update([1, 2, 3, 1, 2, 4])`, `match([9, 1, 2])` has length 2 and
- * the probabilities 4: 0.59, 3: 0.41.
+ * Index the tokens that followed every run of tokens of one text. After `update([1, 2, 3, 1, 2, 4])`, `match([9, 1, 2])` has
+ * length 2 and the probabilities 4: 0.59, 3: 0.41.
  */
 export class NgramIndex {
   private readonly stopTokens: ReadonlySet<number>;

@@ -1,4 +1,4 @@
-/** A bundle's models, loaded. */
+/** Loading a bundle's models, in this thread or in a worker. */
 
 import { DeferredBackend } from "../backends/deferred.js";
 import { OnnxBackend, kvShapeOf } from "../backends/onnx.js";
@@ -8,10 +8,10 @@ import type { Drafters, InThisThread, InWorker, LoadOptions, Models } from "./ty
 import { WorkerModels } from "./worker_models.js";
 
 /**
- * Load the drafter's graph; the writer's follows when it is needed.
+ * Load the drafter's graph; the writer's is loaded when it is needed.
  *
  * @throws EngineError onnxruntime cannot load it, or the worker fails.
- * @throws BundleError the bundle has no graph for onnxruntime-web, or it cannot be had.
+ * @throws BundleError the bundle has no graph for onnxruntime-web, or it cannot be downloaded.
  */
 export async function loadModels(bundle: Bundle, options: (InThisThread | InWorker) & LoadOptions): Promise<Models> {
   return "worker" in options ? WorkerModels.load(bundle, options) : LocalModels.load(bundle, options);
@@ -38,7 +38,8 @@ class LocalModels implements Models {
   forConversation(): Drafters {
     const { manifest } = this.bundle;
     const writer = this.whole && drafterOf(writerPlan(manifest), this.whole);
-    return { drafter: drafterOf(drafterPlan(manifest), this.half), writer, close: () => undefined }; // collected with them
+    const close = (): void => undefined; // caches are garbage-collected with their drafters
+    return { drafter: drafterOf(drafterPlan(manifest), this.half), writer, close };
   }
 
   async close(): Promise<void> {

@@ -1,4 +1,4 @@
-/** The worker's side: loads graphs, and drafts with them. */
+/** The worker's side: loading graphs, and drafting with them. */
 
 import { EngineError, saidBy, type Backend } from "../backends/base.js";
 import { DeferredBackend } from "../backends/deferred.js";
@@ -6,13 +6,13 @@ import { OnnxBackend, type Ort } from "../backends/onnx.js";
 import { drafterOf } from "../drafters/factory.js";
 import type { MoaDrafter } from "../drafters/moa.js";
 import { MoaError } from "../errors.js";
-import type { Answer, ModelName, PageLike, Request } from "./messages.js";
+import type { Answer, ModelName, PageLike, Request } from "./types.js";
 
 /**
  * Serve the models of one page.
  *
  * @param self the worker's own.
- * @param engine onnxruntime, or what imports it from the address that the page gives.
+ * @param engine onnxruntime, or a function that imports it from the page's address.
  */
 export function serveModels(self: PageLike, engine: Ort | ((address: string | undefined) => Promise<Ort>)): void {
   const served = new ServedModels(async (address) => (typeof engine === "function" ? engine(address) : engine));
@@ -29,11 +29,11 @@ export function serveModels(self: PageLike, engine: Ort | ((address: string | un
 class ServedModels {
   private readonly models = new Map<ModelName, Backend>();
   private readonly drafters = new Map<number, MoaDrafter>();
-  private problem: string | undefined; // of what is not answered: said to who asks next
+  private problem: string | undefined; // of a request without an answer; reported with the next answer
 
   constructor(private readonly engine: (address: string | undefined) => Promise<Ort>) {}
 
-  /** Do it; what is to be said of that. */
+  /** Process a request; return its answer, if it has one. */
   async answer(request: Request): Promise<Answer | undefined> {
     try {
       if (this.problem) throw new EngineError(this.problem);
@@ -53,7 +53,7 @@ class ServedModels {
         return { call: request.call };
       case "make": {
         const { drafter, model, kvShape, plan } = request;
-        // A writer's graph comes with the first text that it is to write.
+        // A writer's graph is loaded with its first step.
         const backend = this.models.get(model) ?? new DeferredBackend(async () => this.models.get(model)!, kvShape);
         this.drafters.set(drafter, drafterOf(plan, backend));
         return undefined;

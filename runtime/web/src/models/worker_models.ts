@@ -11,9 +11,9 @@ import type { Manners } from "../offline_stopping.js";
 import type { KvArray } from "../session/memory_rows.js";
 import { GREEDY, type Sampling } from "../session/sampling.js";
 import { NOTHING, type DraftTree } from "../session/tree.js";
-import type { Answer, ModelName, Request, WorkerLike } from "./messages.js";
-import type { Drafters, InWorker, LoadOptions, Models } from "./types.js";
+import type { Answer, Drafters, InWorker, LoadOptions, ModelName, Models, Request, WorkerLike } from "./types.js";
 
+/** Models in a worker. */
 export class WorkerModels implements Models {
   private made = 0;
   private writerLoaded: Promise<void> | undefined;
@@ -58,7 +58,7 @@ export class WorkerModels implements Models {
     return new WorkerDrafter(this.link, served, ready);
   }
 
-  /** Once; again where it failed, as without a network to download it. */
+  /** Load the writer once; again after a failure, for example without a network to download it. */
   private async loadWriter(): Promise<void> {
     const load = async (): Promise<void> => {
       const { entry, bytes } = await this.bundle.writer();
@@ -75,26 +75,26 @@ export class WorkerModels implements Models {
 
   private async loadGraph(model: ModelName, entry: TargetEntry, graph: Uint8Array): Promise<void> {
     const { ort, providers } = this.options;
-    const bytes = graph.byteLength === graph.buffer.byteLength ? graph : graph.slice(); // what is transferred is whole
+    const bytes = graph.byteLength === graph.buffer.byteLength ? graph : graph.slice(); // only whole buffers can be transferred
     await this.link.ask((call) => ({ do: "load", call, model, graph: bytes, entry, ort, providers }), [bytes.buffer as ArrayBuffer]);
   }
 }
 
 interface Served {
-  /** Its number. */
+  /** Its number in the worker. */
   readonly drafter: number;
   readonly kvShape: KvShape;
   readonly needsRows: boolean;
   readonly manners: Manners | null;
 }
 
-/** Stands for a `MoaDrafter` there. It counts rows itself, so that rows which do not fit are refused at once. */
+/** A proxy of a `MoaDrafter` in the worker. It counts rows itself, so that rows that do not fit are refused at once. */
 export class WorkerDrafter implements Drafter {
   rows = 0;
   readonly needsRows: boolean;
   readonly manners: Manners | null;
 
-  /** @param ready waited for before it drafts. */
+  /** @param ready awaited before each draft. */
   constructor(
     private readonly link: WorkerLink,
     private readonly served: Served,
@@ -107,7 +107,7 @@ export class WorkerDrafter implements Drafter {
   addRows(start: number, keys: KvArray, values: KvArray): void {
     checkRows(start, keys, values, this.rows, this.served.kvShape);
     this.rows = start + keys.count;
-    const [ours, theirs] = [copied(keys), copied(values)]; // they may be parts of larger arrays
+    const [ours, theirs] = [copied(keys), copied(values)]; // copies, because they may be views of larger arrays
     const transfer = [ours.data.buffer, theirs.data.buffer] as ArrayBuffer[];
     this.link.tell({ do: "addRows", drafter: this.served.drafter, start, keys: ours, values: theirs }, transfer);
   }
@@ -117,12 +117,12 @@ export class WorkerDrafter implements Drafter {
     this.link.tell({ do: "truncateRows", drafter: this.served.drafter, length });
   }
 
-  /** Give its caches back. Nothing is drafted afterwards. */
+  /** Free its caches. It cannot draft afterwards. */
   close(): void {
     this.link.tell({ do: "drop", drafter: this.served.drafter });
   }
 
-  /** See {@link MoaDrafter.propose}. Throws EngineError where the worker has ended too. */
+  /** See {@link MoaDrafter.propose}. Throws EngineError also if the worker has ended. */
   async propose(prefix: readonly number[], budget: Budget, sampling: Sampling = GREEDY): Promise<DraftTree> {
     await this.ready();
     const { drafter } = this.served;
@@ -141,7 +141,7 @@ interface Waiting {
   readonly reject: (error: Error) => void;
 }
 
-/** A worker whose end, or failure, is a sentence to everybody who waits, and who asks later. */
+/** Requests to a worker, and its answers. After its end or failure all requests fail with a sentence. */
 export class WorkerLink {
   private readonly waiting = new Map<number, Waiting>();
   private calls = 0;
@@ -155,16 +155,16 @@ export class WorkerLink {
     worker.addEventListener("messageerror", () => this.end("the drafter's worker failed: its answer cannot be read"));
   }
 
-  /** Say something that is not answered. */
+  /** Send a request without an answer. */
   tell(request: Request, transfer: ArrayBuffer[] = []): void {
     if (!this.ended) this.worker.postMessage(request, transfer);
   }
 
   /**
-   * Ask for something.
+   * Send a request and wait for its answer.
    *
-   * @param request with the number that its answer will have.
-   * @throws EngineError it cannot be done, or the worker has ended.
+   * @param request makes it with the number of the call.
+   * @throws EngineError it failed, or the worker has ended.
    */
   ask(request: (call: number) => Request, transfer: ArrayBuffer[] = []): Promise<DraftTree | undefined> {
     return new Promise((resolve, reject) => {

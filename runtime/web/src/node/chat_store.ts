@@ -10,8 +10,8 @@ import type { SnapshotJson } from "../session/snapshot.js";
 import { SystemLock } from "./system_lock.js";
 
 /**
- * One JSON file, as Python's. Its folder is made, for its user alone, where there is none. Python's lock on the file is
- * another one: one of the two at a time.
+ * One JSON file, with the same content as Python's. Its folder is made if necessary, for the user alone. Python locks the file in
+ * another way: do not open it from both at once.
  */
 export class FileChatStore implements ChatStore {
   readonly name: string;
@@ -28,7 +28,7 @@ export class FileChatStore implements ChatStore {
     }
     try {
       await mkdir(dirname(name), { recursive: true, mode: 0o700 });
-      // By whatever path the file is named.
+      // The real path, so that all names of the file have one lock.
       this.lock = await SystemLock.take(join(await realpath(dirname(name)), basename(name)));
     } catch (error) {
       throw new StoreError(`the chat cannot be kept in ${name}: ${(error as Error).message}`);
@@ -47,11 +47,11 @@ export class FileChatStore implements ChatStore {
 
   async write(content: SnapshotJson): Promise<void> {
     const { name } = this;
-    const unfinished = `${name}.new`; // one name, so that programs that were killed leave one such file at most
+    const unfinished = `${name}.new`; // one name, so that killed programs leave at most one such file
     try {
       const text = JSON.stringify(content);
       await using(unfinished, async (file) => {
-        await file.chmod(0o600); // of one that was there already
+        await file.chmod(0o600); // an old file may have another mode
         await file.truncate();
         await file.writeFile(text);
         await file.sync();
@@ -83,7 +83,7 @@ export class FileChatStore implements ChatStore {
     this.lock = undefined;
   }
 
-  /** What is there; what is no JSON as the text that it is. */
+  /** Return the content; text if it is no JSON. */
   private async read(): Promise<unknown> {
     let text: string;
     try {
@@ -100,7 +100,7 @@ export class FileChatStore implements ChatStore {
   }
 }
 
-/** Do something with a file that only its user can read; it is not truncated. */
+/** Work with a file that only its user can read; it is not truncated. */
 async function using(path: string, work: (file: FileHandle) => Promise<void>): Promise<void> {
   const file = await open(path, constants.O_RDWR | constants.O_CREAT | (constants.O_NOFOLLOW ?? 0), 0o600);
   try {
@@ -110,7 +110,7 @@ async function using(path: string, work: (file: FileHandle) => Promise<void>): P
   }
 }
 
-/** The new name reaches the disk too, where the system can promise that. */
+/** Sync the folder, so that the new name is on the disk, too, if the system supports that. */
 async function syncFolder(folder: string): Promise<void> {
   if (process.platform === "win32") return;
   const file = await open(folder, "r");

@@ -1,4 +1,4 @@
-/** A bundle in a folder of this machine. */
+/** A bundle in a folder. */
 
 import { mkdir, readFile, readdir, rename, rm, writeFile } from "node:fs/promises";
 import { join } from "node:path";
@@ -9,7 +9,7 @@ import { BundleError, MANIFEST_FILE, readManifest, type FileEntry } from "../bun
 import { sha256 } from "../bundle/sha256.js";
 import type { BundleStore } from "../bundle/store.js";
 
-/** Keeps what is downloaded of a bundle in a folder: a file for each piece. */
+/** A store in a folder: a file for each piece. */
 export class FolderStore implements BundleStore {
   constructor(private readonly folder: string) {}
 
@@ -55,7 +55,7 @@ class FolderFiles implements BundleFiles {
   }
 }
 
-/** What `read` gives, or `otherwise` where there is no such file. */
+/** Return the result of `read`, or `otherwise` if there is no such file. */
 async function unlessMissing<T, U>(read: () => Promise<T>, otherwise: U): Promise<T | U> {
   try {
     return await read();

@@ -1,4 +1,4 @@
-/** What the runtime has for Node alone. */
+/** The parts of the runtime for Node alone. */
 
 export { FileChatStore } from "./chat_store.js";
 export { FolderStore, openBundle } from "./folder_store.js";

@@ -1,4 +1,4 @@
-/** A lock that the system gives free when its program ends, however it ends. Node has no lock on files. */
+/** A lock between programs. */
 
 import { createHash } from "node:crypto";
 import { rmSync } from "node:fs";
@@ -6,12 +6,15 @@ import { connect, createServer, type Server } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
-/** A listening socket that nobody connects to: only one program can have its name. */
+/**
+ * A lock that the system releases when its program ends in any way, because Node has no file locks: a listening socket, whose
+ * name only one program can have.
+ */
 export class SystemLock {
   private constructor(private readonly server: Server) {}
 
   /**
-   * Take the lock of this name; undefined where another program, or this one, has it.
+   * Take the lock of this name; undefined if another program, or this one, has it.
    *
    * @param platform a name of `process.platform`.
    * @throws Error the system has no such lock.
@@ -27,7 +30,7 @@ export class SystemLock {
   }
 }
 
-/** Only Linux and Windows forget the name of a socket with its program. */
+/** Return whether the name of a socket outlives its program, as on all platforms but Linux and Windows. */
 function platformKeepsNames(platform: string): boolean {
   return platform !== "linux" && platform !== "win32";
 }
@@ -38,7 +41,7 @@ function addressOf(name: string, platform: string): string {
   return platform === "win32" ? `\\\\.\\pipe\\${short}` : join(tmpdir(), short);
 }
 
-/** A socket of a program that was killed is a file that nobody answers at. */
+/** Take over the socket file of a program that was killed, at which there is no answer. */
 async function inherited(address: string): Promise<Server | undefined> {
   const alive = await new Promise<boolean>((resolve) => {
     const socket = connect(address, () => resolve(true)).on("error", () => resolve(false));
