@@ -20,7 +20,7 @@ from moa_runtime.errors import MoaError
 from moa_runtime.session.sampling import Sampling
 from moa_server.engine.base import StepRequest
 from moa_server.engine.forward import Piece
-from moa_server.engine.kv_cache import Room
+from moa_server.engine.kv_cache import KVCache
 from moa_server.engine.transformers import TransformersEngine
 from tiny import make_tiny_target
 
@@ -188,9 +188,9 @@ def _refusal(engine: TransformersEngine, context: int) -> str:
 @torch.no_grad()
 def _variation(engine: TransformersEngine, text: list[int]) -> float:
     """Behind every token of a text that is given in pieces."""
-    run, room = engine.target_pass, Room(engine.target_pass.room_shape, len(text))
+    run, cache = engine.target_pass, KVCache(engine.target_pass.cache_shape, len(text))
     cuts = (0, 9, 10, len(text) - 5, len(text))
-    hidden = torch.cat([run.forward([Piece(room, start, text[start:end])])[0] for start, end in pairwise(cuts)])
+    hidden = torch.cat([run.forward([Piece(cache, start, text[start:end])])[0] for start, end in pairwise(cuts)])
     own = engine.target.model(input_ids=torch.tensor([text])).logits[0].float().softmax(-1)
     return float((run.logits(hidden).softmax(-1) - own).abs().sum(-1).max() / 2)
 

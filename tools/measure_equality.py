@@ -36,8 +36,7 @@ from moa_runtime.session.sampling import Sampling
 from moa_runtime.session.tree import chain
 from moa_server.engine.base import StepRequest, new_sequence
 from moa_server.engine.baseline import decode, next_logits
-from moa_server.engine.fused_llama import FusedLlama
-from moa_server.engine.invariance import is_invariant
+from moa_server.engine.fused_llama import FusedLlama, is_invariant
 from moa_server.engine.transformers import TransformersEngine
 from random_target import SHAPES, random_target
 
@@ -198,7 +197,7 @@ def compare(target: Target, name: str, options: argparse.Namespace, dtype: str) 
     """Compare one pass in one dtype, and print the figures."""
     with ExitStack() as patches:
         if name == "general":
-            patches.enter_context(patch("moa_server.engine.passes.misfit", return_value="forced"))
+            patches.enter_context(patch("moa_server.engine.transformers.misfit", return_value="forced"))
         if options.rows:  # one shape for all products, so libraries sum every row in the same order
             patches.enter_context(patch("moa_server.engine.fused_llama.padded", lambda rows: max(rows, options.rows)))
             patches.enter_context(patch("moa_server.engine.transformers.CHUNK", options.rows))

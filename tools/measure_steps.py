@@ -46,7 +46,7 @@ from moa_runtime.session.tree import chain
 from moa_server.drafting.batched_model import TOP_K, Batch, PackedDeviceModule
 from moa_server.drafting.batcher import BatchedBackend
 from moa_server.engine.base import StepRequest, new_sequence
-from moa_server.engine.kv_cache import Room
+from moa_server.engine.kv_cache import KVCache
 from moa_server.engine.memory_rows import MemoryRows, Span
 from moa_server.engine.transformers import TransformersEngine
 from random_target import SHAPES, random_drafter, random_target
@@ -191,7 +191,7 @@ class _WaitingPass:
     """Time a pass, the device synchronised; the rest of a step is the engine's own work."""
 
     def __init__(self, inner: Any) -> None:
-        self._inner, self.seconds, self.room_shape = inner, 0.0, inner.room_shape
+        self._inner, self.seconds, self.cache_shape = inner, 0.0, inner.cache_shape
 
     def forward(self, pieces: Sequence[Any]) -> tuple[Tensor, int]:
         return self._timed(self._inner.forward, pieces)
@@ -202,7 +202,7 @@ class _WaitingPass:
     def _timed(self, run: Callable[[Any], Any], argument: Any) -> Any:
         began = time.perf_counter()
         result = run(argument)
-        if self.room_shape.device.type == "cuda":
+        if self.cache_shape.device.type == "cuda":
             torch.cuda.synchronize()
         self.seconds += time.perf_counter() - began
         return result
@@ -217,7 +217,9 @@ def engine_of(target: Target, part: str, tokens: int) -> Iterator[TransformersEn
     """
     dtype = str(target.model.dtype).removeprefix("torch.")
     gc.collect()  # frees the weights of an earlier engine
-    wanted = patch("moa_server.engine.passes.misfit", return_value="forced") if part == "general" else nullcontext()
+    wanted = (
+        patch("moa_server.engine.transformers.misfit", return_value="forced") if part == "general" else nullcontext()
+    )
     with wanted:
         engine = TransformersEngine(target, dtype=dtype, cache_tokens=tokens)
     if type(engine.target_pass).__name__ != {"fused": "FusedLlama", "general": "GeneralPass"}[part]:
@@ -262,7 +264,7 @@ def _split(engine: TransformersEngine, requests: list[StepRequest], record: Reco
     whole = time.perf_counter() - began
     engine.target_pass = own
     split = {"step_ms": round(1000 * whole, 3), "pass_ms": round(1000 * waiting.seconds, 3)}
-    if own.room_shape.device.type == "cuda":
+    if own.cache_shape.device.type == "cuda":
         split |= _kernels(lambda: engine.step_now(requests))
     record.add(part=f"{part}: of a step", **sizes, **split)
 
@@ -360,12 +362,12 @@ def _measure_threads(half: PackedDeviceModule, inputs: Sequence[StepInputs], rec
 
 def _measure_rows(target: Target, memory: MemoryRows, record: Record, context: int, sessions: Sequence[int]) -> None:
     with engine_of(target, "fused", 256) as engine:
-        room_shape = engine.target_pass.room_shape
-    rooms = [Room(room_shape, context) for _ in range(max(sessions))]
-    for half in (half for room in rooms for half in (room.keys, room.values)):
+        cache_shape = engine.target_pass.cache_shape
+    caches = [KVCache(cache_shape, context) for _ in range(max(sessions))]
+    for half in (half for cache in caches for half in (cache.keys, cache.values)):
         half.normal_()
     for count, new in [*((count, new) for count in sessions for new in (1, 4)), (1, context)]:
-        spans = [Span(room, context - new, context) for room in rooms[:count]]
+        spans = [Span(cache, context - new, context) for cache in caches[:count]]
         record.timed(
             lambda spans=spans: memory.of(spans), part="memory rows", context=context, sessions=count, rows=new
         )

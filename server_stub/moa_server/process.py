@@ -103,12 +103,12 @@ class VerifierServer(EdgeServer):
             gc.collect()
             gc.freeze()
         await super().startup(sockets)
-        places, metrics, website = self.places, self.app.state.verifier.metrics, self.app.state.verifier.website
-        if places is not None:
+        slots, metrics, website = self.slots, self.app.state.verifier.metrics, self.app.state.verifier.website
+        if slots is not None:
             if website is not None:  # a connection that downloads is busy, and most of those are for sessions
-                website.downloads.most = min(website.downloads.most, max(1, places.ceiling // 4))
-            metrics.watch("moa_connections", "TCP connections, sessions and requests alike.", lambda: len(places))
-            metrics.watch("moa_connections_limit", "TCP connections that may be open.", lambda: places.ceiling)
+                website.downloads.most = min(website.downloads.most, max(1, slots.ceiling // 4))
+            metrics.watch("moa_connections", "TCP connections, sessions and requests alike.", lambda: len(slots))
+            metrics.watch("moa_connections_limit", "TCP connections that may be open.", lambda: slots.ceiling)
         self._loop = loop
         if self._renew_tls is not None:
             self._renewing = asyncio.ensure_future(self._keep_renewed(self._renew_tls))

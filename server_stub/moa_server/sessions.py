@@ -20,7 +20,7 @@ from moa_server.settings import Settings
 
 
 class OlderConnectionError(Exception):
-    """A Hello that was under way when a newer connection of its conversation came."""
+    """A Hello arrived after one of a newer connection of the same conversation."""
 
 
 class Conversation:
@@ -28,14 +28,14 @@ class Conversation:
 
     Attributes:
         number: counts the store's conversations, from 1; for people.
-        token: resume token; who knows it owns the conversation.
+        token: resume token; knowing it proves ownership of the conversation.
         bearer: of its newest connection; the conversation belongs to its name, and is forgotten with its token.
         sequence: the engine's number of it.
         lock: held from taking a frame to its verdict.
         taken_over: set when another connection took over, a new event for each connection; None while
             there is no connection.
-        connections: how many there have been.
-        last_used: clock reading, seconds.
+        connections: number of connections so far.
+        last_used: clock reading in seconds.
         unwatch: ends the watch of the bearer's token.
     """
 
@@ -95,9 +95,9 @@ class SessionStore:
     def attach(
         self, resume_token: str, bearer: Bearer, connection: int = 1
     ) -> tuple[Conversation, asyncio.Event] | None:
-        """Connect to the conversation of a token, or to a new one where the token is empty, forgotten or another's.
+        """Connect to the conversation of a token, or to a new one if the token is empty, unknown or another owner's.
 
-        The connection that had it before is told by its event. When the store is full, the conversation
+        The event of the previous connection is set. When the store is full, the conversation
         that has been without a connection for longest makes room.
 
         Args:

@@ -10,7 +10,7 @@ from torch import nn
 from moa_bench.harness import checkpoint_pair
 from moa_drafter.devices import input_major, lay_out_for_few_rows
 from moa_drafter.target import load_target
-from moa_server.engine.general_pass import GeneralPass
+from moa_server.engine.forward import GeneralPass
 
 
 def linear_layers(module: nn.Module) -> list[nn.Linear]:

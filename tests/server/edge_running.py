@@ -23,7 +23,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.sync.client import connect
 
-from moa_server.edge.connection_limits import FULL_KEY, EdgeLimits, Places
+from moa_server.edge.connection_limits import FULL_KEY, ConnectionSlots, EdgeLimits
 from moa_server.edge.server import EdgeServer
 
 TIMEOUT_S = 30
@@ -49,8 +49,8 @@ class Edge:
     records: list[logging.LogRecord] = field(default_factory=list)
 
     @property
-    def places(self) -> Places:
-        return self.server.places
+    def slots(self) -> ConnectionSlots:
+        return self.server.slots
 
     def open(self, sent: bytes = b"", **options: Any) -> socket.socket:
         connected = socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S, **options)

@@ -71,7 +71,7 @@ def test_who_is_still_sending_takes_no_busy_place():
     with edge(PATIENT) as running, contextlib.ExitStack() as crowd:
         for _ in range(15):
             crowd.enter_context(refused(running, 10 * MIB))
-        eventually(lambda: running.places.busy == 0)
+        eventually(lambda: running.slots.busy == 0)
         assert status_of(running.ask()) == 200
 
 
@@ -79,7 +79,7 @@ def test_only_so_many_bytes_are_read_behind_an_answer():
     limits = EdgeLimits(discard_bytes=MIB, body_seconds=60)
     with edge(limits) as running, refused(running, 100 * MIB) as connected:
         assert sent(connected, 100 * MIB) < 20 * MIB  # what the system holds for both ends is more than the bound
-        eventually(lambda: len(running.places) == 0)
+        eventually(lambda: len(running.slots) == 0)
         assert not running.complaints()
 
 
@@ -87,7 +87,7 @@ def test_only_so_long_is_read_behind_an_answer():
     with edge(EdgeLimits(body_seconds=1)) as running, refused(running, 100) as connected:
         until = time.monotonic() + 30
         with contextlib.suppress(OSError):
-            while len(running.places) and time.monotonic() < until:
+            while len(running.slots) and time.monotonic() < until:
                 connected.send(b" ")
                 time.sleep(0.05)
         assert time.monotonic() < until and not running.complaints()

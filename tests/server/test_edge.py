@@ -38,7 +38,7 @@ def test_idle_connections_beyond_the_ceiling_give_way_to_a_request(clients):
         idle = [clients(running.open()) for _ in range(40)]
         assert status_of(running.ask()) == 200
         eventually(lambda: sum(is_closed(each) for each in idle) >= 20)
-        assert len(running.places) <= 20
+        assert len(running.slots) <= 20
         assert not any(is_closed(each) for each in idle[-10:]), "the oldest go first"
         assert not running.complaints()
 
@@ -48,7 +48,7 @@ def test_half_sent_headers_give_way_as_well(clients):
         for _ in range(60):
             clients(running.open(b"GET / HTTP/1.1\r\nHost: local"))
         assert status_of(running.ask()) == 200
-        eventually(lambda: len(running.places) <= 20)
+        eventually(lambda: len(running.slots) <= 20)
 
 
 def test_requests_that_are_being_answered_do_not_give_way(clients):
@@ -58,7 +58,7 @@ def test_requests_that_are_being_answered_do_not_give_way(clients):
         with running.websocket() as websocket:
             websocket.send(b"hello")
             assert websocket.recv(30) == b"hello"
-            eventually(lambda: running.places.busy == 6)
+            eventually(lambda: running.slots.busy == 6)
             for _ in range(40):
                 clients(running.open())
             assert status_of(running.ask()) == 200
@@ -72,8 +72,8 @@ def test_requests_that_are_being_answered_do_not_give_way(clients):
 def test_when_all_are_busy_a_request_is_told_when_to_come_back(clients):
     with edge(PATIENT) as running:
         running.hold.clear()
-        held = [clients(running.open(HOLD)) for _ in range(running.places.most_busy)]
-        eventually(lambda: running.places.busy == len(held))
+        held = [clients(running.open(HOLD)) for _ in range(running.slots.most_busy)]
+        eventually(lambda: running.slots.busy == len(held))
         answer = running.ask()
         assert (
             status_of(answer) == 503 and b"retry-after: 5" in answer.lower() and "try again later" in error_of(answer)
@@ -82,7 +82,7 @@ def test_when_all_are_busy_a_request_is_told_when_to_come_back(clients):
         assert status_of(answer) == 503 and b"retry-after: 5" in answer.lower()
         running.hold.set()
         assert all(status_of(each.recv(65536)) == 200 for each in held)
-        eventually(lambda: running.places.busy == 0)
+        eventually(lambda: running.slots.busy == 0)
         assert status_of(running.ask()) == 200
 
 
@@ -93,8 +93,8 @@ def test_a_crowd_of_unfinished_bodies_keeps_nobody_out(clients):
     with edge(PATIENT) as running:
         crowd = [clients(running.open(POST + b"12345")) for _ in range(40)]
         assert status_of(running.ask()) == 200
-        eventually(lambda: len(running.places) <= 20)
-        assert running.places.busy == 0
+        eventually(lambda: len(running.slots) <= 20)
+        assert running.slots.busy == 0
         crowd[-1].sendall(b"67890")
         assert status_of(crowd[-1].recv(65536)) == 200
         assert not running.complaints()
@@ -104,10 +104,10 @@ def test_whose_request_is_whole_only_when_all_are_busy_is_told_so(clients):
     with edge(PATIENT) as running:
         running.hold.clear()
         late = clients(running.open(POST))
-        eventually(lambda: len(running.places) == 1)
-        for _ in range(running.places.most_busy):
+        eventually(lambda: len(running.slots) == 1)
+        for _ in range(running.slots.most_busy):
             clients(running.open(HOLD))
-        eventually(lambda: running.places.busy == running.places.most_busy)
+        eventually(lambda: running.slots.busy == running.slots.most_busy)
         late.sendall(b"1234567890")
         answer = read_all(late)
         assert status_of(answer) == 503 and b"retry-after: 5" in answer.lower()
@@ -122,17 +122,17 @@ def test_what_follows_a_request_is_no_part_of_it(clients, unfinished):
     with edge(PATIENT) as running:
         connected = clients(running.open(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + unfinished))
         assert status_of(connected.recv(65536)) == 200
-        eventually(lambda: running.places.busy == 0)
-        assert len(running.places) == 1
+        eventually(lambda: running.slots.busy == 0)
+        assert len(running.slots) == 1
 
 
 def test_one_address_may_have_only_so_many_without_a_header(clients):
     with edge(EdgeLimits(connections=100, per_address=5)) as running:
         idle = [clients(running.open()) for _ in range(12)]
         eventually(lambda: sum(is_closed(each) for each in idle) >= 7)
-        assert len(running.places) <= 5
+        assert len(running.slots) <= 5
         other = clients(running.open(source_address=("127.0.0.2", 0)))
-        eventually(lambda: len(running.places) == 6)
+        eventually(lambda: len(running.slots) == 6)
         assert not is_closed(other) and not is_closed(idle[-1])
         assert status_of(running.ask()) == 200
 
@@ -198,7 +198,7 @@ def test_an_answer_may_take_longer_than_a_header(clients):
     with edge(HASTY) as running:
         running.hold.clear()
         held = clients(running.open(HOLD))
-        eventually(lambda: running.places.busy == 1)
+        eventually(lambda: running.slots.busy == 1)
         assert read_all(clients(running.open())) == b"", "a later one that is silent is closed first"
         running.hold.set()
         assert status_of(held.recv(65536)) == 200
@@ -214,7 +214,7 @@ def test_a_slow_body_ends_the_connection(clients, path):
             assert status_of(answer) == 408 and "the body did not arrive within 1 seconds" in error_of(answer)
         else:
             assert status_of(answer) == 401
-        eventually(lambda: len(running.places) == 0)
+        eventually(lambda: len(running.slots) == 0)
         assert not running.complaints()
 
 
@@ -230,8 +230,8 @@ def test_a_header_that_is_too_large_is_refused(clients):
 def test_a_peer_that_does_not_read_an_answer_is_cut_off(clients):
     with edge(HASTY) as running:
         clients(running.open(b"GET /endless HTTP/1.1\r\nHost: a\r\n\r\n"))
-        eventually(lambda: len(running.places) == 1)
-        eventually(lambda: len(running.places) == 0)
+        eventually(lambda: len(running.slots) == 1)
+        eventually(lambda: len(running.slots) == 0)
         assert not running.complaints()
 
 
@@ -284,7 +284,7 @@ def test_garbage_is_refused_without_a_word_in_the_log():
             for leave in (socket.socket.close, leave_by_reset):
                 connected = running.open(sent)
                 leave(connected)
-        eventually(lambda: len(running.places) == 0)
+        eventually(lambda: len(running.slots) == 0)
         assert status_of(running.ask()) == 200
         assert not running.complaints()
 
@@ -308,7 +308,7 @@ def test_random_bytes_are_refused_without_a_word_in_the_log():
             with contextlib.suppress(OSError):
                 connected.shutdown(socket.SHUT_WR)
             leave_by_reset(connected) if rng.random() < 0.3 else connected.close()
-        eventually(lambda: len(running.places) == 0)
+        eventually(lambda: len(running.slots) == 0)
         assert status_of(running.ask()) == 200
         assert not running.complaints()
 

@@ -26,7 +26,7 @@ def test_connections_in_a_tls_handshake_count_and_give_way(clients, tls):
             connected.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
             assert status_of(read_all(connected)) == 200
         eventually(lambda: sum(is_closed(each) for each in idle) >= 20)
-        assert len(running.places) <= 20
+        assert len(running.slots) <= 20
         assert not running.complaints()
 
 
@@ -41,5 +41,5 @@ def test_slow_and_broken_tls_is_closed_without_a_word_in_the_log(clients, tls):
         slow.sendall(b"GET / HTTP/1.1\r\nX: ")
         assert status_of(read_all(slow)) == 408
         slow.close()
-        eventually(lambda: len(running.places) == 0)
+        eventually(lambda: len(running.slots) == 0)
         assert not running.complaints()

@@ -82,7 +82,7 @@ def test_what_breaks_the_protocol_is_closed_with_its_code(running, sent, code):
         connected.shutdown(socket.SHUT_WR) if code == 4000 else None
         assert close_code(read_all(connected)) == code
     eventually(lambda: len(running.ended) == 1 or code == 4000)
-    eventually(lambda: len(running.places) == 0)
+    eventually(lambda: len(running.slots) == 0)
 
 
 def test_a_message_that_is_too_large_is_told_so_even_while_it_is_sent(running):
@@ -124,7 +124,7 @@ def test_a_ping_flood_that_never_reads_is_cut_and_leaves_no_buffer(monkeypatch, 
             for _ in range(200):  # 2.6 MB at most
                 connected.sendall(frame(PING, b"p" * size) * 100)
             read_all(connected)
-        eventually(lambda: len(running.places) == 0)
+        eventually(lambda: len(running.slots) == 0)
         assert len(largest) < 2000, "most of them are not even parsed"
         assert max(largest) < 1 << 17
         assert not running.complaints()
@@ -134,7 +134,7 @@ def test_a_peer_that_never_reads_is_cut_off():
     with edge(HASTY) as running:
         with upgraded(running) as connected:
             connected.sendall(frame(BINARY, b"flood%d" % (16 << 20)))
-            eventually(lambda: len(running.places) == 0)
+            eventually(lambda: len(running.slots) == 0)
         eventually(lambda: running.ended)
         assert not running.complaints()
 
@@ -191,7 +191,7 @@ def test_whatever_frames_come_no_traceback_is_logged():
                     connected.sendall(sent)
                 if rng.random() < 0.3:
                     connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        eventually(lambda: len(running.places) == 0)
+        eventually(lambda: len(running.slots) == 0)
         assert not running.complaints()
 
 
@@ -199,7 +199,7 @@ def test_a_violation_while_the_app_works_is_no_fault_of_the_app(running):
     running.take.clear()
     with upgraded(running) as connected:
         connected.sendall(frame(BINARY, b"a question"))
-        eventually(lambda: len(running.places) == 1)
+        eventually(lambda: len(running.slots) == 1)
         connected.sendall(frame(BINARY, b"another"))
         connected.sendall(frame(TEXT, b"\xff"))
         running.take.set()
@@ -220,8 +220,8 @@ def test_a_crowd_that_says_nothing_whole_keeps_nobody_out():
         with running.websocket() as websocket:
             websocket.send(b"hello")
             assert websocket.recv(30) == b"hello"
-            assert running.places.busy == 1
-        eventually(lambda: len(running.places) <= 20)
+            assert running.slots.busy == 1
+        eventually(lambda: len(running.slots) <= 20)
         assert not running.complaints()
 
 
@@ -229,21 +229,21 @@ def test_a_websocket_is_no_longer_busy_once_it_is_being_closed(running):
     with upgraded(running) as connected:
         connected.sendall(frame(BINARY, b"hello"))
         assert connected.recv(100) == b"\x82\x05hello"
-        assert running.places.busy == 1
+        assert running.slots.busy == 1
         connected.sendall(frame(BINARY, b"close"))
         assert close_code(connected.recv(100)) == 4000
-        eventually(lambda: not running.places.busy)
-        assert len(running.places) == 1, "it is waited for"
+        eventually(lambda: not running.slots.busy)
+        assert len(running.slots) == 1, "it is waited for"
     with upgraded(running) as connected:
         connected.sendall(frame(BINARY, b"hello") + frame(CONT))
         eventually(lambda: running.ended.count(1002))
-        assert running.places.busy == 0
+        assert running.slots.busy == 0
 
 
 def test_who_speaks_first_when_all_are_busy_is_refused():
     with edge(FEW) as running, contextlib.ExitStack() as others:
         late = others.enter_context(running.websocket())
-        busy = [others.enter_context(running.websocket()) for _ in range(running.places.most_busy)]
+        busy = [others.enter_context(running.websocket()) for _ in range(running.slots.most_busy)]
         for each in busy:
             each.send(b"hello")
             assert each.recv(30) == b"hello"
@@ -252,7 +252,7 @@ def test_who_speaks_first_when_all_are_busy_is_refused():
             late.recv(30)
         assert closed.value.rcvd.code == 1013
         busy[0].close()
-        eventually(lambda: running.places.busy < len(busy))
+        eventually(lambda: running.slots.busy < len(busy))
         with running.websocket() as websocket:
             websocket.send(b"hello")
             assert websocket.recv(30) == b"hello"

@@ -17,8 +17,8 @@ from moa_runtime.session.sampling import Sampling
 from moa_runtime.session.tree import chain
 from moa_server.engine import transformers as transformers_engine
 from moa_server.engine.base import StepRequest
+from moa_server.engine.forward import tree_mask
 from moa_server.engine.transformers import TransformersEngine
-from moa_server.engine.tree_mask import tree_mask
 from tiny import make_tiny_rival, make_tiny_target
 
 PROMPT = tuple(random.Random(5).sample(range(3, 512), 21))

@@ -56,7 +56,7 @@ def test_a_crowd_that_never_says_hello_keeps_no_session_out():
         client.connect()
         client.session.prompt([1, 2], Sampling(), 2)
         client.rounds(lambda tokens: [])
-        assert client.finished and verifier.server.places.busy == 1
+        assert client.finished and verifier.server.slots.busy == 1
         client.socket.close()
 
 
@@ -64,7 +64,7 @@ def test_whose_hello_comes_when_all_are_busy_is_told_when_to_come_back():
     engine = ToyEngine()
     with serving(engine, Settings(), limits=EdgeLimits(connections=8)) as verifier, contextlib.ExitStack() as others:
         late = others.enter_context(verifier.connect())
-        clients = [Client(verifier, engine) for _ in range(verifier.server.places.most_busy)]
+        clients = [Client(verifier, engine) for _ in range(verifier.server.slots.most_busy)]
         for client in clients:
             client.connect()
         late.send(TARGET.hello().SerializeToString())
@@ -74,7 +74,7 @@ def test_whose_hello_comes_when_all_are_busy_is_told_when_to_come_back():
             late.recv(TIMEOUT_S)
         assert closed.value.rcvd.code == 1013
         clients[0].socket.close()
-        eventually(lambda: verifier.server.places.busy < len(clients))
+        eventually(lambda: verifier.server.slots.busy < len(clients))
         again = Client(verifier, engine)
         again.connect()
         assert not again.faults

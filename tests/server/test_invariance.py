@@ -14,11 +14,11 @@ from stepping import Numbers, plain, random_tree, step
 from moa_drafter.target import load_target
 from moa_drafter.target_source import DEFAULT_TARGET
 from moa_runtime.session.sampling import Sampling
-from moa_server.engine import attention, fused_llama, invariance, passes
+from moa_server.engine import attention, fused_llama, transformers
 from moa_server.engine import transformers as transformers_engine
 from moa_server.engine.base import StepRequest
+from moa_server.engine.forward import GeneralPass
 from moa_server.engine.fused_llama import FusedLlama, padded
-from moa_server.engine.general_pass import GeneralPass
 from moa_server.engine.transformers import TransformersEngine
 
 SAMPLINGS = [Sampling(), Sampling(1.0, 0.95, 7)]
@@ -45,8 +45,8 @@ def texts(count: int, *, longest: int = 150) -> list[list[int]]:
 def state_of(engine, number, tokens):
     """Keys and values of all tokens of a sequence that holds them."""
     assert engine.held(number, tokens) == len(tokens)
-    room = engine._sequences._states[number].room
-    return room.read(range(room.shape.layers), 0, len(tokens))
+    cache = engine._sequences._states[number].cache
+    return cache.read(range(cache.shape.layers), 0, len(tokens))
 
 
 def alone(engine, tokens, sampling, count):
@@ -153,7 +153,7 @@ def test_weights_that_the_pass_has_twice_can_be_released(tiny_target, dtype):
 @pytest.fixture
 def general(tiny_target, tiny_drafter, monkeypatch, caplog):
     caplog.set_level(logging.INFO, logger="moa_server")
-    monkeypatch.setattr(passes, "misfit", lambda target: "a test wants it")
+    monkeypatch.setattr(transformers, "misfit", lambda target: "a test wants it")
     engine = TransformersEngine.load(str(tiny_target), tiny_drafter)
     assert "slower: a test wants it" in caplog.text
     assert isinstance(engine.target_pass, GeneralPass) and not engine.batch_invariant
@@ -200,7 +200,7 @@ def test_a_pass_whose_bits_depend_on_neighbours_is_found_out(tiny_target, monkey
         return hidden * (1 + 1e-6 * (len(hidden) > 64)), count
 
     monkeypatch.setattr(FusedLlama, "forward", shaken)
-    assert not invariance.is_invariant(fused, 512, 512)
+    assert not fused_llama.is_invariant(fused, 512, 512)
     engine = TransformersEngine.load(str(tiny_target), None)
     assert not engine.batch_invariant and "what else is in a step" in caplog.text
 
@@ -208,9 +208,9 @@ def test_a_pass_whose_bits_depend_on_neighbours_is_found_out(tiny_target, monkey
 def test_keys_of_a_tree_are_added_by_position_not_by_slot(tiny_target, monkeypatch, invariant):
     """Otherwise the check finds a tree at the edge of a block."""
     fused = FusedLlama(load_target(str(tiny_target)), torch.float32)
-    assert invariance.is_invariant(fused, 512, 512)
+    assert fused_llama.is_invariant(fused, 512, 512)
     monkeypatch.setattr(attention, "depths", lambda parents: [1] * len(parents))
-    assert not invariance.is_invariant(fused, 512, 512)
+    assert not fused_llama.is_invariant(fused, 512, 512)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_targets_that_are_built_otherwise_take_the_general_pass(change, tmp_path
 def test_kinds_of_llamas_are_computed_as_transformers_does(change, tmp_path):
     target = other_target(tmp_path, **change)
     assert fused_llama.misfit(target) is None
-    assert passes.deviation(FusedLlama(target, torch.float32), target) < 1e-4
+    assert transformers.deviation(FusedLlama(target, torch.float32), target) < 1e-4
 
 
 def other_target(folder: Path, **change):

@@ -144,18 +144,18 @@ def refusal(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
 
 
 def silence(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
-    eventually(lambda: not verifier.server.places.busy)
+    eventually(lambda: not verifier.server.slots.busy)
 
 
 def pings(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
     for _ in range(300):
         writer.ping()
-    eventually(lambda: not verifier.server.places.busy)
+    eventually(lambda: not verifier.server.slots.busy)
 
 
 def goodbye(verifier: Verifier, writer: Writer, session: ClientSession) -> None:
     writer.write(wire.ClientMessage(bye=wire.Bye()).SerializeToString())
-    eventually(lambda: not verifier.server.places.busy)
+    eventually(lambda: not verifier.server.slots.busy)
 
 
 ENDINGS = {
@@ -211,7 +211,7 @@ def test_over_tls_a_connection_ends_once_its_client_has_closed(tls):
         eventually(lambda: running.ended)
         writer.write(b"a message after it")
         assert writer.read_to_end() == ([], 4000)
-        eventually(lambda: len(running.places) == 0)
+        eventually(lambda: len(running.slots) == 0)
         assert not running.complaints()
 
 
@@ -232,7 +232,7 @@ def test_what_comes_after_the_close_frame_is_dropped_unparsed(secure, tls, monke
         for _ in range(100):
             writer.write(b"m", 1000)
         assert writer.rest()[1] == 4000
-        eventually(lambda: len(running.places) == 0)
+        eventually(lambda: len(running.slots) == 0)
         assert len(parsed) < 1000, "of a hundred thousand"
         assert not running.complaints()
 

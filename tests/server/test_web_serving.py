@@ -136,7 +136,7 @@ def test_who_reads_nothing_at_all_is_cut_off(files, opened, complaints):
     with serving(ToyEngine(), Settings(), files=files, limits=EdgeLimits(send_seconds=1)) as verifier:
         opened(verifier)
         eventually(lambda: running(verifier) == 1)
-        eventually(lambda: running(verifier) == 0 and len(verifier.server.places) == 0)
+        eventually(lambda: running(verifier) == 0 and len(verifier.server.slots) == 0)
         assert not complaints
 
 

@@ -1,4 +1,4 @@
-"""The connections a server holds: their ceiling, their deadlines, and who goes when another one comes."""
+"""Limits on the connections of a server: their number, their deadlines, and which one is ended for a new one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log.addFilter(LogLimit(lines=1))
 
 _PROGRESS_BYTES = 64 << 10
 
-#: What a client is told when no more connections may be busy.
+#: The message to a client when no more connections may be busy.
 ALL_BUSY = "the verifier serves as many connections as it can; try again later"
 #: A key of the ASGI messages that such a client's WebSocket still receives.
 FULL_KEY = "moa_server.full"
@@ -31,18 +31,19 @@ _Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class EdgeLimits:
-    """What one connection may take, and all of them together.
+    """Limits on each connection, and on all of them together.
 
     Attributes:
         connections: held at once, if the descriptor limit allows so many.
-        per_address: connections of one address that have never been busy, see :class:`Place`; of IPv6 one /64 network.
+        per_address: connections of one address, or one IPv6 /64 network, that have never been busy, see
+            :class:`ConnectionSlot`.
         header_bytes: of a request header.
         header_seconds: from the connection or the previous answer to the whole request header, TLS included.
         body_seconds: from the header to the end of the body.
         send_seconds: in which a peer must read 64 KiB, or all that waits for it beyond what the system and asyncio
             buffer. A slow link is no offence: a large message may take much longer.
         close_seconds: that a peer has to close as well, once all that was written for it is sent.
-        discard_bytes: of a body that are read and dropped behind an answer that came before its end.
+        discard_bytes: bytes of a body that are read and dropped after an answer that came before its end.
         write_buffer_bytes: that may wait for a peer besides the largest message.
         control_frames_per_second: WebSocket pings and pongs, sustained.
         control_frames_burst: and at once.
@@ -66,24 +67,24 @@ class EdgeLimits:
 
     @property
     def sweep_seconds(self) -> float:
-        """How often deadlines are looked at."""
+        """Seconds between two checks of the deadlines."""
         return min(1.0, min(self.header_seconds, self.body_seconds, self.send_seconds, self.close_seconds) / 4)
 
 
-class Place:
+class ConnectionSlot:
     """One connection, from its acceptance until its descriptor is free.
 
-    It is *busy* while a request is answered that has come whole, its body too, and as a WebSocket from the first whole
-    message until a close frame is sent. Else it *waits*: what it still sends may never come.
+    It is *busy* while a complete request, body included, is being answered, and as a WebSocket from the first complete
+    message until a close frame is sent. Otherwise it *waits* for data that may never come.
 
     Attributes:
         transport: None until a TLS handshake is done.
         on_deadline: called once ``deadline`` has passed.
     """
 
-    def __init__(self, places: Places, connected: socket.socket, network: str) -> None:
-        self._places, self._socket, self.network = places, connected, network
-        self.limits = places.limits
+    def __init__(self, slots: ConnectionSlots, connected: socket.socket, network: str) -> None:
+        self._slots, self._socket, self.network = slots, connected, network
+        self.limits = slots.limits
         self.transport: asyncio.Transport | None = None
         self.busy = False
         self.ending = False
@@ -95,27 +96,27 @@ class Place:
         self._sent: float | None = None  # since when nothing more is to be sent before the end
 
     def begin(self) -> bool:
-        """A whole request or first message is there. False if too many others are busy: it is to be refused."""
-        return self._places.begin(self)
+        """Mark it busy: its request or first message is complete. Return False if it is to be refused instead."""
+        return self._slots.begin(self)
 
     def full(self) -> bool:
         """Whether :meth:`begin` would return False now."""
-        return self._places.full()
+        return self._slots.full()
 
     def wait(self) -> None:
-        """The request is answered, or refused; the WebSocket is being closed."""
-        self._places.wait(self)
+        """Mark it waiting: its request is answered or refused, or its WebSocket is being closed."""
+        self._slots.wait(self)
 
     def leave(self) -> None:
-        """The descriptor is free, or is about to be in this turn of the event loop."""
-        self._places.leave(self)
+        """Free the slot: the descriptor is free, or will be in this turn of the event loop."""
+        self._slots.leave(self)
 
     def end(self) -> None:
-        """Close at once; what waits for the peer is dropped."""
+        """Close at once, dropping all data that is still to be sent."""
         if self.ending:
             return
         self.ending = True
-        self._places.ends(self)
+        self._slots.ends(self)
         if self.transport is not None:
             self.transport.abort()
         else:  # in a TLS handshake, which fails now
@@ -123,9 +124,9 @@ class Place:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def half_close(self) -> bool:
-        """Send the end of the stream behind what was written, and go on reading; False where that cannot be (TLS).
+        """Send the end of the stream after all written data, and continue reading; return False if impossible (TLS).
 
-        To close with unread data would reset the connection, and the peer might never see what was written last.
+        Closing with unread data would reset the connection, and the peer might lose the last written data.
         """
         if self.transport is None or not self.transport.can_write_eof():
             return False
@@ -136,24 +137,24 @@ class Place:
         return True
 
     def linger(self) -> bool:
-        """The last was written: the peer has ``close_seconds`` to close as well, from when that is sent.
+        """Give the peer ``close_seconds`` to close as well, counted from when all written data is sent.
 
-        Returns whether :meth:`half_close` could say so to the peer.
+        Returns the result of :meth:`half_close`.
         """
         self.wait()
         self._lingering = True
         return self.half_close()
 
     def set_deadline(self, seconds: float | None) -> None:
-        """From now; None for none."""
-        self.deadline = None if seconds is None else self._places.clock() + seconds
+        """Set the deadline to ``seconds`` from now; None removes it."""
+        self.deadline = None if seconds is None else self._slots.clock() + seconds
 
     def write_paused(self, paused: bool) -> None:
-        """The peer does not read as fast as it is sent to, or does again."""
-        self._unread = (self._places.clock(), self._waiting_bytes()) if paused else None
+        """Note that the peer reads more slowly than data is sent, or no longer does."""
+        self._unread = (self._slots.clock(), self._waiting_bytes()) if paused else None
 
     def check_write_buffer(self, sent: int = 0) -> None:
-        """End the connection if more waits for the peer than the bound. The app's own messages are part of no offence.
+        """End the connection if more data waits for the peer than allowed, not counting the app's largest message.
 
         Args:
             sent: bytes of a message just sent.
@@ -163,7 +164,7 @@ class Place:
             self.end()
 
     def look(self, now: float) -> None:
-        """End what is overdue."""
+        """End the connection if one of its deadlines has passed."""
         if self.transport is None or self.ending:
             return
         waiting = self._waiting_bytes()
@@ -190,21 +191,21 @@ class Place:
         return self.transport.get_write_buffer_size() if self.transport is not None else 0
 
 
-class Places:
+class ConnectionSlots:
     """All connections of a server.
 
-    At the ceiling a new connection takes the place of the one that has waited longest. An eighth of the places is never
-    busy, so there is always one such: who has the places taken by connections that send nothing whole cannot keep
-    others out, but only shorten the time they have for their request.
+    At the ceiling a new connection replaces the one that has waited longest. An eighth of the slots is never busy, so
+    one always waits: connections that never complete a request cannot lock others out, but only shorten the time that
+    others have for their requests.
     """
 
     def __init__(self, limits: EdgeLimits, ceiling: int, clock: _Clock = time.monotonic) -> None:
         self.limits, self.ceiling, self.clock = limits, ceiling, clock
         self.most_busy = max(1, ceiling - max(1, ceiling // 8))
-        self._all: set[Place] = set()
-        # Dictionaries for their order: who has waited longest comes first.
-        self._waiting: dict[Place, None] = {}
-        self._opening: dict[str, dict[Place, None]] = {}
+        self._all: set[ConnectionSlot] = set()
+        # Dictionaries keep the order: the one that has waited longest comes first.
+        self._waiting: dict[ConnectionSlot, None] = {}
+        self._opening: dict[str, dict[ConnectionSlot, None]] = {}
         self._busy = self._ending = 0
         self._left = asyncio.Event()
 
@@ -213,23 +214,23 @@ class Places:
 
     @property
     def busy(self) -> int:
-        """Connections that are, see :class:`Place`."""
+        """Number of busy connections, see :class:`ConnectionSlot`."""
         return self._busy
 
-    def enter(self, connected: socket.socket, host: str) -> Place:
-        """A place for a socket just accepted; :meth:`make_room` comes next."""
-        place = Place(self, connected, network_of(host))
-        self._all.add(place)
-        self._waiting[place] = None
-        opening = self._opening.setdefault(place.network, {})
-        opening[place] = None
-        place.set_deadline(self.limits.header_seconds)
+    def enter(self, connected: socket.socket, host: str) -> ConnectionSlot:
+        """Make a slot for an accepted socket; call :meth:`make_room` next."""
+        slot = ConnectionSlot(self, connected, network_of(host))
+        self._all.add(slot)
+        self._waiting[slot] = None
+        opening = self._opening.setdefault(slot.network, {})
+        opening[slot] = None
+        slot.set_deadline(self.limits.header_seconds)
         if len(opening) > self.limits.per_address:
             next(iter(opening)).end()
-        return place
+        return slot
 
     async def make_room(self) -> None:
-        """End connections until no more are open than the ceiling, and wait until they are gone."""
+        """End connections until at most ``ceiling`` are open, and wait until they are gone."""
         while len(self._all) > self.ceiling:
             if len(self._all) - self._ending > self.ceiling:
                 self.end_oldest_waiting()
@@ -241,11 +242,11 @@ class Places:
         if self._waiting:
             next(iter(self._waiting)).end()
 
-    def begin(self, place: Place) -> bool:
-        if place.ending or self.full():
+    def begin(self, slot: ConnectionSlot) -> bool:
+        if slot.ending or self.full():
             return False
-        self._not_waiting(place)
-        place.busy = True
+        self._not_waiting(slot)
+        slot.busy = True
         self._busy += 1
         return True
 
@@ -255,45 +256,45 @@ class Places:
             _log.warning("%d connections are busy, as many as may be; further requests are refused", self._busy)
         return full
 
-    def wait(self, place: Place) -> None:
-        if place.busy:
-            place.busy = False
+    def wait(self, slot: ConnectionSlot) -> None:
+        if slot.busy:
+            slot.busy = False
             self._busy -= 1
-            self._waiting[place] = None
+            self._waiting[slot] = None
 
-    def leave(self, place: Place) -> None:
-        if place in self._all:
-            self.wait(place)
-            self._not_waiting(place)
-            self._all.discard(place)
-            self._ending -= place.ending
+    def leave(self, slot: ConnectionSlot) -> None:
+        if slot in self._all:
+            self.wait(slot)
+            self._not_waiting(slot)
+            self._all.discard(slot)
+            self._ending -= slot.ending
             self._left.set()
 
-    def ends(self, place: Place) -> None:
-        self._not_waiting(place)
+    def ends(self, slot: ConnectionSlot) -> None:
+        self._not_waiting(slot)
         self._ending += 1
 
     def sweep(self) -> None:
-        """End what is overdue."""
+        """End connections whose deadlines have passed."""
         now = self.clock()
-        for place in list(self._all):
+        for slot in list(self._all):
             try:
-                place.look(now)
-            except Exception as error:  # of one connection, which must not take the deadlines of all others away
+                slot.look(now)
+            except Exception as error:  # one failing connection must not disable the deadlines of the others
                 log_unexpected(_log, "closing an overdue connection", error)
-                place.end()
+                slot.end()
 
-    def _not_waiting(self, place: Place) -> None:
-        self._waiting.pop(place, None)
-        opening = self._opening.get(place.network)
+    def _not_waiting(self, slot: ConnectionSlot) -> None:
+        self._waiting.pop(slot, None)
+        opening = self._opening.get(slot.network)
         if opening is not None:
-            opening.pop(place, None)
+            opening.pop(slot, None)
             if not opening:
-                del self._opening[place.network]
+                del self._opening[slot.network]
 
 
 def network_of(host: str) -> str:
-    """Who is counted as one: an address, of IPv6 the /64 network, which is what one subscriber has."""
+    """Return what is counted as one client: an address, or its /64 network for IPv6, which one subscriber has."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

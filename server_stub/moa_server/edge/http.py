@@ -20,9 +20,8 @@ from websockets.exceptions import InvalidHeaderFormat
 from websockets.headers import parse_subprotocol
 
 from moa_runtime.http_framing import FramingError, StrictConnection
-from moa_server.edge.connection_limits import ALL_BUSY, END_KEY, Place
-from moa_server.edge.protocol import OnPlace
-from moa_server.edge.websocket import EdgeWebSocket
+from moa_server.edge.connection_limits import ALL_BUSY, END_KEY, ConnectionSlot
+from moa_server.edge.websocket import EdgeWebSocket, SlotProtocol
 
 # h11 looks at its limit only when a header is still incomplete, so it is given no more than this of one at once.
 _HEADER_SLICE = 1 << 10
@@ -41,7 +40,7 @@ class _ClientFaults(logging.LoggerAdapter):
         return self.logger.level
 
 
-class EdgeHttp(OnPlace, H11Protocol):
+class EdgeHttp(SlotProtocol, H11Protocol):
     """HTTP/1.1 on one connection.
 
     Beyond its base: the whole header, and the body, have deadlines; a header section has a size; a peer that does not
@@ -50,12 +49,14 @@ class EdgeHttp(OnPlace, H11Protocol):
     that the answer is not lost.
     """
 
-    def __init__(self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], place: Place):
+    def __init__(
+        self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], slot: ConnectionSlot
+    ):
         super().__init__(config, server_state, app_state)
-        self._place = place
-        self.conn = StrictConnection(h11.SERVER, max_incomplete_event_size=place.limits.header_bytes)
+        self._slot = slot
+        self.conn = StrictConnection(h11.SERVER, max_incomplete_event_size=slot.limits.header_bytes)
         self.logger = _ClientFaults(self.logger, {})  # type: ignore[assignment]
-        self.ws_protocol_class = functools.partial(EdgeWebSocket, place=place)  # type: ignore[assignment]
+        self.ws_protocol_class = functools.partial(EdgeWebSocket, slot=slot)  # type: ignore[assignment]
         self.app = self._unless_refused
         self._received = self._discarding = False
         self._discarded = 0  # bytes
@@ -64,8 +65,8 @@ class EdgeHttp(OnPlace, H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._place.transport = transport
-        self._place.on_deadline = self._too_slow
+        self._slot.transport = transport
+        self._slot.on_deadline = self._too_slow
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -75,8 +76,8 @@ class EdgeHttp(OnPlace, H11Protocol):
         self._received = True
         if self._discarding:
             self._discarded += len(data)
-            if self._discarded > self._place.limits.discard_bytes:
-                self._place.end()
+            if self._discarded > self._slot.limits.discard_bytes:
+                self._slot.end()
             return
         start = 0
         while start < len(data) and not (self._discarding or self.transport.is_closing()):
@@ -99,13 +100,13 @@ class EdgeHttp(OnPlace, H11Protocol):
     def shutdown(self) -> None:
         """End because the server does; the client of a request that was answered before its end has time to read it."""
         if self._discarding:
-            self._place.set_deadline(self._place.limits.close_seconds)
+            self._slot.set_deadline(self._slot.limits.close_seconds)
         else:
             super().shutdown()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        self._place.wait()  # a request before it may have been busy
-        if self._place.full():
+        self._slot.wait()  # a request before it may have been busy
+        if self._slot.full():
             self._refuse(503, ALL_BUSY)
             return
         if not all(_well_formed(value) for name, value in event.headers if name == b"sec-websocket-protocol"):
@@ -124,7 +125,7 @@ class EdgeHttp(OnPlace, H11Protocol):
         if isinstance(error, FramingError):
             msg = str(error)
         elif status == 431:
-            msg = f"the request header has more than {self._place.limits.header_bytes} bytes"
+            msg = f"the request header has more than {self._slot.limits.header_bytes} bytes"
         self._refuse(status, msg)
 
     async def _unless_refused(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -144,7 +145,7 @@ class EdgeHttp(OnPlace, H11Protocol):
                     self._end_early(cycle)
 
         try:
-            await self.config.loaded_app({**scope, END_KEY: self._place.end}, receive, last_if_early)
+            await self.config.loaded_app({**scope, END_KEY: self._slot.end}, receive, last_if_early)
         except ClientDisconnect:
             self.logger.debug("a client left before its request was answered")
 
@@ -164,23 +165,23 @@ class EdgeHttp(OnPlace, H11Protocol):
         # An app that is still being sent its body is not busy: others must not have to wait for that.
         busy = self.cycle is not None and not (self.cycle.more_body or self.cycle.response_complete)
         if not busy:
-            self._place.wait()
-        elif not self._place.busy and not self._place.begin():
+            self._slot.wait()
+        elif not self._slot.busy and not self._slot.begin():
             self._refuse(503, ALL_BUSY)
             return
         stage = (self.conn.their_state, self.cycle)
         if stage == self._stage:
             return
         self._stage = stage
-        limits = self._place.limits
+        limits = self._slot.limits
         seconds = {h11.IDLE: limits.header_seconds, h11.SEND_BODY: limits.body_seconds}
-        self._place.set_deadline(seconds.get(self.conn.their_state))
+        self._slot.set_deadline(seconds.get(self.conn.their_state))
 
     def _too_slow(self) -> None:
         if self.conn.their_state is h11.SEND_BODY:
-            self._refuse(408, f"the body did not arrive within {self._place.limits.body_seconds:g} seconds")
+            self._refuse(408, f"the body did not arrive within {self._slot.limits.body_seconds:g} seconds")
         elif self._received:
-            self._refuse(408, f"no whole request header arrived within {self._place.limits.header_seconds:g} seconds")
+            self._refuse(408, f"no whole request header arrived within {self._slot.limits.header_seconds:g} seconds")
         else:
             self.transport.close()
 
@@ -198,7 +199,7 @@ class EdgeHttp(OnPlace, H11Protocol):
             for event in (response, *([] if head else [h11.Data(data=body)]), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self._discard_rest()
-        self._place.set_deadline(self._place.limits.close_seconds)
+        self._slot.set_deadline(self._slot.limits.close_seconds)
 
     def _discard_rest(self) -> None:
         """Say the end of the stream, and drop what still comes until the peer or a bound ends the connection.
@@ -207,10 +208,10 @@ class EdgeHttp(OnPlace, H11Protocol):
         """
         self._discarding = True
         self._unset_keepalive_if_required()
-        self._place.wait()
-        self._place.half_close()
+        self._slot.wait()
+        self._slot.half_close()
         self.flow.resume_reading()
-        self._place.on_deadline = self._place.end
+        self._slot.on_deadline = self._slot.end
 
 
 def _answer(text: str) -> tuple[bytes, list[tuple[bytes, bytes]]]:

@@ -102,7 +102,7 @@ class Budgets:
         return self._sessions
 
     def open_session(self) -> bool:
-        """Take a place for a session; False when all are taken. Each True needs one :meth:`close_session`."""
+        """Take a slot for a session; False when all are taken. Each True needs one :meth:`close_session`."""
         if self.budget.sessions is not None and self._sessions >= self.budget.sessions:
             return False
         self._sessions += 1

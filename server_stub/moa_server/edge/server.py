@@ -16,7 +16,7 @@ import socket
 import uvicorn
 
 from moa_runtime.errors import MoaError
-from moa_server.edge.connection_limits import EdgeLimits, Place, Places
+from moa_server.edge.connection_limits import ConnectionSlot, ConnectionSlots, EdgeLimits
 from moa_server.edge.http import EdgeHttp
 from moa_server.logging import LogLimit
 
@@ -78,7 +78,7 @@ class EdgeServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, limits: EdgeLimits | None = None) -> None:
         super().__init__(config)
         self._limits = limits or EdgeLimits()
-        self.places: Places | None = None
+        self.slots: ConnectionSlots | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the app, then accept connections.
@@ -86,18 +86,18 @@ class EdgeServer(uvicorn.Server):
         Args:
             sockets: that listen; the one of the configuration without any.
         """
-        self.places = Places(self._limits, ceiling(self._limits.connections, raise_descriptor_limit()))
+        self.slots = ConnectionSlots(self._limits, ceiling(self._limits.connections, raise_descriptor_limit()))
         if sockets is None:
             sockets = [self.config.bind_socket()]
         await super().startup([])  # uvicorn's accept loop gives up at the descriptor limit, with a traceback each time
-        self.servers.append(_Acceptor(self, self.places, sockets))  # type: ignore[arg-type]
+        self.servers.append(_Acceptor(self, self.slots, sockets))  # type: ignore[arg-type]
 
 
 class _Acceptor:
     """Accepts connections until it is closed. What uvicorn asks of an ``asyncio.Server``."""
 
-    def __init__(self, server: EdgeServer, places: Places, sockets: list[socket.socket]) -> None:
-        self._server, self._places = server, places
+    def __init__(self, server: EdgeServer, slots: ConnectionSlots, sockets: list[socket.socket]) -> None:
+        self._server, self._slots = server, slots
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeping = asyncio.ensure_future(self._sweep())
         for listening in sockets:
@@ -121,8 +121,8 @@ class _Acceptor:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(self._places.limits.sweep_seconds)
-            self._places.sweep()
+            await asyncio.sleep(self._slots.limits.sweep_seconds)
+            self._slots.sweep()
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -132,22 +132,22 @@ class _Acceptor:
             except OSError as error:
                 if error.errno in _EXHAUSTED:
                     _log.warning("no descriptor is left for a new connection: %s", error.strerror)
-                    self._places.end_oldest_waiting()
+                    self._slots.end_oldest_waiting()
                 # Else it is the new connection's own: its client has left.
                 await asyncio.sleep(_EXHAUSTED_PAUSE_S if error.errno in _EXHAUSTED else 0)
                 continue
-            place = self._places.enter(connected, str(address[0]) if isinstance(address, tuple) else "")
-            self._spawn(self._connect(connected, place))
-            await self._places.make_room()
+            slot = self._slots.enter(connected, str(address[0]) if isinstance(address, tuple) else "")
+            self._spawn(self._connect(connected, slot))
+            await self._slots.make_room()
             await asyncio.sleep(0)  # sock_accept does not let others run while connections wait
 
-    async def _connect(self, connected: socket.socket, place: Place) -> None:
+    async def _connect(self, connected: socket.socket, slot: ConnectionSlot) -> None:
         config, server = self._server.config, self._server
 
         def protocol() -> EdgeHttp:
-            return EdgeHttp(config, server.server_state, server.lifespan.state, place)
+            return EdgeHttp(config, server.server_state, server.lifespan.state, slot)
 
-        timeout = self._places.limits.header_seconds if config.ssl else None
+        timeout = self._slots.limits.header_seconds if config.ssl else None
         try:
             if connected.family in (socket.AF_INET, socket.AF_INET6):
                 # asyncio does so only where the listening socket was made with the number of the protocol. A small
@@ -158,7 +158,7 @@ class _Acceptor:
         except OSError as error:  # no TLS, or the client has left
             _log.debug("a connection was lost before its first request: %s", error)
         finally:
-            if place.transport is None:
+            if slot.transport is None:
                 with contextlib.suppress(OSError):
                     connected.shutdown(socket.SHUT_RDWR)
-                place.leave()
+                slot.leave()

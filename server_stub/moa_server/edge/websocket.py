@@ -13,9 +13,27 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 from websockets.frames import Frame
 
-from moa_server.edge.connection_limits import FULL_KEY, Place
-from moa_server.edge.protocol import OnPlace
+from moa_server.edge.connection_limits import FULL_KEY, ConnectionSlot
 from moa_server.edge.rate_limits import TokenBucket
+
+
+class SlotProtocol(asyncio.Protocol):
+    """Comes before uvicorn's protocol among the bases."""
+
+    _slot: ConnectionSlot
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._slot.leave()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._slot.write_paused(True)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._slot.write_paused(False)
+
 
 # What is parsed at once: some hundred of the smallest frames, some milliseconds.
 _SLICE = 4 << 10
@@ -25,7 +43,7 @@ _POLICY, _INVALID_TEXT, _TOO_BIG, _NO_PONG, _RESTART = 1008, 1007, 1009, 1011, 1
 _BAD_UPGRADE = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
-class EdgeWebSocket(OnPlace, WebSocketsSansIOProtocol):
+class EdgeWebSocket(SlotProtocol, WebSocketsSansIOProtocol):
     """A WebSocket on one connection.
 
     Beyond its base: frames are parsed only as fast as the app takes them, pings and pongs have a rate, a message has a
@@ -36,10 +54,12 @@ class EdgeWebSocket(OnPlace, WebSocketsSansIOProtocol):
     message that the app receives has :data:`FULL_KEY`; the app is to say so and close.
     """
 
-    def __init__(self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], place: Place):
+    def __init__(
+        self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], slot: ConnectionSlot
+    ):
         super().__init__(config, server_state, app_state)
-        self._place = place
-        limits = place.limits
+        self._slot = slot
+        limits = slot.limits
         self._control = TokenBucket(limits.control_frames_per_second, limits.control_frames_burst, self.loop.time)
         self._unparsed = bytearray()
         self._before_first: int | None = 0  # bytes until the first message is whole
@@ -49,7 +69,7 @@ class EdgeWebSocket(OnPlace, WebSocketsSansIOProtocol):
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)
-        self._place.set_deadline(None)
+        self._slot.set_deadline(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -88,19 +108,19 @@ class EdgeWebSocket(OnPlace, WebSocketsSansIOProtocol):
         """So many more bytes were parsed."""
         if self._before_first is not None:
             self._before_first += count
-            if self._before_first > self._place.limits.first_message_bytes:
-                self._fail(_TOO_BIG, f"no whole message in the first {self._place.limits.first_message_bytes} bytes")
+            if self._before_first > self._slot.limits.first_message_bytes:
+                self._fail(_TOO_BIG, f"no whole message in the first {self._slot.limits.first_message_bytes} bytes")
 
     async def receive(self) -> Any:
         message = await self.queue.get()
-        if message["type"] == "websocket.receive" and not (self.close_sent or self._place.busy or self._place.begin()):
+        if message["type"] == "websocket.receive" and not (self.close_sent or self._slot.busy or self._slot.begin()):
             message = {**message, FULL_KEY: True}
         self._go_on_reading()
         return message
 
     async def send(self, message: Any) -> None:
         await super().send(message)
-        self._place.check_write_buffer(len(message.get("bytes") or message.get("text") or ""))
+        self._slot.check_write_buffer(len(message.get("bytes") or message.get("text") or ""))
         if self.close_sent:
             self._linger()
         elif self._unparsed:  # since before the handshake
@@ -116,7 +136,7 @@ class EdgeWebSocket(OnPlace, WebSocketsSansIOProtocol):
     def handle_ping(self) -> None:
         if self._control_frame():
             super().handle_ping()
-            self._place.check_write_buffer()
+            self._slot.check_write_buffer()
 
     def handle_pong(self, event: Frame) -> None:
         if self._control_frame():
@@ -132,8 +152,8 @@ class EdgeWebSocket(OnPlace, WebSocketsSansIOProtocol):
 
     def handle_cont(self, event: Frame) -> None:
         # Empty fragments never reach the limit of bytes.
-        if len(self.frames) >= self._place.limits.fragments:
-            self._fail(_TOO_BIG, f"a message of more than {self._place.limits.fragments} fragments")
+        if len(self.frames) >= self._slot.limits.fragments:
+            self._fail(_TOO_BIG, f"a message of more than {self._slot.limits.fragments} fragments")
         else:
             super().handle_cont(event)
 
@@ -211,7 +231,7 @@ class EdgeWebSocket(OnPlace, WebSocketsSansIOProtocol):
         what was written last. What it still sends is dropped unparsed. Only over TLS, where its close frame alone says
         that it has ours, are frames still parsed, as many as pings may come.
         """
-        self._discarding = self._place.linger() or self._discarding
+        self._discarding = self._slot.linger() or self._discarding
         self.stop_keepalive()
         if self.close_timer is not None:  # the base's deadline, which does not wait until all is sent
             self.close_timer.cancel()

@@ -12,7 +12,7 @@ are given, so the same token would get other bits in a larger draft, another chu
   Those of a tree are first put where their positions are.
 
 Libraries add one key after the other up to some width, 192 where this was measured: a block and a tree of 128 tokens.
-That all this holds on a given processor is checked, see :mod:`moa_server.engine.invariance`.
+That all this holds on a given processor is checked, see :mod:`moa_server.engine.fused_llama`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from moa_runtime.session.tree import depths
-from moa_server.engine.forward import Piece
-from moa_server.engine.kv_cache import BLOCK, Room, rounded_up
-from moa_server.engine.tree_mask import tree_mask
+from moa_server.engine.forward import Piece, tree_mask
+from moa_server.engine.kv_cache import BLOCK, KVCache, rounded_up
 
 #: Tokens whose queries are multiplied at once; bounds the memory of the scores.
 TILE = 64
@@ -64,7 +63,7 @@ class Tile:
             ``[64 * (blocks - hidden_from)]``; 0 for keys that nobody sees.
     """
 
-    room: Room
+    cache: KVCache
     first: int
     count: int
     blocks: int
@@ -81,7 +80,7 @@ def tiles(piece: Piece, first: int) -> Iterator[Tile]:
         blocks, hidden_from = rounded_up(before + count) // BLOCK, before // BLOCK
         slots = torch.arange(hidden_from * BLOCK, blocks * BLOCK)
         visible = slots <= torch.arange(before, before + count)[:, None]
-        yield Tile(piece.room, first + start, count, blocks, hidden_from, visible)
+        yield Tile(piece.cache, first + start, count, blocks, hidden_from, visible)
     if piece.tree:
         yield from _tree_tiles(piece, first + len(piece.chain))
 
@@ -98,7 +97,7 @@ def _tree_tiles(piece: Piece, first: int) -> Iterator[Tile]:
     positions[committed : committed + count] = committed - 1 + torch.tensor(depths(piece.parents))
     for start in range(0, count, TILE):
         rows = visible[start : start + TILE]
-        yield Tile(piece.room, first + start, len(rows), blocks, hidden_from, rows, positions)
+        yield Tile(piece.cache, first + start, len(rows), blocks, hidden_from, rows, positions)
 
 
 class TileAttention:
@@ -114,7 +113,7 @@ class TileAttention:
     def __init__(self, heads: Heads, tile: Tile, queries: Tensor, mixed: Tensor, memory: Tensor) -> None:
         kv, height, blocks = heads.kv, _height(heads, tile), tile.blocks
         self._kv, self._blocks, self._hidden_from = kv, blocks, tile.hidden_from
-        self.room = tile.room
+        self.cache = tile.cache
         rows = slice(tile.first, tile.first + tile.count)
 
         def of_tokens(padded: Tensor) -> Tensor:
@@ -147,7 +146,7 @@ class TileAttention:
 
     def attend(self, layer: int) -> None:
         """Compute one layer: from the queries that are there now to the results."""
-        keys, values = self.room.views(layer, self._blocks)
+        keys, values = self.cache.views(layer, self._blocks)
         self._filled.copy_(self._fill_from)
         torch.bmm(self._queries, keys, out=self._scores)
         self._partly_hidden.add_(self._bias)

@@ -147,11 +147,11 @@ def _hidden_states(engine: TransformersEngine, text: Sequence[int]) -> Iterator[
     """The target's last hidden states of a text, chunk by chunk: position of the first one, and ``[n, hidden]``."""
     # Imported late: the rest of this module needs no torch.
     from moa_server.engine.forward import Piece
-    from moa_server.engine.kv_cache import Room
+    from moa_server.engine.kv_cache import KVCache
 
-    room = Room(engine.target_pass.room_shape, len(text))
+    cache = KVCache(engine.target_pass.cache_shape, len(text))
     for start in range(0, len(text), SCORING_CHUNK):
-        hidden, count = engine.target_pass.forward([Piece(room, start, text[start : start + SCORING_CHUNK])])
+        hidden, count = engine.target_pass.forward([Piece(cache, start, text[start : start + SCORING_CHUNK])])
         engine.forwards += count
         yield start, hidden
 

@@ -6,23 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from moa_server.engine.kv_cache import Room, RoomShape
+from moa_drafter.devices import lay_out_for_few_rows
+from moa_drafter.target import Target
+from moa_runtime.session.tree import chain, depths
+from moa_server.engine.kv_cache import KVCache, KVCacheShape
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens of one sequence behind those in its room: a chain, and a tree that hangs from the end of the chain.
+    """Tokens of one sequence behind those in its cache: a chain, and a tree that hangs from the end of the chain.
 
     Attributes:
-        cached: tokens in the room before these; the piece's own tokens take the slots behind them, in order.
+        cached: tokens in the cache before these; the piece's own tokens take the slots behind them, in order.
         chain: tokens of the chain; at least one where there is no cached token.
         tree, parents: a tree as in :mod:`moa_runtime.session.tree`; a draft that is a chain belongs to ``chain``.
         shift: what is added to all positions, to try a pass far into a context without the tokens before.
     """
 
-    room: Room
+    cache: KVCache
     cached: int
     chain: Sequence[int]
     tree: Sequence[int] = ()
@@ -37,14 +42,14 @@ class TargetPass(Protocol):
     """Computes forward passes of the target. Rooms must hold ``cached + len(piece)`` tokens."""
 
     @property
-    def room_shape(self) -> RoomShape: ...
+    def cache_shape(self) -> KVCacheShape: ...
 
     @property
     def has_own_weights(self) -> bool:
         """Whether the layers of the target it was made from may be freed."""
 
     def forward(self, pieces: Sequence[Piece]) -> tuple[Tensor, int]:
-        """Run the target over all pieces; their keys and values are in the rooms afterwards.
+        """Run the target over all pieces; their keys and values are in the caches afterwards.
 
         Returns:
             normed last hidden states ``[tokens of all pieces, hidden]``, and the number of forwards it took.
@@ -52,3 +57,127 @@ class TargetPass(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[n, hidden]`` -> float32 logits ``[n, vocab_size]``."""
+
+
+def tree_mask(cached: int, parents: Sequence[int]) -> Tensor:
+    """Where the tokens of a tree behind ``cached`` tokens may look: all those, their ancestors, themselves.
+
+    Returns:
+        boolean ``[n, cached + n]``. ``tree_mask(1, [0, 1, 1])`` is ``[[1,1,0,0], [1,1,1,0], [1,1,0,1]]``.
+    """
+    count = len(parents)
+    mask = torch.ones(count, cached + count, dtype=torch.bool)
+    own = mask[:, cached:]
+    if list(parents) == chain(count):
+        own.copy_(own.tril())
+        return mask
+    own.copy_(torch.eye(count, dtype=torch.bool))
+    for index, parent in enumerate(parents):
+        if parent:
+            own[index] |= own[parent - 1]
+    return mask
+
+
+class GeneralPass:
+    """See :class:`moa_server.engine.forward.TargetPass`: one forward for each piece, in the target's own type.
+
+    On a CPU the target's layers are laid out for few rows (:mod:`moa_drafter.devices`).
+
+    Args:
+        keep_last: whether caches keep the last hidden states.
+
+    Raises:
+        ValueError: keys and values whose shapes are not the same in all layers.
+    """
+
+    has_own_weights = False
+
+    def __init__(self, target: Target, *, keep_last: bool = False) -> None:
+        self._target = target
+        if target.device.type == "cpu":
+            for layer in target.layers:  # the head stays as it is: where it is the embedding too, rows are picked of it
+                lay_out_for_few_rows(layer)
+        shapes = {tuple(part.shape) for layer in _trial(target).layers for part in (layer.keys, layer.values)}
+        if len(shapes) != 1:
+            raise ValueError("keys and values of different shapes in one target are not supported")
+        (shape,) = shapes
+        config = target.model.config
+        self.cache_shape = KVCacheShape(
+            config.num_hidden_layers,
+            shape[1],
+            shape[3],
+            target.model.dtype,
+            target.device,
+            blocks=False,
+            last_size=config.hidden_size if keep_last else 0,
+        )
+
+    @torch.inference_mode()
+    def forward(self, pieces: Sequence[Piece]) -> tuple[Tensor, int]:
+        """See :meth:`moa_server.engine.forward.TargetPass.forward`; as many forwards as pieces."""
+        return torch.cat([self._forward(piece) for piece in pieces]), len(pieces)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See :meth:`moa_server.engine.forward.TargetPass.logits`."""
+        return self._target.logits(hidden).float()
+
+    def _forward(self, piece: Piece) -> Tensor:
+        device = self._target.device
+        root = len(piece.chain)
+        parents = chain(root) + [root + parent for parent in piece.parents]
+        positions = torch.tensor(depths(parents), device=device) + (piece.cached - 1 + piece.shift)
+        # A mask of our own makes transformers build none. A single token needs none at all.
+        mask = None if len(piece) == 1 else self._mask(piece.cached, parents)
+        out = self._target.model.model(
+            input_ids=torch.tensor([[*piece.chain, *piece.tree]], device=device),
+            position_ids=positions[None],
+            attention_mask=mask,
+            past_key_values=_TransformersCache(piece.cache, piece.cached),
+            use_cache=True,
+        )
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def _mask(self, cached: int, parents: Sequence[int]) -> Tensor:
+        """See :func:`tree_mask`: ``[1, 1, n, cached + n]``, as the target's attention wants it."""
+        model = self._target.model
+        seen = tree_mask(cached, parents)[None, None].to(model.device)
+        if model.config._attn_implementation == "sdpa":
+            return seen
+        hidden = torch.zeros(seen.shape, dtype=model.dtype, device=model.device)
+        return hidden.masked_fill_(~seen, torch.finfo(model.dtype).min)  # added to the scores
+
+
+class _CacheLayer(DynamicLayer):
+    """One layer of a cache for transformers: ``keys`` and ``values`` are ``[1, kv_heads, length, head_dim]``."""
+
+    def __init__(self, cache: KVCache, index: int, cached: int) -> None:
+        super().__init__()
+        self._halves = cache.keys[index], cache.values[index]  # [1, kv_heads, capacity, head_dim]
+        self.dtype, self.device, self.is_initialized = cache.shape.dtype, cache.shape.device, True
+        self._end_at(cached)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Append ``[1, kv_heads, n, head_dim]`` and return all keys and values."""
+        start = self.keys.shape[-2]
+        self._end_at(start + key_states.shape[-2])
+        self.keys[:, :, start:], self.values[:, :, start:] = key_states, value_states
+        return self.keys, self.values
+
+    def _end_at(self, length: int) -> None:
+        self.keys, self.values = (half[:, :, :length] for half in self._halves)
+
+
+class _TransformersCache(Cache):
+    def __init__(self, cache: KVCache, cached: int) -> None:
+        super().__init__(layers=[_CacheLayer(cache, index, cached) for index in range(cache.shape.layers)])
+
+
+@torch.inference_mode()
+def _trial(target: Target) -> DynamicCache:
+    """The cache after one token."""
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
+    return target.model.model(input_ids=ids, past_key_values=DynamicCache(), use_cache=True).past_key_values

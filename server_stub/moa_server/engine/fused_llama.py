@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from moa_drafter.target_config import unknown_fields
 from moa_runtime.session.tree import depths
 from moa_server.engine.attention import Heads, TileAttention, memory_needed, tiles
 from moa_server.engine.forward import Piece
-from moa_server.engine.kv_cache import RoomShape, rounded_up
+from moa_server.engine.kv_cache import KVCache, KVCacheShape, rounded_up
 from moa_server.engine.packed_linear import Product, product
 
 #: Rows of a pass are padded to a multiple of this. A product of a single row is computed in another way.
@@ -90,7 +91,7 @@ class FusedLlama:
     Args:
         target: one without a :func:`misfit`; its layers are not needed any more afterwards.
         dtype: of the products.
-        keep_last: whether rooms keep the last hidden states.
+        keep_last: whether caches keep the last hidden states.
     """
 
     has_own_weights = True
@@ -112,7 +113,7 @@ class FusedLlama:
         self._layers = [_Layer(layer, dtype) for layer in model.layers]
         self._norm = model.norm.weight.detach().float()
         self._head = _joined(dtype, target.model.get_output_embeddings())
-        self.room_shape = RoomShape(
+        self.cache_shape = KVCacheShape(
             len(self._layers),
             self._heads.kv,
             size,
@@ -126,7 +127,7 @@ class FusedLlama:
         """The same with some layers only, for checks that need not run all of them; nothing is copied."""
         shorter = copy.copy(self)
         shorter._layers = self._layers[:count]
-        shorter.room_shape = dataclasses.replace(self.room_shape, layers=len(shorter._layers))
+        shorter.cache_shape = dataclasses.replace(self.cache_shape, layers=len(shorter._layers))
         return shorter
 
     @torch.inference_mode()
@@ -222,8 +223,8 @@ def _writes(pieces: Sequence[Piece], new: Tensor) -> Iterator[tuple[Sequence[Ten
     for piece in pieces:
         own = new[first : first + len(piece)].permute(1, 2, 0, 3)
         first += len(piece)
-        for block, place, part in piece.room.segments(piece.cached, len(piece)):
-            for half, tokens in zip((piece.room.keys, piece.room.values), own, strict=True):
+        for block, place, part in piece.cache.segments(piece.cached, len(piece)):
+            for half, tokens in zip((piece.cache.keys, piece.cache.values), own, strict=True):
                 places = half[:, block, :, place : place + part.stop - part.start]
                 yield places.unbind(0), tokens[:, part]
 
@@ -235,3 +236,80 @@ def padded(rows: int) -> int:
     memory. ``padded(70)`` is 72.
     """
     return rounded_up(rows, _ROWS if rows <= 64 else 8 if rows <= 128 else 32)
+
+
+#: Layers that are run: the first one, and one whose input is no embedding.
+_LAYERS = 2
+#: Tokens of the text; past a chunk of prefill, and several blocks of keys.
+_TOKENS = 620
+#: Sizes of pieces, over and over, and where trees hang: at both sides of a block's edge.
+_PIECES = (1, 2, 3, 4, 5, 7, 1, 8, 12, 16, 30, 64, 1, 100)
+_TREES = (5, 60, 64, 127, 190, 560)
+_TREE_SIZE = 62
+
+
+@torch.inference_mode()
+def is_invariant(fused: FusedLlama, vocab_size: int, context: int) -> bool:
+    """Run a text in large chunks, in small pieces beside another sequence, and in trees: are all states equal?
+
+    Takes about a second for a target of 135 million parameters.
+    """
+    rng = random.Random(4)
+    text = [rng.randrange(vocab_size) for _ in range(min(_TOKENS, context))]
+    short = fused.first_layers(_LAYERS)
+    cache = KVCache(short.cache_shape, len(text))
+    states = _whole(short, text, cache)
+    return (
+        _same_in_pieces(short, text, cache, states)
+        and all(_same_in_tree(short, text, at, cache, states, rng) for at in _TREES if at < len(text))
+        and _same_logits(short, states)
+    )
+
+
+def _whole(fused: FusedLlama, text: Sequence[int], cache: KVCache, chunk: int = 512) -> Tensor:
+    """Last hidden states of the whole text."""
+    starts = range(0, len(text), chunk)
+    return torch.cat([fused.forward([Piece(cache, at, text[at : at + chunk])])[0] for at in starts])
+
+
+def _same_in_pieces(fused: FusedLlama, text: Sequence[int], cache: KVCache, states: Tensor) -> bool:
+    mine, beside = KVCache(fused.cache_shape, len(text)), KVCache(fused.cache_shape, len(text))
+    for index, (start, stop) in enumerate(_cut(len(text))):
+        pieces = [Piece(mine, start, text[start:stop])]
+        if index % 3:
+            pieces.insert(index % 2, Piece(beside, 0, text[stop - 1 : stop - 1 + index % 3]))
+        hidden, _ = fused.forward(pieces)
+        first = 0 if pieces[0].cache is mine else len(pieces[0])
+        if not torch.equal(hidden[first : first + stop - start], states[start:stop]):
+            return False
+    return torch.equal(mine.keys, cache.keys) and torch.equal(mine.values, cache.values)
+
+
+def _cut(length: int) -> Iterator[tuple[int, int]]:
+    start = index = 0
+    while start < length:
+        stop = min(start + _PIECES[index % len(_PIECES)], length)
+        yield start, stop
+        start, index = stop, index + 1
+
+
+def _same_in_tree(
+    fused: FusedLlama, text: Sequence[int], at: int, cache: KVCache, states: Tensor, rng: random.Random
+) -> bool:
+    """A tree behind the first ``at`` tokens, some path of which is the text itself."""
+    cache = cache.resized(at + _TREE_SIZE, at)
+    right = text[at : at + 20]
+    spine = sorted(rng.sample(range(_TREE_SIZE), len(right)))
+    tokens = [rng.choice(text) for _ in range(_TREE_SIZE)]
+    parents = [rng.randint(0, index) for index in range(_TREE_SIZE)]
+    node = 0
+    for index, token in zip(spine, right, strict=True):
+        tokens[index], parents[index], node = token, node, index + 1
+    hidden, _ = fused.forward([Piece(cache, at, (), tokens, parents)])
+    return torch.equal(hidden[spine], states[at : at + len(right)])
+
+
+def _same_logits(fused: FusedLlama, states: Tensor) -> bool:
+    rows = states[:70]
+    logits = fused.logits(rows)
+    return all(torch.equal(fused.logits(rows[start:stop]), logits[start:stop]) for start, stop in _cut(len(rows)))

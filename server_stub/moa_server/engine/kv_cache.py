@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-#: Tokens side by side in a room of blocks, and what every room is a multiple of.
+#: Tokens side by side in a cache of blocks, and what every cache is a multiple of.
 BLOCK = 64
 
 
 @dataclass(frozen=True)
-class RoomShape:
-    """What the rooms of a target look like.
+class KVCacheShape:
+    """What the caches of a target look like.
 
     Attributes:
         blocks: whether the tokens lie in blocks of :data:`BLOCK`, head after head in each; else in one block as long as
-            the room.
+            the cache.
         last_size: size of the last hidden states; 0 where they are not kept.
     """
 
@@ -38,17 +38,17 @@ class RoomShape:
         return (2 * self.layers * self.kv_heads * self.head_dim + self.last_size) * self.dtype.itemsize
 
 
-class Room:
+class KVCache:
     """Keys, after RoPE, and values of up to ``capacity`` tokens. A token's place in it is its *slot*.
 
     Attributes:
         keys, values: ``[layers, blocks, kv_heads, block, head_dim]`` each. Slots never written hold zeros, so that
-            products with them are zeros and not what memory happened to hold. In a room of blocks the keys lie
+            products with them are zeros and not what memory happened to hold. In a cache of blocks the keys lie
             dimension by dimension, as the products of queries with them want it.
         last: ``[capacity, last_size]``.
     """
 
-    def __init__(self, shape: RoomShape, capacity: int) -> None:
+    def __init__(self, shape: KVCacheShape, capacity: int) -> None:
         self.shape, self.capacity = shape, rounded_up(capacity)
         self.block = BLOCK if shape.blocks else self.capacity
         outer = (shape.layers, self.capacity // self.block, shape.kv_heads)
@@ -60,9 +60,9 @@ class Room:
         self.last = _zeros(shape, self.capacity, shape.last_size)
         self._views: tuple[int, list[tuple[Tensor, Tensor]]] = (0, [])
 
-    def resized(self, capacity: int, used: int) -> Room:
-        """Another room with the first ``used`` tokens of this one."""
-        other = Room(self.shape, capacity)
+    def resized(self, capacity: int, used: int) -> KVCache:
+        """Another cache with the first ``used`` tokens of this one."""
+        other = KVCache(self.shape, capacity)
         other.last[:used] = self.last[:used]
         for block, _, part in self.segments(0, used):
             held = part.stop - part.start
@@ -114,11 +114,11 @@ def rounded_up(tokens: int, multiple: int = BLOCK) -> int:
     return -(-tokens // multiple) * multiple
 
 
-def _zeros(like: RoomShape, *size: int) -> Tensor:
-    """Zeros in the type and on the device of a room; on a CPU, pages that the system gives one by one as they are used.
+def _zeros(like: KVCacheShape, *size: int) -> Tensor:
+    """Allocate zeros in the cache's type, on its device; on a CPU as pages that the system maps on first use.
 
-    A room for a long prompt is hundreds of megabytes, and to write them at once would hold up a step; so would huge
-    pages, one of which is a layer's whole keys.
+    The cache of a long prompt is hundreds of megabytes: writing them at once would delay a step, as would huge pages,
+    one of which holds all keys of a layer.
     """
     wanted = math.prod(size) * like.dtype.itemsize
     if like.device.type != "cpu" or wanted < mmap.PAGESIZE:
@@ -127,3 +127,106 @@ def _zeros(like: RoomShape, *size: int) -> Tensor:
     if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux
         pages.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(pages, dtype=like.dtype).view(size)
+
+
+#: Tokens that a new cache has beyond those that are needed at once.
+_SLACK = 64
+
+
+@dataclass
+class SequenceState:
+    """One sequence: ``tokens`` are processed, their keys and values in the first slots of ``cache``."""
+
+    tokens: list[int] = field(default_factory=list)
+    cache: KVCache | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of the cache."""
+        return 0 if self.cache is None else self.cache.capacity
+
+
+class SequenceCaches:
+    """States by the caller's numbers, the least recently used first.
+
+    Methods called during a step run in the engine's thread; :meth:`release` and :meth:`agreed` may come from another.
+
+    Args:
+        bound: tokens that all caches together may hold; a multiple of 64.
+    """
+
+    def __init__(self, shape: KVCacheShape, bound: int) -> None:
+        self._shape, self.bound = shape, bound
+        self._states: dict[int, SequenceState] = {}
+
+    @property
+    def tokens_taken(self) -> int:
+        """Tokens that all caches hold or could hold."""
+        return sum(state.capacity for state in tuple(self._states.values()))
+
+    def release(self, number: int) -> None:
+        """Forget a sequence."""
+        self._states.pop(number, None)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._states.clear()
+
+    def agreed(self, number: int, prefix: Sequence[int]) -> int:
+        """How many tokens at the beginning of ``prefix`` the sequence holds."""
+        state = self._states.get(number)
+        return 0 if state is None else _agreed(state.tokens, prefix)
+
+    def opened(self, number: int, prefix: Sequence[int]) -> SequenceState:
+        """The state of a sequence, now the most recently used, cut where it does not agree with ``prefix``."""
+        state = self._states.pop(number, None) or SequenceState()
+        self._states[number] = state
+        agreed = _agreed(state.tokens, prefix)
+        if agreed < len(prefix):
+            del state.tokens[agreed:]
+        return state
+
+    def need(self, number: int, tokens: int) -> int:
+        """What the cache of a sequence takes of the bound, once it can hold ``tokens``."""
+        state = self._states.get(number)
+        return max(rounded_up(tokens), 0 if state is None else state.capacity)
+
+    def allocate(self, tokens: Mapping[int, int]) -> None:
+        """Let sequences, given by number, have caches for so many tokens; others lose theirs where memory is short.
+
+        Raises:
+            ValueError: they need more than the bound together, see :meth:`need`.
+        """
+        reserved = sum(self.need(number, count) for number, count in tokens.items())
+        if reserved > self.bound:
+            raise ValueError(f"sequences that need {reserved} tokens do not fit into a cache of {self.bound}")
+        for number, count in tokens.items():
+            reserved -= self.need(number, count)
+            self._allocate(self._states[number], count, tokens, reserved)
+            reserved += self.need(number, count)
+
+    def _allocate(self, state: SequenceState, tokens: int, staying: Collection[int], reserved: int) -> None:
+        """A cache for one of those ``staying``, the others of which need ``reserved`` together."""
+        cache = state.cache
+        if cache is not None and tokens <= cache.capacity:
+            return
+        least = rounded_up(tokens)
+        wanted = least + _SLACK if cache is None else max(least, rounded_up(cache.capacity + cache.capacity // 4))
+        evictable = {number: other for number, other in tuple(self._states.items()) if number not in staying}
+        free = self.bound - reserved - sum(other.capacity for other in evictable.values())
+        for number, other in evictable.items():
+            if free >= wanted:
+                break
+            free += other.capacity
+            self.release(number)
+        capacity = min(wanted, free)
+        state.cache = KVCache(self._shape, capacity) if cache is None else cache.resized(capacity, len(state.tokens))
+
+
+def _agreed(held: list[int], prefix: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    length = min(len(held), len(prefix))
+    # Nearly always all of it; comparing slices is a thousand times faster than token by token.
+    if held[:length] == list(prefix[:length]):
+        return length
+    return next(index for index in range(length) if held[index] != prefix[index])

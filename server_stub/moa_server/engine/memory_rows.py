@@ -18,7 +18,7 @@ from moa_server.engine.base import Rows
 
 
 class HeldStates(Protocol):
-    """The target's states of one sequence, as a :class:`moa_server.engine.kv_cache.Room` has them.
+    """The target's states of one sequence, as a :class:`moa_server.engine.kv_cache.KVCache` has them.
 
     Attributes:
         last: last hidden states ``[slots, hidden]``; ``[slots, 0]`` where they are not kept.
@@ -27,7 +27,7 @@ class HeldStates(Protocol):
     last: Tensor
 
     def read(self, layers: Sequence[int], start: int, stop: int) -> Tensor:
-        """See :meth:`moa_server.engine.kv_cache.Room.read`."""
+        """See :meth:`moa_server.engine.kv_cache.KVCache.read`."""
 
 
 #: Rows computed at once; bounds the memory they take.

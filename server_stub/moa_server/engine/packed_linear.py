@@ -28,7 +28,7 @@ def can_pack(dtype: torch.dtype) -> bool:
 def product(weight: Tensor, bias: Tensor | None = None) -> Product:
     """``[n, in] -> [n, out]`` with ``weight [out, in]``, whose memory is not needed any more afterwards.
 
-    On a CPU with oneDNN, as checked where it is used (:mod:`invariance`), a row's result does not depend on
+    On a CPU with oneDNN (see :func:`moa_server.engine.fused_llama.is_invariant`), a row's result does not depend on
     the rows beside it from two rows on.
     """
     if weight.device.type != "cpu":

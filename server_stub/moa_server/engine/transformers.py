@@ -6,34 +6,152 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from moa_drafter.checkpoint import load_checkpoint
 from moa_drafter.config import check_fit, drafter_fingerprint
 from moa_drafter.drafter import Drafter
 from moa_drafter.model import MoADrafter
-from moa_drafter.target import Target, load_target
+from moa_drafter.target import Target, deviation_from_transformers, load_target
 from moa_runtime.bundle import TOKENIZER_FILE, tokenizer_fingerprint
 from moa_runtime.session.handshake import Fingerprints
 from moa_runtime.session.tree import chain, depths, walk
 from moa_server.engine.base import Capabilities, EngineFacts, Outcome, StepRequest, check_request, grouped
-from moa_server.engine.forward import Piece
-from moa_server.engine.kv_cache import rounded_up
-from moa_server.engine.memory_rows import MemoryRows
-from moa_server.engine.passes import target_pass
+from moa_server.engine.forward import GeneralPass, Piece, TargetPass
+from moa_server.engine.fused_llama import FusedLlama, is_invariant, misfit
+from moa_server.engine.kv_cache import KVCache, SequenceCaches, SequenceState, rounded_up
+from moa_server.engine.memory_rows import MemoryRows, Span
+from moa_server.engine.packed_linear import can_pack
 from moa_server.engine.sampling import choose
-from moa_server.engine.sequences import Sequences
-from moa_server.engine.step_work import StepWork
-from moa_server.engine.target_settings import context_of, dtype_of
+from moa_server.engine.target_settings import EngineError, context_of, dtype_of
+
+_log = logging.getLogger(__name__)
+
+#: Tokens of the comparison with transformers' own forward: a chain, a single token, and the right path of a tree.
+_CHAIN = 6
+#: The tree of the comparison, in which a wrong token stands beside the first and the second right one.
+_TREE, _PARENTS = (1, 3, 4, 5, 6), (0, 0, 2, 2, 4, 5, 6)
+#: How far the two may be apart, relative to the size of what is compared. A pass that is wrong is wrong by about 1.
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+#: What transformers' own code raises where it is run in ways that a family does not know.
+_FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupError)
+
+
+def target_pass(target: Target, dtype: torch.dtype, *, keep_last: bool = False) -> tuple[TargetPass, bool]:
+    """The fused pass where it computes what transformers computes, else the general one.
+
+    Returns:
+        the pass, and whether its results are the same to the bit whatever stands beside them.
+
+    Raises:
+        EngineError: neither computes it.
+    """
+    reason = misfit(target)
+    if reason is None:
+        try:
+            fused = FusedLlama(target, dtype, keep_last=keep_last)
+            error = deviation(fused, target)
+        except _FAILURES as failure:
+            reason = _first_line(failure)
+        else:
+            if error <= _TOLERANCE[dtype]:
+                return fused, _invariant(fused, target, dtype)
+            reason = f"it differs from transformers by {error:.2g}"
+    _log.info("the target runs through transformers' own forward, which is slower: %s", reason)
+    try:
+        general = GeneralPass(target, keep_last=keep_last)
+        error = deviation(general, target)
+    except _FAILURES as failure:
+        raise EngineError(f"{_named(target)} cannot be run piece by piece: {_first_line(failure)}") from failure
+    if error > 3 * _TOLERANCE[target.model.dtype]:  # rounding may choose other experts
+        raise EngineError(f"{_named(target)} computes otherwise piece by piece: its states differ by {error:.2g}")
+    return general, False
+
+
+def _first_line(failure: Exception) -> str:
+    return (str(failure).splitlines() or [type(failure).__name__])[0]
+
+
+def _named(target: Target) -> str:
+    return f"the target in {target.folder}, of the architecture {target.config.model_type!r},"
+
+
+def _invariant(fused: FusedLlama, target: Target, dtype: torch.dtype) -> bool:
+    """Whether equality to the bit can be promised: only of packed matrices, on a processor that keeps it."""
+    config = target.model.config
+    if target.device.type != "cpu" or not can_pack(dtype):
+        return False
+    if is_invariant(fused, config.vocab_size, config.max_position_embeddings):
+        return True
+    _log.info("on this processor the target's choices may depend, in the last bits, on what else is in a step")
+    return False
+
+
+@torch.inference_mode()
+def deviation(candidate: TargetPass, target: Target) -> float:
+    """How far a pass is from transformers' own forward, see :func:`moa_drafter.target.deviation_from_transformers`."""
+
+    def compute(text: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
+        cache = KVCache(candidate.cache_shape, len(text) + len(_PARENTS))
+        path, wrong = text[_CHAIN + 1 :], text[0]
+        tree = [path[_TREE.index(index)] if index in _TREE else wrong for index in range(len(_PARENTS))]
+        pieces = [
+            Piece(cache, 0, text[:_CHAIN], shift=start),
+            Piece(cache, _CHAIN, text[_CHAIN : _CHAIN + 1], shift=start),
+            Piece(cache, _CHAIN + 1, (), tree, _PARENTS, shift=start),
+        ]
+        states = [candidate.forward([piece])[0] for piece in pieces]
+        hidden = torch.cat((*states[:2], states[2][list(_TREE)]))
+        return hidden, candidate.logits(hidden)
+
+    return deviation_from_transformers(target, _CHAIN + 1 + len(_TREE), compute)
+
+
+@dataclass
+class RequestState:
+    """A request during a step.
+
+    Attributes:
+        waiting: tokens of the prefix that are not processed yet.
+        hidden: last hidden states behind the prefix and each draft token, once known.
+    """
+
+    request: StepRequest
+    state: SequenceState
+    waiting: list[int] = field(default_factory=list)
+    hidden: Tensor | None = None
+
+    @property
+    def choosing(self) -> bool:
+        return self.request.sampling is not None
+
+    @property
+    def rows_wanted(self) -> Span | None:
+        """The tokens whose memory rows are wanted, once all are processed."""
+        start, cache = self.request.rows_from, self.state.cache
+        if start is None or cache is None:
+            return None
+        return Span(cache, start, len(self.state.tokens if self.choosing else self.request.prefix))
+
+    def piece(self, part: list[int], draft: list[int]) -> Piece:
+        """The next tokens of the prefix, and the draft or nothing, for a forward."""
+        cache, state, parents = self.state.cache, self.state, self.request.parents
+        assert cache is not None
+        if not parents or list(parents) == chain(len(draft)):
+            return Piece(cache, len(state.tokens), part + draft)
+        if len(part) == 1 and state.tokens:  # the tree's root: one tile of attention in the place of two
+            return Piece(cache, len(state.tokens), (), part + draft, [0, *(1 + parent for parent in parents)])
+        return Piece(cache, len(state.tokens), part, draft, parents if draft else ())
+
 
 #: Most tokens of prefill in one forward, and most memory rows computed at once; bounds the memory they take.
 CHUNK = 512
 #: Tokens of a draft that fit into the cache behind a context that is full.
 _DRAFT_ROOM = 128
-
-_log = logging.getLogger(__name__)
 
 
 class TransformersEngine:
@@ -91,7 +209,7 @@ class TransformersEngine:
             for parameter in (each for layer in target.layers for each in layer.parameters()):
                 parameter.data = parameter.data.new_empty(0)
         bound = max(rounded_up(cache_tokens), rounded_up(self.max_context + _DRAFT_ROOM))
-        self._sequences = Sequences(self.target_pass.room_shape, bound)
+        self._sequences = SequenceCaches(self.target_pass.cache_shape, bound)
         self._worker = ThreadPoolExecutor(1, "target")
 
     @classmethod
@@ -122,7 +240,7 @@ class TransformersEngine:
     @property
     def facts(self) -> EngineFacts:
         """What :mod:`moa_server.doctor` tells of it."""
-        shape = self.target_pass.room_shape  # its type is its own
+        shape = self.target_pass.cache_shape  # its type is its own
         dtype = str(self.target.model.dtype).removeprefix("torch.")
         size = shape.token_bytes * self._sequences.bound
         return EngineFacts(dtype, shape.device.type, self.batch_invariant, size)
@@ -177,7 +295,7 @@ class TransformersEngine:
 
     def _run(self, requests: Sequence[StepRequest]) -> list[Outcome]:
         work = [self._opened(request) for request in requests]
-        self._sequences.make_rooms({request.sequence: _most(request) for request in requests})
+        self._sequences.allocate({request.sequence: _most(request) for request in requests})
         while batch := self._next_batch(work):
             self._forward(batch)
         chosen = self._choose([each for each in work if each.choosing])
@@ -186,15 +304,15 @@ class TransformersEngine:
             Outcome(*chosen.get(each.request.sequence, ((), None)), own) for each, own in zip(work, rows, strict=True)
         ]
 
-    def _opened(self, request: StepRequest) -> StepWork:
+    def _opened(self, request: StepRequest) -> RequestState:
         state = self._sequences.opened(request.sequence, request.prefix)
         if request.sampling is not None:  # the last token's hidden state is needed
             del state.tokens[len(request.prefix) - 1 :]
-        return StepWork(request, state, list(request.prefix[len(state.tokens) :]))
+        return RequestState(request, state, list(request.prefix[len(state.tokens) :]))
 
-    def _next_batch(self, work: Sequence[StepWork]) -> list[tuple[StepWork, Piece]]:
+    def _next_batch(self, work: Sequence[RequestState]) -> list[tuple[RequestState, Piece]]:
         """Pieces of at most ``CHUNK`` tokens in all, one of each sequence; a draft stays with the token before it."""
-        batch: list[tuple[StepWork, Piece]] = []
+        batch: list[tuple[RequestState, Piece]] = []
         free = CHUNK
         for each in work:
             if not each.waiting or (batch and free < 1):
@@ -214,7 +332,7 @@ class TransformersEngine:
             free -= len(piece)
         return batch
 
-    def _forward(self, batch: Sequence[tuple[StepWork, Piece]]) -> None:
+    def _forward(self, batch: Sequence[tuple[RequestState, Piece]]) -> None:
         hidden, count = self.target_pass.forward([piece for _, piece in batch])
         self.forwards += count
         first = 0
@@ -222,14 +340,14 @@ class TransformersEngine:
             own = hidden[first : first + len(piece)]
             first += len(piece)
             if self.row_reads.last:
-                piece.room.last[piece.cached : piece.cached + len(piece)] = own
+                piece.cache.last[piece.cached : piece.cached + len(piece)] = own
             new = len(piece) if not each.request.draft else min(len(piece), len(each.waiting))
             each.state.tokens += each.waiting[:new]
             each.waiting = each.waiting[new:]
             if not each.waiting:
                 each.hidden = own[new - 1 :]
 
-    def _choose(self, work: Sequence[StepWork]) -> dict[int, tuple[tuple[int, ...], int]]:
+    def _choose(self, work: Sequence[RequestState]) -> dict[int, tuple[tuple[int, ...], int]]:
         """Walk down each draft, and let the caches hold the accepted paths.
 
         Returns:
@@ -251,13 +369,13 @@ class TransformersEngine:
 
             path, token = walk(request.draft, parents, choice)
             first += 1 + len(request.draft)
-            if each.state.room is not None:
-                each.state.room.keep(len(each.state.tokens), path)
+            if each.state.cache is not None:
+                each.state.cache.keep(len(each.state.tokens), path)
             each.state.tokens += [request.draft[index] for index in path]
             chosen[request.sequence] = (tuple(path), token)
         return chosen
 
 
 def _most(request: StepRequest) -> int:
-    """Tokens that the sequence's cache must have room for, now or soon."""
+    """Tokens that the sequence's cache must hold, now or soon."""
     return max(request.expected, len(request.prefix) + len(request.draft))

@@ -19,8 +19,7 @@ from moa_server.engine.warm_up import warm_up
 from moa_server.logging import configure
 from moa_server.options import ServeError, settings_of
 from moa_server.replicas.autoscaling import stats_of
-from moa_server.replicas.ray_version import require_ray
-from moa_server.replicas.replica_options import options_of
+from moa_server.replicas.replica_options import options_of, require_ray
 from moa_server.settings import Settings
 
 _ROUTER = "moa_server.replicas.router.SessionRouter"

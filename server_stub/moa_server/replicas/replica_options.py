@@ -4,9 +4,28 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any, NoReturn
 
+from moa_runtime.errors import MoaError
+from moa_runtime.optional_deps import require_extra
 from moa_server.options import ServeError, parser
+
+#: Ray Serve's routers and autoscaling are young: another release may call them otherwise.
+TESTED = "2.60"
+
+
+def require_ray(program: str) -> None:
+    """Check that Ray Serve is installed, in a release that this is tested with.
+
+    Raises:
+        MoaError: it is not; the message gives the install command.
+    """
+    require_extra("ray", program)
+    found = version("ray")
+    if not found.startswith(f"{TESTED}."):
+        raise MoaError(f'{program} is tested with Ray {TESTED} and may fail with {found}: pip install "moa-edge[ray]"')
+
 
 #: What is a matter of the process around the app, which is Ray's.
 _OF_THE_PROCESS = (

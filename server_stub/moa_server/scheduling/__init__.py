@@ -1,1 +1,1 @@
-"""What goes into the next step, and the thread of control that runs the steps."""
+"""Scheduling: choose the jobs of each step, and run the steps on the engine."""

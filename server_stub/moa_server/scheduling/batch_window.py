@@ -1,4 +1,4 @@
-"""Jobs that are about to be handed in."""
+"""Batch window: wait briefly for announced jobs, so that they share one step."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 
-#: Part of the last step's time that the next may wait for them.
+#: Fraction of the last step's time that the next step may wait.
 _PATIENCE = 0.25
-_MEMORY = 0.9  # how long one took counts so many times the next one
+_MEMORY = 0.9  # weight of the old mean of preparation times
 
 
 class BatchWindow:
-    """A step that waits a little for jobs that are about to come is one pass for all of them. If it does not, each
-    conversation that drafts at the server while the others' step runs has a pass of its own in the end.
+    """Announced jobs that the next step waits for. Without the wait, each conversation whose draft is made while the
+    step of the others runs would end up with a pass of its own.
 
-    It is waited for those that usually come in time, so nobody's drafts hold up the others for more than a quarter of
-    a step.
+    The next step waits at most a quarter of a step time, and only if drafts usually finish within it.
 
     Args:
         clock: seconds, monotonic.
@@ -30,12 +29,12 @@ class BatchWindow:
 
     @property
     def any(self) -> bool:
-        """Whether one is being prepared."""
+        """Whether a job is being prepared."""
         return self._count > 0
 
     @contextlib.contextmanager
     def coming(self) -> Iterator[None]:
-        """A job is prepared in this block, and handed in behind it."""
+        """Announce a job: it is prepared in this block and submitted after it."""
         began = self._clock()
         self._count += 1
         self._none.clear()
@@ -48,7 +47,7 @@ class BatchWindow:
                 self._none.set()
 
     async def wait(self, step_s: float) -> bool:
-        """Until none is prepared any more; says whether there was one to wait for.
+        """Wait until no job is being prepared any more; return whether there was anything to wait for.
 
         Args:
             step_s: seconds that a step takes.

@@ -1,4 +1,4 @@
-"""What goes into the next step. Pure: jobs and a clock's readings in, requests out."""
+"""Scheduler: chooses the requests of the next step. Pure: jobs and clock readings in, requests out."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from moa_server.engine.base import StepRequest
 from moa_server.scheduling.step_cost import StepCost
 from moa_server.scheduling.verify_job import Job
 
-#: While others are being served, a step may take so many times what one token for each of them takes ...
+#: While others are being served, the longest step, as a multiple of a step with one token for each of them ...
 STRETCH = 2.25
-#: ... and their drafts so many times; the rest is left for prefill, which is never starved.
+#: ... and the multiple for drafts; the rest is left for prefill, which is never starved.
 DRAFT_STRETCH = 1.8
-#: While others are being served, a step that none of them wants takes at most so many times what one token takes: their
-#: next frames wait for it.
+#: While others are being served, the longest step for other work, as a multiple of a step with one token: their next
+#: frames wait for it.
 ASIDE_STRETCH = 1.25
-#: A step takes on tokens until its forward would take so long, seconds, whoever waits. One token's price is exceeded.
+#: Longest predicted forward of a step in seconds, whether or not others wait. A single token may exceed it.
 LONGEST_S = 0.25
 #: Seconds after its last step for which a sequence counts as being served: its next frame is on its way.
 ATTENTIVE_S = 2.0
@@ -29,8 +29,8 @@ Held = Callable[[int, Sequence[int]], int]
 
 @dataclass
 class Waiting:
-    """A job since it was added: a clock reading in seconds, whether it is only for steps that no other job wants, and
-    whether a step had a piece of it."""
+    """A job in the queue: when it was added (clock reading in seconds), whether it may only use steps that no other job
+    wants, and whether a step has contained a piece of it."""
 
     job: Job
     since: float
@@ -40,7 +40,7 @@ class Waiting:
 
 @dataclass
 class Piece:
-    """One request of a step, with the tokens that it has processed."""
+    """One request of a step, with the number of tokens that the engine already holds."""
 
     waiting: Waiting
     request: StepRequest
@@ -63,7 +63,7 @@ class Piece:
 
 @dataclass
 class Step:
-    """What goes into one call of the engine, and the jobs that cannot: what the engine raised when asked about them."""
+    """The pieces of one call of the engine, and the failed jobs with the engine's exceptions."""
 
     pieces: list[Piece] = field(default_factory=list)
     failed: list[tuple[Job, Exception]] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Step:
 
     @property
     def products(self) -> int:
-        """Pairs of a token and a token that it attends to, about."""
+        """Approximate number of pairs of a token and a token that it attends to."""
         return sum(piece.tokens * piece.context for piece in self.pieces)
 
     @property
@@ -84,16 +84,16 @@ class Step:
 
 
 class Scheduler:
-    """Verification first, prefill in pieces behind it, round-robin over sequences.
+    """Verification first, then prefill in pieces, round-robin over sequences.
 
-    A sequence that is alone gets all of a step. Where others are served too, a step takes at most :data:`STRETCH` times
-    what it takes to give each of them one token, by :class:`StepCost`, or ``step_tokens`` tokens where the operator
-    fixed them: nobody's next token waits for a long prompt or draft of somebody else.
+    A sequence that is alone gets all of a step. If others are served too, a step takes at most :data:`STRETCH` times
+    the predicted time (:class:`StepCost`) of one token for each of them, or ``step_tokens`` tokens if the operator
+    set a limit, so a long prompt or draft of one client does not delay the next token of another.
 
     Args:
         step_tokens: most tokens of a step while others are served; None for as many as the cost of steps allows.
-        cache_tokens: tokens that the engine's caches hold together. Only so many prompts are read at once as fit: in
-            turns, they would evict each other for ever.
+        cache_tokens: tokens that the engine's caches hold together. Only prompts that fit together are read at once:
+            otherwise they would evict each other in turns for ever.
         most_sequences: in one step.
     """
 
@@ -114,25 +114,25 @@ class Scheduler:
 
     @property
     def serving(self) -> int:
-        """Sequences that got a token lately, or wait for their first."""
+        """Number of sequences that got a token lately, or wait for their first."""
         return len(self._served.keys() | {waiting.job.sequence for waiting in self._queue if not waiting.background})
 
     def add(self, waiting: Waiting) -> None:
         self._queue.append(waiting)
 
     def drop(self, job: Job) -> None:
-        """Forget a job; nothing where it is not waiting."""
+        """Remove a job if it is waiting."""
         self._queue = [waiting for waiting in self._queue if waiting.job is not job]
 
     def rest(self, sequence: int) -> None:
-        """A sequence's answer has ended, or its client is gone: nobody waits for its next token."""
+        """Stop counting a sequence as served: its answer has ended, or its client is gone."""
         self._served.pop(sequence, None)
 
     def plan(self, now: float, held: Held, *, aside: bool = True) -> Step:
-        """The next step; without pieces where nothing waits. Jobs in it stay in the queue until :meth:`stepped`.
+        """Plan the next step; it has no pieces if nothing waits. Its jobs stay in the queue until :meth:`stepped`.
 
         Args:
-            aside: whether jobs in the background may have it where no other wants it.
+            aside: whether background jobs may use the step if no other job wants it.
         """
         step = Step()
         self._served = {sequence: at for sequence, at in self._served.items() if now - at < ATTENTIVE_S}
@@ -154,7 +154,7 @@ class Scheduler:
         return step
 
     def stepped(self, step: Step, now: float) -> None:
-        """A step was run and its outcomes are taken: jobs that are done leave, the others line up behind."""
+        """Update the queue after a step whose outcomes are taken: remove finished jobs, move the others to the end."""
         for piece in step.pieces:
             piece.waiting.started = True
             heard = piece.waiting.job.done and not piece.waiting.background
@@ -165,7 +165,7 @@ class Scheduler:
         self._queue = [waiting for waiting in self._queue if id(waiting) not in ran] + behind
 
     def _few(self, rounds: Sequence[tuple[Waiting, int]]) -> int:
-        """How many rounds go into a step that nobody who is being served wants."""
+        """Return how many rounds go into a step that no served sequence wants."""
         context = max((len(waiting.job.prefix) for waiting, _ in rounds), default=0)
         base = self._cost.seconds(1, context, context)
         return 1 + self._cost.fitting((ASIDE_STRETCH - 1) * base, context)

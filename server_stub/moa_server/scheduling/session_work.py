@@ -1,4 +1,4 @@
-"""Does what a session asks of the engine, and drafts for it where the server is the one to draft."""
+"""Engine work of a session: jobs for its frames, verdicts from their results, and drafts of the server."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 def busy(text: str, settings: Settings) -> wire.ServerMessage:
-    """The fault of a verifier that has no time or place for more."""
+    """Build the fault of a verifier that is overloaded or full."""
     return fault(wire.FAULT_CODE_BUSY, text, retry_after_ms=settings.retry_after_ms)
 
 
 class SessionWork:
-    """The work of one connection, one piece after the other.
+    """Does the engine work of one connection, one piece after the other.
 
     Args:
-        budgets: of the bearer. Beyond them work waits.
+        budgets: rate limits of the bearer; work over the limits is delayed.
 
     Attributes:
-        track: of the timeline, for spans ``verify`` (queueing included).
-        verdicts, committed: how many there were, and tokens in them.
+        track: of the timeline, for spans ``verify``, queueing included.
+        verdicts, committed: number of verdicts, and of the tokens that they committed.
     """
 
     def __init__(self, verifier: Verifier, budgets: Budgets) -> None:
@@ -43,15 +43,15 @@ class SessionWork:
         self._doing: asyncio.Future[wire.ServerMessage | None] | None = None
 
     def abandon(self) -> None:
-        """Nobody waits for the piece that is being done."""
+        """Cancel the current piece: its result is no longer wanted."""
         if self._doing is not None:
             self._doing.cancel()
 
     async def do(self, conversation: Conversation, work: Verify | RowsWork) -> wire.ServerMessage | None:
-        """One piece: the verdict, or the fault that answers instead; None for memory rows, and where it was abandoned.
+        """Do one piece; return its verdict or fault, or None for memory rows and abandoned work.
 
         Raises:
-            GivenUpError: the verifier ends.
+            GivenUpError: the verifier is shutting down.
         """
         settings = self._verifier.settings
         doing = self._rows(conversation, work) if isinstance(work, RowsWork) else self._verdict(conversation, work)
@@ -104,7 +104,7 @@ class SessionWork:
         return verdict
 
     async def _drafted(self, conversation: Conversation, work: Verify) -> tuple[Verify, Proposal | None]:
-        """Work that no frame asked for, with a draft of the server's own if its bearer need not wait for that."""
+        """Add a draft of the server to pushed work, unless its bearer is over the rate limit."""
         drafts, sequence = self._verifier.drafts, conversation.sequence
         if drafts is None or not work.pushed or self._budgets.wait_s(Kind.DRAFTED_TOKENS, 0):
             return work, None
@@ -124,7 +124,7 @@ class SessionWork:
         seconds: float,
         sharing: int,
     ) -> None:
-        """The server's drafter hears what became of its draft, which took so many seconds with its verdict."""
+        """Report the outcome to the server's drafter; ``seconds`` is the time of draft and verdict together."""
         drafts, sequence = self._verifier.drafts, conversation.sequence
         assert drafts is not None
         waited_s = max(0.0, seconds - proposal.seconds)
@@ -143,7 +143,7 @@ _MOST_US = (1 << 32) - 1
 
 
 def job_of(work: Verify | RowsWork, sequence: int) -> Job:
-    """The job that does the work on a sequence."""
+    """Make the job for a piece of session work."""
     if isinstance(work, RowsWork):
         return Job(sequence, work.prefix, None, rows_from=work.start)
     return Job(sequence, work.prefix, work.sampling, work.draft, work.parents, work.rows_from)
@@ -152,12 +152,12 @@ def job_of(work: Verify | RowsWork, sequence: int) -> Job:
 def verdict_of(
     session: ServerSession, work: Verify, job: Job, seconds: float, draft_s: float = 0.0, sharing: int = 0
 ) -> wire.ServerMessage:
-    """Commit what the target chose, and say so; the memory rows that came with it follow.
+    """Commit the target's choice and build the verdict; queue the memory rows that came with it.
 
     Args:
         job: of :func:`job_of`, done.
-        seconds: that the target took, for the verdict.
-        draft_s: that the server's own draft took, likewise.
+        seconds: time of the target, for the verdict.
+        draft_s: time of the server's own draft, for the verdict.
         sharing: see :meth:`moa_runtime.session.server.ServerSession.decide`.
     """
     assert job.token is not None
@@ -169,7 +169,7 @@ def verdict_of(
 
 
 def take_rows(session: ServerSession, job: Job) -> None:
-    """Give a session the memory rows that a job asked for; an engine that made none makes none."""
+    """Give a session its job's memory rows; disable rows if the engine made none."""
     rows = job.rows
     if rows is None:
         session.disable_rows()

@@ -1,4 +1,4 @@
-"""What a step takes: learnt from the steps that were run."""
+"""Cost model of a step, learnt from measured steps, and the load that a Welcome reports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StepCost:
         self._scale: float | None = None
 
     def observe(self, tokens: int, products: int, contexts: int, seconds: float) -> None:
-        """Note what a step took."""
+        """Learn from one measured step."""
         sizes = np.array([1.0, tokens, products, contexts]) * _GUESS
         guess = float(sizes.sum())
         ratio = seconds / guess
@@ -43,11 +43,11 @@ class StepCost:
         self._weights = np.maximum(solution, 0.02 * self._scale) * _GUESS
 
     def seconds(self, tokens: int, products: int, contexts: int) -> float:
-        """What a step over so many tokens takes."""
+        """Predict the seconds of a step."""
         return float(self._weights @ (1.0, tokens, products, contexts))
 
     def fitting(self, seconds: float, context: int) -> int:
-        """Tokens behind ``context`` others that take so long on top of a step; at least 0."""
+        """Return the number of tokens after ``context`` others that add at most ``seconds`` to a step; at least 0."""
         _, token, product, _ = self._weights
         return max(0, int(seconds / (token + product * context)))
 
@@ -58,21 +58,21 @@ _MOST_S = 4000.0
 
 
 class Load:
-    """Running means of how long work waits for its step, and of what steps take."""
+    """Running means of the queueing time of work and of the duration of steps."""
 
     def __init__(self) -> None:
         self._queue_s = self._step_s = 0.0
         self._begun = False
 
     def stepped(self, queue_s: float, step_s: float) -> None:
-        """A step was run: how long the first of its pieces had waited since it came, and what the step took."""
+        """Record one step: how long its oldest piece had waited, and how long the step took."""
         newest = _NEWEST if self._begun else 1.0
         self._begun = True
         self._queue_s += newest * (max(0.0, queue_s) - self._queue_s)
         self._step_s += newest * (max(0.0, step_s) - self._step_s)
 
     def message(self, answers: int) -> wire.Load:
-        """For the wire.
+        """Build the wire message.
 
         Args:
             answers: conversations that are being served.

@@ -1,7 +1,7 @@
-"""A job: bring a sequence up to a prefix, verify a draft behind it, give its memory rows; piece by piece.
+"""A verification job: process a prefix, verify a draft after it, return memory rows; divisible into pieces.
 
-What a job does does not depend on how it is cut into pieces: a draft whose first nodes were accepted goes on with what
-hangs below them, so each piece only leaves less to do.
+The result does not depend on how a job is split: after some nodes of a draft are accepted, the job continues with
+their subtree, so each piece only leaves less to do.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ MOST_ROWS = 64
 
 
 class ExpiredError(Exception):
-    """A job came to its deadline before it was done."""
+    """A job was not done by its deadline."""
 
 
 class EngineFailedError(Exception):
-    """The engine failed on a job, also when it was alone in a step."""
+    """The engine failed on a job, even when it was alone in a step."""
 
 
 class GivenUpError(Exception):
-    """The verifier ends before the job is done."""
+    """The verifier shuts down before the job is done."""
 
 
 class Job:
-    """Work for one sequence. Pure: :meth:`request` says what an engine is asked, :meth:`take` takes what it answers.
+    """Work for one sequence. Pure: :meth:`request` returns the next request to an engine, :meth:`take` its outcome.
 
     Args:
         sequence: the engine's number of the conversation.
         prefix: all tokens before the draft, at least one.
-        sampling: how the target chooses behind the prefix; None chooses nothing: the job is done when its memory rows
-            are there.
+        sampling: how the target chooses after the prefix; None chooses nothing: the job is done when it has its memory
+            rows.
         draft, parents: a tree as in :mod:`moa_runtime.session.tree`.
-        rows_from: position of the first memory row that is wanted; None for none.
+        rows_from: position of the first wanted memory row; None for none.
 
     Attributes:
-        path: indices into the draft of what was accepted.
-        token: the target's choice behind it; None until it has chosen.
-        steps: steps that it took part in.
-        seconds: that these took, whatever else was in them.
+        path: indices of the accepted draft tokens.
+        token: the target's choice after the path; None until it has chosen.
+        steps: number of steps that contained a piece of it.
+        seconds: total time of those steps, whatever else they contained.
     """
 
     def __init__(
@@ -76,23 +76,23 @@ class Job:
 
     @property
     def prefix(self) -> Sequence[int]:
-        """The tokens that must be held before what is left of the draft can be verified."""
+        """The tokens that must be processed before the rest of the draft can be verified."""
         return self._prefix
 
     @property
     def draft_length(self) -> int:
-        """Drafted tokens that are still to be verified."""
+        """Number of drafted tokens that are still to be verified."""
         return len(self._draft)
 
     def prefills(self, held: int) -> bool:
-        """Whether much is to be done before the draft, with ``held`` tokens of the prefix held."""
+        """Whether the job is in prefill: much is to be done before the draft, given ``held`` tokens of the prefix."""
         return len(self._prefix) - held > FEW or self._rows_behind(held) > MOST_ROWS
 
     def request(self, held: int, most: int) -> StepRequest:
-        """The next piece: at most ``most`` tokens, at least one.
+        """Return the next piece: at least one token, at most ``most``.
 
         Args:
-            held: tokens at the beginning of :attr:`prefix` that the engine holds.
+            held: number of leading tokens of :attr:`prefix` that the engine holds.
         """
         if self._rows_behind(held) > MOST_ROWS:  # held from an earlier connection, say: rows alone
             return self._prefill(min(held, (self._rows_next or 0) + MOST_ROWS))
@@ -113,7 +113,7 @@ class Job:
         )
 
     def take(self, request: StepRequest, outcome: Outcome) -> None:
-        """What became of a request."""
+        """Take the outcome of a request."""
         self.steps += 1
         if not outcome.done:
             return
@@ -143,7 +143,7 @@ class Job:
 
     @property
     def rows(self) -> Rows | None:
-        """The memory rows that the engine gave; None where it gives none."""
+        """The memory rows from the engine; None if it made none."""
         return joined(self._rows) if self._rows else None
 
     def _prefill(self, length: int) -> StepRequest:
@@ -152,11 +152,11 @@ class Job:
         return StepRequest(self.sequence, self._prefix[:length], rows_from=rows_from, expected=len(self._prefix))
 
     def _rows_behind(self, held: int) -> int:
-        """Held tokens whose rows are still wanted."""
+        """Number of held tokens whose rows are still wanted."""
         return 0 if self._rows_next is None else held - self._rows_next
 
     def _descend(self, child: int) -> None:
-        """Keep of the draft what hangs below ``child``, which becomes its root."""
+        """Reduce the draft to the subtree below ``child``, which becomes the root."""
         places = {child: 0}  # old index -> new parent number
         for index in range(child + 1, len(self._draft)):
             if self._parents[index] - 1 in places:

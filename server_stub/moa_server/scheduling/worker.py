@@ -1,4 +1,4 @@
-"""Runs jobs on an engine, step by step."""
+"""Worker: runs jobs on an engine, step by step."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _log = logging.getLogger(__name__)
 
 
 class _PendingJob(NamedTuple):
-    """Its context names the session that a line in the log is about."""
+    """A job's future, and the context whose log fields name its session."""
 
     result: asyncio.Future[None]
     context: contextvars.Context
 
 
 class _PendingJobs:
-    """One for each job that waits or is being worked on. All methods belong to the event loop's thread."""
+    """Futures of the jobs that wait or run. All methods belong to the event loop's thread."""
 
     def __init__(self) -> None:
         self._pending: dict[int, _PendingJob] = {}  # by the identity of the job
@@ -39,37 +39,37 @@ class _PendingJobs:
         return len(self._pending)
 
     def add(self, job: Job) -> asyncio.Future[None]:
-        """Whoever calls this waits for the job: for this future."""
+        """Return the future that resolves when the job is done."""
         result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending[id(job)] = _PendingJob(result, contextvars.copy_context())
         return result
 
     def remove(self, job: Job) -> None:
-        """Nobody waits any more."""
+        """Forget a job: its result is no longer wanted."""
         result = self._pending.pop(id(job)).result
         if result.done() and not result.cancelled():
-            result.exception()  # taken note of, also where the caller left at the same time
+            result.exception()  # retrieved, even if the caller left at the same time, so asyncio logs no warning
 
     def resolve(self, job: Job) -> None:
-        """The job is done."""
+        """Report that a job is done."""
         caller = self._pending.get(id(job))
         if caller is not None and not caller.result.done():
             caller.result.set_result(None)
 
     def fail(self, job: Job) -> None:
-        """The engine failed on the job."""
+        """Report that the engine failed on a job."""
         caller = self._pending.get(id(job))
         if caller is not None and not caller.result.done():
             caller.result.set_exception(EngineFailedError())
 
     def fail_all(self, error: Exception) -> None:
-        """No job will be done."""
+        """Report ``error`` to all jobs."""
         for caller in self._pending.values():
             if not caller.result.done():
                 caller.result.set_exception(error)
 
     def log_failure(self, job: Job, error: BaseException) -> None:
-        """A line on a job on which the engine failed, in the name of its session."""
+        """Log an engine failure with the fields of the job's session."""
         caller = self._pending.get(id(job))  # None: it left meanwhile
         context = contextvars.Context() if caller is None else caller.context
         context.run(_log_failure, job, error)
@@ -81,13 +81,14 @@ def _log_failure(job: Job, error: BaseException) -> None:
     _log.debug("where it failed", exc_info=error)
 
 
-#: Turns of the event loop between two steps: who was answered, and has more work at hand, hands it in. A conversation
-#: that the server drafts for needs more than ten until its next job is announced. A turn takes some 10 microseconds.
+#: Turns of the event loop between two steps, in which conversations that got a result submit their next job. A
+#: conversation with drafts of the server needs more than ten turns to announce its next job. A turn takes some 10
+#: microseconds.
 _BREATHS = 40
 
 
 class Worker:
-    """One for an engine. All methods belong to the event loop's thread.
+    """Runs the jobs of one engine. All methods belong to the event loop's thread.
 
     Args:
         step_tokens: see :class:`Scheduler`.
@@ -121,7 +122,7 @@ class Worker:
 
     @property
     def load(self) -> wire.Load:
-        """How busy it is, for a Welcome."""
+        """The current load, for a Welcome."""
         return self._load.message(self._scheduler.serving)
 
     @property
@@ -187,12 +188,12 @@ class Worker:
             self._more.set()
 
     def give_up(self) -> None:
-        """Whoever waits for a job, and whoever will, gets a GivenUpError."""
+        """Fail all present and future jobs with GivenUpError."""
         self._given_up = True
         self._pending.fail_all(GivenUpError())
 
     def rest(self, sequence: int) -> None:
-        """Nobody waits for the next token of a sequence: others may have all of a step."""
+        """Note that no client waits for the next token of a sequence: others may use all of a step."""
         self._scheduler.rest(sequence)
 
     def release(self, sequence: int) -> None:
@@ -216,13 +217,13 @@ class Worker:
         self._scheduler.add(waiting)
         self._more.set()
         if self._loop is None:
-            self._loop = contextvars.Context().run(asyncio.create_task, self._run())  # it is nobody's own
+            self._loop = contextvars.Context().run(asyncio.create_task, self._run())  # in no session's context
 
     async def _run(self) -> None:
         while True:
             try:
                 await self._turn()
-            except Exception as error:  # else nobody would ever get an answer again
+            except Exception as error:  # otherwise no job would ever be answered again
                 log_unexpected(_log, "a step", error)
                 self._pending.fail_all(EngineFailedError())
                 await asyncio.sleep(0)  # they drop their jobs
@@ -264,10 +265,10 @@ class Worker:
                 self._pending.resolve(job)
 
     async def _step(self, pieces: list[Piece]) -> set[int]:
-        """Run one step; where it fails, each piece alone, so that one that the engine cannot do harms no other.
+        """Run one step; if it fails, run each piece alone, so that one failing piece does not affect the others.
 
         Returns:
-            identities of the jobs that failed alone too.
+            identities of the jobs that also failed alone.
         """
         try:
             return await self._step_or_split(pieces)
