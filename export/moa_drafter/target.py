@@ -24,6 +24,7 @@ from moa_drafter.target_source import (
     WeightFaults,
     builtin_of,
     quiet_transformers,
+    reason_of,
     resolve_target,
 )
 from moa_runtime.generation_config import RecommendedSampling
@@ -265,11 +266,11 @@ def _whole_model(folder: Path, **settings: Any) -> Any:
     settings |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
         model, loading_info = AutoModelForCausalLM.from_pretrained(folder, **settings)
-    except (OSError, ValueError, KeyError) as error:
-        raise _cannot_load(folder, error) from error
     except (RuntimeError, SafetensorError) as error:
         text = f"cannot load the target in {folder}: its weights are damaged; fetch it again"
         raise TargetError(text, code="damaged") from error
+    except Exception as error:  # whatever transformers raises of sizes that cannot be
+        raise _cannot_load(folder, error) from error
     if faults := WeightFaults.reported(loading_info):
         raise TargetError(
             f"the weights in {folder} are not those of its config.json: {faults}; fetch the target again",
@@ -279,7 +280,7 @@ def _whole_model(folder: Path, **settings: Any) -> Any:
 
 
 def _cannot_load(folder: Path, error: Exception) -> TargetError:
-    return TargetError(f"cannot load the target in {folder}: {str(error).splitlines()[0]}")
+    return TargetError(f"cannot load the target in {folder}: {reason_of(error)}")
 
 
 def _stop_tokens(folder: Path, generation: Any, tokenizer: Any) -> tuple[int, ...]:
@@ -297,18 +298,20 @@ def _supported_config(folder: Path) -> Any:
     Raises:
         TargetError: the target's architecture is not supported.
     """
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     try:
         kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise TargetError(f"{folder / 'config.json'} is no configuration of a model: fetch the target again") from error
+    if not isinstance(kind, str) or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind not in CONFIG_MAPPING:
+        raise _unsupported(folder, kind)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise _unsupported(folder, kind) from error
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or not hasattr(config, "num_key_value_heads"):
+    except Exception as error:  # whatever its class raises of a field that cannot be
+        raise _cannot_load(folder, error) from error
+    if not hasattr(config, "num_key_value_heads"):
         raise _unsupported(folder, kind)
     return config
 

@@ -90,7 +90,7 @@ def unknown_fields(config: Any, known_rope: Collection[str] = ()) -> list[str]:
 def original_contexts(config: Any) -> set[int]:
     """Lengths after which rotary positions or attention are computed in another way."""
     name = "original_max_position_embeddings"
-    return {int(rope[name]) for rope in _ropes(config) if name in rope}
+    return {int(rope[name]) for rope in ropes(config) if name in rope}
 
 
 def longest_context(config: Any) -> tuple[int, str]:
@@ -103,13 +103,13 @@ def longest_context(config: Any) -> tuple[int, str]:
     for name in ("sliding_window", "attention_chunk_size"):
         if window := getattr(config, name, None):
             limits.append((int(window), f"some layers look no further back (its {name})"))
-    if any(rope.get("rope_type") == "longrope" for rope in _ropes(config)):
+    if any(rope.get("rope_type") == "longrope" for rope in ropes(config)):
         reason = "after these its rotary positions change for all tokens (longrope)"
         limits += [(length, reason) for length in original_contexts(config)]
     return min(limits)
 
 
-def _ropes(config: Any) -> Iterator[Mapping[str, Any]]:
+def ropes(config: Any) -> Iterator[Mapping[str, Any]]:
     """The parameters of its rotary positions; some families have several, by the kind of a layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, Mapping)]

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 
+from moa_drafter.target_config import ropes
 from moa_runtime.bundle import sha256_of
 from moa_runtime.errors import MoaError
 from moa_runtime.generation_config import RecommendedSampling
@@ -45,6 +45,8 @@ WEIGHTS_DIFFER = "weights_differ"
 _COMPARED = "tensors_compared"
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _SPLIT_NUMBER, _SPLIT_COUNT = "split.no", "split.count"
+#: Soft caps, in a GGUF file's metadata as in transformers' configuration.
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _NAMED = 3
 Shape = tuple[int, ...]
 
@@ -97,11 +99,13 @@ def resolve_target(name: str = DEFAULT_TARGET) -> Path:
         return folder
     if folder.suffix == ".gguf" and folder.is_file():
         return _from_gguf(folder)
+    if folder.suffix == ".gguf":
+        raise TargetError(f"there is no file {folder}")
     if name not in BUILTIN:
         if name.count("/") != 1 or name.startswith((".", "/", "~")):
             raise TargetError(
                 f"unknown target {name!r}: give {DEFAULT_TARGET!r}, a Hugging Face model folder, "
-                "or a Hub id like 'owner/model'"
+                "a .gguf file, or a Hub id like 'owner/model'"
             )
         return _from_hub(name)
     return _made_once(name, lambda place: _make_builtin(BUILTIN[name], place))
@@ -232,11 +236,18 @@ def _dequantise(parts: Sequence[Path], place: Path) -> None:
                 **source, output_loading_info=True, ignore_mismatched_sizes=True
             )
         tokenizer = AutoTokenizer.from_pretrained(**source)
-    # A package is missing or too old, or the file is damaged.
-    except (ImportError, LookupError, RuntimeError, ValueError, struct.error) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise TargetError(f'cannot read {parts[0].name}: {reason} (pip install -U "moa-edge[train]")') from error
+    except TargetError:
+        raise
+    except ImportError as error:
+        text = f'cannot read {parts[0].name}: {reason_of(error)} (pip install -U "moa-edge[train]")'
+        raise TargetError(text) from error
+    except Exception as error:  # transformers is too old for the file, or stumbles over what is damaged
+        raise TargetError(
+            f"cannot read {parts[0].name}: {reason_of(error)}; if transformers is too old for it, pip install -U "
+            '"moa-edge[train]", else fetch it again'
+        ) from error
     check_whole(parts[0].name, readers, model, loading_info)
+    check_scales(parts[0].name, readers[0], model.config)
     # transformers refuses to save what it believes to be still quantised.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
@@ -244,6 +255,14 @@ def _dequantise(parts: Sequence[Path], place: Path) -> None:
     model.save_pretrained(place)
     tokenizer.save_pretrained(place)
     (place / _COMPARED).touch()
+
+
+def reason_of(error: Exception) -> str:
+    """Say in one line what a library raised: with its type, unless that is one for which libraries write sentences."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
+    text = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+    told = text and isinstance(error, ImportError | OSError | RuntimeError | ValueError)
+    return text if told else f"{type(error).__name__} {text}".strip()
 
 
 def quiet_transformers() -> None:
@@ -407,6 +426,32 @@ def check_whole(name: str, readers: Sequence[GGUFReader], model: Any, loading_in
             f"the tensors of {name} are not those of the model that its metadata describes: {faults}; take another "
             "file, or the model's folder or Hub id",
             code=WEIGHTS_DIFFER,
+        )
+
+
+def check_scales(name: str, reader: GGUFReader, config: Any) -> None:
+    """Compare scaled rotary positions and soft caps in a GGUF file's metadata with the configuration of the model that
+    transformers made of it: for most architectures it leaves them out, and the text would be another.
+
+    Raises:
+        TargetError: they differ, with the code ``scales_differ``.
+    """
+    architecture = reader.fields["general.architecture"].contents()
+
+    def said(suffix: str) -> Any:
+        field = reader.fields.get(f"{architecture}.{suffix}")
+        return field.contents() if field else None
+
+    differ = [cap for cap in _CAPS if said(cap) is not None and said(cap) != getattr(config, cap, None)]
+    kind, factor = said("rope.scaling.type") or "linear", said("rope.scaling.factor") or said("rope.scale_linear") or 1
+    scaled = kind == "longrope" or (kind != "none" and factor != 1)
+    if scaled and (kind, factor) not in [(rope.get("rope_type"), rope.get("factor")) for rope in ropes(config)]:
+        differ.append(f"rope.scaling ({kind}, factor {factor})")
+    if differ:
+        raise TargetError(
+            f"{name} has {', '.join(differ)} in its metadata, which transformers leaves out for the architecture "
+            f"{architecture!r}: its text would be another; take the model's folder or Hub id",
+            code="scales_differ",
         )
 
 

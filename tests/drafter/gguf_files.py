@@ -31,13 +31,19 @@ Tensors = dict[str, np.ndarray]
 
 
 def write_gguf(
-    target: Path, file: Path, *, parts: int = 1, change: Callable[[Tensors], object] = lambda tensors: None
+    target: Path,
+    file: Path,
+    *,
+    parts: int = 1,
+    change: Callable[[Tensors], object] = lambda tensors: None,
+    add: Callable[[GGUFWriter], object] = lambda writer: None,
 ) -> list[Path]:
     """Write the Llama of :func:`tiny.make_tiny_target` as GGUF, with its tokenizer and template; return the files.
 
     Args:
         parts: files into which it is split; ``file`` gives the first words of their names then.
         change: is given the tensors by their names in GGUF, before they are written.
+        add: adds metadata.
     """
     config = json.loads((target / "config.json").read_text())
     tensors = {_gguf_name(name): tensor for name, tensor in load_file(target / "model.safetensors").items()}
@@ -67,6 +73,7 @@ def write_gguf(
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
     writer.add_chat_template((target / "chat_template.jinja").read_text())
+    add(writer)
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()

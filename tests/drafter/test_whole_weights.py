@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from gguf import GGUFWriter, RopeScalingType
 from gguf_files import write_gguf
 from safetensors.torch import load_file, save_file
 
@@ -18,7 +19,7 @@ from moa_drafter import target_source
 from moa_drafter.checkpoint import load_checkpoint, save_checkpoint
 from moa_drafter.config import CheckpointError
 from moa_drafter.target import Target, load_target, target_facts
-from moa_drafter.target_source import WEIGHTS_DIFFER, TargetError, check_whole, resolve_target
+from moa_drafter.target_source import WEIGHTS_DIFFER, TargetError, check_scales, check_whole, resolve_target
 from moa_runtime.bundle import sha256_of
 from tiny import make_tiny_target
 
@@ -121,6 +122,12 @@ def test_a_drafter_of_other_tensors_is_refused(tiny_drafter: Path, tmp_path: Pat
     assert refused.value.code == WEIGHTS_DIFFER and said in str(refused.value)
 
 
+def test_a_gguf_file_that_is_not_there_is_no_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TargetError, match=r"there is no file models/missing\.gguf"):
+        resolve_target("models/missing.gguf")
+
+
 def test_a_gguf_file_gives_the_model_it_was_made_of(own_target: Path, tmp_path: Path) -> None:
     (file,) = write_gguf(own_target, tmp_path / "whole.gguf")
     same_model(load_target(str(file)), own_target)
@@ -217,6 +224,77 @@ def test_a_gguf_file_of_other_tensors_is_refused(
         "or the model's folder or Hub id"
     )
     assert not [path for path in (empty_cache / "targets").iterdir() if path.is_dir()], "nothing is kept"
+
+
+def scaled_positions(writer: GGUFWriter) -> None:
+    writer.add_rope_scaling_type(RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(4.0)
+
+
+@pytest.mark.parametrize(
+    ("add", "said"),
+    [
+        (scaled_positions, "rope.scaling (yarn, factor 4.0)"),
+        (lambda writer: writer.add_rope_scaling_factor(4.0), "rope.scaling (linear, factor 4.0)"),
+        (lambda writer: writer.add_final_logit_softcapping(30.0), "final_logit_softcapping"),
+    ],
+)
+def test_a_gguf_file_with_scales_that_transformers_leaves_out_is_refused(
+    own_target: Path, tmp_path: Path, add: Callable[[GGUFWriter], object], said: str
+) -> None:
+    (file,) = write_gguf(own_target, tmp_path / "scaled.gguf", add=add)
+    with pytest.raises(TargetError) as refused:
+        resolve_target(str(file))
+    assert refused.value.code == "scales_differ"
+    assert str(refused.value).startswith(f"scaled.gguf has {said} in its metadata, which transformers leaves out")
+
+
+def test_scales_that_change_nothing_are_none(own_target: Path, tmp_path: Path) -> None:
+    """Nor are those that transformers has in its configuration, here of Gemma 2's layout."""
+    (file,) = write_gguf(own_target, tmp_path / "one.gguf", add=lambda writer: writer.add_rope_scaling_factor(1.0))
+    same_model(load_target(str(file)), own_target)
+    held = {
+        "general.architecture": "gemma2",
+        "gemma2.final_logit_softcapping": 30.0,
+        "gemma2.rope.scaling.type": "none",
+    }
+    reader = SimpleNamespace(fields={name: SimpleNamespace(contents=lambda v=v: v) for name, v in held.items()})
+    check_scales("x.gguf", reader, SimpleNamespace(final_logit_softcapping=30.0, rope_parameters={}))
+
+
+def test_a_gguf_file_of_sizes_that_cannot_be_is_refused(own_target: Path, tmp_path: Path) -> None:
+    config = own_target / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "num_attention_heads": 1, "hidden_size": 0}))
+    (file,) = write_gguf(own_target, tmp_path / "sizes.gguf")
+    with pytest.raises(TargetError, match=r"sizes\.gguf"):
+        resolve_target(str(file))
+
+
+@pytest.mark.parametrize("load", [load_target, target_facts])
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ({"num_attention_heads": 0}, "ZeroDivisionError"),
+        ({"num_attention_heads": 3}, "not a multiple of the number of attention heads"),
+        ({"num_key_value_heads": 0}, "ZeroDivisionError"),
+        ({"hidden_size": "x"}, "expected int"),
+        ({"vocab_size": 0}, "num_embeddings"),
+        ({"dtype": "float99"}, "float99"),
+        ({"rope_parameters": "x"}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "'factor'"),
+        ({"model_type": ["llama"]}, "of the architecture"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_told(
+    own_target: Path, load: Callable[[str], object], field: dict, said: str
+) -> None:
+    config = own_target / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **field}))
+    with pytest.raises(TargetError) as refused:
+        load(str(own_target))
+    text = str(refused.value)
+    assert said in text and "\n" not in text
+    assert ("not supported" in text) == ("model_type" in field)
 
 
 def test_experts_that_lack_a_half_are_refused() -> None:
