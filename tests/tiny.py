@@ -115,7 +115,7 @@ def tiny_with_layers(drafter_folder: Path, target: Target, count: int, *, traine
     import torch
 
     from moa_drafter.checkpoint import load_checkpoint
-    from moa_drafter.training.target_layers import with_target_layers
+    from moa_drafter.training.initialise import with_target_layers
 
     drafter = with_target_layers(load_checkpoint(drafter_folder), count, trained=trained)
     drafter.bind_target(target.embedding, target.head, target.layers)

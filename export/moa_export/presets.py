@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moa_drafter.yaml_file import read_mapping
+from moa_drafter.training.config_file import read_mapping
 from moa_export.errors import ExportError
 from moa_export.recipe import Recipe, Tolerance, Weights
 

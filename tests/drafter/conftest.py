@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from moa_drafter.training import writers
+from moa_drafter.training import generation
 
 
 @pytest.fixture(autouse=True)
 def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writers, "_is_there", lambda: False)
+    monkeypatch.setattr(generation, "_is_there", lambda: False)

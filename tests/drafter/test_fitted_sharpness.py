@@ -17,7 +17,7 @@ from moa_drafter.drafter import Drafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import TargetStates
 from moa_drafter.training.data import Conversation
-from moa_drafter.training.temperature_scaling import fitted_sharpness
+from moa_drafter.training.evaluation import fitted_sharpness
 from tiny import make_tiny_rival
 
 CONVERSATIONS = 10

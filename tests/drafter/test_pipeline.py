@@ -20,14 +20,12 @@ from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import Reads
 from moa_drafter.training import distributed as processes
-from moa_drafter.training.averaging import WeightAverage
-from moa_drafter.training.batch import make_batch
+from moa_drafter.training.batch import FutureLengths, make_batch
 from moa_drafter.training.data import Conversation, read_conversations
 from moa_drafter.training.features import FeatureStore, LiveFeatures, packed_states
-from moa_drafter.training.masks import FutureLengths
-from moa_drafter.training.run import start_drafter
+from moa_drafter.training.optimizers import WeightAverage, share_out
 from moa_drafter.training.settings import RunSettings, TrainSettings
-from moa_drafter.training.shared_muon import share_out
+from moa_drafter.training.train import start_drafter
 from moa_drafter.training.trainer import Trainer
 from moa_runtime.errors import MoaError
 from said import is_progress

@@ -24,10 +24,9 @@ from moa_drafter.config import CheckpointError, ConfigError, FitError
 from moa_drafter.drafter import Drafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import TargetStates, target_states
-from moa_drafter.training.batch import Batch, make_batch
+from moa_drafter.training.batch import Batch, FutureLengths, make_batch
 from moa_drafter.training.data import Conversation
 from moa_drafter.training.losses import forward_kl
-from moa_drafter.training.masks import FutureLengths
 from moa_runtime.drafters.base import Budget, DraftToken
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.session.events import Sampling

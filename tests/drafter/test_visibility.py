@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from moa_drafter.training.masks import FutureLengths, drop_rows, future_lengths_at
+from moa_drafter.training.batch import FutureLengths, drop_rows, future_lengths_at
 
 
 class Drawn(random.Random):

@@ -13,7 +13,7 @@ import yaml
 from training_data import moa_train
 
 from moa_drafter.target import Target
-from moa_drafter.training import writers
+from moa_drafter.training import generation
 from moa_drafter.training.data import read_conversations
 from moa_drafter.training.decoding import Sampled, TransformersDecoder, answer_greedily
 from moa_drafter.training.generation import generate_conversations
@@ -60,7 +60,7 @@ def prompts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def vllm_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writers, "_is_there", lambda: True)
+    monkeypatch.setattr(generation, "_is_there", lambda: True)
     monkeypatch.setattr("moa_drafter.vllm_environment.installed", lambda: Installed("0.32.0", "cpu"))
 
 
@@ -106,9 +106,9 @@ def test_transformers_writes_each_text_as_it_is_asked_to(target: Target) -> None
 def test_auto_is_vllm_where_it_is_installed_for_the_device(
     vllm_here: None, device: str, writer: str, batch: int
 ) -> None:
-    found = writers.resolved(GenerateSettings(prompt_top_p=0.9), device)
+    found = generation.resolve_writer(GenerateSettings(prompt_top_p=0.9), device)
     assert (found.writer, found.write_batch, found.prompt_top_p) == (writer, batch, 0.9)
-    assert writers.resolved(GenerateSettings(writer="transformers"), device).prompt_min_p == 0
+    assert generation.resolve_writer(GenerateSettings(writer="transformers"), device).prompt_min_p == 0
 
 
 def test_vllm_that_is_not_installed_is_one_sentence(

@@ -16,14 +16,20 @@ from moa_drafter.config import CHECKPOINT_FOLDER
 from moa_drafter.devices import check_device, fastest_dtype
 from moa_drafter.progress import Progress
 from moa_drafter.target import DEFAULT_TARGET, Target, load_target
-from moa_drafter.training import config_file, selfcheck, writers
+from moa_drafter.training import config_file, profile
 from moa_drafter.training import distributed as processes
 from moa_drafter.training.config_file import RECORD_FILE
 from moa_drafter.training.data import check_token_file
 from moa_drafter.training.dataset_card import keep
-from moa_drafter.training.generation import generate_conversations, lines_held
-from moa_drafter.training.run import check_names, parameters_of, read_material, start_drafter, train_run
+from moa_drafter.training.generation import (
+    check_installed,
+    generate_conversations,
+    lines_held,
+    open_decoder,
+    resolve_writer,
+)
 from moa_drafter.training.settings import DEFAULT_CONVERSATIONS, GenerateSettings, RunSettings, for_writer
+from moa_drafter.training.train import check_names, parameters_of, read_material, start_drafter, train_run
 from moa_drafter.training.trainer import STATE_FILE
 from moa_runtime.errors import MoaError
 
@@ -102,7 +108,7 @@ class Command:
         settings = self._settings(str(self.device))
         written = settings.data or (self.out / WRITTEN_FILE).is_file()
         if not written:
-            writers.check_installed(settings)
+            check_installed(settings)
         target = _load(settings, str(self.device))
         material = read_material(target, self._files(settings), settings) if written else None
         drafter = start_drafter(target, material.conversations if material else [], settings)
@@ -116,7 +122,7 @@ class Command:
 
     def self_check(self) -> dict[str, Any]:
         """Ten steps at the run's settings: the loss must fall."""
-        return self._check(selfcheck.STEPS, must_fall=True)
+        return self._check(profile.STEPS, must_fall=True)
 
     def profile(self) -> dict[str, Any]:
         """Where the time of a step goes."""
@@ -126,7 +132,7 @@ class Command:
         settings = self._settings(str(self.device))
         target = _load(settings, str(self.device))
         files = settings.data or tuple(file for file in self._files(settings) if file.is_file())
-        return selfcheck.check(target, files, settings, steps, must_fall=must_fall)
+        return profile.check(target, files, settings, steps, must_fall=must_fall)
 
     def _files(self, settings: RunSettings) -> tuple[Path, ...]:
         return settings.data or (self.out / WRITTEN_FILE,)
@@ -146,7 +152,7 @@ class Command:
                 return settings
             if settings.writer == "auto" and record.is_file() and lines_held(self.out / WRITTEN_FILE):
                 settings = replace(settings, writer=_recorded(record).writer)  # what is installed may have changed
-            return writers.resolved(settings, device)
+            return resolve_writer(settings, device)
         if not record.is_file():
             raise MoaError(f"nothing to resume in {self.out}: it has no {RECORD_FILE}")
         stored = _recorded(record)
@@ -184,13 +190,13 @@ class Command:
         if processes.count() > 1 and lines_held(file) < wanted:
             raise MoaError("several processes only train: write the conversations with one first (--write-only)")
         if lines_held(file) < wanted:
-            writers.check_installed(settings)
+            check_installed(settings)
         if not processes.rank():
             self._record_writing(settings)
         if lines_held(file) >= wanted:
             return True
         with (
-            closing(writers.open_decoder(target, settings)) as decoder,
+            closing(open_decoder(target, settings)) as decoder,
             Progress(total=wanted, desc=f"writing with {decoder.name}", unit="conversation") as bar,
         ):
             return generate_conversations(

@@ -13,7 +13,6 @@ from typing import Any
 from moa_drafter.config import FIRST_LAYERS
 from moa_drafter.pretrained import checkpoint_of
 from moa_drafter.training.settings import DEFAULT_STEPS, RunSettings
-from moa_drafter.yaml_file import read_mapping
 from moa_runtime.errors import MoaError
 
 RECORD_FILE = "training.yaml"
@@ -115,6 +114,30 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
     scratch = path.with_name(f".{path.name}.tmp")
     scratch.write_text(yaml.safe_dump(dict(record), sort_keys=False, allow_unicode=True), encoding="utf-8")
     scratch.replace(path)
+
+
+def read_mapping(path: Path, name: str, *, example: str, error: type[MoaError] = MoaError) -> dict[str, Any]:
+    """Read the keys and values of a YAML file.
+
+    Args:
+        name: what messages call the file.
+        example: a possible line of the file, for messages.
+        error: class of the error to raise.
+
+    Raises:
+        MoaError: no such file, no YAML, or no mapping.
+    """
+    import yaml
+
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as problem:
+        raise error(f"cannot read {name}: {getattr(problem, 'strerror', None) or problem}") from problem
+    except yaml.YAMLError as problem:
+        raise error(f"{name} is no YAML: {' '.join(str(problem).split())}") from problem
+    if not isinstance(raw, dict):
+        raise error(f"{name} must hold keys and values, such as `{example}`")
+    return raw
 
 
 def _path(path: Path, names_only: bool) -> str:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from moa_drafter.target import Target
-from moa_drafter.training.config_file import plain, write_record
+from moa_drafter.training.config_file import plain, read_mapping, write_record
 from moa_drafter.training.data import read_conversations
 from moa_drafter.training.settings import GenerateSettings, RunSettings
-from moa_drafter.yaml_file import read_mapping
 from moa_runtime.bundle import sha256_of
 from moa_runtime.errors import MoaError
 

@@ -1,4 +1,9 @@
-"""How well a drafter drafts on answers that it was not trained on."""
+"""How well a drafter drafts on answers that it was not trained on, and its temperature scaling.
+
+Temperature scaling (Guo et al. 2017, arXiv 1706.04599, section 4.2): training compares distributions, but a target that
+decodes greedily or at a low temperature is more certain of its next token than its distribution says. The draft's
+probabilities, which decide which drafted tokens are worth sending, are sharpened to match.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,10 @@ import torch
 from torch import Tensor
 
 from moa_drafter.drafter import Drafter
-from moa_drafter.training.batch import Batch, make_batch
+from moa_drafter.training.batch import Batch, FutureLengths, make_batch
 from moa_drafter.training.data import Conversation
 from moa_drafter.training.features import Features
 from moa_drafter.training.losses import forward_kl
-from moa_drafter.training.masks import FutureLengths
 
 
 @torch.no_grad()
@@ -75,3 +79,38 @@ def evaluate(
         "tau": 1 + accepted / max(1, rounds),
         "accuracy_by_depth": [round(float(r / s), 4) if s else None for r, s in zip(right, seen, strict=True)],
     }
+
+
+_FACTORS = torch.arange(10, 51) / 20  # 0.5 to 2.5
+
+
+@torch.no_grad()
+def fitted_sharpness(
+    drafter: Drafter,
+    conversations: Sequence[Conversation],
+    features: Features,
+    indices: Sequence[int],
+    *,
+    draft_tokens: int = 6,
+) -> float:
+    """The factor on the draft logits under which the target's answers are likeliest, drafted by ``draft_tokens``.
+
+    Tokens that cannot be drafted do not count.
+
+    Args:
+        indices: conversations that the drafter was not trained on.
+
+    Returns:
+        a multiple of 0.05 from 0.5 to 2.5.
+    """
+    device = drafter.head.device
+    factors = _FACTORS.to(device)
+    drafted_as = torch.full((len(drafter.embedding),), -1, device=device)
+    drafted_as[drafter.draft_to_target] = torch.arange(len(drafter.draft_to_target), device=device)
+    likelihood = torch.zeros(len(factors), device=device)
+    for batch, logits in drafted(drafter, conversations, features, indices, draft_tokens):
+        wanted = drafted_as[batch.tokens[batch.queries + 1]]
+        logits, wanted = logits[wanted >= 0].float(), wanted[wanted >= 0]
+        chosen = logits.gather(1, wanted[:, None])[:, 0]
+        likelihood += torch.stack([(f * chosen - (f * logits).logsumexp(-1)).sum() for f in factors])
+    return round(float(factors[likelihood.argmax()]), 2)

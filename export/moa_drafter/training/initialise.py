@@ -1,29 +1,38 @@
-"""Start the drafter from the target instead of from noise.
+"""Initialise the drafter from the target's weights and states.
 
-Left to itself a drafter learns to ignore the memory rows: at first they are noise to it. So it starts out
+From random weights a drafter learns to ignore the memory rows, which are noise to it at first. So it starts out
 using them: cross-attention looks at the latest visible row, and what it reads there is the best linear
-estimate of the target's last hidden state that fits through the row. Where layers of the target follow, the estimate
+estimate of the target's last hidden state that fits through the row. If layers of the target follow, the estimate
 is of the hidden state that enters them.
+
+A trained drafter can also be continued with more of the target's layers after it (target layer inference). Without such
+layers the head reads the cross-attention's output; with them the first layer does, which expects another space. The
+attention that the drafter has learnt is kept; the two output projections of the cross-attention are fitted again.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable
+import random
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from moa_drafter.config import ConfigError, DrafterConfig
 from moa_drafter.llama import copy_layer
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import TargetStates
+from moa_drafter.training.batch import FutureLengths, packed_masks, row_limits
 
 _EARLIER_LAYERS = 0.15  # weight of every seen layer but the last, which tells most about the next token
 _QUERY_SIZE = 3.0  # about the size of a trained query's components
 _MEMORY_GAIN = 4.0  # how much louder than self-attention the memory speaks at first
 _TARGET_SHARE = 0.1  # of the target's own query and key weights, so that heads differ
+_DEPTHS = FutureLengths(1, 6)  # at which the projections are fitted
 
 
 @torch.no_grad()
@@ -52,7 +61,7 @@ def initialise_from_target(
 
 
 def estimated(drafter: MoADrafter, target: Any, tokens: Tensor, states: TargetStates) -> Tensor:
-    """What the cross-attention shall compute, ``[T, hidden]``."""
+    """Return the output ``[T, hidden]`` that the cross-attention should have."""
     if not drafter.config.target_layers:
         return states.last
     # Only wanted here, so not worth a place among the features. The first of them is the embedding.
@@ -165,3 +174,98 @@ def regress(x: Tensor, y: Tensor, ridge: float) -> Tensor:
     gram = x.T @ x
     gram += ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
     return torch.linalg.solve(gram, x.T @ y)
+
+
+def with_target_layers(drafter: MoADrafter, target_layers: int = 0, *, trained: bool = False) -> MoADrafter:
+    """The weights of ``drafter`` in one that contains layers of the target, not bound to it.
+
+    :func:`start_target_layers` must follow.
+
+    Args:
+        target_layers: see :class:`~moa_drafter.config.DrafterConfig`; 0 for as many as it has.
+        trained: whether its copies are to be trained; those that are stay so.
+
+    Raises:
+        ConfigError: there are not so many, the drafter has no final norm or another shape than the target's, or its
+            weights were trained with another number of layers that these are tied to.
+    """
+    was = drafter.config
+    config = dataclasses.replace(
+        was,
+        target_layers=target_layers or was.target_layers,
+        trained_target_layers=trained or was.trained_target_layers,
+    )
+    if was.trained_target_layers and config != was:
+        raise ConfigError("this drafter has trained copies of the target's layers: their number cannot be changed")
+    deeper = MoADrafter(config)
+    deeper.load_state_dict({**deeper.state_dict(), **drafter.state_dict()})
+    return deeper
+
+
+@torch.no_grad()
+def start_target_layers(
+    drafter: MoADrafter, was: DrafterConfig, target: Any, samples: Iterable[tuple[Tensor, TargetStates]]
+) -> None:
+    """Let a drafter of :func:`with_target_layers` start well.
+
+    Args:
+        drafter: bound to its target.
+        was: the configuration that its weights were trained with.
+        target, samples: see :func:`fit_to_target_layers`.
+    """
+    if drafter.config.trained_target_layers and not was.trained_target_layers:
+        drafter.start_copies(target.model.layers)
+    if drafter.config.target_layers != was.target_layers:
+        fit_to_target_layers(drafter, target, samples)
+
+
+@torch.no_grad()
+def fit_to_target_layers(
+    drafter: MoADrafter, target: Any, samples: Iterable[tuple[Tensor, TargetStates]], *, ridge: float = 1e-2
+) -> None:
+    """Let the cross-attention's output be what enters the first target layer, as well as two regressions can.
+
+    The attention's output projection estimates it first, then the feed-forward network's what is left. The norm
+    becomes the target's own final norm.
+
+    Args:
+        drafter: bound to its target.
+        target: the transformers model.
+        samples: tokens ``[T]`` and states of some conversations.
+        ridge: see :func:`~moa_drafter.training.initialise.initialise_from_target`.
+    """
+    parts = [(tokens, states, estimated(drafter, target, tokens, states)) for tokens, states in samples]
+    drafter.norm.load_state_dict(target.model.norm.state_dict())
+    layer = drafter.cross_attention
+    layer.mlp.down_proj.weight.zero_()
+    # The output of a zero projection adds nothing, so what is left to estimate is the target's state less the input.
+    layer.self_attn.o_proj.weight.zero_()
+    for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
+        inputs, left = [], []
+        for tokens, states, wanted in parts:
+            read = _run(drafter, projection, tokens, states)
+            inputs.append(read["input"])
+            left.append(wanted - read["output"])
+        solution = regress(torch.cat(inputs).double(), torch.cat(left).double(), ridge)
+        projection.weight.copy_(solution.T)
+
+
+def _run(drafter: MoADrafter, projection: nn.Module, tokens: Tensor, states: TargetStates) -> dict[str, Tensor]:
+    """What ``projection`` reads and what the cross-attention computes, ``[T, ...]``, over one conversation."""
+    read: dict[str, Tensor] = {}
+
+    def keep(name: str, which: int) -> Callable[..., None]:
+        return lambda module, inputs, output: read.update({name: (inputs[0], output)[which]})
+
+    limits = row_limits(0, len(tokens), _DEPTHS, random.Random(0))
+    positions, self_mask, memory_mask = packed_masks([len(tokens)], limits)
+    hooks = [
+        projection.register_forward_hook(keep("input", 0)),
+        drafter.cross_attention.register_forward_hook(keep("output", 1)),
+    ]
+    try:
+        drafter(tokens, positions, states.kv, self_mask, memory_mask)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return read

@@ -25,10 +25,10 @@ from moa_drafter.training.config_file import RECORD_FILE, plain, write_record
 from moa_drafter.training.data import Conversation, frequent_tokens, read_conversations
 from moa_drafter.training.dataset_card import check_card
 from moa_drafter.training.features import Features, FeatureStore, LiveFeatures
+from moa_drafter.training.initialise import start_target_layers, with_target_layers
 from moa_drafter.training.losses import LOSSES
 from moa_drafter.training.optimizers import OPTIMIZERS
 from moa_drafter.training.settings import DEFAULT_DRAFT_VOCAB, DEFAULT_LSA_LAYERS, RunSettings
-from moa_drafter.training.target_layers import start_target_layers, with_target_layers
 from moa_drafter.training.trainer import STATE_FILE, Trainer
 from moa_runtime.bundle import sha256_of
 from moa_runtime.errors import MoaError

@@ -1,8 +1,8 @@
-"""The mean of several trained drafters' weights, which can draft better than each (model soups, arXiv 2203.05482).
+"""Average the weights of several trained drafters, which can draft better than each (model soups, arXiv 2203.05482).
 
-    python -m moa_drafter.training.blend eight/drafter nine/drafter --out blended
+    python tools/blend.py eight/drafter nine/drafter --out blended
 
-For checkpoints that come from one another, or from the same weights: the mean of unrelated ones drafts nothing of use.
+The checkpoints must descend from one another, or from the same weights: the mean of unrelated ones is useless.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from moa_runtime.errors import MoaError
 
 @torch.no_grad()
 def blend(folders: Sequence[Path]) -> Drafter:
-    """A drafter with the mean of the weights, in float32, and of the sharpness of the checkpoints in ``folders``.
+    """Return a drafter with the mean of the weights, in float32, and of the sharpness of the checkpoints.
 
     Raises:
         MoaError: a checkpoint that cannot be loaded, or drafters of different shapes, targets or vocabularies.
@@ -44,7 +44,7 @@ def blend(folders: Sequence[Path]) -> Drafter:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m moa_drafter.training.blend", description="Average the weights of drafters of one descent."
+        prog="python tools/blend.py", description="Average the weights of related drafters."
     )
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="checkpoints, at least two")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the mean is written")

@@ -1,4 +1,4 @@
-"""The mean of several checkpoints."""
+"""``tools/blend.py``: the mean of several checkpoints."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from blend import main
 from moa_drafter.checkpoint import load_checkpoint, save_checkpoint
 from moa_drafter.config import CONFIG_FILE
-from moa_drafter.training.blend import main
 from tiny import make_tiny_drafter, make_tiny_rival
 
 
