@@ -1,6 +1,6 @@
 /**
- * Builds the page: `node build.mjs [FOLDER]`, without one where `moa-serve --web` looks. With `--tests` it bundles and runs the
- * unit tests instead.
+ * Build the page: `node build.mjs [FOLDER]`, by default into the folder that `moa-serve --web` serves. With `--tests` bundle and
+ * run the unit tests instead.
  */
 
 import { createHash } from "node:crypto";
@@ -21,7 +21,7 @@ const [argument] = process.argv.slice(2);
 if (argument === "--tests") await runTests();
 else await buildPage(argument ?? STATIC);
 
-/** It is made beside its place, so that a moa-serve that starts meanwhile takes a whole page. */
+/** Build the page beside its place and rename it, so that a moa-serve that starts meanwhile serves a complete page. */
 async function buildPage(place) {
   const out = `${place}.new`;
   await rm(out, { recursive: true, force: true });
@@ -35,7 +35,7 @@ async function buildPage(place) {
   await drawIcons(out);
   const page = await readFile(join(out, "index.html"), "utf8");
   await writeFile(join(out, "index.html"), page.replace('"style.css"', `"${style}"`).replace('"main.js"', `"${main}"`));
-  // Large, and needed only where the device drafts.
+  // Large, and needed only if the device drafts.
   const assets = [engine, models];
   const shell = (await filesOf(out)).filter((name) => !assets.includes(name));
   const version = digest(Buffer.concat(await Promise.all(shell.map((name) => readFile(join(out, name))))));
@@ -45,7 +45,7 @@ async function buildPage(place) {
   await rename(out, place);
 }
 
-/** One file with all that `entry` imports. @param known constants of its source. */
+/** Return one file with `entry` and all its imports. @param known constants of its source. */
 async function bundled(entry, known, format = "esm") {
   const define = Object.fromEntries(Object.entries(known).map(([name, value]) => [name, JSON.stringify(value)]));
   const tsconfig = join(HERE, dirname(entry), "tsconfig.json");
@@ -68,7 +68,7 @@ async function minifiedStyle() {
   return Buffer.from(code);
 }
 
-/** Write a file whose name changes with its content, which browsers may then keep for ever; returns the name. */
+/** Write a file whose name changes with its content, so that browsers may cache it for ever; return the name. */
 async function put(out, name, content) {
   const [stem, ending] = name.split(".");
   const named = `assets/${stem}-${digest(content)}.${ending}`;
@@ -80,7 +80,7 @@ function digest(content) {
   return createHash("sha256").update(content).digest("hex").slice(0, 12);
 }
 
-/** Names of all files, in order. */
+/** Return the names of all files, in order. */
 async function filesOf(folder) {
   const found = await readdir(folder, { recursive: true, withFileTypes: true });
   const files = found.filter((entry) => entry.isFile());

@@ -1,4 +1,4 @@
-/** Draws the page's icons: an M whose first half is written and whose second is still tentative. */
+/** Draw the page's icons: an M whose first half is written and whose second half is tentative. */
 
 import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
@@ -14,16 +14,16 @@ const STROKES = [
 ];
 const SAMPLES = 4; // in each direction of a pixel
 
-/** Write `icon.svg` and the PNGs that the manifest and Apple's systems ask for. */
+/** Write `icon.svg` and the PNGs for the manifest and for Apple's systems. */
 export async function drawIcons(folder) {
   await writeFile(join(folder, "icon.svg"), svg());
   for (const size of [192, 512]) await writeFile(join(folder, `icon-${size}.png`), png(size, CORNER));
-  // Cut to shape by the system, so without corners of their own.
+  // The system cuts them to shape, so they have no rounded corners.
   await writeFile(join(folder, "icon-maskable-512.png"), png(512, 0));
   await writeFile(join(folder, "icon-180.png"), png(180, 0));
 }
 
-/** So many points on each piece of a line, at equal distances, its end included. Each is a stroke of no length. */
+/** Return points on each piece of a line, at equal distances, its end included. Each is a stroke of no length. */
 function dots(line, count) {
   return line.slice(1).flatMap((end, at) =>
     Array.from({ length: count }, (_, number) => {
@@ -58,7 +58,7 @@ function png(size, corner) {
   return Buffer.concat([signature, chunk("IHDR", header), chunk("IDAT", deflateSync(rows)), chunk("IEND", Buffer.alloc(0))]);
 }
 
-/** Mean of some samples: red, green, blue, opacity. */
+/** Return the mean of some samples: red, green, blue, opacity. */
 function pixel(x, y, scale, corner) {
   const sum = [0, 0, 0, 0];
   for (let sample = 0; sample < SAMPLES ** 2; sample++) {
@@ -73,7 +73,7 @@ function pixel(x, y, scale, corner) {
   return Buffer.from([mean(red), mean(green), mean(blue), Math.round((255 * seen) / SAMPLES ** 2)]);
 }
 
-/** Null outside. */
+/** Return the colour at a point; null outside. */
 function colorAt(x, y, corner) {
   const [solid, dotted] = STROKES;
   if (dotted.points.some((point) => distance([x, y], point, point) <= WIDTH / 2)) return dotted.color;
@@ -83,7 +83,7 @@ function colorAt(x, y, corner) {
   return Math.hypot(x - inner[0], y - inner[1]) <= corner ? BACKGROUND : null;
 }
 
-/** From a point to the line between two others. */
+/** Return the distance from a point to the line between two others. */
 function distance([x, y], [x1, y1], [x2, y2]) {
   const length = (x2 - x1) ** 2 + (y2 - y1) ** 2;
   const part = length ? Math.min(1, Math.max(0, ((x - x1) * (x2 - x1) + (y - y1) * (y2 - y1)) / length)) : 0;

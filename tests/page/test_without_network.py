@@ -90,7 +90,7 @@ def test_a_download_is_cancelled_and_goes_on(site: Site, link: BackgroundLink, p
     page.do("click", "#banner-actions button:has-text('Download')")
     page.wait("#banner-text", "Downloading the model: 0.0 MB of")
     page.do("click", "#banner-actions >> text=Cancel")
-    page.wait("#banner-text", "the download goes on from there")
+    page.wait("#banner-text", "the download continues from there")
     link.restore()
     page.do("click", "#banner-actions >> text=Go on")
     page.hidden_text("#device-words", "The model is here")

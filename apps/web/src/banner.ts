@@ -45,9 +45,9 @@ export function bannerOf(
 export function deviceNotice(device: DeviceState, actions: BannerActions): Notice {
   switch (device.kind) {
     case "looking":
-      return { text: "Looking what is on this device…", actions: [] };
+      return { text: "Checking for models on this device…", actions: [] };
     case "loading":
-      return { text: "Loading what this device drafts with…", actions: [] };
+      return { text: "Loading the model…", actions: [] };
     case "unable":
       return { text: device.why, actions: [] };
     case "absent": {
@@ -61,7 +61,7 @@ export function deviceNotice(device: DeviceState, actions: BannerActions): Notic
     }
     case "stopped": {
       const why = device.why === "" ? "" : `${asSentence(device.why)} `;
-      const text = `${why}${megabytes(device.received)} of ${megabytes(device.total)} of the model are here; the download goes on from there.`;
+      const text = `${why}${megabytes(device.received)} of ${megabytes(device.total)} of the model are here; the download continues from there.`;
       return { text, actions: [{ label: "Go on", run: actions.download }] };
     }
     case "ready": {

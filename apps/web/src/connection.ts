@@ -8,7 +8,7 @@ import type { Talk } from "./conversations.js";
 import { Device } from "./device.js";
 import { asSentence } from "./strings.js";
 
-const ELSEWHERE = "moa-edge is open in another tab: go on there, or close it there and try again.";
+const ELSEWHERE = "moa-edge is open in another tab: continue there, or close it there and try again.";
 
 /** What a connection is made with. */
 export interface ConnectionOptions {

@@ -370,7 +370,7 @@ export class Conversations {
         break;
       case "ask":
         this.host.tell({
-          text: `The server would have written something else than “${droppedText.trim()}”, which this device wrote.`,
+          text: `The server's text differs from “${droppedText.trim()}”, which this device wrote.`,
           actions: [
             { label: "Keep mine", run: keep },
             { label: "Take the server's", run: () => undefined },

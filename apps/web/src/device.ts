@@ -3,7 +3,7 @@
 import { Bundle, loadModels, MemoryStore, type BundleStore, type Drafters, type Models } from "@moa-edge/runtime";
 import { browserStore } from "@moa-edge/runtime/browser";
 
-declare const MODELS: string; // by the build: file beside this one
+declare const MODELS: string; // set by the build: a file beside this one
 
 /** State of the device's models. */
 export type DeviceState =
@@ -16,8 +16,8 @@ export type DeviceState =
   | { readonly kind: "stopped"; readonly received: number; readonly total: number; readonly why: string };
 
 const INSECURE =
-  "This page came over plain http, so browsers let it keep nothing for later and draft nothing here: it works while the server " +
-  "can be reached. Open it by https (moa-serve --web with --tls-cert) to go on without a network.";
+  "This page came over plain http, so browsers do not let it store data or draft here: it works while the server is reachable. " +
+  "Open it by https (moa-serve --web with --tls-cert) to continue without a network.";
 
 /** The bundle and the models of this device. */
 export class Device {

@@ -6,7 +6,7 @@ import { ChatDatabase } from "./chats.js";
 import { asSentence } from "./strings.js";
 import { byId, setText } from "./views/dom.js";
 
-const BLOCKED = "This browser lets the page keep nothing: allow it to store data (cookies) for this site, and reload the page.";
+const BLOCKED = "This browser does not let the page store data: allow data (cookies) for this site, and reload the page.";
 
 try {
   const token = takeToken(); // before anything that may fail, so that it does not stay in the address bar

@@ -30,14 +30,14 @@ const UNCONFIRMED: { readonly [origin in Origin]: string } = {
 
 /** Texts while the device cannot write on, by the reason. */
 export const PAUSES: { readonly [reason in PauseReason]: string } = {
-  end: "Written to its end; the verifier has to confirm it…",
-  length: "Written to its greatest length; the verifier has to confirm it…",
-  limit: "So much may be written offline; waiting for the verifier…",
+  end: "Complete; waiting for the verifier to confirm it…",
+  length: "Length limit reached; waiting for the verifier to confirm it…",
+  limit: "Offline limit reached; waiting for the verifier…",
   off: "Waiting for the verifier…",
-  unsure: "This device is not sure how it goes on; waiting for the verifier…",
+  unsure: "This device is not sure of the next words; waiting for the verifier…",
   unprepared: "Waiting for the verifier: this device cannot write here on its own…",
-  "low power": "Saving power: this device writes nothing alone; waiting for the verifier…",
-  background: "In the background; it goes on when you are back…",
+  "low power": "Saving power: this device writes nothing on its own; waiting for the verifier…",
+  background: "Paused in the background; it continues when you are back…",
 };
 
 export function readingWords(tokens: number): string {
@@ -100,7 +100,7 @@ const FINISH: { readonly [reason in FinishReason]: string } = {
 /** Return the lines of the button "Figures". Speeds are in words; tokens are called pieces of words. */
 export function figuresOf(statistics: Statistics, wordsAToken: number): string[] {
   const { firstTokenSeconds: first, rounds, roundTrips } = statistics;
-  const shown = [`${(wordsAToken * generationSpeed(statistics)).toFixed(1)} words a second behind the first ones`];
+  const shown = [`${(wordsAToken * generationSpeed(statistics)).toFixed(1)} words a second after the first ones`];
   if (first !== null) shown.push(`first word after ${first.toFixed(2)} s`);
   for (const [who, drafted, accepted] of [
     ["this device", statistics.drafted, statistics.accepted],

@@ -1,8 +1,8 @@
-/** Starts the page without a network. The bundle is none of its business: the runtime keeps that itself. */
+/** Serve the page's files without a network. The runtime stores the bundle itself. */
 
 export {};
 
-// By the build: files of the page, and a digest of them all.
+// Set by the build: files of the page, and a digest of them all.
 declare const SHELL: readonly string[];
 declare const ASSETS: readonly string[];
 declare const VERSION: string;
@@ -10,7 +10,7 @@ declare const VERSION: string;
 declare const self: ServiceWorkerGlobalScope;
 
 const SHELL_CACHE = `moa-edge shell ${VERSION}`;
-/** Large files with a digest in their names, kept over versions, and only once they were needed. */
+/** Large files with a digest in their names. They are cached when they are first needed, and kept over versions. */
 const ASSETS_CACHE = "moa-edge assets";
 
 self.addEventListener("install", (event) => event.waitUntil(install()));
@@ -26,7 +26,7 @@ self.addEventListener("fetch", (event) => {
 
 async function install(): Promise<void> {
   const cache = await caches.open(SHELL_CACHE);
-  // Not from the browser's cache: what stands together was built together.
+  // Bypass the browser's cache, so that all files are of one build.
   await cache.addAll(SHELL.map((name) => new Request(name, { cache: "reload" })));
 }
 
@@ -41,7 +41,7 @@ async function activate(): Promise<void> {
   await self.clients.claim();
 }
 
-/** Name of a file of the page; null for every other request. */
+/** Return the name of a file of the page; null for every other request. */
 function nameOf(request: Request): string | null {
   const { scope } = self.registration;
   const url = request.url.split(/[?#]/u)[0]!;

@@ -131,8 +131,8 @@ export class AnswerRecord {
 
   /** Return the answer as it stands, with the `unconfirmed` tokens and their origins. */
   update(unconfirmed: readonly (readonly [number, Origin])[]): AnswerUpdate {
-    const behind = unconfirmed.map(([token, origin]) => ({ token, origin, committed: false }));
-    const tokens = [...this.tokens, ...behind];
+    const after = unconfirmed.map(([token, origin]) => ({ token, origin, committed: false }));
+    const tokens = [...this.tokens, ...after];
     const dropped = this.text.show(tokens, this.settled);
     this.settled = this.tokens.length;
     const spans = this.text.spans();

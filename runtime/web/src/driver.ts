@@ -209,7 +209,7 @@ export class Driver {
   // -- events of transport and loop ------------------------------------------------------------
 
   /**
-   * Send the Hello; if the chat is stored, after the store has the Hello's count. The loop goes on meanwhile, and sends nothing
+   * Send the Hello; if the chat is stored, after the store has the Hello's count. The loop runs meanwhile, and sends nothing
    * before the Welcome.
    */
   private opened(): void {

@@ -25,7 +25,7 @@ export class Ending {
   }
 
   /**
-   * Wait for `something`, which goes on in any case, or for the end; return whether it was done first.
+   * Wait for `something`, which is not cancelled, or for the end; return whether it was done first.
    *
    * @throws the error of `something`.
    */

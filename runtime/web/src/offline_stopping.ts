@@ -7,7 +7,7 @@ const RECENT = 256;
 export interface Manners {
   /** Least probability that the target keeps all of it, by the drafter's own estimate; below, it stops. */
   readonly leastProbability: number;
-  /** It stops if its last so many tokens stood among the newest 256 before. */
+  /** It stops if its last `repeated` tokens stood among the newest 256 before. */
   readonly repeated: number;
   /** Tokens that it writes, at most; 0 for none. */
   readonly longest: number;

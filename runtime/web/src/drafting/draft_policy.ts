@@ -126,7 +126,7 @@ export class DraftPolicy<D extends Drafter> {
   }
 
   /**
-   * Whether the offline writer goes on: only during an outage. A late verdict is no reason to read the whole conversation.
+   * Whether the offline writer continues the answer: only during an outage. A late verdict is no reason to read the whole conversation.
    */
   private get writerActive(): boolean {
     return this.writer !== undefined && this.offline === "writer" && this.timeouts.outage;

@@ -20,7 +20,7 @@ export class DraftInFlight {
     this.sentPath = tentative;
   }
 
-  /** Note that the answer goes on from tokens that were not drafted. */
+  /** Note that the answer continues from tokens that were not drafted. */
   begin(): void {
     this.tokenLogprobs.clear();
     this.sentPath = 0;

@@ -6,7 +6,7 @@
  * | `loop` | the order of things: frames in, drafts and frames out | sockets, workers, clocks, tokens' text |
  * | `draft_policy` | what to draft now, or why nothing | how time passes |
  * | `draft_controllers` | the shape of the next draft | the session, the link |
- * | `cost_model` | seconds of each part of a draft | who drafts |
+ * | `cost_model` | seconds of each part of a draft | which side drafts |
  * | `drafter_selection` | tokens a second of device and server | shapes of drafts |
  * | `shadow_draft` | a draft that is not sent, beside the server's text | prices |
  * | `in_flight` | the draft that is in flight | time |
@@ -304,7 +304,7 @@ export class DraftingLoop<D extends Drafter = Drafter> {
     const wasLate = this.timeouts.late;
     const waitedS = this.timeouts.answered(now);
     if (wasLate) this.setLink("online");
-    if (this.session.awaitingVerdict) this.timeouts.sent(now, false); // the server goes on: from here on silence is late
+    if (this.session.awaitingVerdict) this.timeouts.sent(now, false); // the server streams on: silence from here on is late
     if (this.session.rowsComing) this.timeouts.awaitRows(now);
     const outcome = this.recordOutcome(verdict, waitedS);
     if (outcome) this.tell(outcome);
