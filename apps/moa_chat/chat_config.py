@@ -1,4 +1,4 @@
-"""What a chat needs before its first question, made from the command line's options."""
+"""The configuration of a chat, made from the options of the command line."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from moa_runtime.transport import Endpoint
 
 @dataclass(frozen=True)
 class Setup:
-    """A chat's ingredients. ``seed`` None draws a new one for each answer.
+    """Everything that :meth:`connect` needs to open a chat.
 
     Attributes:
         drafter: None for the bundle's own.
-        datastore: a file of earlier texts that drafts are copied from too.
-        store: the file that the conversation is kept in, if it is.
-        must_store: whether the user named it: the chat is not to go on without.
+        datastore: a file of earlier texts, from which drafts are copied too.
+        store: the file in which the conversation is kept; None to keep it nowhere.
+        must_store: whether the user named that file, so that a chat without it is an error.
+        seed: of the sampling; None draws one for each answer.
     """
 
     bundle: Bundle
@@ -62,7 +63,7 @@ class Setup:
 
     @property
     def writes_offline(self) -> bool:
-        """Whether a question that no verifier saw is answered."""
+        """Whether the device answers a question that the verifier has not seen."""
         return self.offline == "writer" and self.bundle.manifest.writer is not None
 
     def open_datastore(self) -> Datastore | None:
@@ -88,7 +89,7 @@ class Setup:
         )
 
     def sampling(self) -> Sampling:
-        """How the target chooses in the next answer."""
+        """Return the sampling of the next answer."""
         return sampling_for(self.temperature, self.top_p, self.seed)
 
 
@@ -117,7 +118,7 @@ def setup_for(options: argparse.Namespace, bundle: Bundle, endpoint: Endpoint) -
 
 
 def _default_store(options: argparse.Namespace, bundle: Bundle) -> Path | None:
-    """A person's conversation in a terminal is kept, by target: tokens of one are nothing to another."""
+    """Return the file of an interactive terminal's conversation, one for each target, as tokens fit one target only."""
     if not options.terminal or options.no_save or not sys.stdin.isatty():
         return None
     return data_dir() / "terminal" / f"{bundle.manifest.fingerprints.target[:16]}.json"
@@ -140,7 +141,7 @@ def open_bundle(folder: Path | None, drafter: DrafterName | None = None) -> Bund
 
 
 def _check_drafter(bundle: Bundle, name: DrafterName | None) -> None:
-    """Refuse a bundle whose drafter is not the one that was asked for.
+    """Refuse a bundle of another drafter than the one asked for.
 
     Raises:
         OtherDrafterError: the message names both.
@@ -162,10 +163,10 @@ def open_datastore(path: Path | None, bundle: Bundle) -> Datastore | None:
 
 
 def endpoint_for(server: str, token: str, tls_ca: Path | None) -> Endpoint:
-    """Where the verifier is.
+    """Return the verifier's address with its token and TLS settings.
 
     Raises:
-        MoaError: no verifier's address, or a certificate authority that cannot be used.
+        MoaError: the address, the token or the certificate authority cannot be used.
     """
     tls = None
     if tls_ca is not None:

@@ -19,7 +19,7 @@ from moa_runtime.paths import data_dir
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0, or as :func:`~moa_runtime.cli_main.run_program` says."""
+    """Run the program; return exit status 0, or as :func:`~moa_runtime.cli_main.run_program` says."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # an answer may hold what the terminal's encoding lacks
@@ -43,7 +43,7 @@ def _run(options: argparse.Namespace) -> int:
         require_extra("gateway", "--serve")
         from moa_chat.gateway.serve import address_for, run_gateway
 
-        address = address_for(options)  # refused before a verifier is started for it
+        address = address_for(options)  # refuse it before a verifier is started
     with contextlib.ExitStack() as stack:
         verifier = None
         if options.local:
@@ -54,8 +54,8 @@ def _run(options: argparse.Namespace) -> int:
             if options.bundle is None:
                 ensure_bundle(options.drafter)
             bundle = open_bundle(options.bundle, options.drafter)
-            open_datastore(options.datastore, bundle)  # refused before a verifier is started for it
-            # With the same drafter, so that no other one drafts where the verifier does.
+            open_datastore(options.datastore, bundle)  # refuse it before a verifier is started
+            # With the same drafter, so that the same one drafts if the verifier does.
             verifier = stack.enter_context(local_verifier(drafter_option(options.drafter)))
             endpoint = verifier.endpoint
         else:

@@ -34,7 +34,7 @@ _STOP_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class LocalVerifier:
-    """A verifier on this machine: where it is, its process, and what that says."""
+    """A verifier that runs on this machine: its endpoint, its process, and its log."""
 
     endpoint: Endpoint
     _process: subprocess.Popen[bytes]
@@ -46,7 +46,7 @@ class LocalVerifier:
 
     @property
     def problem(self) -> MoaError | None:
-        """Why it has ended by itself; None while it runs."""
+        """The error with which it ended by itself; None while it runs."""
         if self._process.poll() is None:
             return None
         return MoaError(f"the verifier on this machine ended: {_last_words(self._process, self._log)}")
@@ -101,7 +101,7 @@ def local_verifier(
 
 
 def _ready_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
-    """Wait for the line that says where the verifier listens."""
+    """Wait for the verifier's ready line, and return its URL."""
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_lines, args=(process.stdout, lines), daemon=True).start()
     began = time.monotonic()
@@ -122,14 +122,14 @@ def _ready_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
 
 
 def _last_words(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
-    """Of a verifier that has ended: what it said last, else its exit status."""
+    """Return the last line of a verifier that has ended, or its exit status."""
     log.seek(0)
     last = log.read().decode(errors="replace").strip().splitlines()
     return last[-1] if last else f"exit status {process.returncode}"
 
 
 def _read_lines(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
-    """Also after the ready line, or the verifier would one day wait for room in the pipe."""
+    """Read to the end, also after the ready line, so that the pipe never fills up."""
     for line in stream:
         lines.put(line)
     lines.put(b"")

@@ -1,4 +1,4 @@
-"""A chat whose event loop has a thread of its own, so that the main thread is free for the keyboard."""
+"""Run a chat's event loop in a second thread, so that the main thread is free for the keyboard."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLL_SECONDS = 0.1  # a wait without end would keep Ctrl-C from the main thread
 
 
 class ChatLike(Protocol):
-    """What this program uses of :class:`moa_runtime.chat.Chat`."""
+    """The part of :class:`moa_runtime.chat.Chat` that this program uses."""
 
     @property
     def status(self) -> LinkStatus: ...
@@ -84,7 +84,7 @@ class Worker:
             raise
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """What a plain function returns, called in the loop's thread."""
+        """Call a plain function in the loop's thread, and return its result."""
         return self.run(call_in_loop(function, *arguments))
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -120,7 +120,7 @@ class RunningAnswer:
         self._pump: Future[None] = asyncio.run_coroutine_threadsafe(self._take(events), loop)
 
     def events(self, wait: float = _POLL_SECONDS) -> list[ChatEvent]:
-        """Those that have come, after ``wait`` seconds perhaps none.
+        """Return the events so far; none, if none came within ``wait`` seconds.
 
         Raises:
             MoaError: the answer cannot go on.
@@ -139,7 +139,7 @@ class RunningAnswer:
         return taken  # a problem after these is for the next call
 
     def stop(self) -> None:
-        """End the answer where it is confirmed; :attr:`ended` comes true soon after."""
+        """Stop the answer, and keep what is confirmed; :attr:`ended` becomes true soon after."""
         self._pump.cancel()
 
     async def _take(self, events: AsyncGenerator[ChatEvent, None]) -> None:
@@ -156,7 +156,7 @@ class RunningAnswer:
 
 
 async def call_in_loop(function: Callable[..., T], *arguments: Any) -> T:
-    """Call ``function`` in the event loop, where the runtime's methods have to be called."""
+    """Call ``function`` in the event loop, as the runtime's methods require."""
     return function(*arguments)
 
 

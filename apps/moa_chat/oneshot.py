@@ -31,7 +31,7 @@ async def _connect_and_ask(setup: Setup, prompt: str, view: PlainView | None) ->
 
 
 async def follow(chat: ChatLike, prompt: str, setup: Setup, view: PlainView | None) -> AnswerFinished:
-    """Ask; show committed text in ``view`` as it comes, and say on stderr when the verifier goes away."""
+    """Ask; show committed text in ``view`` as it comes, and report on stderr that the verifier is away."""
     away = False
     async for event in chat.send(prompt, max_new_tokens=setup.max_new_tokens, sampling=setup.sampling()):
         if isinstance(event, AnswerFinished):
@@ -48,7 +48,7 @@ async def follow(chat: ChatLike, prompt: str, setup: Setup, view: PlainView | No
 
 
 def as_object(finished: AnswerFinished, setup: Setup) -> dict[str, Any]:
-    """What ``--json`` prints."""
+    """Return the object that ``--json`` prints."""
     return {
         "text": finished.text,
         "finish": finished.reason.value,

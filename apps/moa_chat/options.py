@@ -16,12 +16,12 @@ DEFAULT_GATEWAY = "127.0.0.1:11435"
 
 
 class UsageError(MoaError):
-    """Options that are wrong or exclude each other."""
+    """Options that are invalid or exclude each other."""
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """One sentence like every other error, instead of the usage and an exit."""
+        """Raise an error of one sentence instead of printing the usage and exiting."""
         raise UsageError(f"{message} (moa-chat --help lists the options)")
 
 
@@ -151,13 +151,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def drafters_help() -> str:
-    """Each drafter that can be chosen, with what it is and when it is right."""
+    """Return the help text of ``--drafter``: each drafter with its use."""
     kinds = "; ".join(f"{name}: {DRAFTERS[name].help}" for name in offered_names())
     return f"{kinds} (default: the bundle's own; that of the default bundle is {DEFAULT_DRAFTER})"
 
 
 def drafter_name_of(text: str) -> str:
-    """A drafter's name of a command line.
+    """Parse the name of a drafter.
 
     Raises:
         argparse.ArgumentTypeError: a folder; other words are left to argparse, which lists the choices.
@@ -171,7 +171,7 @@ def drafter_name_of(text: str) -> str:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Refuse what cannot be meant.
+    """Refuse invalid combinations of options.
 
     Raises:
         UsageError: options that exclude each other, or a value that is out of range.

@@ -1,4 +1,4 @@
-"""What window and terminal say about origins and the link."""
+"""Sentences of window and terminal about the origin of text and the link."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _UNCONFIRMED = {
     Origin.KEPT: "You keep it; the server will go on from here.",
 }
 
-#: What an answer without text says while the device cannot write on.
+#: Shown in place of an answer without text while the device cannot continue it.
 PAUSES = {
-    PauseReason.END: "Written to its end; the verifier has to confirm it…",
-    PauseReason.LENGTH: "Written to its greatest length; the verifier has to confirm it…",
-    PauseReason.LIMIT: "So much may be written offline; waiting for the verifier…",
+    PauseReason.END: "Complete; waiting for the verifier to confirm it…",
+    PauseReason.LENGTH: "Length limit reached; waiting for the verifier to confirm it…",
+    PauseReason.LIMIT: "Offline limit reached; waiting for the verifier…",
     PauseReason.OFF: "Waiting for the verifier…",
-    PauseReason.UNSURE: "This device is not sure how it goes on; waiting for the verifier…",
+    PauseReason.UNSURE: "This device is not sure of the next words; waiting for the verifier…",
     PauseReason.UNPREPARED: "Waiting for the verifier: it has to read a question before this device can write on…",
-    PauseReason.LOW_POWER: "Saving power: this device writes nothing alone; waiting for the verifier…",
-    PauseReason.BACKGROUND: "In the background; it goes on when you are back…",
+    PauseReason.LOW_POWER: "Saving power: this device writes nothing on its own; waiting for the verifier…",
+    PauseReason.BACKGROUND: "Paused in the background; it continues when you are back…",
 }
 
 
 def reading_words(tokens: int) -> str:
-    """What one waits for before an answer's first words."""
+    """Return why an answer has no words yet: the target reads the prompt, with ``tokens`` new tokens (0: unknown)."""
     return f"The verifier reads your text ({tokens:,} tokens)…" if tokens else "The verifier reads your text…"
 
 
@@ -59,7 +59,7 @@ def corrected_sentence(words: int) -> str:
 
 
 def excerpt(text: str, most: int) -> str:
-    """The beginning of a text in one line, as many whole words as ``most`` characters hold, and a dot for the rest.
+    """Shorten a text to one line of at most ``most`` characters and an ellipsis, cut between words.
 
     >>> excerpt("one two\\nthree", 10)
     'one two…'
@@ -72,7 +72,7 @@ def excerpt(text: str, most: int) -> str:
 
 
 def link_words(link: LinkChanged, retry_in_s: float | None, *, wanted_offline: bool, slow: bool = False) -> str:
-    """The pill's text; ``retry_in_s`` is the time left until the next attempt."""
+    """Return the state of the link in words; ``retry_in_s`` is the time left until the next attempt."""
     if wanted_offline:
         return "working offline"
     if link.status is LinkStatus.ONLINE:
@@ -85,12 +85,12 @@ def link_words(link: LinkChanged, retry_in_s: float | None, *, wanted_offline: b
 
 
 def is_late(link: LinkChanged) -> bool:
-    """Whether the connection stands and a verdict is late; the device writes on meanwhile."""
+    """Return whether the link is up and a verdict is late; the device continues in the meantime."""
     return link.status is LinkStatus.ONLINE and bool(link.detail)
 
 
 def as_sentence(text: str) -> str:
-    """A message of the runtime with a capital letter and a full stop."""
+    """Return a message of the runtime as a sentence, with a capital letter and a full stop."""
     text = text.strip()
     ending = "" if text.endswith((".", "!", "?", "…")) else "."
     return text[:1].upper() + text[1:] + ending

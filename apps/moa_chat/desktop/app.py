@@ -93,7 +93,7 @@ def _show_other(lock: ProfileLock) -> int:
 
 
 def _obey_signals(application: QApplication, window: Window) -> None:
-    """Ctrl-C in the terminal and `kill` close the window in order."""
+    """Close the window in order on SIGINT and SIGTERM."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: window.close())
     # Python handles signals only when Python code runs.

@@ -1,4 +1,4 @@
-"""How the window looks: colours, fonts, lengths, the style sheet made from them, and what the user has chosen of it."""
+"""The appearance of the window: colours, fonts, lengths, the style sheet, and the user's choice of theme and zoom."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Theme:
         }[status]
 
     def palette(self) -> QPalette:
-        """For what the style sheet does not reach, such as a disabled item or a native dialog."""
+        """Return the palette of what the style sheet does not reach, such as a disabled item or a native dialog."""
         palette = QPalette()
         roles = {
             QPalette.ColorRole.Window: self.window,
@@ -170,13 +170,13 @@ def theme_for(name: str) -> Theme:
 
 
 def contrast(first: str, second: str) -> float:
-    """Contrast ratio of two colours as WCAG 2.2 defines it: from 1 (the same) to 21 (black on white)."""
+    """Return the contrast ratio of two colours as WCAG 2.2 defines it: from 1 (the same) to 21 (black on white)."""
     lighter, darker = sorted((_luminance(first), _luminance(second)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
 
 
 def _luminance(color: str) -> float:
-    """Relative luminance of ``#rrggbb``, from 0 to 1."""
+    """Return the relative luminance of ``#rrggbb``, from 0 to 1."""
     channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
@@ -196,17 +196,17 @@ def code_font(zoom: int) -> QFont:
 
 
 def letters(count: float) -> int:
-    """The width of so many letters n in the application's font, in device-independent pixels."""
+    """Return the width of ``count`` letters n in the application's font, in device-independent pixels."""
     return round(QFontMetricsF(QApplication.font()).horizontalAdvance("n") * count)
 
 
 def lines(count: float) -> int:
-    """The height of so many lines, in device-independent pixels."""
+    """Return the height of ``count`` lines, in device-independent pixels."""
     return round(QFontMetricsF(QApplication.font()).height() * count)
 
 
 def document_style(theme: Theme, zoom: int) -> str:
-    """Style sheet inside rendered Markdown."""
+    """Return the style sheet of rendered Markdown."""
     size = _POINTS * zoom / 100
     mono = code_font(zoom).family()
     return f"""
@@ -226,7 +226,7 @@ def document_style(theme: Theme, zoom: int) -> str:
 
 
 def style_sheet(theme: Theme) -> str:
-    """Style sheet of all widgets; lengths follow the application's font."""
+    """Return the style sheet of all widgets; lengths follow the application's font."""
     line = lines(1)
     box, ring = round(0.7 * line), round(0.22 * line)
     gap, small, round_corner = round(0.5 * line), round(0.28 * line), round(0.55 * line)
@@ -363,7 +363,7 @@ def _points() -> float:
 
 
 class Look(QObject):
-    """Applies theme and zoom to the application, and says when they change.
+    """Applies theme and zoom to the application, and emits ``changed``.
 
     Attributes:
         theme: the colours in use.
@@ -383,7 +383,7 @@ class Look(QObject):
         QGuiApplication.styleHints().colorSchemeChanged.connect(lambda _: self.set_theme(self._name))
 
     def set_theme(self, name: str) -> None:
-        """``system`` follows the desktop from now on."""
+        """Use a theme; ``system`` follows the desktop."""
         self._name, self.theme = name, theme_for(name)
         self._apply()
 

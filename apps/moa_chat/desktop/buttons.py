@@ -104,7 +104,7 @@ class IconButton(QToolButton):
         self.redraw()
 
     def set_icon(self, name: str, says: str) -> None:
-        """Become another button."""
+        """Change icon and description."""
         self._icon = name
         self.setAccessibleName(says)
         self.setToolTip(says)
@@ -116,7 +116,7 @@ class IconButton(QToolButton):
         self.setToolButtonStyle(beside if shown else alone)
 
     def width_without_label(self) -> int:
-        """What the icon alone takes."""
+        """Return the width of the button without its word."""
         if self.toolButtonStyle() is Qt.ToolButtonStyle.ToolButtonIconOnly:
             return self.sizeHint().width()
         return self.sizeHint().width() - self.fontMetrics().horizontalAdvance(self.text())
@@ -128,7 +128,7 @@ class IconButton(QToolButton):
 
 
 class CopyButton(IconButton):
-    """Copies a text and shows for a moment that it did.
+    """Copies a text, and shows a check mark for a moment.
 
     Args:
         text: called for what is to be copied.

@@ -26,7 +26,7 @@ class Certificate:
         return ":".join(digest[i : i + 2] for i in range(0, len(digest), 2))
 
     def context(self) -> ssl.SSLContext:
-        """Trusts this certificate and no other, whatever host name it was made for.
+        """Return a context that trusts only this certificate, whatever host name it was made for.
 
         Raises:
             MoaError: the text is no certificate.
@@ -42,7 +42,7 @@ class Certificate:
 
 
 def fetch_certificate(address: str) -> Certificate:
-    """The certificate that the server at a ``wss`` address shows now; nothing is sent to it.
+    """Fetch the certificate that the server at a ``wss`` address shows now; nothing is sent to it.
 
     Blocks for some seconds at most.
 

@@ -1,4 +1,4 @@
-"""What happens to conversations: asking, answering, storing, editing, checking what was written offline.
+"""The conversations: asking, answering, editing, storing, and checking what was written offline.
 
 No widgets are imported: the window connects these signals with its pages.
 """
@@ -113,13 +113,13 @@ class ChatController(QObject):
 
     @property
     def statistics(self) -> Statistics:
-        """Of the answer that is being written, or of the last one."""
+        """Statistics of the answer that is being written, or of the last one."""
         latest = self._answering or self._last
         return latest.statistics if latest is not None else Statistics()
 
     @property
     def settings(self) -> ChatSettings:
-        """Of the open chat; without settings of its own it follows the program's."""
+        """Settings of the open chat; those of the program if it has none of its own."""
         return self._own or self._general().of_new_chats
 
     @property
@@ -378,7 +378,7 @@ class ChatController(QObject):
             self._answering = answering
             if self.current in (None, answering.chat):
                 self.open_chat(answering.chat)
-            self._engine.go_on()
+            self._engine.follow_pending()
             self.busy_changed.emit(True)
 
     def _take_back(self, answering: Answering) -> None:

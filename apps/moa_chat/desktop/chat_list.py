@@ -17,7 +17,7 @@ _SEARCH_MS = 150
 
 
 class ChatList(QWidget):
-    """Search, and one row for each chat.
+    """The sidebar: a search field, and a row for each chat.
 
     Signals:
         wanted: open this chat.

@@ -25,7 +25,7 @@ _TITLE_LETTERS = 14  # that are to be seen before words beside icons are
 
 
 class ContextMeter(QLabel):
-    """Quiet until it matters: nothing while half of the context is free, and a warning before it is full."""
+    """Shows how full the target's context is, from one half on, and warns before it is full."""
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -39,7 +39,7 @@ class ContextMeter(QLabel):
         self._show()
 
     def show_use(self, used: int, limit: int) -> None:
-        """So many of ``limit`` tokens are taken; ``limit`` is 0 where it is not known."""
+        """Show that ``used`` of ``limit`` tokens are taken; ``limit`` is 0 if it is not known."""
         self._used, self._limit = used, limit
         self._show()
 
@@ -106,8 +106,8 @@ class ProgressStrip(QFrame):
 
 
 class Title(QLabel):
-    """One line that gives way to the buttons when the window is narrow. What has no room is an ellipsis; the tooltip
-    and the name for screen readers have all of it."""
+    """A line that shrinks before the buttons do. Text without room becomes an ellipsis; the tooltip and the name for
+    screen readers have all of it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Title(QLabel):
 
     @property
     def shown(self) -> str:
-        """As much of the text as there is room for."""
+        """The visible part of the text."""
         mode = Qt.TextElideMode.ElideRight
         return self.fontMetrics().elidedText(self.text(), mode, self.contentsRect().width())
 
@@ -137,8 +137,10 @@ class Title(QLabel):
 
 
 class Header(QWidget):
-    """Args:
-    buttons: at the right; their words go where there is no room for them.
+    """The row above the conversation.
+
+    Args:
+        buttons: at the right; their words are hidden if there is no room.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ class Header(QWidget):
         self._fit()
 
     def minimumSizeHint(self) -> QSize:
-        """That of icons alone: a window that is as narrow shows no words."""
+        """Return the size without the buttons' words, which a narrow window hides."""
         hint = super().minimumSizeHint()
         words = sum(button.sizeHint().width() - button.width_without_label() for button in self._buttons)
         return QSize(hint.width() - words, hint.height())
@@ -183,7 +185,7 @@ class Header(QWidget):
 
 
 class ChatPage(QWidget):
-    """Header, conversation, strips and composer, laid out; the window connects them."""
+    """Header, conversation, strips and composer in their layout; the window connects their signals."""
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)

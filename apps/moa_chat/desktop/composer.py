@@ -21,7 +21,7 @@ class _Field(QPlainTextEdit):
         super().insertFromMimeData(source)
 
     def wrap_for(self, text: str) -> None:
-        """Break lines between words, if there are any: looking for them in vain takes Qt seconds at every key."""
+        """Break lines between words, unless one is very long: then Qt would search for seconds at every key."""
         if max(map(len, text.split()), default=0) > _LONGEST_WORD:
             self.setWordWrapMode(QTextOption.WrapMode.WrapAnywhere)
         elif self.document().isEmpty():
@@ -32,8 +32,8 @@ class Composer(QFrame):
     """Enter sends, Shift+Enter breaks the line; the button sends, and stops while an answer is written.
 
     Signals:
-        sent: the user asks this text.
-        stopped: the user has had enough of the answer.
+        sent: the question to ask.
+        stopped: the user stops the answer.
         scrolled: a page up (-1) or down (1), for the conversation.
     """
 
@@ -66,7 +66,7 @@ class Composer(QFrame):
         return self.field.toPlainText()
 
     def put_back(self, text: str) -> None:
-        """Give back what could not be sent, before what was written since."""
+        """Return a text that could not be sent, before the text written since."""
         written = self.text
         self.field.clear()
         self.field.wrap_for(f"{text} {written}")
@@ -90,7 +90,7 @@ class Composer(QFrame):
         self._changed()
 
     def send(self) -> None:
-        """Send what is written, if anything can be sent now."""
+        """Send the text, if a question can be asked now."""
         text = self.text.strip()
         if text and self._ready and not self._answering:
             self.field.clear()
@@ -123,7 +123,7 @@ class Composer(QFrame):
         self._fit()
 
     def _fit(self) -> None:
-        """As high as what is written, up to some lines."""
+        """Set the height to that of the text, up to a few lines."""
         rows = round(self.field.document().size().height())
         self._layout.setContentsMargins(lines(0.6), lines(0.35), lines(0.35), lines(0.35))
         margin = 2 * round(self.field.document().documentMargin())

@@ -66,7 +66,7 @@ class TrustQuestion(QFrame):
 
     def ask(self, certificate: Certificate) -> None:
         self._certificate = certificate
-        # A break opportunity at each byte, or the label would be as wide as the whole.
+        # Breaks are allowed after each byte, or the label would be as wide as the whole text.
         self.fingerprint.setText(certificate.fingerprint.replace(":", ":\N{ZERO WIDTH SPACE}"))
         self.show()
 
@@ -77,13 +77,13 @@ class TrustQuestion(QFrame):
 
 
 class BundleField(QWidget):
-    """The bundle in the cache, or in a folder of the user's.
+    """The bundle in the cache, or in a folder that the user chose.
 
     Attributes:
-        folder: empty for the one in the cache.
+        folder: empty for the bundle in the cache.
 
     Signals:
-        changed: there is another bundle now, or one at last.
+        changed: another bundle was chosen, or one was made.
     """
 
     changed = Signal()
@@ -121,7 +121,7 @@ class BundleField(QWidget):
 
     @property
     def present(self) -> bool:
-        """Whether there is a bundle to use; whether it is whole is seen when it is opened."""
+        """Whether there is a bundle; it is checked only when it is opened."""
         return bool(self.folder) or self._export.present
 
     def _show(self, problem: str = "") -> None:
@@ -174,10 +174,10 @@ class BundleField(QWidget):
 
 
 class ConnectionForm(QWidget):
-    """Where the verifier is, with which token and certificate, and which bundle to use.
+    """Fields for the verifier's address, its token and certificate, and the bundle.
 
     Signals:
-        changed: something was chosen or written.
+        changed: a field has another value.
     """
 
     changed = Signal()
@@ -225,7 +225,7 @@ class ConnectionForm(QWidget):
         self._switched()
 
     def settings(self) -> Settings:
-        """The settings with what the form says."""
+        """Return the settings with the values of the form."""
         local = self.local.isChecked()
         return dataclasses.replace(
             self._settings,
@@ -237,7 +237,7 @@ class ConnectionForm(QWidget):
         )
 
     def show_problem(self, error: MoaError) -> None:
-        """Say what is wrong, and offer to trust a certificate where that is all."""
+        """Show the error, focus the field at fault, and offer to trust a certificate that is not trusted."""
         self._say(str(error), "problem")
         if not isinstance(error, ConnectionFailedError):
             return
@@ -311,7 +311,7 @@ class ConnectionForm(QWidget):
             self._say(f"{name} is no certificate in PEM format.", "problem")
 
     def trust_certificate(self, pem: str) -> None:
-        """Trust the certificate in this PEM text alone, or with an empty one the system's authorities."""
+        """Trust only the certificate in this PEM text; an empty text restores the system's authorities."""
         self._certificate = pem
         self._show_certificate()
         self._edited()
@@ -332,7 +332,7 @@ def _field(placeholder: str, name: str, text: str) -> QLineEdit:
 
 
 def _card(title: str, words: str) -> tuple[QFrame, QVBoxLayout]:
-    """A frame with a heading, and where its fields go."""
+    """Return a frame with a heading, and the layout for its fields."""
     card = QFrame()
     card.setObjectName("card")
     layout = QVBoxLayout(card)

@@ -19,13 +19,13 @@ _SHOWN = 40  # messages of a long chat, until the user asks for the earlier ones
 
 
 class ConversationView(QScrollArea):
-    """Messages below each other in a column of comfortable width.
+    """The messages of a chat in one column.
 
     Signals:
-        edited: a question at this position is to be asked in other words.
-        again: the last answer is to be written again.
-        continued: the last answer is to go on.
-        stopped: the user waits no longer for the answer.
+        edited: position of a question, and its new text.
+        again: the user wants another answer to the last question.
+        continued: the user wants the last answer continued.
+        stopped: the user cancels the answer.
     """
 
     edited = Signal(int, str)
@@ -76,7 +76,7 @@ class ConversationView(QScrollArea):
         self._refresh()
 
     def show_messages(self, messages: Sequence[Message]) -> None:
-        """Another conversation; its end is in sight."""
+        """Show another conversation, scrolled to its end."""
         self._remove_widgets(0)
         self._messages = list(messages)
         self._first = max(0, len(messages) - _SHOWN)
@@ -98,19 +98,19 @@ class ConversationView(QScrollArea):
         self.jump()
 
     def truncate(self, length: int) -> None:
-        """Take the messages from position ``length`` on off the page."""
+        """Remove the messages from position ``length`` on."""
         self._remove_widgets(max(0, length - self._first))
         del self._messages[length:]
         self._first = min(self._first, length)
         self._settle()
 
     def set_waiting(self, words: str) -> None:
-        """What the last answer says while it has no text."""
+        """Set what the last answer says while it has no text."""
         if self.widgets and isinstance(last := self.widgets[-1], Answer):
             last.set_waiting(words)
 
     def set_busy(self, busy: bool) -> None:
-        """While an answer is written nothing else can be asked for."""
+        """Disable the buttons that ask for an answer while one is written."""
         for widget in self.widgets:
             buttons = [widget.edit_button] if isinstance(widget, Question) else widget.offers
             for button in buttons:
@@ -130,11 +130,11 @@ class ConversationView(QScrollArea):
             answers[-1].copy_button.copy()
 
     def texts(self) -> list[OriginText]:
-        """The texts on the page, from the top."""
+        """Return the texts on the page, from the top."""
         return [text for widget in self.widgets for text in widget.texts]
 
     def reveal(self, text: str) -> None:
-        """Show earlier messages up to the first that has this text, in any case of letters."""
+        """Show earlier messages back to the first that contains this text, ignoring case."""
         wanted = text.casefold()
         hidden = self._messages[: self._first]
         first = next((number for number, each in enumerate(hidden) if wanted in each.content.casefold()), self._first)
@@ -142,7 +142,7 @@ class ConversationView(QScrollArea):
             self._show_earlier()
 
     def jump(self) -> None:
-        """Go to the end, and stay there while it moves."""
+        """Scroll to the end, and follow it."""
         self._follows = True
         bar = self.verticalScrollBar()
         bar.setValue(bar.maximum())
@@ -180,7 +180,7 @@ class ConversationView(QScrollArea):
         del self.widgets[first:]
 
     def _show_earlier(self) -> None:
-        """What was in sight stays where it is."""
+        """Add widgets of earlier messages above; the visible ones keep their place."""
         bar = self.verticalScrollBar()
         below = bar.maximum() - bar.value()
         first, self._first = self._first, max(0, self._first - _SHOWN)
@@ -191,7 +191,7 @@ class ConversationView(QScrollArea):
         bar.setValue(bar.maximum() - below)
 
     def _settle(self) -> None:
-        """Show and hide what depends on which messages there are."""
+        """Show and hide what depends on the list of messages."""
         self.earlier.setVisible(self._first > 0)
         self._empty.setVisible(not self._messages)
         answers = [widget for widget in self.widgets if isinstance(widget, Answer)]

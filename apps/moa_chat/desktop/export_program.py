@@ -1,4 +1,4 @@
-"""A program of its own: export a bundle, and say how far it is as JSON objects on stdout.
+"""A program that exports a bundle, and reports its progress as JSON objects on stdout.
 
 ``moa-export`` draws its progress for people, on a terminal. The window needs the same as data.
 """
@@ -19,7 +19,7 @@ from moa_runtime.errors import MoaError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 with one sentence on stderr."""
+    """Run the export; return 0, or 2 after one sentence on stderr."""
     parser = argparse.ArgumentParser(description="Export a bundle and report progress as JSON.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", help="target model (default: the built-in one)")
@@ -50,7 +50,7 @@ def _export(options: argparse.Namespace, out: TextIO) -> None:
 
 
 class JsonProgress(Progress):
-    """Says ``{"stage": ..., "part": 0 to 1}`` for each step."""
+    """Prints ``{"stage": ..., "part": 0 to 1}`` for each step."""
 
     def __init__(self, out: TextIO) -> None:
         super().__init__(out, quiet=True)

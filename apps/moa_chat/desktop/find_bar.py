@@ -1,4 +1,4 @@
-"""Find in the open chat: marks all places, and goes from one to the next."""
+"""Find in the open chat: mark all places, and step from one to the next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PAUSE_MS = 150
 
 
 class FindBar(QFrame):
-    """A field above the conversation. Messages that are not shown yet are, as soon as something is found in them."""
+    """A field above the conversation. Earlier messages are shown if the text is found in them."""
 
     def __init__(self, look: Look, view: ConversationView, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -47,7 +47,7 @@ class FindBar(QFrame):
         self.hide()
 
     def begin(self) -> None:
-        """Show the field, with what was looked for before."""
+        """Show the field, with the text of the search before."""
         self.show()
         self.field.setFocus()
         self.field.selectAll()
@@ -60,12 +60,12 @@ class FindBar(QFrame):
         self._view.setFocus()
 
     def refresh(self) -> None:
-        """The conversation is another, or looks different: mark again, soon and where one is."""
+        """Mark the places again after the conversation has changed; the current place stays."""
         if self.isVisible():
             self._pause.start(_PAUSE_MS)
 
     def step(self, direction: int) -> None:
-        """Go to the next place (1), or the one before (-1); behind the last comes the first."""
+        """Go to the next place (1) or the previous one (-1), and around at the ends."""
         if self.isVisible():
             self._current += direction
             self._mark(go=True)
@@ -73,7 +73,7 @@ class FindBar(QFrame):
     # -- helpers -------------------------------------------------------------------------------
 
     def _search(self) -> None:
-        """Begin with the first place in sight or below."""
+        """Search, and go to the first place that is visible or below."""
         text = self.field.text()
         if text:
             self._view.reveal(text)
@@ -113,7 +113,7 @@ class FindBar(QFrame):
         return made
 
     def _height(self, shown: OriginText, place: QTextCursor) -> int:
-        """Of a place on the page."""
+        """Return the vertical position of a place on the page."""
         return shown.mapTo(self._view.widget(), shown.cursorRect(place).topLeft()).y()
 
     def _clear(self) -> None:
@@ -125,7 +125,7 @@ class FindBar(QFrame):
 
 
 class _Field(QLineEdit):
-    """Enter goes on, Shift+Enter back."""
+    """Steps forward with Enter, back with Shift+Enter."""
 
     def __init__(self, bar: FindBar) -> None:
         super().__init__(bar)

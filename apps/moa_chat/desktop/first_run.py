@@ -1,4 +1,4 @@
-"""What a newcomer sees: where is the verifier, which bundle, and off."""
+"""The page of the first start: verifier, bundle, and a button to begin."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _WIDTH = 70
 
 
 class FirstRun(QScrollArea):
-    """What a newcomer sees.
+    """The page of the first start.
 
     Signals:
-        wanted: connect with these settings.
-        cancelled: do not, after all.
+        wanted: the settings to connect with.
+        cancelled: the user cancels the connection.
     """
 
     wanted = Signal(object)

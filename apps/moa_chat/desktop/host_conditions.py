@@ -1,4 +1,4 @@
-"""What Qt knows of this machine and the runtime should: another network, metered traffic, a suspended program."""
+"""Report conditions of this machine to the runtime: a change of network, metered traffic, a suspended program."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from PySide6.QtNetwork import QNetworkInformation
 from moa_chat.desktop.runtime_thread import Engine
 from moa_runtime.drafting.settings import Conditions
 
-#: A change of networks comes in several pieces; after so long they are one.
+#: A change of network arrives as several signals; those within this time count as one.
 _SETTLED_MS = 300
 
 
 class HostHints(QObject):
-    """Tells the engine. Where the system has no service that Qt could ask, it tells nothing.
+    """Reports to the engine what Qt learns from the system; nothing, if Qt has no backend for it.
 
-    A window that is minimised or behind others is not in the background: its user wants to find the answer written.
+    A minimised or covered window is not in the background: its user expects the answer to be complete on return.
     """
 
     def __init__(self, engine: Engine, parent: QObject | None = None) -> None:

@@ -13,7 +13,7 @@ _ANSWER_MS = 2000
 
 
 class ProfileLock(QObject):
-    """Says whether a profile's window is open already, and lets the other program ask for it.
+    """Locks a profile for one window, and lets another instance ask for that window.
 
     Signals:
         wanted: another instance wants this window in front.

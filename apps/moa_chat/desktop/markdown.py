@@ -27,7 +27,7 @@ _LINE_BREAK = re.compile("\\r\\n?|\\n")
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"]).disable(["reference", "image"])
 _NEAR = 6  # such as the asterisks of bold text in a list
 _FAR = 2048  # such as a link's address
-_SURE = 3  # characters that must agree before so much is taken for markup
+_SURE = 3  # characters that must agree before a longer stretch is taken for markup
 _WEAKEST_LAST = (Origin.DRAFTED, Origin.CORRECTED, Origin.OFFLINE, Origin.KEPT)
 #: Letters and digits, but not of scripts that write no spaces: a sentence of these would be one word.
 _LETTER = re.compile("[^\\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff]")
@@ -53,7 +53,7 @@ class Block:
 
 
 def parse(source: str, offset: int = 0) -> list[Block]:
-    """The blocks of ``source``; ``offset`` is added to their positions."""
+    """Parse ``source`` into blocks; ``offset`` is added to their positions."""
     starts = _line_starts(source)
     blocks = []
     for tokens in _top_level(_MARKDOWN.parse(source)):
@@ -91,12 +91,12 @@ class GrowingMarkdown:
 
 
 def _line_starts(source: str) -> list[int]:
-    """Offset of each line, as markdown-it counts them, and of the text's end."""
+    """Return the offset of each line, as markdown-it counts them, and of the text's end."""
     return [0, *(found.end() for found in _LINE_BREAK.finditer(source)), len(source)]
 
 
 def _top_level(tokens: Sequence[Token]) -> list[list[Token]]:
-    """Cut the flat list of tokens where a block of the document begins."""
+    """Cut the flat list of tokens at the beginning of each top-level block."""
     groups: list[list[Token]] = []
     for token in tokens:
         if token.level == 0 and token.nesting >= 0:
@@ -106,7 +106,7 @@ def _top_level(tokens: Sequence[Token]) -> list[list[Token]]:
 
 
 def align(rendered: str, source: str) -> list[int]:
-    """For each character of ``rendered`` its offset in ``source``.
+    """Return for each character of ``rendered`` its offset in ``source``.
 
     Rendering only takes markup away, so the rendered text is, but for entities such as ``&amp;``, a subsequence
     of the source. It is found greedily; a character that is not there gets the offset of what follows it. The
@@ -149,7 +149,7 @@ class SpanIndex:
         self._ends = list(accumulate(len(span.text) for span in self._spans))
 
     def at(self, offset: int) -> TextSpan | None:
-        """The span with the character at ``offset``; None behind the last one."""
+        """Return the span with the character at ``offset``; None after the last one."""
         index = bisect_right(self._ends, offset)
         return self._spans[index] if index < len(self._spans) else None
 
@@ -169,7 +169,7 @@ class SpanIndex:
 
 
 def whole_words(spans: Sequence[TextSpan]) -> list[TextSpan]:
-    """The same text, cut so that each word has one origin."""
+    """Return the same text, cut so that each word has one origin."""
     text = "".join(span.text for span in spans)
     words = iter(_divided_words(text, spans))
     word = next(words, None)
@@ -189,7 +189,7 @@ def whole_words(spans: Sequence[TextSpan]) -> list[TextSpan]:
 
 
 def _divided_words(text: str, spans: Sequence[TextSpan]) -> Iterator[tuple[int, int, TextSpan]]:
-    """Start and end of each word that lies in several spans, and the weakest of these, in order."""
+    """Yield start and end of each word that lies in several spans, with the weakest of these, in order."""
     found: tuple[int, int, TextSpan] | None = None
     at = 0
     for left, right in pairwise(spans):
@@ -205,7 +205,7 @@ def _divided_words(text: str, spans: Sequence[TextSpan]) -> Iterator[tuple[int, 
 
 
 def whole_dropped(dropped: Sequence[Dropped], content: str) -> list[Dropped]:
-    """What was taken back of ``content``, each from the beginning of its first word on, behind a space that stayed."""
+    """Extend each dropped text to the beginning of its first word; a space that stayed is left out."""
     return [_from_word(one, content) for one in dropped]
 
 
@@ -222,7 +222,7 @@ def _from_word(one: Dropped, content: str) -> Dropped:
 
 
 def _word_around(text: str, at: int) -> tuple[int, int] | None:
-    """The word that goes on over this offset."""
+    """Return start and end of the word that this offset divides; None if it divides none."""
     if not 0 < at < len(text) or not (_in_word(text, at - 1) and _in_word(text, at)):
         return None
     start, end = at - 1, at + 1

@@ -34,10 +34,10 @@ _MEASURED_LINES = 100
 
 
 class BlockWidget(Protocol):
-    """What a message does with each of its blocks."""
+    """A widget that shows one block of a message."""
 
     def show_block(self, block: Block, source: str, index: SpanIndex, dropped: Sequence[Dropped]) -> None:
-        """Show this block of ``source``, with the dropped texts that stood in it, in the place of what was there."""
+        """Show this block of ``source`` instead of the one before, with the dropped texts that belong to it."""
 
 
 class TextBlock(OriginText):
@@ -112,15 +112,15 @@ class CodeBlock(QFrame):
 
 
 def strikes(offsets: Sequence[int], dropped: Sequence[Dropped]) -> list[Struck]:
-    """The dropped texts that stood in a rendered text whose characters have these offsets in the source."""
+    """Return the places of dropped texts in a rendered text, whose characters have these offsets in the source."""
     return [Struck(bisect_left(offsets, one.offset), one.text) for one in dropped]
 
 
 class Question(QWidget):
-    """What the user said, at the right, to be copied or edited.
+    """A message of the user, at the right, which can be copied or edited.
 
     Signals:
-        edited: the user wants to ask this text in its place.
+        edited: the text that the user wants to ask instead.
     """
 
     edited = Signal(str)
@@ -167,10 +167,10 @@ class Question(QWidget):
         return [self._text]
 
     def show_message(self, message: Message) -> None:
-        """A question does not change once it is asked."""
+        """Do nothing: a question does not change."""
 
     def refresh(self) -> None:
-        """After a change of theme or size."""
+        """Fit the bubble again after a change of theme or size."""
         self._fit_bubble()
 
     def begin_edit(self) -> None:
@@ -221,12 +221,12 @@ class Question(QWidget):
 
 
 class Answer(QWidget):
-    """What target and device wrote, in Markdown.
+    """A message of target and device, in Markdown.
 
     Signals:
         again: the user wants another answer to the same question.
         continued: the user wants more of this one.
-        stopped: the user waits no longer.
+        stopped: the user cancels the answer.
 
     Attributes:
         offers: buttons that ask for an answer.
@@ -299,23 +299,23 @@ class Answer(QWidget):
         self.set_last(self._last)
 
     def set_last(self, last: bool) -> None:
-        """Only of the last answer one can have another, or more."""
+        """Show the buttons that ask again or continue, which only the last answer has."""
         self._last = last
         self.again_button.setVisible(last)
         self.continue_button.setVisible(last and self.message.can_go_on)
 
     @property
     def texts(self) -> list[OriginText]:
-        """Of its blocks, in order."""
+        """Texts of the blocks, in order."""
         return [widget.text if isinstance(widget, CodeBlock) else widget for widget in self._widgets]
 
     @property
     def waiting(self) -> str:
-        """What stands there now."""
+        """The words in place of an answer without text."""
         return self._waiting.text()
 
     def set_waiting(self, words: str) -> None:
-        """What stands in the place of an answer that has no text yet, with a button for those who wait no longer."""
+        """Show these words while the answer has no text, with a button that cancels it."""
         self._waiting.setText(words)
         self.cancel_button.show()
 
@@ -354,11 +354,11 @@ class Answer(QWidget):
         del self._widgets[number:]
 
     def _block_at(self, offset: int) -> int:
-        """Index of the block that holds an offset of the source."""
+        """Return the index of the block that holds an offset of the source."""
         return max(0, sum(block.start <= offset for block in self._markdown.blocks) - 1)
 
     def _dropped_in(self, number: int) -> list[Dropped]:
-        """What stood in a block, or between it and the next one."""
+        """Return the dropped texts in a block, or between it and the next one."""
         blocks = self._markdown.blocks
         start = blocks[number].start if number else 0
         end = blocks[number + 1].start if number + 1 < len(blocks) else len(self.message.content) + 1
@@ -366,7 +366,7 @@ class Answer(QWidget):
 
 
 def _agreed(before: Message, after: Message) -> int:
-    """How many characters, from the start, are of the same origin in both; all where nothing has changed."""
+    """Return the number of characters, from the start, with the same origin in both; all if nothing has changed."""
     if before.spans == after.spans:
         return max(len(before.content), len(after.content))
     same = common_length(before.spans, after.spans)

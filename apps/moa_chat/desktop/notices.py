@@ -17,7 +17,7 @@ _QUOTED = 90  # characters of each version
 
 
 class Legend(QLabel):
-    """What the colours of the text mean."""
+    """The legend of the text's colours."""
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -39,7 +39,7 @@ class Legend(QLabel):
 
 
 class Notice(QFrame):
-    """A sentence that goes away by itself, perhaps with something to click."""
+    """A sentence that is hidden after a while, with an optional button."""
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -92,7 +92,7 @@ class Notice(QFrame):
         self._clock.stop() if stays or until_asked else self._clock.start(_NOTICE_MS)
 
     def asked(self) -> None:
-        """The user goes on with something else."""
+        """Hide a notice that stays only until the user asks something."""
         if self._until_asked:
             self.hide()
 
@@ -102,7 +102,7 @@ class Notice(QFrame):
 
 
 class DisagreementBanner(QFrame):
-    """The server wrote on differently from a place where the device had written offline.
+    """Asks the user to decide between the server's text and the text that the device wrote offline.
 
     Signals:
         chosen: whether to keep the device's version, and whether to do so every time.
@@ -137,7 +137,7 @@ class DisagreementBanner(QFrame):
         self.hide()
 
     def ask(self, disagreement: Disagreement) -> None:
-        """Show both versions; the answer goes on meanwhile with the server's."""
+        """Show both versions; meanwhile the answer continues with the server's."""
         mine, theirs = (excerpt(text, _QUOTED) for text in (disagreement.dropped_text, disagreement.replacement_text))
         self.versions.setText(f"Yours: “{mine}”\nIts: “{theirs}”")
         self.always.setChecked(False)

@@ -1,4 +1,4 @@
-"""What the device wrote without the verifier: which answer is to be checked next, and what became of it."""
+"""Answers that the device wrote without the verifier: which one is checked next, and what the check changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moa_runtime.events import AnswerFinished, Origin
 
 
 class Checking(Answering):
-    """An answer while it is checked. The stored one stays until that is done.
+    """An answer that is being checked. The stored answer stays until the check has ended.
 
     Attributes:
         written: the answer as the device wrote it.
@@ -31,7 +31,7 @@ class Checking(Answering):
 
     @property
     def confirmed(self) -> bool:
-        """Words of it do not replace the stored turns: the answer does, as a whole."""
+        """False: the stored answer is replaced as a whole, when the check has ended."""
         return False
 
     def place_in(self, messages: list[Message]) -> None:
@@ -66,8 +66,8 @@ class Checks:
         self._corrected: list[Corrected] = []
 
     def next(self, current: int | None, target: str) -> Checking | None:
-        """The answer to check now, first in the ``current`` chat; None where all is confirmed. What was written for
-        another target than ``target`` waits for that one.
+        """Return the answer to check next, those of the ``current`` chat first; None if there is none. Answers for
+        another target than ``target`` wait for that one.
 
         Raises:
             MoaError: the history cannot be read.
@@ -83,8 +83,8 @@ class Checks:
         return None
 
     def settle(self, checking: Checking, most: int) -> bool:
-        """Store an answer that was checked, and return that it is. Answers behind one that has changed are to another
-        conversation now: those of the same target are unconfirmed.
+        """Store an answer that was checked, and return True. If it has changed, the later answers of the same target
+        become unconfirmed, as they follow another text now.
 
         Args:
             most: tokens that these may have.
@@ -113,8 +113,8 @@ class Checks:
         return True
 
     def report(self) -> tuple[str, list[Corrected]]:
-        """What was done since the last report, in a sentence, and the answers that changed, for :meth:`undo`; none
-        where nothing that the device wrote was corrected."""
+        """Return what was done since the last report, as a sentence, and the answers that changed, for :meth:`undo`;
+        none if no word of the device was corrected."""
         corrected, words = self._corrected, self.words
         self.any_done, self.words, self._corrected = False, 0, []
         if not words:
@@ -122,10 +122,10 @@ class Checks:
         return corrected_sentence(words), corrected
 
     def undo(self, corrected: list[Corrected]) -> bool:
-        """Put the answers back as the device wrote them; nobody checks them again. What has changed since stays.
+        """Restore the answers as the device wrote them, without another check. Answers that have changed since stay.
 
         Returns:
-            whether all are back.
+            whether all are restored.
 
         Raises:
             MoaError: the history cannot be written.
@@ -139,8 +139,7 @@ class Checks:
         return back == len(corrected)
 
     def give_up(self, checking: Checking) -> bool:
-        """The verifier refuses an answer, as where the conversation is too long for it: it stays, and nobody checks it
-        again. Returns that this is stored.
+        """Keep an answer that the verifier refuses, for example as too long, without another check; return True.
 
         Raises:
             MoaError: the history cannot be written.
@@ -149,7 +148,7 @@ class Checks:
         return True
 
     def _note(self, corrected: Corrected) -> None:
-        """Of an answer that was checked twice, what the device wrote is what it was at first."""
+        """Note an answer that changed; if it was checked twice, keep the first text of the device."""
         for number, one in enumerate(self._corrected):
             same = (one.chat, one.position) == (corrected.chat, corrected.position)
             if same and one.checked.content == corrected.written.content:
@@ -158,7 +157,7 @@ class Checks:
         self._corrected.append(corrected)
 
     def _keep(self, chat: int, position: int, written: Message) -> None:
-        """What was taken back while it was written is no longer told."""
+        """Store the device's text as final, without the marks of text that was taken back."""
         alone = not all(span.committed for span in written.spans) or not written.spans
         figures = AS_WRITTEN if alone else written.figures
         self._history.save(chat, position, dataclasses.replace(written, unconfirmed=None, figures=figures, dropped=()))
@@ -184,7 +183,7 @@ def corrected_words(written: Message, after: str) -> int:
 
 
 def _written_here(message: Message) -> list[bool]:
-    """For each character whether the device wrote it without the server; all where no origins are known."""
+    """Return for each character whether the device wrote it without the server; all, if no origins are known."""
     if not message.spans:
         return [True] * len(message.content)
     alone = (Origin.OFFLINE, Origin.KEPT)

@@ -97,7 +97,7 @@ class OriginText(QTextBrowser):
         self.document().documentLayout().documentSizeChanged.connect(self._fit)
 
     def loadResource(self, kind: int, name: QUrl | str) -> Any:
-        """Nothing is loaded for an answer, neither from disk nor from the network."""
+        """Load nothing, neither from disk nor from the network."""
         return None
 
     def mark(self, runs: Sequence[Run], struck: Sequence[Struck] = ()) -> None:
@@ -141,7 +141,7 @@ class OriginText(QTextBrowser):
         self._tips = [*moved, (position, position + length, dropped_sentence(words))]
 
     def find_all(self, text: str) -> list[QTextCursor]:
-        """Where a text stands, in any case of letters; what was taken back is no part of it."""
+        """Return the places of a text, ignoring case; text that was taken back is not searched."""
         found, cursor = [], QTextCursor(self.document())
         while not (cursor := self.document().find(text, cursor)).isNull():
             if not cursor.charFormat().fontStrikeOut():
@@ -149,7 +149,7 @@ class OriginText(QTextBrowser):
         return found
 
     def _color(self, origin: Origin, committed: bool) -> str | None:
-        """None for text in the usual colour."""
+        """Return the colour of text; None for the usual one."""
         theme = self._look.theme
         if self._look.origins or (not committed and origin in (Origin.OFFLINE, Origin.KEPT)):
             return theme.of_origin(origin)
@@ -165,7 +165,7 @@ class OriginText(QTextBrowser):
 
     @contextlib.contextmanager
     def rendering(self) -> Iterator[None]:
-        """Change the content in steps without the page seeing any but the last: it would jump."""
+        """Change the content in steps, and fit the height once at the end, so that the page does not jump."""
         self._rendering = True
         try:
             yield
@@ -198,11 +198,11 @@ def _format(color: str, run: Run, origins: bool) -> QTextCharFormat:
 
 
 def document_positions(text: str) -> list[int]:
-    """Position in a Qt document of each character of ``text``, and of its end: Qt counts UTF-16 units."""
+    """Return the position in a Qt document of each character of ``text``, and of its end: Qt counts UTF-16 units."""
     return [0, *accumulate(2 if ord(char) > 0xFFFF else 1 for char in text)]
 
 
 def _open_link(url: QUrl) -> None:
-    """In the browser, and only what a browser is for."""
+    """Open a link in the browser, if its scheme is one of the web or mail."""
     if url.scheme() in ("http", "https", "mailto"):
         QDesktopServices.openUrl(url)

@@ -21,7 +21,7 @@ _ANSWER_FILE = "answer.json"
 
 @dataclass(frozen=True)
 class Settings(ChatSettings):
-    """What the user has chosen: for new chats, and for the program.
+    """The user's settings: of new chats, and of the program.
 
     Attributes:
         server: the verifier's address; empty until one was chosen.
@@ -29,8 +29,8 @@ class Settings(ChatSettings):
         token: bearer token of the verifier.
         certificate: PEM of the one certificate the user trusts for ``server``; empty for the system's authorities.
         bundle: folder; empty for the default one.
-        disagreement: ``ask``, ``theirs`` or ``mine``: whose version counts where the target disagrees with text that
-            was written offline.
+        disagreement: ``ask``, ``theirs`` or ``mine``: which version counts if the target disagrees with text that was
+            written offline.
         theme: ``system``, ``light`` or ``dark``.
         zoom: size of the letters in percent.
         origins: colour answers by origin.
@@ -55,7 +55,7 @@ class Settings(ChatSettings):
 
     @property
     def of_new_chats(self) -> ChatSettings:
-        """What a new chat begins with."""
+        """The settings of a new chat."""
         return ChatSettings(**{field.name: getattr(self, field.name) for field in dataclasses.fields(ChatSettings)})
 
 
@@ -71,7 +71,7 @@ class Profile:
 
     @classmethod
     def default(cls) -> Profile:
-        """``MOA_EDGE_PROFILE``, or the platform's place for a user's data."""
+        """Return the profile in ``MOA_EDGE_PROFILE``, or in the platform's folder for a user's data."""
         return cls(data_dir())
 
     @property
@@ -80,12 +80,12 @@ class Profile:
 
     @property
     def answer_path(self) -> Path:
-        """Of the answer under way."""
+        """File of the answer under way."""
         return self.folder / _ANSWER_FILE
 
     def load(self) -> Settings:
-        """The stored settings; the defaults where one is missing or is of another type. A file that is damaged is kept
-        under another name."""
+        """Read the stored settings; a missing or mistyped one gets its default. A damaged file is kept under another
+        name."""
         path, stored = self.folder / _SETTINGS_FILE, {}
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
@@ -95,7 +95,7 @@ class Profile:
         except OSError:
             pass
         found = well_typed(stored, Settings())
-        # Before there were recommendations, 0 was what nobody had chosen.
+        # Before there were recommendations, 0 was the default.
         found.setdefault("recommended", not found.get("temperature"))
         return Settings(**found)
 

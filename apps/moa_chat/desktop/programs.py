@@ -1,4 +1,4 @@
-"""Programs that the window starts beside itself: the verifier of this machine, and the export of a bundle."""
+"""Programs that the window starts: the verifier of this machine, and the export of a bundle."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ class Program(QObject):
 
 
 class LocalVerifier(QObject):
-    """``moa-serve`` on a free port of this machine, for as long as the window is open.
+    """Runs ``moa-serve`` on a free port of this machine while the window is open.
 
     Args:
-        drafter: that the window was started with; the verifier has it, too.
+        drafter: that the window was started with; the verifier uses it too.
 
     Signals:
         ready: its :class:`~moa_runtime.transport.Endpoint`.
@@ -104,7 +104,11 @@ class LocalVerifier(QObject):
         self._program: Program | None = None
 
     def start(self) -> None:
-        """Raises MoaError: the server's packages are not installed."""
+        """Start it, or start it again.
+
+        Raises:
+            MoaError: the server's packages are not installed.
+        """
         require_extra("server", "A verifier on this machine")
         self.stop()
         command = own_program("moa_server.cli", *SERVE_HERE, *self._options)
@@ -156,11 +160,15 @@ class BundleExport(QObject):
 
     @property
     def present(self) -> bool:
-        """Whether the bundle is there; whether it is whole is seen when it is opened."""
+        """Whether the bundle is there; it is checked only when it is opened."""
         return (self.folder / MANIFEST_FILE).is_file()
 
     def start(self) -> None:
-        """Raises MoaError: the export's packages are not installed."""
+        """Start the export.
+
+        Raises:
+            MoaError: the export's packages are not installed.
+        """
         require_extra("export", "The export of a bundle")
         command = own_program("moa_chat.desktop.export_program", str(self.folder), *self._options)
         self._program = Program(command, {}, parent=self)

@@ -36,17 +36,17 @@ _CLOSE_SECONDS = 3.0
 class Engine(QObject):
     """One chat of the runtime, at most one answer of it, and jobs beside them.
 
-    The window's thread never waits for the runtime's: a timer takes what has come.
+    The window's thread never waits for the runtime's: a timer polls for results.
 
     Args:
-        store: the file in which an answer under way outlives the program.
+        store: the file that keeps an answer under way when the program ends.
 
     Signals:
         events: of the running answer since the last tick, oldest first.
-        ended: the answer has no more events; with what went wrong, or None.
-        reopened: the last answer, which had ended, goes on after all.
-        pending: an answer was under way when the program before ended: the turns before its question, and that;
-            :meth:`go_on` follows it.
+        ended: the answer has no more events; with a MoaError, or None.
+        reopened: the last answer, which had ended, continues.
+        pending: an answer was under way when the program ended last: the turns before its question, and the
+            question; :meth:`follow_pending` continues it.
         link: the link's state changed.
     """
 
@@ -65,14 +65,14 @@ class Engine(QObject):
         self._jobs: list[tuple[Future[Any], Callable[[Any], None], Callable[[MoaError], None]]] = []
         self._link: LinkChanged | None = None
         self._conditions = Conditions()
-        self._far = False  # whether there is a network between here and the verifier
+        self._far = False  # whether the verifier is on another machine
         self._timer = QTimer(self)
         self._timer.timeout.connect(self._tick)
         self._timer.start(_IDLE_MS)
 
     @property
     def recommended(self) -> RecommendedSampling | None:
-        """What the target's authors recommend, by the chat's bundle."""
+        """Sampling that the chat's bundle recommends."""
         return self.chat.manifest.sampling if self.chat is not None else None
 
     @property
@@ -82,7 +82,7 @@ class Engine(QObject):
 
     @property
     def prompt_tokens(self) -> int:
-        """How many tokens the conversation had before the answer."""
+        """Number of tokens of the conversation before the answer."""
         return self.chat.prompt_tokens if self.chat is not None else 0
 
     @property
@@ -121,7 +121,7 @@ class Engine(QObject):
         self.run(connect(store), take, failed)
 
     def ask(self, turns: Sequence[dict[str, str]], question: str, *, max_new_tokens: int, sampling: Sampling) -> None:
-        """Begin an answer to ``question`` after ``turns``, whatever the chat was about before."""
+        """Begin an answer to ``question`` after ``turns``, which replace the chat's turns."""
         assert self.chat is not None and self._answer is None
         self._answer = self._worker.follow(_ask(self.chat, list(turns), question, max_new_tokens, sampling))
         self._timer.setInterval(_BUSY_MS)
@@ -129,25 +129,25 @@ class Engine(QObject):
     def continue_answer(
         self, turns: Sequence[dict[str, str]], *, max_new_tokens: int, sampling: Sampling | None
     ) -> None:
-        """Go on with the answer that ``turns`` end with."""
+        """Continue the answer that ``turns`` end with."""
         assert self.chat is not None and self._answer is None
         self._answer = self._worker.follow(_continue_answer(self.chat, list(turns), max_new_tokens, sampling))
         self._timer.setInterval(_BUSY_MS)
 
     def count(self, turns: Sequence[dict[str, str]], done: Callable[[int], None]) -> None:
-        """Say how many tokens a conversation has, as it would be sent anew."""
+        """Count the tokens of a conversation as if all of it were sent; ``done`` gets the number."""
         if self.chat is not None:
             self.run(_count_tokens(self.chat, list(turns)), done)
 
     def check(self, turns: Sequence[dict[str, str]], mark: Unconfirmed) -> None:
-        """Have the verifier check an answer among ``turns``; :attr:`ended` follows at once where there is none."""
+        """Have the verifier check an answer among ``turns``; :attr:`ended` follows at once if there is none."""
         assert self.chat is not None and self._answer is None
         self._answer = self._worker.follow(_check(self.chat, list(turns), mark))
         self._timer.setInterval(_BUSY_MS)
 
     def left_alone(self, position: int) -> tuple[str, Unconfirmed] | None:
-        """The answer that has just been left, the message at ``position``, where the device had written of it without
-        the verifier."""
+        """Return the answer that was just stopped, at ``position``, with its mark; None if the device wrote none of it
+        without the verifier."""
         assert self.chat is not None
         turns, marks = self.chat.messages, self.chat.unconfirmed
         last = len(turns) - 1
@@ -155,14 +155,14 @@ class Engine(QObject):
             return None
         return turns[last]["content"], marks[-1]
 
-    def go_on(self) -> None:
-        """Follow the answer of the program before."""
+    def follow_pending(self) -> None:
+        """Continue the answer that was under way when the program ended last."""
         if self.chat is not None and self._answer is None and (events := self.chat.pending()) is not None:
             self._answer = self._worker.follow(events)
             self._timer.setInterval(_BUSY_MS)
 
     def stop(self) -> None:
-        """End the answer where it is confirmed; :attr:`ended` follows."""
+        """Stop the answer, and keep what is confirmed; :attr:`ended` follows."""
         if self._answer is not None:
             self._answer.stop()
 
@@ -171,19 +171,19 @@ class Engine(QObject):
             self.run(self.chat.work_offline(offline))
 
     def tell_conditions(self, conditions: Conditions) -> None:
-        """Of this machine, for this chat and those after it. No bytes are paid for to a verifier on this machine."""
+        """Set the conditions of this machine, for this chat and later ones. A local verifier is never metered."""
         self._conditions = conditions
         if self.chat is not None:
             told = dataclasses.replace(conditions, metered=conditions.metered and self._far)
             self.run(call_in_loop(self.chat.tell_conditions, told))
 
     def network_changed(self) -> None:
-        """The machine has another network; nothing to a verifier on this machine."""
+        """Report that the machine has another network, unless the verifier is local."""
         if self.chat is not None and self._far:
             self.run(self.chat.network_changed())
 
     def keep_mine(self) -> None:
-        """Go on from the text that the device wrote, where the target disagreed with it."""
+        """Continue from the device's text, after the target disagreed with it."""
         if self.chat is not None:
             self.run(call_in_loop(self.chat.keep_mine), self._follow_again)
 
@@ -195,13 +195,12 @@ class Engine(QObject):
         done: Callable[[T], None] = lambda _: None,
         failed: Callable[[MoaError], None] = lambda _: None,
     ) -> None:
-        """Run a coroutine beside everything else, and say in this thread how it ended."""
+        """Run a coroutine in the runtime's thread; ``done`` or ``failed`` is called in this one."""
         self._jobs.append((self._worker.submit(work), done, failed))
         self._timer.setInterval(_BUSY_MS)
 
     def close(self) -> None:
-        """End the thread; waits a moment for the connection to close in order. An answer under way goes on with the
-        next program."""
+        """End the thread; wait shortly for the connection to close. An answer under way continues at the next start."""
         self._timer.stop()
         if self.chat is not None:
             with contextlib.suppress(FutureTimeoutError, CancelledError, MoaError):

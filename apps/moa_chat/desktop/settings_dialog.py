@@ -130,7 +130,7 @@ class SettingsDialog(QDialog):
         return page
 
     def save(self) -> None:
-        """Give the settings away, and close."""
+        """Emit the settings, and close."""
         self.saved.emit(
             dataclasses.replace(
                 self.form.settings(),
@@ -157,8 +157,10 @@ def _scrolling(page: QWidget, says: str) -> QScrollArea:
 
 
 class ChatSettingsForm(QWidget):
-    """Args:
-    recommended: by the bundle, for the sentence that says what is recommended; None where nothing is.
+    """The settings of a chat as a form.
+
+    Args:
+        recommended: sampling that the bundle recommends; None if it recommends none.
     """
 
     def __init__(self, settings: ChatSettings, recommended: RecommendedSampling | None) -> None:
@@ -193,7 +195,7 @@ class ChatSettingsForm(QWidget):
         self._show_own(settings.recommended)
 
     def settings(self) -> ChatSettings:
-        """What is chosen now."""
+        """Return what is chosen."""
         return ChatSettings(
             system=self.system.toPlainText().strip(),
             max_new_tokens=self.max_new_tokens.currentData(),
@@ -246,8 +248,8 @@ class ChatSettingsDialog(QDialog):
         self.resize(letters(72), 0)
 
     def event(self, event: QEvent) -> bool:
-        """Texts that wrap need more height the narrower the dialog is. Qt leaves that out of its least size, and rows
-        would lie over one another."""
+        """Set a minimum height that fits the width: wrapped texts need more height in a narrow dialog, which Qt
+        ignores, so that rows would overlap."""
         handled = super().event(event)
         layout = self.layout()
         if layout is not None and event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Resize):
@@ -255,13 +257,13 @@ class ChatSettingsDialog(QDialog):
         return handled
 
     def save(self) -> None:
-        """Give the settings away, and close."""
+        """Emit the settings, and close."""
         self.saved.emit(self.form.settings())
         self.accept()
 
 
 def _lengths(settings: ChatSettings) -> dict[int, str]:
-    """The one that is set is among them, wherever it comes from."""
+    """Return the lengths to choose from, the one that is set included."""
     return {length: f"{length} tokens" for length in sorted({256, 512, 1024, 2048, 4096, settings.max_new_tokens})}
 
 

@@ -42,12 +42,12 @@ class Round:
 
 
 def round_trip(statistics: Statistics) -> float:
-    """Median of the latest round trips in seconds, 0 without any: network and target together."""
+    """Return the median of the latest round trips in seconds, 0 without any: network and target together."""
     return stats.median(statistics.round_trips[-_RECENT_TRIPS:]) if statistics.round_trips else 0.0
 
 
 def figures(statistics: Statistics, words_a_token: float) -> list[Figure]:
-    """What the panel says of an answer. A person counts words; what is drafted are pieces of them, the tokens."""
+    """Return the figures of an answer. Speed is in words, which a person counts; tokens are called pieces of words."""
     speed = words_a_token * generation_speed(statistics)
     shown = [Figure(f"{speed:.1f} words a second", "behind the first ones")]
     if statistics.first_token_seconds is not None:
@@ -78,13 +78,13 @@ def figures(statistics: Statistics, words_a_token: float) -> list[Figure]:
 
 
 def generation_speed(statistics: Statistics) -> float:
-    """Tokens per second behind the first verdict, whose waiting time is a figure of its own; 0 before the second."""
+    """Return tokens per second after the first verdict, whose waiting time is shown separately; 0 before the second."""
     seconds = statistics.seconds - (statistics.first_token_seconds or 0.0)
     return max(statistics.tokens - 1, 0) / seconds if seconds > 0 else 0.0
 
 
 def new_round(before: Statistics, after: Statistics) -> Round | None:
-    """What the rounds between two snapshots of one answer brought; None when there were none."""
+    """Return the rounds between two snapshots of one answer as one; None if there were none."""
     rounds = after.rounds - before.rounds
     if rounds <= 0 or not after.round_trips:
         return None
@@ -92,7 +92,7 @@ def new_round(before: Statistics, after: Statistics) -> Round | None:
 
 
 def summary(statistics: Statistics, reason: FinishReason | None) -> str:
-    """What is remarkable about an answer, for the line beneath it; ``reason`` is None for one that was stopped."""
+    """Return the remarks below an answer; ``reason`` is None if it was stopped."""
     kept, offline = statistics.kept, statistics.offline
     parts = [
         "stopped" if reason is None else _FINISH[reason],
@@ -104,7 +104,7 @@ def summary(statistics: Statistics, reason: FinishReason | None) -> str:
 
 
 def _size(count: float) -> str:
-    """Bytes in the unit that reads best: ``_size(12_300)`` is ``"12 kB"``."""
+    """Return bytes in the unit that reads best: ``_size(12_300)`` is ``"12 kB"``."""
     if count < 1e3:
         return f"{count:.0f} B"
     if count < 1e6:
@@ -130,7 +130,7 @@ class FiguresLabel(QLabel):
 
 
 class RoundPlot(QFrame):
-    """Takes rounds as they come; the newest is at the right.
+    """Draws the latest rounds, the newest at the right.
 
     Attributes:
         figures: of the answer, below the drawings.
@@ -224,5 +224,5 @@ class _Chart(QWidget):
 
 
 def _figure(value: float) -> str:
-    """Three digits, and no powers of ten: ``2500``, ``14.2``."""
+    """Format a value with three digits and no powers of ten: ``2500``, ``14.2``."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""The state of the link in a word or two."""
+"""The badge with the state of the link."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TICK_MS = 500
 
 
 class ConnectionPill(QLabel):
-    """Online, slow, reconnecting in 5 s, offline; the tooltip says why."""
+    """A badge such as "online" or "reconnecting in 5 s"; the tooltip has the reason."""
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -34,7 +34,7 @@ class ConnectionPill(QLabel):
         self._show()
 
     def set_server(self, server: str) -> None:
-        """Whom the link leads to, for the tooltip; empty while nothing is connected."""
+        """Set the verifier's name for the tooltip; empty while there is no connection."""
         self._server = server
         self._link = None
         self._show()
@@ -51,7 +51,7 @@ class ConnectionPill(QLabel):
         self._show()
 
     def set_round_trip(self, seconds: float) -> None:
-        """What a round of drafting and verifying takes now."""
+        """Set the duration of a round of drafting and verifying, seconds."""
         self._round_trip_s = seconds
         self._show()
 
@@ -64,7 +64,7 @@ class ConnectionPill(QLabel):
         self.setToolTip("\n".join(part for part in (self._server, why) if part))
 
     def _state(self) -> tuple[str, str]:
-        """Words and colour."""
+        """Return words and colour of the state."""
         link, theme = self._link, self._look.theme
         if link is None:
             return ("connecting" if self._server else "not connected"), theme.warning

@@ -23,7 +23,7 @@ from moa_runtime.tokens import common_length
 
 
 def answering_again(history: History, turns: Sequence[Mapping[str, str]], question: str) -> Answering | None:
-    """The stored answer that was being written to ``question`` after ``turns``, which may begin with a system message.
+    """Find the stored answer that was being written to ``question`` after ``turns``, a system message included.
 
     Raises:
         MoaError: the history cannot be read.
@@ -37,22 +37,22 @@ def answering_again(history: History, turns: Sequence[Mapping[str, str]], questi
 
 
 class Answering:
-    """What is known of the answer that is being written.
+    """The answer that is being written.
 
     Args:
-        before: the answer as it was, where it is continued.
+        before: the answer as it was, if it is continued.
 
     Attributes:
         chat: id of its conversation.
         position: of the answer in it.
         question: what was asked.
-        sampling: how the target chooses; None where that is not known.
+        sampling: of the target; None if it is not known.
         replaces: the stored chat has other turns from the question on, which stay until words of this answer are
             confirmed.
-        message: the answer as it stands.
-        tokens: how many it has by now; 0 before the first news.
+        message: the answer as it is now.
+        tokens: number of tokens so far; 0 before the first update.
         statistics: its figures.
-        pause: why the device does not write on; None while it does.
+        pause: why the device does not continue; None while it does.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class Answering:
 
     @property
     def words_a_token(self) -> float:
-        """How many words of the text so far a token makes on average, below 1 in most languages."""
+        """Average number of words in a token of the text so far; below 1 in most languages."""
         return len(self.message.content.split()) / self.tokens if self.tokens else 0.0
 
     @property
     def ended_alone(self) -> bool:
-        """Whether the device has written it to its end without the verifier: nothing more can come before that is back,
-        and the user may ask on."""
+        """Whether the device has completed it without the verifier: nothing more comes before the verifier is back, and
+        the user may ask the next question."""
         alone = any(span.origin is Origin.OFFLINE and not span.committed for span in self.message.spans)
         return alone and not self.replaces and self.pause in (PauseReason.END, PauseReason.LENGTH)
 
@@ -123,7 +123,7 @@ class Answering:
         )
 
     def set_aside(self, text: str, mark: Unconfirmed) -> None:
-        """It ended without the verifier, as ``text``, which is checked later."""
+        """End it without the verifier, as ``text``, which is checked later."""
         words = len(text.split())
         figures = f"{words} {'word' if words == 1 else 'words'} not confirmed yet"
         shown = self.message.content
@@ -133,7 +133,7 @@ class Answering:
         self.message = Message("assistant", text, spans, self._marks(text, spans), figures=figures, unconfirmed=mark)
 
     def stop(self) -> None:
-        """It ended early: what is not confirmed goes."""
+        """End it early, and drop what is not confirmed."""
         if self._before is not None and self._committed == self._before.content:
             self.message = self._before
             return
@@ -147,17 +147,18 @@ class Answering:
         self.message = Message("assistant", text, tuple(spans), dropped, figures=figures, cut_off=self.sampling)
 
     def _marks(self, text: str, spans: Sequence[TextSpan], dropped: str = "") -> tuple[Dropped, ...]:
-        """What was taken back, now that the answer is ``text``: a mark stays while the text before it does."""
+        """Return the marks of text that was taken back, now that the answer is ``text``; a mark stays while the text
+        before it does."""
         before = self.message.content
         same = common_length(before, text)
         marks = [one for one in self.message.dropped if one.offset <= same]
         if dropped:
             marks.append(Dropped(_place_of(dropped, before, text), dropped))
-        # Where the user kept the device's text nothing of it was taken back.
+        # If the user kept the device's text, nothing of it was taken back.
         return tuple(one for one in marks if not text.startswith(one.text, one.offset) and not _kept(one.offset, spans))
 
     def _with_known(self, spans: Sequence[TextSpan]) -> tuple[TextSpan, ...]:
-        """Of what is continued the origins are stored; the runtime may have forgotten them."""
+        """Add the stored origins of a continued answer, which the runtime may have forgotten."""
         before, kept = self._before, []
         if before is None or not before.spans or not "".join(span.text for span in spans).startswith(before.content):
             return tuple(spans)
@@ -179,7 +180,7 @@ def _kept(offset: int, spans: Sequence[TextSpan]) -> bool:
 
 
 def _place_of(dropped: str, before: str, after: str) -> int:
-    """Where in ``after`` the end of ``before`` stood that was dropped: it may have begun like what stands there now."""
+    """Return the offset in ``after`` at which the dropped end of ``before`` began."""
     if before.endswith(dropped):
         return min(len(before) - len(dropped), len(after))
     return common_length(before, after)

@@ -45,7 +45,7 @@ _TRANSCRIPTS = "Markdown (*.md);;JSON (*.json)"
 
 @dataclass(frozen=True)
 class Command:
-    """What a key does."""
+    """A command of the window, with its keys."""
 
     title: str
     keys: str
@@ -62,7 +62,7 @@ def add_commands(window: QWidget, commands: Sequence[Command]) -> None:
 
 
 class ShortcutDialog(QDialog):
-    """Lists all keys."""
+    """A dialog that lists all keys."""
 
     def __init__(self, commands: Sequence[Command], parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -204,7 +204,7 @@ class Window(QWidget):
         self.page.offline.toggled.connect(self._work_offline)
 
     def _make_commands(self) -> list[Command]:
-        """All that a key does."""
+        """Return all commands with keys."""
         page = self.page
         return [
             Command("New chat", "Ctrl+N", self.new_chat),

@@ -1,1 +1,1 @@
-"""``moa-chat --serve``: an OpenAI-compatible endpoint on this machine, behind it the device and the verifier."""
+"""``moa-chat --serve``: an OpenAI-compatible endpoint on this machine, answered by the device and the verifier."""

@@ -28,7 +28,7 @@ from moa_runtime.options import Offline
 
 
 class StopFilter:
-    """Passes text on, but nothing that is, or may still become, a stop text.
+    """Passes text through, except a stop text and what may still become one.
 
     The text ends at the stop text that is complete first, as if it came character by character; if several are complete
     with one character, at the longest of them. So the pieces in which the text comes make no difference.
@@ -61,7 +61,7 @@ class StopFilter:
         return self._release(len(self._held)) if self.end is None else ""
 
     def _open_length(self) -> int:
-        """Length of the longest end of the text that a stop text begins with."""
+        """Return the length of the longest end of the text that a stop text begins with."""
         longest = max(map(len, self._stops), default=1) - 1
         ends = range(min(longest, len(self._held)), 0, -1)
         return next((length for length in ends if self._begins_stop(self._held[-length:])), 0)
@@ -75,7 +75,7 @@ class StopFilter:
         return text
 
 
-#: A verifier that went away in the middle of an answer is waited for so long, seconds.
+#: Seconds to wait for a verifier that went away in the middle of an answer.
 _PATIENCE_S = 60.0
 #: Pauses at which an answer waits for the verifier; at others it ends without.
 _WAITING = (PauseReason.OFF, PauseReason.UNSURE)
@@ -92,9 +92,9 @@ _OWN = (Origin.OFFLINE, Origin.KEPT)
 async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGenerator[str | Ending, None]:
     """Ask for one of the request's answers; yields the text piece by piece, and at last how it ended.
 
-    While the verifier is there, only text that it has confirmed. While it is away, what the device writes too, where
-    the request has it so; the chat's policy must be KEEP, so that this text stays when the verifier is back. Such an
-    answer ends without the verifier where the device cannot write on; another waits for it.
+    While the verifier is there, only confirmed text is yielded. While it is away, the device's text is yielded too, if
+    the request allows it; the chat's policy must be KEEP, so that this text stays when the verifier is back. Such an
+    answer ends without the verifier when the device cannot continue; any other answer waits for the verifier.
 
     Raises:
         ApiError: the verifier is away, and the device may not write or has nothing to write from; or it does not come
@@ -136,10 +136,10 @@ async def answer(chat: Chat, request: AnswerRequest, index: int = 0) -> AsyncGen
 
 
 async def _patiently(events: AsyncGenerator[ChatEvent, None]) -> AsyncGenerator[ChatEvent, None]:
-    """The events, unless the verifier is waited for and stays away.
+    """Yield the events.
 
     Raises:
-        ApiError: it does.
+        ApiError: the answer waits for the verifier, and it stays away.
     """
     ends: float | None = None
     loop = asyncio.get_running_loop()
@@ -162,27 +162,26 @@ async def _patiently(events: AsyncGenerator[ChatEvent, None]) -> AsyncGenerator[
 
 
 def _reason(event: AnswerUpdate | AnswerFinished | Paused) -> str:
-    """Why the answer ends with this event; empty where it goes on."""
+    """Return why the answer ends with this event; empty if it continues."""
     if isinstance(event, AnswerUpdate):
         return ""
     return "stop" if event.reason in (FinishReason.STOP, PauseReason.END) else "length"
 
 
 def _whole(event: AnswerUpdate | AnswerFinished) -> tuple[str, Sequence[TokenOrigin]]:
-    """Text and tokens, those included that a verdict was awaited for: nothing can contradict them any more."""
+    """Return text and tokens, unconfirmed ones included, as no verdict can contradict them any more."""
     return event.text if isinstance(event, AnswerFinished) else event.committed + event.tentative, event.tokens
 
 
 def _certain(event: AnswerUpdate | AnswerFinished) -> tuple[str, Sequence[TokenOrigin]]:
-    """Text and tokens that will stay."""
+    """Return text and tokens that will stay."""
     if isinstance(event, AnswerFinished) or any(token.origin in _OWN and not token.committed for token in event.tokens):
         return _whole(event)
     return event.committed, [token for token in event.tokens if token.committed]
 
 
 class Writing:
-    """Writes a request's answers, all at once, from the moment it is made; :meth:`stop` it when nobody reads them any
-    longer.
+    """Writes a request's answers in parallel, in a task of its own that begins at once; :meth:`stop` ends it early.
 
     The web framework cancels a response again at each step of its clean-up, which would leave the verifier with an
     answer that was never stopped. A task of our own is cancelled once.
@@ -194,7 +193,7 @@ class Writing:
         self._task = asyncio.create_task(self._write(pool))
 
     async def pieces(self) -> AsyncGenerator[tuple[int, str | Ending], None]:
-        """What comes of which answer; see :func:`moa_chat.gateway.answers.answer`, also for what is raised."""
+        """Yield pieces with the index of their answer; see :func:`answer`, also for what is raised."""
         left = self._request.count
         while left:
             piece = await self._pieces.get()
@@ -223,7 +222,7 @@ class Writing:
                     await asyncio.gather(*writing, return_exceptions=True)
         except MoaError as error:
             self._pieces.put_nowait(as_api_error(error, request.asked_in))
-        except Exception as error:  # whoever reads would wait for ever
+        except Exception as error:  # otherwise the reader would wait for ever
             failed = ApiError(500, f"the answer failed: {type(error).__name__}: {error}", code="internal_error")
             self._pieces.put_nowait(failed)
 

@@ -96,7 +96,7 @@ def _name_of(host: str) -> str:
 
 
 class RequestLog:
-    """Says what was asked, the status, how long it took, and what was noted."""
+    """Logs each request: method and path, status, duration, and what was noted."""
 
     def __init__(self, app: ASGIApp, *, say: Callable[[str], None]) -> None:
         self._app, self._say = app, say

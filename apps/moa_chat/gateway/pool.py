@@ -1,4 +1,4 @@
-"""Chats behind the endpoint, whose requests name no conversation but bring all of its messages."""
+"""A pool of chats: a request names no conversation but brings all of its messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moa_runtime.connect_error import ConnectError
 from moa_runtime.tokenizer import Message
 from moa_runtime.tokens import common_length
 
-#: A text that goes on with another of so many characters is the same one, as of an editor that completes what is typed.
+#: A text that begins with an earlier one of at least this many characters is the same one, as when an editor completes.
 _LONG = 100
 
 
@@ -32,14 +32,14 @@ class ChatPool:
     async def lend(
         self, history: Sequence[Message], question: str, *, count: int = 1, needs_verifier: bool = True
     ) -> AsyncIterator[list[Chat]]:
-        """Chats that are set to the turns of ``history``, for ``question`` to be sent.
+        """Lend chats that are set to the turns of ``history``, ready for ``question``.
 
         Args:
             count: how many.
-            needs_verifier: whether another chat is only opened where the verifier is there.
+            needs_verifier: whether a new chat may only be opened if the verifier is there.
 
         Raises:
-            ApiError: 429, as many answers are being written as can be.
+            ApiError: 429, the pool is exhausted.
             ConnectError: the verifier is away, and there is no chat from before.
         """
         if self._lent + count > self._size:
@@ -94,7 +94,7 @@ class ChatPool:
 
 
 def _common(chat: Chat, turns: Sequence[Message]) -> tuple[int, int]:
-    """How many turns a chat has in common with these, and how many characters of the next one go on with its own."""
+    """Return the number of turns in common, and of characters by which the next turn begins like the chat's own."""
     known = chat.messages
     turns_known = common_length(known, turns)
     if turns_known < min(len(known), len(turns)):

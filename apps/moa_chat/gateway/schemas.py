@@ -21,7 +21,7 @@ from moa_runtime.session.events import Sampling
 from moa_runtime.tokenizer import ChatTemplateError
 
 RETRY_SECONDS = 5
-#: Fields that would change the answer and that no target behind a verifier can honour, with what they may be.
+#: Fields that would change the answer and that a verifier does not support, with the values that are accepted.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "top_k": (0, -1),
     "min_p": (0,),
@@ -73,11 +73,12 @@ DONE = "data: [DONE]\n\n"
 
 
 class ApiError(MoaError):
-    """What a request is refused with.
+    """An error in the form that OpenAI's clients understand.
 
     Args:
+        status: of HTTP.
         param: the field of the request that is at fault.
-        code: a word that programs can tell the case by.
+        code: a word by which programs tell the case.
     """
 
     def __init__(
@@ -104,12 +105,12 @@ class ApiError(MoaError):
 
 
 def verifier_away(text: str) -> ApiError:
-    """The verifier cannot be reached, and the device cannot answer without it."""
+    """Return the error for a verifier that is away, if the device cannot answer without it."""
     return ApiError(503, text, code="verifier_unavailable", headers={"Retry-After": str(RETRY_SECONDS)})
 
 
 def as_api_error(error: MoaError, asked_in: str | None = None) -> ApiError:
-    """What an error of the runtime means for a request, whose question is in this field."""
+    """Convert an error of the runtime into one of the API; ``asked_in`` is the field of the question."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextFullError):
@@ -141,7 +142,7 @@ def fields_of(data: bytes) -> dict[str, Any]:
 
 
 def unsupported(name: str) -> ApiError:
-    """A field that nobody here can honour."""
+    """Return the error for a field that is not supported."""
     return ApiError(400, f"{name} is not supported here: leave it out", param=name, code="unsupported_parameter")
 
 
@@ -176,18 +177,18 @@ def text_at(text: str, where: str) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What a value of JSON is, in words."""
+    """Return the kind of a JSON value in words."""
     return _KINDS[type(value)]
 
 
 def _same(value: Any, one: Any) -> bool:
-    """Equal, and both or neither a truth value: 0 is not false."""
+    """Return whether two values are equal in JSON, where 0 is not false."""
     return value == one and isinstance(value, bool) is isinstance(one, bool)
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a request may leave out: the command line's options. ``seed`` None draws one for each answer."""
+    """Values of fields that a request leaves out, from the command line. ``seed`` None draws one for each answer."""
 
     model: str
     max_new_tokens: int
@@ -229,7 +230,7 @@ class AnswerRequest:
         return "prompt" if self.raw else "messages"
 
     def sampling_of(self, index: int) -> Sampling:
-        """How the target chooses in an answer: each has the seed behind that of the one before."""
+        """Return the sampling of the answer at ``index``: the seeds of a request's answers are consecutive."""
         return replace(self.sampling, seed=(self.sampling.seed + index) % _SEEDS)
 
 
@@ -247,7 +248,7 @@ def parse_chat(data: bytes, defaults: Defaults) -> AnswerRequest:
 
 
 def parse_completion(data: bytes, defaults: Defaults) -> AnswerRequest:
-    """Read the body of a completion, which goes on with a text as it is.
+    """Read the body of a completion, which continues a raw text.
 
     Raises:
         ApiError: see :func:`parse_chat`.
@@ -435,7 +436,7 @@ class Reply:
         return {**self._about, "object": self.whole_object, "choices": choices, "usage": usage_of(endings)}
 
     def first_chunks(self) -> str:
-        """What a stream begins with, before any text."""
+        """Return the chunks of a stream before any text."""
         delta = {"role": "assistant", "content": ""}
         return "".join(self._event([_choice(index, None, delta=delta)]) for index in range(self.choices))
 
@@ -444,16 +445,16 @@ class Reply:
         return self._event([_choice(index, None, **self.part(text, whole=False))])
 
     def last_chunk(self, index: int, ending: Ending) -> str:
-        """Why an answer ended, and whether that was offline."""
+        """Return the chunk that says why an answer ended, and whether offline."""
         choice = _choice(index, ending.reason, **self.part("", whole=False))
         return self._event([choice], moa={"offline": ending.offline})
 
     def end(self, endings: Sequence[Ending], *, include_usage: bool) -> str:
-        """The end of a stream, if asked for with figures."""
+        """Return the end of a stream, with figures on request."""
         return (self._event([], usage=usage_of(endings)) if include_usage else "") + DONE
 
     def part(self, text: str, *, whole: bool) -> dict[str, Any]:
-        """How a choice holds its text."""
+        """Return the fields of a choice that hold its text."""
         if whole:
             return {"message": {"role": "assistant", "content": text, "refusal": None}}
         return {"delta": {"content": text} if text else {}}
@@ -475,7 +476,7 @@ class TextReply(Reply):
 
 
 def event(data: dict[str, Any]) -> str:
-    """One server-sent event."""
+    """Format a server-sent event."""
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
@@ -484,7 +485,7 @@ def _choice(index: int, reason: str | None, **content: Any) -> dict[str, Any]:
 
 
 def usage_of(endings: Sequence[Ending]) -> dict[str, Any]:
-    """OpenAI's figures, in which the prompt counts once, and the chat's own as the extension ``moa``."""
+    """Return OpenAI's figures, in which the prompt counts once, and the chat's own as the extension ``moa``."""
     prompt, written = endings[0].prompt_tokens, sum(ending.completion_tokens for ending in endings)
     figures = [ending.statistics.as_dict() for ending in endings]
     return {

@@ -45,7 +45,7 @@ _OUTAGE_AFTER_S = 0.0  # but then at once, as the answer may have to end there
 
 @dataclass(frozen=True)
 class Address:
-    """Where to listen and who may ask.
+    """Where to listen, and which clients may ask.
 
     Attributes:
         port: 0 for any free one.
@@ -60,10 +60,10 @@ class Address:
 
 
 def address_for(options: argparse.Namespace) -> Address:
-    """Where the command line says.
+    """Read the address from the options of the command line.
 
     Raises:
-        MoaError: no address, one that is open to other machines without a token, or an origin that is none.
+        MoaError: the address is invalid or open to other machines without a token, or an origin is invalid.
     """
     check_origins(options.allow_origin)
     host, port = _host_and_port(options.serve)
@@ -84,7 +84,7 @@ def _host_and_port(text: str) -> tuple[str, int]:
 
 
 class StrictHttp(H11Protocol):
-    """HTTP/1.1 on one connection, which a request of ambiguous length ends."""
+    """HTTP/1.1 on one connection, closed by a request of ambiguous length."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -103,10 +103,10 @@ class StrictHttp(H11Protocol):
 
 
 def run_gateway(setup: Setup, address: Address, verifier: LocalVerifier | None, *, as_json: bool) -> int:
-    """Serve until SIGINT or SIGTERM.
+    """Run the endpoint until SIGINT or SIGTERM.
 
     Args:
-        verifier: the one that was started for it; without one, somebody else looks after the verifier.
+        verifier: the one that was started for it; None if the verifier was started elsewhere.
         as_json: whether the line on stdout that says that the endpoint is ready is a JSON object.
 
     Raises:
@@ -125,14 +125,14 @@ def run_gateway(setup: Setup, address: Address, verifier: LocalVerifier | None, 
     access = Access(address.token, address.origins, LOOPBACK_NAMES if is_loopback(address.host) else None)
     chats, texts = _pools(setup)
     with listen(address.host, address.port) as listening:
-        # Also of those who connect: a piece of a stream must not wait for the acknowledgement of the one before.
+        # Inherited by accepted connections: no piece of a stream waits for the acknowledgement of the one before.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _serve(create_app(chats, texts, defaults, access, _say), listening, setup.target, verifier, as_json)
     return 0
 
 
 def _pools(setup: Setup) -> tuple[ChatPool, ChatPool]:
-    """Of chats, and of chats without the target's template. They share the drafter and the writer."""
+    """Return pools of chats with and without the target's template, which share the drafter and the writer."""
     graph = backend_for(setup.bundle, setup.drafter, setup.backend, threads=setup.threads)
     backend = None if graph is None else SharedBackend(graph)
     loaded = load_writer(setup.bundle, threads=setup.threads)
@@ -177,7 +177,7 @@ def _serve(app: Starlette, listening: socket.socket, model: str, verifier: Local
             print(json.dumps(ready) if as_json else f"moa-chat: serving {model} on {url}", flush=True)
 
         async def on_tick(self, counter: int) -> bool:
-            """Ten times a second: whether to end."""
+            """Return whether to end; called ten times a second."""
             return await super().on_tick(counter) or (verifier is not None and verifier.problem is not None)
 
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of writes to a client that has gone

@@ -14,7 +14,7 @@ from moa_runtime.session.events import Sampling
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """How the questions of a chat are answered.
+    """Settings of the answers in a chat.
 
     Attributes:
         system: instructions to the model, perhaps of several lines; empty for none.
@@ -36,7 +36,7 @@ def settings_to_json(settings: ChatSettings) -> str:
 
 
 def settings_from_json(text: str) -> ChatSettings:
-    """What :func:`settings_to_json` wrote; the default where a value is missing or is of another type."""
+    """Read what :func:`settings_to_json` wrote; a missing or mistyped value gets its default."""
     try:
         stored = json.loads(text)
     except ValueError:
@@ -45,21 +45,21 @@ def settings_from_json(text: str) -> ChatSettings:
 
 
 def well_typed(stored: Any, defaults: ChatSettings) -> dict[str, Any]:
-    """The values of ``stored`` that are of the same type as those of ``defaults``, by name."""
+    """Return the values of ``stored`` that have the same type as those of ``defaults``, by name."""
     known = {field.name: type(getattr(defaults, field.name)) for field in fields(defaults)}
     given = stored if isinstance(stored, Mapping) else {}
     return {name: given[name] for name, kind in known.items() if type(given.get(name)) is kind}
 
 
 def sampling_for(temperature: float, top_p: float, seed: int | None) -> Sampling:
-    """Greedy at temperature 0; otherwise with ``seed``, or one that is drawn for this answer."""
+    """Return greedy sampling at temperature 0; otherwise with ``seed``, or a seed drawn for this answer."""
     if not temperature:
         return Sampling()
     return Sampling(temperature, top_p, secrets.randbits(63) if seed is None else seed)
 
 
 def sampling_of(settings: ChatSettings, recommended: RecommendedSampling | None, seed: int | None) -> Sampling:
-    """How the target chooses in a chat with these settings; greedy where nobody recommends anything."""
+    """Return the sampling of a chat with these settings; greedy if the bundle recommends none."""
     if not settings.recommended:
         return sampling_for(settings.temperature, settings.top_p, seed)
     return sampling_for(recommended.temperature, recommended.top_p, seed) if recommended else Sampling()

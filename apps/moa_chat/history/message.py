@@ -1,4 +1,4 @@
-"""What is stored of a conversation."""
+"""Messages as they are stored."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Message:
-    """One turn.
+    """A turn of a conversation.
 
     Attributes:
         content: Markdown.
-        spans: the content cut by origin; joined they are the content. Empty where no origins are known.
+        spans: the content cut by origin; joined they are the content. Empty if no origins are known.
         dropped: what was taken back, by offset.
         finished: False for an answer that is being written, or was when the program ended.
         figures: one line about the answer, perhaps empty.
-        unconfirmed: of an answer that the device wrote without the verifier, which is still to check it.
-        cut_off: how the target chose in an answer that can be continued: one of the greatest length, or stopped.
-        target: fingerprint of the target that an answer is of; empty where it is not known.
-        sampling: how the target chose in an answer that it has finished; None where it is not known.
+        unconfirmed: the mark of an answer that the device wrote without the verifier, until it is checked.
+        cut_off: sampling of an answer that can be continued, because it reached its limit or was stopped.
+        target: fingerprint of the target that wrote an answer; empty if it is not known.
+        sampling: of an answer that the target has finished; None if it is not known.
     """
 
     role: str
@@ -52,7 +52,7 @@ class Message:
 
     @property
     def settled(self) -> Message:
-        """The message as it is when nobody writes it any more."""
+        """The message as finished, for an answer that is no longer being written."""
         return self if self.finished else replace(self, finished=True, figures="interrupted")
 
     @property
@@ -62,7 +62,7 @@ class Message:
 
     @property
     def turn(self) -> dict[str, str]:
-        """What the runtime and the export take."""
+        """The message as the runtime takes it."""
         return {"role": self.role, "content": self.content}
 
 
@@ -105,8 +105,8 @@ def origins_to_json(message: Message) -> str:
 
 
 def origins_from_json(text: str, content: str) -> dict[str, Any]:
-    """What :func:`origins_to_json` wrote, as arguments of :class:`Message`; none where it is damaged: the text is there
-    all the same."""
+    """Read what :func:`origins_to_json` wrote, as arguments of :class:`Message`; none if it is damaged, so that the
+    text is shown all the same."""
     try:
         raw = json.loads(text)
         spans, offset = [], 0

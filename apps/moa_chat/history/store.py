@@ -14,7 +14,7 @@ from moa_chat.history.message import ChatSummary, Message, origins_from_json, or
 from moa_runtime.errors import MoaError
 from moa_runtime.paths import free_name
 
-#: What leads from version n to n + 1, by n. The file's version is SQLite's ``user_version``.
+#: Statements that upgrade version n to n + 1, by n. The file's version is SQLite's ``user_version``.
 _STEPS = (
     """
     CREATE TABLE chat (
@@ -44,7 +44,7 @@ _DELETE_FROM = "DELETE FROM message WHERE chat = ? AND position >= ?"
 
 
 def prepare(database: sqlite3.Connection) -> None:
-    """Create the tables, or bring them up to date.
+    """Create the tables, or upgrade them.
 
     Raises:
         MoaError: the file is of a newer moa-edge.
@@ -77,7 +77,7 @@ class History:
         self.set_aside = set_aside
         # Of bytes, so that text which is no UTF-8 hides no chat.
         database.create_function("fold", 1, lambda text: text.decode(errors="replace").casefold(), deterministic=True)
-        # Chats deleted in an earlier run: nobody can take that back any more.
+        # Chats deleted in an earlier run can no longer be restored.
         self._change("DELETE FROM chat WHERE deleted")
 
     @classmethod
@@ -105,7 +105,7 @@ class History:
     # -- chats ---------------------------------------------------------------------------------
 
     def chats(self, search: str = "") -> list[ChatSummary]:
-        """Latest first; with a search only those that have all its words in the title or in messages."""
+        """Return the chats, latest first; with a search, those that contain all its words in title or messages."""
         said = "coalesce((SELECT group_concat(content, ' ') FROM message WHERE chat = id), '')"
         text = f"fold(CAST(title || ' ' || {said} AS BLOB))"
         words = search.casefold().split()
@@ -118,13 +118,13 @@ class History:
         return [ChatSummary(int(chat), str(title), float(updated)) for chat, title, updated in rows]
 
     def create(self, title: str, settings: ChatSettings | None = None) -> int:
-        """A new chat without messages; returns its id."""
+        """Create a chat without messages, and return its id."""
         stored = None if settings is None else settings_to_json(settings)
         row = (title, time.time(), stored)
         return self._change("INSERT INTO chat (title, updated, settings) VALUES (?, ?, ?)", row)
 
     def settings(self, chat: int) -> ChatSettings | None:
-        """Those of a chat; None where it has none of its own, as chats of an older moa-edge."""
+        """Return the settings of a chat; None if it has none of its own, as chats of an older moa-edge."""
         rows = self._rows("SELECT settings FROM chat WHERE id = ?", (chat,))
         return settings_from_json(rows[0][0]) if rows and rows[0][0] is not None else None
 
@@ -144,7 +144,7 @@ class History:
     # -- messages ------------------------------------------------------------------------------
 
     def unfinished(self) -> list[tuple[int, int]]:
-        """Chats and positions of answers that were being written when a program ended; latest first."""
+        """Return chats and positions of answers that were being written when a program ended, latest first."""
         rows = self._rows(
             "SELECT chat, position FROM message JOIN chat ON chat.id = chat WHERE NOT deleted AND NOT finished "
             "AND role = 'assistant' ORDER BY updated DESC, chat DESC",
@@ -153,7 +153,7 @@ class History:
         return [(int(chat), int(position)) for chat, position in rows]
 
     def unconfirmed(self) -> list[tuple[int, int]]:
-        """Chats and positions of answers that are to be checked; those of a chat in order, the latest chat first."""
+        """Return chats and positions of answers to check; those of a chat in order, the latest chat first."""
         rows = self._rows(
             "SELECT chat, position FROM message JOIN chat ON chat.id = chat WHERE NOT deleted AND finished "
             "AND role = 'assistant' AND instr(spans, '\"unconfirmed\": {') ORDER BY updated DESC, chat DESC, position",
@@ -177,7 +177,7 @@ class History:
             self._write(chat, position, [message])
 
     def replace(self, chat: int, start: int, messages: Sequence[Message]) -> None:
-        """Put these in place of all from position ``start`` on, in one step."""
+        """Replace all messages from position ``start`` on, in one transaction."""
         with self._transaction():
             self._database.execute(_DELETE_FROM, (chat, start))
             self._write(chat, start, messages)
@@ -190,7 +190,11 @@ class History:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Raises MoaError for what SQLite cannot do, such as writing to a full disk."""
+        """Run a transaction.
+
+        Raises:
+            MoaError: SQLite failed, for example on a full disk.
+        """
         try:
             with self._database:
                 yield
@@ -213,10 +217,14 @@ class History:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Raises sqlite3.DatabaseError, closed again, when the file is no history or damaged."""
+    """Open and check the file.
+
+    Raises:
+        sqlite3.DatabaseError: the file is no history or is damaged; it is closed again.
+    """
     database = sqlite3.connect(path, timeout=_BUSY_SECONDS)
     try:
-        path.chmod(0o600)  # what people ask is nobody else's business
+        path.chmod(0o600)  # conversations are private
         database.text_factory = lambda text: text.decode(errors="replace")  # one damaged letter hides no chat
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")

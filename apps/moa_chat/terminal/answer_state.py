@@ -45,7 +45,7 @@ class Palette:
 
     @classmethod
     def from_environment(cls) -> Palette:
-        """``NO_COLOR`` leaves dim, italic and underlined."""
+        """Return the palette; with ``NO_COLOR`` only dim, italic and underlined."""
         if os.environ.get("NO_COLOR"):
             return cls(offline="2;3;4", error="", online="", reconnecting="", away="")
         return cls()
@@ -59,7 +59,7 @@ class Palette:
 
 
 def tentative_spans(update: AnswerUpdate, palette: Palette) -> list[Span]:
-    """The update's tentative text: what was drafted online, and what was written offline."""
+    """Return the update's tentative text: drafted online, or written offline."""
     unconfirmed = [span for span in update.spans if not span.committed]
     return [
         Span(span.text, palette.tentative if span.origin is Origin.DRAFTED else palette.offline) for span in unconfirmed
@@ -67,7 +67,7 @@ def tentative_spans(update: AnswerUpdate, palette: Palette) -> list[Span]:
 
 
 def figures(statistics: Statistics) -> str:
-    """Such as ``tau 2.31 | 14.2 tokens/s | 12 rounds | rtt 63 ms``."""
+    """Return figures such as ``tau 2.31 | 14.2 tokens/s | 12 rounds | rtt 63 ms``."""
     parts = [f"tau {statistics.tau:.2f}", f"{statistics.tokens_per_second:.1f} tokens/s", f"{statistics.rounds} rounds"]
     if statistics.round_trips:
         # From sending to the verdict: the network and the target together.
@@ -77,7 +77,7 @@ def figures(statistics: Statistics) -> str:
 
 
 def status_line(link: LinkChanged, words: str, update: AnswerUpdate | None, palette: Palette) -> list[Span]:
-    """The link, in ``words``, and figures of the answer that is being written."""
+    """Return the link, in ``words``, and figures of the answer that is being written."""
     late = is_late(link)
     spans = [Span(words, palette.reconnecting if late else palette.of_link(link.status))]
     if update is not None:
@@ -89,7 +89,7 @@ def status_line(link: LinkChanged, words: str, update: AnswerUpdate | None, pale
 
 
 def summary(reason: FinishReason | None, statistics: Statistics) -> str:
-    """The line after an answer; ``reason`` is None for one that was stopped."""
+    """Return the line after an answer; ``reason`` is None if it was stopped."""
     parts = [f"{statistics.tokens} tokens in {statistics.seconds:.1f} s", figures(statistics)]
     if statistics.offline:
         parts.append(f"{statistics.offline} written offline")
@@ -101,7 +101,7 @@ def summary(reason: FinishReason | None, statistics: Statistics) -> str:
 
 
 class Shown:
-    """Takes a chat's events; says what to draw.
+    """Takes a chat's events, and returns what to draw.
 
     Attributes:
         confirmed: the answer's confirmed text.
@@ -127,7 +127,7 @@ class Shown:
             self._pause = event.reason
         elif isinstance(event, AnswerUpdate):
             if self._update is None or _text(event) != _text(self._update):
-                self._pause = None  # where only an origin changed, as in a late link that is lost, it goes on
+                self._pause = None  # a pause lasts if only an origin has changed, as when a late link is lost
             self._update = event
             self.confirmed, self.statistics = event.committed, event.statistics
         elif isinstance(event, AnswerFinished):
@@ -136,33 +136,33 @@ class Shown:
 
     @property
     def left_behind(self) -> str:
-        """Text that the device wrote without the verifier, of an answer that was stopped before it was confirmed."""
+        """Unconfirmed text of the device, in an answer that was stopped."""
         if self._update is None:
             return ""
         return "".join(each.text for each in self._update.spans if each.origin is Origin.OFFLINE and not each.committed)
 
     def ended_alone(self, *, wanted_offline: bool) -> bool:
-        """Whether the device has written it to its end without the verifier, so that nothing more can come by now; to
-        the offline limit where the user wants no verifier."""
+        """Return whether the device has completed the answer without the verifier, so that nothing more comes now. The
+        offline limit counts as complete if the user works offline."""
         ends = (PauseReason.END, PauseReason.LENGTH, *([PauseReason.LIMIT] if wanted_offline else []))
         return bool(self.left_behind) and self._pause in ends
 
     def words_left(self, *, checked: bool) -> str:
-        """What becomes of :attr:`left_behind`."""
+        """Return a sentence about :attr:`left_behind`: how long it is, and whether it is checked later."""
         words = len(self.left_behind.split())
         limit = "; no more may be written offline" if self._pause is PauseReason.LIMIT else ""
         later = "the verifier checks that when it is back" if checked else "that stays as it is"
         return f"({words} {'word' if words == 1 else 'words'} written by this device alone{limit}: {later})"
 
     def tentative(self, palette: Palette) -> list[Span]:
-        """The text behind the confirmed one."""
+        """Return the text after the confirmed one."""
         return [] if self._update is None else tentative_spans(self._update, palette)
 
     def status(self, palette: Palette, *, wanted_offline: bool, hint: str) -> list[Span]:
-        """The row beneath the answer.
+        """Return the row below the answer.
 
         Args:
-            hint: which keys do something now; a question to the user comes first, as a row may be cut off.
+            hint: keys that do something now; a question to the user comes first, as the row may be cut off.
         """
         link = self._link
         left = None

@@ -1,4 +1,4 @@
-"""``moa-chat --terminal``: questions and answers until the user leaves."""
+"""``moa-chat --terminal``: a dialogue in the terminal."""
 
 from __future__ import annotations
 
@@ -56,9 +56,11 @@ def run_terminal(setup: Setup) -> int:
 
 
 def _connect(setup: Setup, worker: Worker, *, may_write: bool) -> tuple[Chat, str]:
-    """The chat, and a note for the user. One that was kept is there without its verifier too, and a new one where words
-    of the writer can be shown before they are checked (``may_write``; a pipe gets checked text alone). One that another
-    program has open is left to that, unless the user named it."""
+    """Open the chat; return it with a note for the user.
+
+    Without its verifier, a chat opens if it was kept, or if unchecked words can be shown (``may_write``; a pipe gets
+    checked text only). A kept chat that another program has open is not used, unless the user named it.
+    """
     try:
         return worker.run(setup.connect()), ""
     except StoreError as error:
@@ -90,7 +92,7 @@ class Terminal:
         self._setup, self._worker, self._chat = setup, worker, chat
         self._view, self._read_line = view, read_line
         self._palette = Palette.from_environment()
-        self._offline = False  # by the user's wish
+        self._offline = False  # whether the user works offline
         self._last: Statistics | None = None
         self._commands: dict[str, Callable[[], None]] = {
             "/help": lambda: self._say(_HELP),
@@ -101,7 +103,7 @@ class Terminal:
         }
 
     def loop(self) -> None:
-        """Until ``/quit``, the end of the input, or Ctrl-C twice."""
+        """Read lines until ``/quit``, the end of the input, or Ctrl-C twice."""
         self._say(f"{self._setup.target} at {self._setup.server}; /help lists the commands, Ctrl-C stops an answer")
         self._go_on()
         interrupted = False
@@ -223,7 +225,7 @@ class Terminal:
         self._settle(self._show(lambda: self._worker.ask(self._chat, question, setup.max_new_tokens, setup.sampling())))
 
     def _settle(self, shown: Shown) -> None:
-        """Ask whose version counts where the target disagreed."""
+        """Ask which version counts, if the target disagreed."""
         if shown.disagreement is not None and self._wants_own(shown.disagreement, shown.confirmed):
             again = self._worker.call(self._chat.keep_mine)
             if again is not None:
@@ -275,12 +277,12 @@ class Terminal:
                 status = shown.status(self._palette, wanted_offline=self._offline, hint=self._hint(shown, keyboard))
                 self._view.draw(shown.confirmed, shown.tentative(self._palette), status)
         except BaseException as error:
-            if not isinstance(error, SystemExit):  # then the program is closed, a cut, and the next one goes on
+            if not isinstance(error, SystemExit):  # on SystemExit the answer is kept, and continues at the next start
                 running.stop()
             raise
 
     def _keep(self, running: RunningAnswer, shown: Shown) -> RunningAnswer:
-        """Have the answer go on from the device's text; it is drawn anew, as confirmed rows are never touched again."""
+        """Continue the answer from the device's text; it is drawn anew, as confirmed rows are never drawn twice."""
         shown.disagreement = None
         self._view.finish(shown.confirmed)
         again = self._worker.call(self._chat.keep_mine)

@@ -12,14 +12,14 @@ from types import FrameType
 
 
 class Keyboard:
-    """What was pressed. ``interrupts`` counts Ctrl-C."""
+    """Keys that were pressed. ``interrupts`` counts Ctrl-C."""
 
     def __init__(self) -> None:
         self.interrupts = 0
         self.reads_keys = False
 
     def pressed(self) -> str:
-        """The keys pressed since the last call."""
+        """Return the keys pressed since the last call."""
         if not self.reads_keys or not select.select([sys.stdin], [], [], 0)[0]:
             return ""
         return os.read(sys.stdin.fileno(), 1024).decode(errors="ignore")
@@ -29,8 +29,8 @@ class Keyboard:
 def watch_keyboard() -> Iterator[Keyboard]:
     """Collect keys and Ctrl-C while the context is open.
 
-    Ctrl-C is counted instead of raising KeyboardInterrupt, which could come in the middle of a drawing;
-    should nobody look at the count, the third one raises it after all. Must be called in the main thread.
+    Ctrl-C is counted instead of raising KeyboardInterrupt, which could come in the middle of drawing; the third one
+    raises it after all, in case the count is not read. Must be called in the main thread.
     """
     keyboard = Keyboard()
 
@@ -49,7 +49,7 @@ def watch_keyboard() -> Iterator[Keyboard]:
 
 @contextlib.contextmanager
 def _single_keys(keyboard: Keyboard) -> Iterator[None]:
-    """Switch line editing and echo off, where stdin is a POSIX terminal."""
+    """Switch line editing and echo off, if stdin is a POSIX terminal."""
     try:
         import termios
         import tty

@@ -35,13 +35,13 @@ class Span:
 
 
 def clean(text: str) -> str:
-    """``text`` without anything that a terminal would obey. Works character by character."""
+    """Return ``text`` without anything that a terminal would obey, character by character."""
     return text.translate(_VISIBLE)
 
 
 @lru_cache(maxsize=4096)
 def char_width(char: str) -> int:
-    """Columns that a character takes: 0 (combining), 1, or 2 (East Asian wide, emoji)."""
+    """Return the columns of a character: 0 (combining), 1, or 2 (East Asian wide, emoji)."""
     if unicodedata.category(char) in ("Mn", "Me", "Cf"):
         return 0
     return 2 if unicodedata.east_asian_width(char) in ("W", "F") else 1
@@ -72,7 +72,7 @@ def wrap(text: str, columns: int) -> list[tuple[int, int]]:
             rows.append((start, index))
             start, column, break_at, in_word = index + 1, 0, 0, False
             continue
-        # Twice where the word that moved down has no room for the character either.
+        # Twice if the word that moved down has no room for the character either.
         while column + width > columns and index > start:
             cut = break_at or index
             rows.append((start, cut))
@@ -87,7 +87,7 @@ def wrap(text: str, columns: int) -> list[tuple[int, int]]:
 
 
 def cut_spans(spans: Iterable[Span], start: int, end: int) -> list[Span]:
-    """The part ``[start:end]`` of the spans' joined text."""
+    """Return the part ``[start:end]`` of the spans' joined text."""
     parts, offset = [], 0
     for span in spans:
         piece = span.text[max(start - offset, 0) : max(end - offset, 0)]
@@ -98,7 +98,7 @@ def cut_spans(spans: Iterable[Span], start: int, end: int) -> list[Span]:
 
 
 def clip(spans: Sequence[Span], columns: int) -> list[Span]:
-    """As much of the spans as fits into one row."""
+    """Return as much of the spans as fits into one row."""
     used = length = 0
     for char in "".join(span.text for span in spans):
         used += char_width(char)
@@ -109,14 +109,14 @@ def clip(spans: Sequence[Span], columns: int) -> list[Span]:
 
 
 class View(Protocol):
-    """Where an answer is shown."""
+    """A place to show answers."""
 
     def draw(self, committed: str, tentative: Sequence[Span], status: Sequence[Span]) -> None:
         """Show the answer as it stands: all of its committed text, what follows it, the status line."""
 
     def finish(self, committed: str, alone: Sequence[Span] = ()) -> None:
-        """Show the committed text, and behind it what was written without the verifier, unless it is for committed text
-        only; end the line if there is any; ready for another answer."""
+        """Show the committed text and, if the view has uncommitted text at all, what was written without the verifier
+        after it; end the line, and be ready for another answer."""
 
     def write(self, *spans: Span) -> None:
         """Show a line that belongs to no answer; not while one is drawn."""
@@ -198,11 +198,11 @@ class LiveView:
 
     def _usable_size(self) -> tuple[int, int]:
         columns, height = self._size()
-        # The last column stays free: a cursor behind it is a state in which terminals differ.
+        # The last column stays free: terminals differ in what a cursor after it does.
         return max(columns - 1, 2), max(height, 3)
 
     def _to_live_region(self, columns: int) -> str:
-        """Back to the first row of the live region. A narrower window has broken its rows into several."""
+        """Return the escape sequence to the start of the live region, whose rows a narrower window may have broken."""
         rows = sum(max(1, -(-width // (columns + 1))) for width in self._live_widths)
         return f"\x1b[{rows - 1}A\r" if rows > 1 else "\r"
 
@@ -220,7 +220,7 @@ class LiveView:
 
 
 def view_for(out: TextIO) -> View:
-    """What suits the stream."""
+    """Return the view that suits the stream."""
     if not out.isatty() or os.environ.get("TERM") == "dumb":
         return PlainView(out)
     if sys.platform == "win32":
