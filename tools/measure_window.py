@@ -138,7 +138,7 @@ def measure_answer(window: Window, link: str) -> dict[str, Any]:
 def _own_seconds(window: Window) -> float:
     """Processor time of the window's thread and of the runtime's: everything but the drafter."""
     taken: list[float] = []
-    window.engine.run(_thread_time(), taken.append)
+    window.runtime.run(_thread_time(), taken.append)
     until(window, lambda: bool(taken))
     return taken[0] + time.thread_time()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from PySide6.QtCore import QEventLoop, QTimer
 from PySide6.QtWidgets import QApplication
 
-from moa_chat.desktop.appearance import Look
+from moa_chat.desktop.appearance import Appearance
 from moa_chat.desktop.profile import Profile, Settings
 from moa_chat.desktop.window import Window
 from moa_chat.history.store import History
@@ -35,8 +35,8 @@ def staged_window(settings: Settings, arguments: Sequence[str] = ()) -> Iterator
     with tempfile.TemporaryDirectory() as folder:
         profile = Profile(Path(folder))
         history = History.open(profile.history_path)
-        look = Look(settings.theme, settings.zoom)
-        window = Window(profile, settings, history, look, build_parser().parse_args(arguments))
+        appearance = Appearance(settings.theme, settings.zoom)
+        window = Window(profile, settings, history, appearance, build_parser().parse_args(arguments))
         try:
             yield window
         finally:

@@ -22,7 +22,7 @@ from moa_runtime.transport import Endpoint
 
 
 @dataclass(frozen=True)
-class Setup:
+class ChatConfig:
     """Everything that :meth:`connect` needs to open a chat.
 
     Attributes:
@@ -93,8 +93,8 @@ class Setup:
         return sampling_for(self.temperature, self.top_p, self.seed)
 
 
-def setup_for(options: argparse.Namespace, bundle: Bundle, endpoint: Endpoint) -> Setup:
-    return Setup(
+def chat_config_for(options: argparse.Namespace, bundle: Bundle, endpoint: Endpoint) -> ChatConfig:
+    return ChatConfig(
         bundle,
         endpoint,
         system=options.system,

@@ -34,7 +34,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.once is None and options.serve is None and not options.terminal:
         return _open_window(options)
     # Imported late, so that --help and refused options answer at once.
-    from moa_chat.chat_config import endpoint_for, open_bundle, open_datastore, setup_for
+    from moa_chat.chat_config import chat_config_for, endpoint_for, open_bundle, open_datastore
     from moa_chat.local_verifier import ensure_bundle, local_verifier
     from moa_chat.oneshot import run_once
     from moa_chat.terminal.app import run_terminal
@@ -65,12 +65,12 @@ def _run(options: argparse.Namespace) -> int:
                 os.environ.get("MOA_TOKEN", "") if options.token is None else options.token,
                 options.tls_ca,
             )
-        setup = setup_for(options, bundle, endpoint)
+        config = chat_config_for(options, bundle, endpoint)
         if options.once is not None:
-            return run_once(setup, options.once, as_json=options.json)
+            return run_once(config, options.once, as_json=options.json)
         if options.serve is not None:
-            return run_gateway(setup, address, verifier, as_json=options.json)
-        return run_terminal(setup)
+            return run_gateway(config, address, verifier, as_json=options.json)
+        return run_terminal(config)
 
 
 def _delete_datastore_of_chats() -> None:

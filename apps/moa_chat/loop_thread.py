@@ -58,7 +58,7 @@ class ChatLike(Protocol):
     async def close(self) -> None: ...
 
 
-class Worker:
+class LoopThread:
     """Runs coroutines in the background loop.
 
     The runtime's ``SyncChat`` blocks in the wait for the next event. Here the main thread has other

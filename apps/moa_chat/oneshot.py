@@ -7,33 +7,33 @@ import json
 import sys
 from typing import Any, TextIO
 
-from moa_chat.chat_config import Setup
+from moa_chat.chat_config import ChatConfig
 from moa_chat.loop_thread import ChatLike
 from moa_chat.terminal.renderer import PlainView
 from moa_runtime.events import AnswerFinished, AnswerUpdate, LinkChanged, LinkStatus
 
 
-def run_once(setup: Setup, prompt: str, *, as_json: bool, out: TextIO | None = None) -> int:
+def run_once(config: ChatConfig, prompt: str, *, as_json: bool, out: TextIO | None = None) -> int:
     """Connect, ask, and write the answer to ``out`` (default: stdout)."""
     out = out or sys.stdout
-    finished = asyncio.run(_connect_and_ask(setup, prompt, None if as_json else PlainView(out)))
+    finished = asyncio.run(_connect_and_ask(config, prompt, None if as_json else PlainView(out)))
     if as_json:
-        print(json.dumps(as_object(finished, setup), ensure_ascii=False), file=out, flush=True)
+        print(json.dumps(as_object(finished, config), ensure_ascii=False), file=out, flush=True)
     return 0
 
 
-async def _connect_and_ask(setup: Setup, prompt: str, view: PlainView | None) -> AnswerFinished:
-    chat = await setup.connect()
+async def _connect_and_ask(config: ChatConfig, prompt: str, view: PlainView | None) -> AnswerFinished:
+    chat = await config.connect()
     try:
-        return await follow(chat, prompt, setup, view)
+        return await follow(chat, prompt, config, view)
     finally:
         await chat.close()
 
 
-async def follow(chat: ChatLike, prompt: str, setup: Setup, view: PlainView | None) -> AnswerFinished:
+async def follow(chat: ChatLike, prompt: str, config: ChatConfig, view: PlainView | None) -> AnswerFinished:
     """Ask; show committed text in ``view`` as it comes, and report on stderr that the verifier is away."""
     away = False
-    async for event in chat.send(prompt, max_new_tokens=setup.max_new_tokens, sampling=setup.sampling()):
+    async for event in chat.send(prompt, max_new_tokens=config.max_new_tokens, sampling=config.sampling()):
         if isinstance(event, AnswerFinished):
             if view is not None:
                 view.finish(event.text)
@@ -47,13 +47,13 @@ async def follow(chat: ChatLike, prompt: str, setup: Setup, view: PlainView | No
     raise AssertionError("a chat's last event is AnswerFinished")
 
 
-def as_object(finished: AnswerFinished, setup: Setup) -> dict[str, Any]:
+def as_object(finished: AnswerFinished, config: ChatConfig) -> dict[str, Any]:
     """Return the object that ``--json`` prints."""
     return {
         "text": finished.text,
         "finish": finished.reason.value,
         "statistics": finished.statistics.as_dict(),
         "tokens": [{"id": token.token, "origin": token.origin.value} for token in finished.tokens],
-        "server": setup.server,
-        "target": setup.target,
+        "server": config.server,
+        "target": config.target,
     }

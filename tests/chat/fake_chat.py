@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from types import SimpleNamespace
 
-from moa_chat.chat_config import Setup
+from moa_chat.chat_config import ChatConfig
 from moa_runtime.events import (
     AnswerFinished,
     AnswerUpdate,
@@ -146,8 +146,8 @@ class FakeChat:
         self.closed = True
 
 
-class FakeSetup(Setup):
-    """A setup that connects to a fake chat."""
+class FakeChatConfig(ChatConfig):
+    """A config that connects to a fake chat."""
 
     def __init__(self, chat: FakeChat | None = None, **options) -> None:
         options.setdefault("bundle", SimpleNamespace(manifest=SimpleNamespace(target="tiny-target", writer=None)))

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from moa_chat import local_verifier as local
-from moa_chat.chat_config import endpoint_for, setup_for
+from moa_chat.chat_config import chat_config_for, endpoint_for
 from moa_chat.cli import main
 from moa_chat.options import build_parser, check_options
 from moa_runtime import auto_export as first_bundle
@@ -71,7 +71,7 @@ def test_options(capsys, argv, said):
 
 @pytest.mark.parametrize(("given", "copies"), [((), True), (("--no-ngrams",), False)])
 def test_copying_from_the_conversation_can_be_switched_off(given, copies):
-    assert setup_for(build_parser().parse_args(given), None, None).ngrams is copies
+    assert chat_config_for(build_parser().parse_args(given), None, None).ngrams is copies
 
 
 def test_a_window_needs_a_display(capsys, monkeypatch):
@@ -133,12 +133,12 @@ def test_a_datastore_is_a_file_for_the_bundles_tokenizer(onnx_bundle, tmp_path):
     bundle, path = Bundle.open(onnx_bundle), tmp_path / "mine.moadata"
     parse = build_parser().parse_args
 
-    def setup(*words):
-        return setup_for(parse(words), bundle, Endpoint("ws://models.example:8765"))
+    def config(*words):
+        return chat_config_for(parse(words), bundle, Endpoint("ws://models.example:8765"))
 
     for words in ((), ("--datastore", "off")):
-        assert setup(*words).datastore is None and setup(*words).open_datastore() is None
-    named = setup("--datastore", str(path), "--drafter", "sssd")
+        assert config(*words).datastore is None and config(*words).open_datastore() is None
+    named = config("--datastore", str(path), "--drafter", "sssd")
     assert (named.drafter, named.datastore) == ("sssd", path)
     with pytest.raises(MoaError, match="there is no datastore"):
         named.open_datastore()
@@ -284,8 +284,8 @@ class Manifest:
 
 
 def kept_in(*argv: str) -> tuple[Path | None, bool]:
-    setup = setup_for(build_parser().parse_args(argv), SimpleNamespace(manifest=Manifest), None)
-    return setup.store, setup.must_store
+    config = chat_config_for(build_parser().parse_args(argv), SimpleNamespace(manifest=Manifest), None)
+    return config.store, config.must_store
 
 
 def test_a_conversation_is_kept_where_a_person_types_it(monkeypatch, tmp_path):

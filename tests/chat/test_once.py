@@ -6,7 +6,7 @@ import io
 import json
 
 import pytest
-from fake_chat import FakeChat, FakeSetup, finished, update
+from fake_chat import FakeChat, FakeChatConfig, finished, update
 
 from moa_chat.oneshot import run_once
 from moa_runtime.chat import ChatError
@@ -15,7 +15,7 @@ from moa_runtime.events import FinishReason, LinkChanged, LinkStatus
 
 def run(chat, *, as_json=False, **options):
     out = io.StringIO()
-    assert run_once(FakeSetup(chat, **options), "hello", as_json=as_json, out=out) == 0
+    assert run_once(FakeChatConfig(chat, **options), "hello", as_json=as_json, out=out) == 0
     assert chat.closed and chat.asked == ["hello"]
     return out.getvalue()
 
@@ -32,7 +32,7 @@ def test_committed_text_streams():
             finished("Paris."),
         ]
     )
-    run_once(FakeSetup(chat), "hello", as_json=False, out=out)
+    run_once(FakeChatConfig(chat), "hello", as_json=False, out=out)
     assert seen == ["Par"]
     assert out.getvalue() == "Paris.\n"
 
@@ -59,13 +59,13 @@ def test_a_lost_link_is_told_once_on_stderr(capsys):
 def test_a_refused_answer_is_an_error_and_closes_the_chat():
     chat = FakeChat([ChatError("too long")])
     with pytest.raises(ChatError, match="too long"):
-        run_once(FakeSetup(chat), "hello", as_json=True, out=io.StringIO())
+        run_once(FakeChatConfig(chat), "hello", as_json=True, out=io.StringIO())
     assert chat.closed
 
 
 def test_sampling_draws_a_seed_for_each_answer_unless_one_is_given():
-    assert FakeSetup(FakeChat()).sampling().temperature == 0
-    drawn = FakeSetup(FakeChat(), temperature=0.8)
+    assert FakeChatConfig(FakeChat()).sampling().temperature == 0
+    drawn = FakeChatConfig(FakeChat(), temperature=0.8)
     assert drawn.sampling().seed != drawn.sampling().seed
     chat = FakeChat([finished("a")])
     run(chat, temperature=0.8, top_p=0.9, seed=7)

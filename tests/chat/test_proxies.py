@@ -12,7 +12,7 @@ pytest.importorskip("onnxscript")
 from pooled_chat import DEFAULTS, USER
 from starlette.testclient import TestClient
 
-from moa_chat.chat_config import Setup
+from moa_chat.chat_config import ChatConfig
 from moa_chat.cli import main
 from moa_chat.gateway.app import Access, create_app
 from moa_chat.gateway.serve import _pools
@@ -51,9 +51,9 @@ def test_a_command_line_ends_with_a_sentence(form, said, onnx_bundle: Path, caps
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_gateway_answers_with_an_error(offline, stream, said, onnx_bundle: Path, tmp_path, monkeypatch):
     monkeypatch.setenv("MOA_EDGE_PROFILE", str(tmp_path))
-    setup = Setup(Bundle.open(onnx_bundle), Endpoint(SERVER), offline=offline)
+    config = ChatConfig(Bundle.open(onnx_bundle), Endpoint(SERVER), offline=offline)
     lines: list[str] = []
-    app = create_app(*_pools(setup), DEFAULTS, Access("", (), None), lines.append)
+    app = create_app(*_pools(config), DEFAULTS, Access("", (), None), lines.append)
     with TestClient(app) as http:
         for _ in range(2):
             body = {"messages": [USER], "stream": stream, "offline": offline}

@@ -12,10 +12,10 @@ from unittest import mock
 
 import pytest
 from ansi_screen import AnsiScreen
-from fake_chat import HANG, FakeChat, FakeSetup, finished, update
+from fake_chat import HANG, FakeChat, FakeChatConfig, finished, update
 
-from moa_chat.loop_thread import RunningAnswer, Worker
-from moa_chat.terminal.answer_state import Palette, Shown, status_line, summary, tentative_spans
+from moa_chat.loop_thread import LoopThread, RunningAnswer
+from moa_chat.terminal.answer_state import AnswerState, Palette, status_line, summary, tentative_spans
 from moa_chat.terminal.app import Terminal, run_terminal
 from moa_chat.terminal.renderer import LiveView, PlainView, Span
 from moa_runtime.chat import ChatError
@@ -43,9 +43,9 @@ class Lines:
 
 def talk(chat, lines, view=None):
     out = io.StringIO()
-    worker = Worker()
+    worker = LoopThread()
     try:
-        Terminal(FakeSetup(chat), worker, chat, view or PlainView(out), lines).loop()
+        Terminal(FakeChatConfig(chat), worker, chat, view or PlainView(out), lines).loop()
     finally:
         worker.close()
     return out.getvalue()
@@ -120,7 +120,7 @@ def test_an_answer_that_ended_in_a_late_link_need_not_be_waited_for_once_that_is
 
 
 def test_at_the_offline_limit_one_waits_for_a_verifier_that_one_wants():
-    shown = Shown(LinkChanged(LinkStatus.OFFLINE))
+    shown = AnswerState(LinkChanged(LinkStatus.OFFLINE))
     for event in (update("", "", "Paris"), Paused(PauseReason.LIMIT)):
         shown.take(event)
     assert shown.ended_alone(wanted_offline=True) and not shown.ended_alone(wanted_offline=False)
@@ -211,7 +211,7 @@ def test_tentative_text_is_split_where_the_device_went_on_alone():
 
 
 def test_the_status_row_says_what_the_device_waits_for():
-    shown = Shown(LinkChanged(LinkStatus.ONLINE))
+    shown = AnswerState(LinkChanged(LinkStatus.ONLINE))
 
     def row(wanted_offline=False):
         return "".join(s.text for s in shown.status(Palette(), wanted_offline=wanted_offline, hint="a hint"))
@@ -335,12 +335,12 @@ def test_a_stop_of_the_program_stops_no_answer():
     chat = FakeChat([update("Once"), terminated, HANG])
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     stopped = []
-    worker = Worker()
+    worker = LoopThread()
     stop = RunningAnswer.stop
     try:
         with mock.patch.object(RunningAnswer, "stop", lambda self: (stopped.append(self), stop(self))):
             with pytest.raises(SystemExit):
-                Terminal(FakeSetup(chat), worker, chat, PlainView(io.StringIO()), Lines("story?")).loop()
+                Terminal(FakeChatConfig(chat), worker, chat, PlainView(io.StringIO()), Lines("story?")).loop()
             assert not stopped
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -357,16 +357,16 @@ def test_a_kept_chat_opens_without_its_verifier_and_a_new_one_does_not(tmp_path,
             raise away
         return chat
 
-    monkeypatch.setattr(FakeSetup, "connect", connect)
+    monkeypatch.setattr(FakeChatConfig, "connect", connect)
     monkeypatch.setattr("moa_chat.terminal.app.input", lambda _: "/quit", raising=False)
     with pytest.raises(ConnectError):
-        run_terminal(FakeSetup(chat))
+        run_terminal(FakeChatConfig(chat))
     assert opened == [(True, None)]
     with pytest.raises(ConnectError):
-        run_terminal(FakeSetup(chat, store=tmp_path))
+        run_terminal(FakeChatConfig(chat, store=tmp_path))
     assert chat.closed and opened[1:] == [(True, tmp_path), (False, tmp_path)]
     chat.messages = turns("A?", "a.")
-    assert run_terminal(FakeSetup(chat, store=tmp_path)) == 0
+    assert run_terminal(FakeChatConfig(chat, store=tmp_path)) == 0
 
 
 @pytest.mark.parametrize(
@@ -382,17 +382,17 @@ def test_a_chat_begins_without_its_verifier_where_the_writer_can_be_seen(
         return self.chat
 
     view = LiveView(io.StringIO(), lambda: (80, 24)) if on_a_terminal else PlainView(io.StringIO())
-    monkeypatch.setattr(FakeSetup, "connect", connect)
+    monkeypatch.setattr(FakeChatConfig, "connect", connect)
     monkeypatch.setattr("moa_chat.terminal.app.view_for", lambda _: view)
     monkeypatch.setattr("moa_chat.terminal.app.input", lambda _: "/quit", raising=False)
     manifest = SimpleNamespace(target="tiny-target", writer=writer)
-    setup = FakeSetup(FakeChat(), bundle=SimpleNamespace(manifest=manifest), offline=offline)
+    config = FakeChatConfig(FakeChat(), bundle=SimpleNamespace(manifest=manifest), offline=offline)
     if writer and offline == "writer" and on_a_terminal:
-        assert run_terminal(setup) == 0
+        assert run_terminal(config) == 0
         assert "no verifier answers; until then the writer on this device answers" in capsys.readouterr().err
     else:
         with pytest.raises(ConnectError):
-            run_terminal(setup)
+            run_terminal(config)
 
 
 def test_a_chat_that_another_program_has_is_left_to_it(tmp_path, monkeypatch, capsys):
@@ -403,9 +403,9 @@ def test_a_chat_that_another_program_has_is_left_to_it(tmp_path, monkeypatch, ca
             raise StoreError("the chat is open in another program")
         return chat
 
-    monkeypatch.setattr(FakeSetup, "connect", connect)
+    monkeypatch.setattr(FakeChatConfig, "connect", connect)
     monkeypatch.setattr("moa_chat.terminal.app.input", lambda _: "/quit", raising=False)
     with pytest.raises(StoreError):
-        run_terminal(FakeSetup(chat, store=tmp_path, must_store=True))
-    assert run_terminal(FakeSetup(chat, store=tmp_path)) == 0
+        run_terminal(FakeChatConfig(chat, store=tmp_path, must_store=True))
+    assert run_terminal(FakeChatConfig(chat, store=tmp_path)) == 0
     assert "the chat is open in another program; this one is kept nowhere" in capsys.readouterr().err

@@ -12,8 +12,8 @@ from typing import Any
 from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QApplication, QMessageBox
 
-from moa_chat.desktop.appearance import Look
-from moa_chat.desktop.instance_lock import ProfileLock
+from moa_chat.desktop.appearance import Appearance
+from moa_chat.desktop.instance_lock import InstanceLock
 from moa_chat.desktop.profile import Profile, Settings
 from moa_chat.desktop.window import Window
 from moa_chat.history.store import History
@@ -41,11 +41,11 @@ def run_desktop(options: argparse.Namespace) -> int:
     application.setStyle("Fusion")
     profile = Profile.default()
     settings = with_options(profile.load(), options)
-    look = Look(settings.theme, settings.zoom, origins=settings.origins)
-    lock = ProfileLock(profile.folder)
+    appearance = Appearance(settings.theme, settings.zoom, origins=settings.origins)
+    lock = InstanceLock(profile.folder)
     if not lock.take():
         return _show_other(lock)
-    window = Window(profile, settings, History.open(profile.history_path), look, options)
+    window = Window(profile, settings, History.open(profile.history_path), appearance, options)
     lock.wanted.connect(window.come_to_front)
     window.show()
     # After the first paint: what comes now must not delay it.
@@ -75,7 +75,7 @@ def with_options(settings: Settings, options: argparse.Namespace) -> Settings:
     return dataclasses.replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 
-def _show_other(lock: ProfileLock) -> int:
+def _show_other(lock: InstanceLock) -> int:
     """The profile's window is open: say so, and offer it."""
     box = QMessageBox()
     box.setWindowTitle("moa-chat")

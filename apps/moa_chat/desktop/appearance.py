@@ -362,7 +362,7 @@ def _points() -> float:
     return QApplication.font().pointSizeF()
 
 
-class Look(QObject):
+class Appearance(QObject):
     """Applies theme and zoom to the application, and emits ``changed``.
 
     Attributes:

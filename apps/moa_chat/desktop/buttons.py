@@ -9,7 +9,7 @@ from PySide6.QtGui import QGuiApplication, QIcon, QKeySequence, QPainter, QPixma
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QToolButton, QWidget
 
-from moa_chat.desktop.appearance import Look, lines
+from moa_chat.desktop.appearance import Appearance, lines
 
 #: SVG content in a square of 24 by 24.
 _DRAWINGS = {
@@ -81,7 +81,7 @@ class IconButton(QToolButton):
 
     def __init__(
         self,
-        look: Look,
+        appearance: Appearance,
         name: str,
         says: str,
         clicked: Callable[[], None] | None = None,
@@ -92,7 +92,7 @@ class IconButton(QToolButton):
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
-        self._look, self._icon, self._color = look, name, color
+        self._appearance, self._icon, self._color = appearance, name, color
         self.setText(f" {label}" if label else "")  # the style leaves no room between icon and word
         self.show_label(bool(label))
         self.setAccessibleName(says)
@@ -100,7 +100,7 @@ class IconButton(QToolButton):
         self.setToolTip(f"{says} ({keys})" if keys else says)
         if clicked is not None:
             self.clicked.connect(lambda _: clicked())
-        look.changed.connect(self.redraw)
+        appearance.changed.connect(self.redraw)
         self.redraw()
 
     def set_icon(self, name: str, says: str) -> None:
@@ -122,7 +122,7 @@ class IconButton(QToolButton):
         return self.sizeHint().width() - self.fontMetrics().horizontalAdvance(self.text())
 
     def redraw(self) -> None:
-        theme = self._look.theme
+        theme = self._appearance.theme
         self.setIcon(icon(self._icon, getattr(theme, self._color), theme.muted))
         self.setIconSize(QSize(lines(0.95), lines(0.95)))
 
@@ -135,9 +135,15 @@ class CopyButton(IconButton):
     """
 
     def __init__(
-        self, look: Look, says: str, text: Callable[[], str], *, label: str = "", parent: QWidget | None = None
+        self,
+        appearance: Appearance,
+        says: str,
+        text: Callable[[], str],
+        *,
+        label: str = "",
+        parent: QWidget | None = None,
     ) -> None:
-        super().__init__(look, "copy", says, self.copy, label=label, parent=parent)
+        super().__init__(appearance, "copy", says, self.copy, label=label, parent=parent)
         self._text = text
 
     def copy(self) -> None:

@@ -12,11 +12,11 @@ from typing import TypeVar
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from moa_chat.desktop.offline_checks import Checking, Checks, Corrected
+from moa_chat.desktop.offline_checks import AnswerCheck, Corrected, OfflineChecks
 from moa_chat.desktop.profile import Settings
-from moa_chat.desktop.runtime_thread import Engine
+from moa_chat.desktop.runtime_thread import RuntimeThread
 from moa_chat.desktop.stats_panel import figures, round_trip
-from moa_chat.desktop.streaming_answer import Answering, answering_again
+from moa_chat.desktop.streaming_answer import StreamingAnswer, answering_again
 from moa_chat.history.chat_settings import ChatSettings, sampling_of
 from moa_chat.history.message import Message, title_of
 from moa_chat.history.store import History
@@ -77,7 +77,7 @@ class ChatController(QObject):
 
     def __init__(
         self,
-        engine: Engine,
+        runtime: RuntimeThread,
         history: History,
         general: Callable[[], Settings],
         options: argparse.Namespace,
@@ -87,11 +87,11 @@ class ChatController(QObject):
         self.current: int | None = None
         self.messages: list[Message] = []
         self.history = history
-        self._engine, self._general, self._options = engine, general, options
+        self._runtime, self._general, self._options = runtime, general, options
         self._own: ChatSettings | None = None  # of the open chat
-        self._answering: Answering | None = None  # the answer that is written or checked, perhaps in another chat
-        self._last: Answering | None = None
-        self._checks = Checks(history)
+        self._answering: StreamingAnswer | None = None  # the answer that is written or checked, perhaps in another chat
+        self._last: StreamingAnswer | None = None
+        self._checks = OfflineChecks(history)
         #: What the user wants to do after the running check: in which chat, what, and the text that would be lost.
         self._wanted: list[tuple[int | None, Callable[[], None], str]] = []
         self._clock = QTimer(self)
@@ -101,15 +101,15 @@ class ChatController(QObject):
         self._patience.setSingleShot(True)
         self._patience.timeout.connect(self._say_what_is_read)
         self.opened.connect(self.measure_context)
-        engine.events.connect(self._take)
-        engine.ended.connect(self._ended)
-        engine.reopened.connect(self._reopened)
-        engine.pending.connect(self._follow_pending)
+        runtime.events.connect(self._take)
+        runtime.ended.connect(self._ended)
+        runtime.reopened.connect(self._reopened)
+        runtime.pending.connect(self._follow_pending)
 
     @property
     def busy(self) -> bool:
         """Whether an answer is being written. A check does not count: it ends as soon as the user asks something."""
-        return self._answering is not None and not isinstance(self._answering, Checking)
+        return self._answering is not None and not isinstance(self._answering, AnswerCheck)
 
     @property
     def statistics(self) -> Statistics:
@@ -176,7 +176,7 @@ class ChatController(QObject):
     def delete(self, chat: int) -> None:
         """Take a chat out of the list; the user can undo that."""
         if self._answering is not None and self._answering.chat == chat:
-            if isinstance(self._answering, Checking):
+            if isinstance(self._answering, AnswerCheck):
                 self._answering.gone = True
             self.stop()
         self._try(lambda: self.history.delete(chat), None)
@@ -199,7 +199,7 @@ class ChatController(QObject):
         """
         if self._after_check(lambda: self.send(text, replaces=replaces), text):
             return
-        ready = not self.busy and self._engine.chat is not None
+        ready = not self.busy and self._runtime.chat is not None
         if ready and self.current is None:
             self.current = self._try(lambda: self.history.create(title_of(text), self.settings), None)
             self._own = self.settings
@@ -207,18 +207,18 @@ class ChatController(QObject):
             self.returned.emit(text)
             return
         settings, turns = self.settings, self.turns
-        sampling = sampling_of(settings, self._engine.recommended, self._options.seed)
-        self._answering = Answering(self.current, len(self.messages) + 1, text, sampling, replaces=replaces)
+        sampling = sampling_of(settings, self._runtime.recommended, self._options.seed)
+        self._answering = StreamingAnswer(self.current, len(self.messages) + 1, text, sampling, replaces=replaces)
         for message in self._answering.turns:
             self._put(len(self.messages), message)
-        self._engine.ask(turns, text, max_new_tokens=settings.max_new_tokens, sampling=sampling)
+        self._runtime.ask(turns, text, max_new_tokens=settings.max_new_tokens, sampling=sampling)
         self._patience.start(_PATIENCE_MS)
         self.busy_changed.emit(True)
         self.chats_changed.emit()
 
     def stop(self) -> None:
         """Stop the answer, and keep what is confirmed of it."""
-        self._engine.stop()
+        self._runtime.stop()
 
     def again(self) -> None:
         """Ask the last question again."""
@@ -231,24 +231,24 @@ class ChatController(QObject):
         if self._after_check(self.continue_answer):
             return
         last, chat = self.messages[-1] if self.messages else None, self.current
-        if self.busy or self._engine.chat is None or chat is None or last is None or not last.can_go_on:
+        if self.busy or self._runtime.chat is None or chat is None or last is None or not last.can_go_on:
             return
-        if last.target not in ("", self._engine.target):
+        if last.target not in ("", self._runtime.target):
             self.told.emit("Another model wrote this answer, and only that one can continue it.", "", None)
             return
         settings, turns, position = self.settings, self.turns, len(self.messages) - 1
         question = self.messages[position - 1].content
-        self._answering = Answering(chat, position, question, last.cut_off, before=last)
+        self._answering = StreamingAnswer(chat, position, question, last.cut_off, before=last)
         self._show(self._answering)
         self._save()
-        self._engine.continue_answer(turns, max_new_tokens=settings.max_new_tokens, sampling=last.cut_off)
+        self._runtime.continue_answer(turns, max_new_tokens=settings.max_new_tokens, sampling=last.cut_off)
         self.busy_changed.emit(True)
 
     def edit(self, position: int, text: str) -> None:
         """Replace the question at a position; stored turns after it go when words of the new answer are confirmed."""
         if self._after_check(lambda: self.edit(position, text), text):
             return
-        if self.busy or self._engine.chat is None:
+        if self.busy or self._runtime.chat is None:
             return
         del self.messages[position:]
         self.truncated.emit(position)
@@ -260,9 +260,9 @@ class ChatController(QObject):
 
         def say(tokens: int) -> None:
             if chat == self.current and not self.busy:
-                self.context_changed.emit(tokens, self._engine.max_context)
+                self.context_changed.emit(tokens, self._runtime.max_context)
 
-        self._engine.count(self.turns, say)
+        self._runtime.count(self.turns, say)
 
     def close(self) -> None:
         """Store the answer that is being written as it is now."""
@@ -272,7 +272,7 @@ class ChatController(QObject):
     def settle(self, mine: bool) -> None:
         """Decide a disagreement: keep the device's version, or leave the server's, which is there already."""
         if mine:
-            self._engine.keep_mine()
+            self._runtime.keep_mine()
 
     # -- the answer ----------------------------------------------------------------------------
 
@@ -295,7 +295,7 @@ class ChatController(QObject):
                     self.waiting.emit(PAUSES[event.reason])
         self._show(answering)
         if answering.ended_alone:
-            self._engine.stop()
+            self._runtime.stop()
         if answering.replaces and answering.confirmed:
             answering.replaces = False
             self._store_turns(answering)
@@ -305,7 +305,7 @@ class ChatController(QObject):
     def handle_disagreement(self, event: Disagreement) -> None:
         """Ask the user, or do what the settings say and report it."""
         choice = self._general().disagreement
-        if isinstance(self._answering, Checking) and choice != "mine":
+        if isinstance(self._answering, AnswerCheck) and choice != "mine":
             return  # reported when the check has ended
         if choice == "ask":
             self.disagreed.emit(event)
@@ -314,12 +314,12 @@ class ChatController(QObject):
         else:
             self.corrected.emit(corrected_sentence(len(event.dropped_text.split())), lambda: self.settle(True))
 
-    def _show(self, answering: Answering) -> None:
+    def _show(self, answering: StreamingAnswer) -> None:
         if answering.chat == self.current:
             self.messages[answering.position] = answering.message
             self.message_changed.emit(answering.position, answering.message)
             if answering.tokens and answering.position == len(self.messages) - 1:
-                self.context_changed.emit(self._engine.prompt_tokens + answering.tokens, self._engine.max_context)
+                self.context_changed.emit(self._runtime.prompt_tokens + answering.tokens, self._runtime.max_context)
         self.figures_changed.emit(figures(answering.statistics, answering.words_a_token))
         self.round_trip_changed.emit(round_trip(answering.statistics))
 
@@ -327,14 +327,14 @@ class ChatController(QObject):
         if self._answering is not None and not self._answering.replaces:
             self._store_turns(self._answering)
 
-    def _store_turns(self, answering: Answering) -> None:
+    def _store_turns(self, answering: StreamingAnswer) -> None:
         """Store question and answer in one transaction, so that none is stored alone after an earlier write failed."""
-        answering.message = dataclasses.replace(answering.message, target=self._engine.target)
+        answering.message = dataclasses.replace(answering.message, target=self._runtime.target)
         self._try(lambda: self.history.replace(answering.chat, answering.position - 1, answering.turns), None)
 
     def _say_what_is_read(self) -> None:
         """Say that the target reads the prompt, if the link is up and no text has come yet."""
-        answering, chat = self._answering, self._engine.chat
+        answering, chat = self._answering, self._runtime.chat
         if answering is None or chat is None or answering.message.content or chat.status is not LinkStatus.ONLINE:
             return
         if answering.chat == self.current:
@@ -343,7 +343,7 @@ class ChatController(QObject):
     def _ended(self, problem: MoaError | None) -> None:
         answering, self._answering = self._answering, None
         self._clock.stop()
-        if isinstance(answering, Checking):
+        if isinstance(answering, AnswerCheck):
             self._checked(answering, problem)
             return
         if answering is not None:
@@ -351,9 +351,9 @@ class ChatController(QObject):
         if problem is None:
             self.check()
 
-    def _settle_answer(self, answering: Answering, problem: MoaError | None) -> None:
+    def _settle_answer(self, answering: StreamingAnswer, problem: MoaError | None) -> None:
         if not answering.message.finished:
-            left = None if answering.replaces else self._engine.left_alone(answering.position)
+            left = None if answering.replaces else self._runtime.left_alone(answering.position)
             answering.stop() if left is None else answering.set_aside(*left)
         self._last = answering
         self._patience.stop()
@@ -378,10 +378,10 @@ class ChatController(QObject):
             self._answering = answering
             if self.current in (None, answering.chat):
                 self.open_chat(answering.chat)
-            self._engine.follow_pending()
+            self._runtime.follow_pending()
             self.busy_changed.emit(True)
 
-    def _take_back(self, answering: Answering) -> None:
+    def _take_back(self, answering: StreamingAnswer) -> None:
         """Return the question of an answer without text to the composer; stored turns that it was to replace stay."""
         if answering.replaces and answering.chat == self.current:
             self.open_chat(answering.chat)
@@ -399,16 +399,16 @@ class ChatController(QObject):
 
     def check(self) -> None:
         """Have the verifier check the next answer that was written without it; report when there are no more."""
-        chat = self._engine.chat
+        chat = self._runtime.chat
         if self._answering is not None or chat is None or chat.status is not LinkStatus.ONLINE:
             return
-        checking = self._try(lambda: self._checks.next(self.current, self._engine.target), None)
+        checking = self._try(lambda: self._checks.next(self.current, self._runtime.target), None)
         if checking is not None and (mark := checking.written.unconfirmed) is not None:
             self._answering = checking
             messages = self._try(lambda: self.history.messages(checking.chat), [])
             turns = self.turns_of(self.settings_of(checking.chat), messages)
             before = len(turns) - len(messages)  # the instructions
-            self._engine.check(turns, dataclasses.replace(mark, turn=checking.position + before))
+            self._runtime.check(turns, dataclasses.replace(mark, turn=checking.position + before))
         elif self._checks.any_done:
             words, corrected = self._checks.report()
             if corrected:
@@ -416,11 +416,11 @@ class ChatController(QObject):
             else:
                 self.told.emit(words, "", None)
 
-    def _checked(self, checking: Checking, problem: MoaError | None) -> None:
+    def _checked(self, checking: AnswerCheck, problem: MoaError | None) -> None:
         wanted, self._wanted = self._wanted, []
         most = self.settings_of(checking.chat).max_new_tokens
         settled = checking.done and self._try(lambda: self._checks.settle(checking, most), False)
-        if problem is not None and (chat := self._engine.chat) is not None and chat.status is LinkStatus.ONLINE:
+        if problem is not None and (chat := self._runtime.chat) is not None and chat.status is LinkStatus.ONLINE:
             settled = self._try(lambda: self._checks.give_up(checking), False)
         if checking.chat == self.current:
             self._show_stored(checking.chat)
@@ -436,7 +436,7 @@ class ChatController(QObject):
 
     def _after_check(self, wanted: Callable[[], None], text: str = "") -> bool:
         """Stop a running check and call ``wanted`` after it; return False if none runs."""
-        if not isinstance(self._answering, Checking):
+        if not isinstance(self._answering, AnswerCheck):
             return False
         self._wanted.append((self.current, wanted, text))
         self.stop()

@@ -8,7 +8,7 @@ from PySide6.QtCore import QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QListWidget, QListWidgetItem, QMenu, QVBoxLayout, QWidget
 
-from moa_chat.desktop.appearance import SIDEBAR_LETTERS, Look, letters, lines
+from moa_chat.desktop.appearance import SIDEBAR_LETTERS, Appearance, letters, lines
 from moa_chat.desktop.buttons import IconButton
 from moa_chat.history.message import ChatSummary
 
@@ -35,7 +35,7 @@ class ChatList(QWidget):
     searched = Signal(str)
     settings_wanted = Signal()
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("sidebar")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
@@ -43,7 +43,7 @@ class ChatList(QWidget):
         name.setObjectName("title")
         top = QHBoxLayout()
         top.addWidget(name, 1)
-        top.addWidget(IconButton(look, "new", "New chat", self.new_wanted.emit, shortcut="Ctrl+N", label="New"))
+        top.addWidget(IconButton(appearance, "new", "New chat", self.new_wanted.emit, shortcut="Ctrl+N", label="New"))
         self.search = QLineEdit()
         self.search.setPlaceholderText("Search chats")
         self.search.setAccessibleName("Search chats")
@@ -65,7 +65,9 @@ class ChatList(QWidget):
         self._nothing.setObjectName("muted")
         self._nothing.setAlignment(Qt.AlignmentFlag.AlignHCenter)
         wanted = self.settings_wanted.emit
-        self.settings_button = IconButton(look, "settings", "Settings", wanted, shortcut="Ctrl+,", label="Settings")
+        self.settings_button = IconButton(
+            appearance, "settings", "Settings", wanted, shortcut="Ctrl+,", label="Settings"
+        )
         bottom = QHBoxLayout()
         bottom.addWidget(self.settings_button)
         bottom.addStretch()
@@ -76,7 +78,7 @@ class ChatList(QWidget):
         layout.addWidget(self.list, 1)
         layout.addLayout(bottom)
         self._add_actions()
-        look.changed.connect(self._fit)
+        appearance.changed.connect(self._fit)
         self._fit()
 
     def show_chats(self, chats: Sequence[ChatSummary], current: int | None) -> None:

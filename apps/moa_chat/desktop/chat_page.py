@@ -10,14 +10,14 @@ from PySide6.QtCore import QSize, Qt, QTimer
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
-from moa_chat.desktop.appearance import COLUMN_LETTERS, Look, letters, lines
+from moa_chat.desktop.appearance import COLUMN_LETTERS, Appearance, letters, lines
 from moa_chat.desktop.buttons import IconButton
 from moa_chat.desktop.composer import Composer
 from moa_chat.desktop.conversation_view import ConversationView
 from moa_chat.desktop.find_bar import FindBar
 from moa_chat.desktop.notices import DisagreementBanner, Legend, Notice
 from moa_chat.desktop.stats_panel import RoundPlot
-from moa_chat.desktop.status_badge import ConnectionPill
+from moa_chat.desktop.status_badge import StatusBadge
 
 _QUIET_BELOW, _FULL_FROM = 0.5, 0.85
 _TICK_MS = 1000
@@ -27,15 +27,15 @@ _TITLE_LETTERS = 14  # that are to be seen before words beside icons are
 class ContextMeter(QLabel):
     """Shows how full the target's context is, from one half on, and warns before it is full."""
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._look = look
+        self._appearance = appearance
         self._used = self._limit = 0
         self.setObjectName("figures")
         self.setAccessibleName("Context of the model")
         self.setAlignment(Qt.AlignmentFlag.AlignRight)
         self.setWordWrap(True)
-        look.changed.connect(self._show)
+        appearance.changed.connect(self._show)
         self._show()
 
     def show_use(self, used: int, limit: int) -> None:
@@ -50,7 +50,7 @@ class ContextMeter(QLabel):
         if full >= _FULL_FROM:
             words = f"The conversation fills {percent} % of what the model can read: begin a new chat soon"
         self.setText(words)
-        self.setStyleSheet(f"color: {self._look.theme.warning}" if full >= _FULL_FROM else "")
+        self.setStyleSheet(f"color: {self._appearance.theme.warning}" if full >= _FULL_FROM else "")
         says = f"{self._used:,} of {self._limit:,} tokens (pieces of words) that the model can read are taken."
         self.setToolTip(says)
         self.setAccessibleDescription(says)
@@ -145,7 +145,7 @@ class Header(QWidget):
 
     def __init__(
         self,
-        look: Look,
+        appearance: Appearance,
         sidebar: IconButton,
         title: Title,
         pill: QLabel,
@@ -162,7 +162,7 @@ class Header(QWidget):
         row.addWidget(pill)
         for button in buttons:
             row.addWidget(button)
-        look.changed.connect(self._fit)
+        appearance.changed.connect(self._fit)
         self._fit()
 
     def minimumSizeHint(self) -> QSize:
@@ -187,29 +187,31 @@ class Header(QWidget):
 class ChatPage(QWidget):
     """Header, conversation, strips and composer in their layout; the window connects their signals."""
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("main")
-        self.sidebar = IconButton(look, "sidebar", "Show or hide the chats", shortcut="Ctrl+B")
+        self.sidebar = IconButton(appearance, "sidebar", "Show or hide the chats", shortcut="Ctrl+B")
         self.title = Title("New chat")
-        self.pill = ConnectionPill(look)
-        self.offline = _toggle(look, "offline", "Offline", "Work offline", "Ctrl+Shift+O")
-        self.origins = _toggle(look, "origins", "Origins", "Colour the text by origin", "Ctrl+Shift+G")
-        self.plot_button = _toggle(look, "plot", "Figures", "Show how the answer is made, in figures", "Ctrl+Shift+P")
-        self.chat_settings = IconButton(
-            look, "chat-settings", "Chat settings", shortcut="Ctrl+Shift+S", label="Chat settings"
+        self.pill = StatusBadge(appearance)
+        self.offline = _toggle(appearance, "offline", "Offline", "Work offline", "Ctrl+Shift+O")
+        self.origins = _toggle(appearance, "origins", "Origins", "Colour the text by origin", "Ctrl+Shift+G")
+        self.plot_button = _toggle(
+            appearance, "plot", "Figures", "Show how the answer is made, in figures", "Ctrl+Shift+P"
         )
-        self.export = IconButton(look, "export", "Save this chat as a file", shortcut="Ctrl+S", label="Save")
-        self.conversation = ConversationView(look)
-        self.find = FindBar(look, self.conversation)
-        self.plot = RoundPlot(look)
+        self.chat_settings = IconButton(
+            appearance, "chat-settings", "Chat settings", shortcut="Ctrl+Shift+S", label="Chat settings"
+        )
+        self.export = IconButton(appearance, "export", "Save this chat as a file", shortcut="Ctrl+S", label="Save")
+        self.conversation = ConversationView(appearance)
+        self.find = FindBar(appearance, self.conversation)
+        self.plot = RoundPlot(appearance)
         self.plot.hide()
-        self.notice = Notice(look)
+        self.notice = Notice(appearance)
         self.progress = ProgressStrip()
-        self.context = ContextMeter(look)
+        self.context = ContextMeter(appearance)
         self.disagreement = DisagreementBanner()
-        self.legend = Legend(look)
-        self.composer = Composer(look)
+        self.legend = Legend(appearance)
+        self.composer = Composer(appearance)
         self._column = QWidget()
         column = self._strips = QVBoxLayout(self._column)
         for widget in (self.progress, self.notice, self.disagreement, self.legend, self.composer, self.context):
@@ -222,14 +224,14 @@ class ChatPage(QWidget):
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(0)
         buttons = (self.offline, self.origins, self.plot_button, self.chat_settings, self.export)
-        layout.addWidget(Header(look, self.sidebar, self.title, self.pill, buttons))
+        layout.addWidget(Header(appearance, self.sidebar, self.title, self.pill, buttons))
         layout.addWidget(self.find)
         layout.addWidget(self.conversation, 1)
         layout.addLayout(centered)
         layout.addWidget(self.plot)
         self.plot_button.toggled.connect(self.plot.setVisible)
         self.conversation.verticalScrollBar().rangeChanged.connect(lambda _, most: self._line_up(most > 0))
-        look.changed.connect(self._fit)
+        appearance.changed.connect(self._fit)
         self._fit()
 
     def _fit(self) -> None:
@@ -243,7 +245,7 @@ class ChatPage(QWidget):
         self._centered.setContentsMargins(0, 0, bar.sizeHint().width() if scrolls else 0, 0)
 
 
-def _toggle(look: Look, name: str, label: str, says: str, shortcut: str) -> IconButton:
-    button = IconButton(look, name, says, shortcut=shortcut, label=label)
+def _toggle(appearance: Appearance, name: str, label: str, says: str, shortcut: str) -> IconButton:
+    button = IconButton(appearance, name, says, shortcut=shortcut, label=label)
     button.setCheckable(True)
     return button

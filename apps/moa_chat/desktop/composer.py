@@ -6,7 +6,7 @@ from PySide6.QtCore import QEvent, QMimeData, QObject, Qt, Signal
 from PySide6.QtGui import QFocusEvent, QKeyEvent, QTextOption
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QWidget
 
-from moa_chat.desktop.appearance import Look, lines
+from moa_chat.desktop.appearance import Appearance, lines
 from moa_chat.desktop.buttons import IconButton
 
 _MOST_LINES = 8
@@ -41,7 +41,7 @@ class Composer(QFrame):
     stopped = Signal()
     scrolled = Signal(int)
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._ready, self._answering = False, False
         self.setObjectName("composer")
@@ -52,12 +52,12 @@ class Composer(QFrame):
         self.field.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAsNeeded)
         self.field.installEventFilter(self)
         self.field.textChanged.connect(self._changed)
-        self.button = IconButton(look, "send", "Send", self._pressed, color="on_accent")
+        self.button = IconButton(appearance, "send", "Send", self._pressed, color="on_accent")
         self.button.setObjectName("send")
         layout = self._layout = QHBoxLayout(self)
         layout.addWidget(self.field, 1)
         layout.addWidget(self.button, 0, Qt.AlignmentFlag.AlignBottom)
-        look.changed.connect(self._fit)
+        appearance.changed.connect(self._fit)
         self._fit()
         self._changed()
 

@@ -21,7 +21,7 @@ from websockets.exceptions import InvalidHandshake, InvalidStatus, ProxyError
 from moa_chat.desktop.certificates import Certificate, fetch_certificate
 from moa_chat.desktop.profile import Settings
 from moa_chat.desktop.programs import BundleExport, LocalVerifier
-from moa_chat.desktop.runtime_thread import Engine
+from moa_chat.desktop.runtime_thread import RuntimeThread
 from moa_chat.strings import as_sentence
 from moa_runtime.bundle import Bundle, BundleError
 from moa_runtime.connect_error import ConnectError
@@ -112,17 +112,19 @@ async def connect(
     Raises:
         ConnectionFailedError: why a chat with these settings does not work.
     """
-    from moa_chat.chat_config import setup_for
+    from moa_chat.chat_config import chat_config_for
 
     bundle = await _load_bundle(settings.bundle, options.drafter)
-    setup = dataclasses.replace(setup_for(options, bundle, endpoint), policy=Policy.ASK, system=None, store=store)
+    config = dataclasses.replace(
+        chat_config_for(options, bundle, endpoint), policy=Policy.ASK, system=None, store=store
+    )
     try:
-        return await setup.connect()
+        return await config.connect()
     except MoaError as error:
         problem = await explain(error, endpoint)
         if problem.trouble is not Trouble.AWAY:
             raise problem from error
-    return await setup.connect(wait=False)
+    return await config.connect(wait=False)
 
 
 async def try_connection(settings: Settings, options: argparse.Namespace) -> str:
@@ -131,12 +133,12 @@ async def try_connection(settings: Settings, options: argparse.Namespace) -> str
     Raises:
         ConnectionFailedError: why a chat with these settings does not work now.
     """
-    from moa_chat.chat_config import setup_for
+    from moa_chat.chat_config import chat_config_for
 
     endpoint = endpoint_of(settings, options)
     bundle = await _load_bundle(settings.bundle, options.drafter)
     try:
-        chat = await setup_for(options, bundle, endpoint).connect()
+        chat = await chat_config_for(options, bundle, endpoint).connect()
     except MoaError as error:
         raise await explain(error, endpoint) from error
     await chat.close()
@@ -183,7 +185,7 @@ async def _explain_certificate(cause: ssl.SSLCertVerificationError, endpoint: En
 
 
 class Connector(QObject):
-    """Connects the engine as the settings say; starts the verifier of this machine if they ask for one.
+    """Connects the runtime as the settings say; starts the verifier of this machine if they ask for one.
 
     Attributes:
         export: of the bundle that is used if the settings name none.
@@ -200,9 +202,9 @@ class Connector(QObject):
     connected = Signal(str)
     failed = Signal(object)
 
-    def __init__(self, engine: Engine, options: argparse.Namespace, parent: QObject | None = None) -> None:
+    def __init__(self, runtime: RuntimeThread, options: argparse.Namespace, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self._engine, self._options = engine, options
+        self._runtime, self._options = runtime, options
         self._settings = Settings()
         self._verifier = LocalVerifier(options.drafter, self)
         self._verifier.ready.connect(self._started)
@@ -223,7 +225,7 @@ class Connector(QObject):
             return
         self._verifier.stop()
         self.connecting.emit(settings.server)
-        self._engine.run(self._find_endpoint(settings), self._connect_to, self.failed.emit)
+        self._runtime.run(self._find_endpoint(settings), self._connect_to, self.failed.emit)
 
     def cancel(self) -> None:
         """Stop starting the verifier of this machine."""
@@ -232,7 +234,7 @@ class Connector(QObject):
 
     def test(self, settings: Settings, succeeded: Callable[[str], None], failed: Callable[[MoaError], None]) -> None:
         """Connect with these settings beside the chat that runs; ``succeeded`` gets the target's name."""
-        self._engine.run(try_connection(settings, self._options), succeeded, failed)
+        self._runtime.run(try_connection(settings, self._options), succeeded, failed)
 
     def close(self) -> None:
         """End the programs that were started."""
@@ -249,7 +251,7 @@ class Connector(QObject):
     def _connect_to(self, endpoint: Endpoint) -> None:
         settings, options = self._settings, self._options
         where = "a verifier on this machine" if settings.local else endpoint.address
-        self._engine.connect_chat(
+        self._runtime.connect_chat(
             lambda store: connect(settings, endpoint, options, store),
             endpoint.address,
             lambda: self.connected.emit(where),

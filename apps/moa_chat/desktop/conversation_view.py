@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
-from moa_chat.desktop.appearance import COLUMN_LETTERS, Look, letters, lines
+from moa_chat.desktop.appearance import COLUMN_LETTERS, Appearance, letters, lines
 from moa_chat.desktop.buttons import IconButton
 from moa_chat.desktop.message_widgets import Answer, Question
 from moa_chat.desktop.origin_text import OriginText
@@ -33,9 +33,9 @@ class ConversationView(QScrollArea):
     continued = Signal()
     stopped = Signal()
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._look = look
+        self._appearance = appearance
         self._messages: list[Message] = []
         self._first = 0  # position of the first message that has a widget
         self.widgets: list[Question | Answer] = []
@@ -65,13 +65,13 @@ class ConversationView(QScrollArea):
         centered.addStretch(1)
         self.setWidget(page)
         self.jump_button = IconButton(
-            look, "down", "Jump to the newest message", self.jump, shortcut="Ctrl+End", parent=self
+            appearance, "down", "Jump to the newest message", self.jump, shortcut="Ctrl+End", parent=self
         )
         self.jump_button.setObjectName("jump")
         self.jump_button.hide()
         self.verticalScrollBar().rangeChanged.connect(self._range_changed)
         self.verticalScrollBar().valueChanged.connect(self._moved)
-        look.changed.connect(self._refresh)
+        appearance.changed.connect(self._refresh)
         self._settle()
         self._refresh()
 
@@ -163,10 +163,10 @@ class ConversationView(QScrollArea):
 
     def _make_widget(self, message: Message, position: int) -> Question | Answer:
         if message.role == "user":
-            question = Question(self._look, message)
+            question = Question(self._appearance, message)
             question.edited.connect(lambda text: self.edited.emit(position, text))
             return question
-        answer = Answer(self._look, message)
+        answer = Answer(self._appearance, message)
         answer.again.connect(self.again)
         answer.continued.connect(self.continued)
         answer.stopped.connect(self.stopped)

@@ -6,7 +6,7 @@ from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QColor, QKeyEvent, QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QLineEdit, QTextEdit, QWidget
 
-from moa_chat.desktop.appearance import Look, letters, lines
+from moa_chat.desktop.appearance import Appearance, letters, lines
 from moa_chat.desktop.buttons import IconButton
 from moa_chat.desktop.conversation_view import ConversationView
 from moa_chat.desktop.origin_text import OriginText
@@ -17,10 +17,10 @@ _PAUSE_MS = 150
 class FindBar(QFrame):
     """A field above the conversation. Earlier messages are shown if the text is found in them."""
 
-    def __init__(self, look: Look, view: ConversationView, parent: QWidget | None = None) -> None:
+    def __init__(self, appearance: Appearance, view: ConversationView, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("header")
-        self._look, self._view = look, view
+        self._appearance, self._view = appearance, view
         self._current = 0
         self._marked: list[OriginText] = []
         self.field = _Field(self)
@@ -30,20 +30,20 @@ class FindBar(QFrame):
         self.state = QLabel()
         self.state.setObjectName("muted")
         self.state.setAccessibleName("Places found")
-        self.previous = IconButton(look, "up", "The place before", lambda: self.step(-1), shortcut="Shift+F3")
-        self.next = IconButton(look, "down", "The next place", lambda: self.step(1), shortcut="F3")
+        self.previous = IconButton(appearance, "up", "The place before", lambda: self.step(-1), shortcut="Shift+F3")
+        self.next = IconButton(appearance, "down", "The next place", lambda: self.step(1), shortcut="F3")
         row = QHBoxLayout(self)
         row.setContentsMargins(lines(0.6), lines(0.3), lines(0.6), lines(0.3))
         row.addStretch()
         row.addWidget(self.field, 1)
         for widget in (self.state, self.previous, self.next):
             row.addWidget(widget)
-        row.addWidget(IconButton(look, "close", "Close the search", self.leave, shortcut="Esc"))
+        row.addWidget(IconButton(appearance, "close", "Close the search", self.leave, shortcut="Esc"))
         self._pause = QTimer(self)
         self._pause.setSingleShot(True)
         self._pause.timeout.connect(self._mark)
         self.field.textChanged.connect(lambda _: self._search())
-        look.changed.connect(self.refresh)
+        appearance.changed.connect(self.refresh)
         self.hide()
 
     def begin(self) -> None:
@@ -105,7 +105,7 @@ class FindBar(QFrame):
             self._view.ensureVisible(0, height, 0, self._view.viewport().height() // 3)
 
     def _selection(self, place: QTextCursor, *, now: bool) -> QTextEdit.ExtraSelection:
-        theme, form = self._look.theme, QTextCharFormat()
+        theme, form = self._appearance.theme, QTextCharFormat()
         form.setBackground(QColor(theme.accent if now else theme.found))
         form.setForeground(QColor(theme.on_accent if now else theme.text))
         made = QTextEdit.ExtraSelection()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
-from moa_chat.desktop.appearance import Look, letters, lines
+from moa_chat.desktop.appearance import Appearance, letters, lines
 from moa_chat.desktop.buttons import pixmap
 from moa_chat.desktop.connection import Connector
 from moa_chat.desktop.connection_form import ConnectionForm
@@ -26,9 +26,11 @@ class FirstRun(QScrollArea):
     wanted = Signal(object)
     cancelled = Signal()
 
-    def __init__(self, look: Look, connector: Connector, settings: Settings, parent: QWidget | None = None) -> None:
+    def __init__(
+        self, appearance: Appearance, connector: Connector, settings: Settings, parent: QWidget | None = None
+    ) -> None:
         super().__init__(parent)
-        self._look = look
+        self._appearance = appearance
         self.setObjectName("conversation")
         self.setAccessibleName("Welcome")
         self.setWidgetResizable(True)
@@ -73,7 +75,7 @@ class FirstRun(QScrollArea):
         centered.addWidget(held, 100)
         centered.addStretch(1)
         self.setWidget(page)
-        look.changed.connect(self._refresh)
+        appearance.changed.connect(self._refresh)
         self._refresh()
         self._check()
 
@@ -95,6 +97,6 @@ class FirstRun(QScrollArea):
 
     def _refresh(self) -> None:
         self._held.setMaximumWidth(letters(_WIDTH))
-        self._mark.setPixmap(pixmap("mark", self._look.theme.accent, lines(2.6), self.devicePixelRatioF()))
+        self._mark.setPixmap(pixmap("mark", self._appearance.theme.accent, lines(2.6), self.devicePixelRatioF()))
         margin = lines(2)
         self._column.setContentsMargins(margin, margin, margin, margin)

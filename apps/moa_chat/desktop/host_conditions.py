@@ -8,27 +8,27 @@ from PySide6.QtCore import QObject, Qt, QTimer
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtNetwork import QNetworkInformation
 
-from moa_chat.desktop.runtime_thread import Engine
+from moa_chat.desktop.runtime_thread import RuntimeThread
 from moa_runtime.drafting.settings import Conditions
 
 #: A change of network arrives as several signals; those within this time count as one.
 _SETTLED_MS = 300
 
 
-class HostHints(QObject):
-    """Reports to the engine what Qt learns from the system; nothing, if Qt has no backend for it.
+class HostConditions(QObject):
+    """Reports to the runtime what Qt learns from the system; nothing, if Qt has no backend for it.
 
     A minimised or covered window is not in the background: its user expects the answer to be complete on return.
     """
 
-    def __init__(self, engine: Engine, parent: QObject | None = None) -> None:
+    def __init__(self, runtime: RuntimeThread, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self._engine = engine
+        self._runtime = runtime
         self._conditions = Conditions()
         self._settled = QTimer(self)
         self._settled.setSingleShot(True)
         self._settled.setInterval(_SETTLED_MS)
-        self._settled.timeout.connect(engine.network_changed)
+        self._settled.timeout.connect(runtime.network_changed)
         application = QGuiApplication.instance()
         assert isinstance(application, QGuiApplication)
         application.applicationStateChanged.connect(self._state_changed)
@@ -53,4 +53,4 @@ class HostHints(QObject):
         conditions = dataclasses.replace(self._conditions, **changes)
         if conditions != self._conditions:
             self._conditions = conditions
-            self._engine.tell_conditions(conditions)
+            self._runtime.tell_conditions(conditions)

@@ -12,7 +12,7 @@ _LOCK_FILE = "window.lock"
 _ANSWER_MS = 2000
 
 
-class ProfileLock(QObject):
+class InstanceLock(QObject):
     """Locks a profile for one window, and lets another instance ask for that window.
 
     Signals:

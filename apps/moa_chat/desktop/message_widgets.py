@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from moa_chat.desktop.appearance import COLUMN_LETTERS, Look, code_font, document_style, letters, lines
+from moa_chat.desktop.appearance import COLUMN_LETTERS, Appearance, code_font, document_style, letters, lines
 from moa_chat.desktop.buttons import CopyButton, IconButton
 from moa_chat.desktop.markdown import Block, GrowingMarkdown, SpanIndex, align, whole_dropped, whole_words
 from moa_chat.desktop.origin_text import OriginText, Struck, document_positions, highlight
@@ -43,9 +43,9 @@ class BlockWidget(Protocol):
 class TextBlock(OriginText):
     """A paragraph, heading, list, quotation or table."""
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
-        super().__init__(look, parent)
-        self.document().setDefaultStyleSheet(document_style(look.theme, look.zoom))
+    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
+        super().__init__(appearance, parent)
+        self.document().setDefaultStyleSheet(document_style(appearance.theme, appearance.zoom))
 
     def show_block(self, block: Block, source: str, index: SpanIndex, dropped: Sequence[Dropped]) -> None:
         with self.rendering():
@@ -60,19 +60,19 @@ class TextBlock(OriginText):
 class CodeBlock(QFrame):
     """Code with its language, highlighted, and a button that copies it."""
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._look = look
+        self._appearance = appearance
         self.setObjectName("code")
         self._language = QLabel()
         self._language.setObjectName("muted")
         self._code = ""
-        self.copy_button = CopyButton(look, "Copy this code", lambda: self._code, label="Copy")
-        self.text = OriginText(look)
+        self.copy_button = CopyButton(appearance, "Copy this code", lambda: self._code, label="Copy")
+        self.text = OriginText(appearance)
         self.text.setAccessibleName("Code")
         self.text.setLineWrapMode(QTextEdit.LineWrapMode.NoWrap)
         self.text.setWordWrapMode(QTextOption.WrapMode.NoWrap)
-        self.text.setFont(code_font(look.zoom))
+        self.text.setFont(code_font(appearance.zoom))
         gap = lines(0.3)
         top = QHBoxLayout()
         top.setContentsMargins(2 * gap, 0, 0, 0)
@@ -102,7 +102,7 @@ class CodeBlock(QFrame):
     def _highlight(self, code: str, language: str) -> None:
         cursor, places = QTextCursor(self.text.document()), document_positions(code)
         cursor.beginEditBlock()
-        for piece in highlight(code, language, self._look.theme):
+        for piece in highlight(code, language, self._appearance.theme):
             colored = QTextCharFormat()
             colored.setForeground(QColor(piece.color))
             cursor.setPosition(places[piece.start])
@@ -125,11 +125,11 @@ class Question(QWidget):
 
     edited = Signal(str)
 
-    def __init__(self, look: Look, message: Message, parent: QWidget | None = None) -> None:
+    def __init__(self, appearance: Appearance, message: Message, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.message = message
         text = message.content
-        self._text = OriginText(look)
+        self._text = OriginText(appearance)
         self._text.setPlainText(text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…")
         self._text.setAccessibleName("Your message")
         self._bubble = QFrame()
@@ -147,8 +147,8 @@ class Question(QWidget):
         self._actions = QHBoxLayout()
         self._actions.setSpacing(0)
         self._actions.addStretch()
-        self.edit_button = IconButton(look, "edit", "Edit and send again", self.begin_edit, label="Edit")
-        copy = CopyButton(look, "Copy your message", lambda: self.message.content, label="Copy")
+        self.edit_button = IconButton(appearance, "edit", "Edit and send again", self.begin_edit, label="Edit")
+        copy = CopyButton(appearance, "Copy your message", lambda: self.message.content, label="Copy")
         self._actions.addWidget(copy)
         self._actions.addWidget(self.edit_button)
         layout = QVBoxLayout(self)
@@ -236,9 +236,9 @@ class Answer(QWidget):
     continued = Signal()
     stopped = Signal()
 
-    def __init__(self, look: Look, message: Message, parent: QWidget | None = None) -> None:
+    def __init__(self, appearance: Appearance, message: Message, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._look = look
+        self._appearance = appearance
         self.message = Message("assistant", "")
         self._markdown = GrowingMarkdown()
         self._dropped: list[Dropped] = []
@@ -259,13 +259,13 @@ class Answer(QWidget):
         waiting.addStretch()
         self._footer = QWidget()
         self._last = True
-        self.again_button = IconButton(look, "again", "Answer again", self.again.emit, label="Again")
+        self.again_button = IconButton(appearance, "again", "Answer again", self.again.emit, label="Again")
         self.continue_button = IconButton(
-            look, "continue", "Go on with this answer, which was cut off", self.continued.emit, label="Continue"
+            appearance, "continue", "Go on with this answer, which was cut off", self.continued.emit, label="Continue"
         )
         self.offers = (self.again_button, self.continue_button)
         says = "Copy the answer as Markdown"
-        self.copy_button = CopyButton(look, says, lambda: self.message.content, label="Copy")
+        self.copy_button = CopyButton(appearance, says, lambda: self.message.content, label="Copy")
         self._figures = QLabel()
         self._figures.setObjectName("figures")
         self._figures.setWordWrap(True)
@@ -340,7 +340,7 @@ class Answer(QWidget):
         if number < len(self._widgets) and not isinstance(self._widgets[number], kind):
             self._remove_from(number)
         if number == len(self._widgets):
-            made = kind(self._look)
+            made = kind(self._appearance)
             self._widgets.append(made)
             self._blocks.addWidget(made)
         return self._widgets[number]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
-from moa_chat.desktop.appearance import Look, lines
+from moa_chat.desktop.appearance import Appearance, lines
 from moa_chat.desktop.buttons import IconButton
 from moa_chat.strings import DROPPED, ORIGINS, TENTATIVE, excerpt
 from moa_runtime.events import Disagreement
@@ -19,29 +19,29 @@ _QUOTED = 90  # characters of each version
 class Legend(QLabel):
     """The legend of the text's colours."""
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._look = look
+        self._appearance = appearance
         self.setObjectName("figures")
         self.setAccessibleName("Colours of the text")
         self.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.setWordWrap(True)
-        look.changed.connect(self._show)
+        appearance.changed.connect(self._show)
         self._show()
 
     def _show(self) -> None:
-        theme = self._look.theme
+        theme = self._appearance.theme
         entries = [f'<span style="color:{theme.of_origin(origin)}">● {name}</span>' for origin, name in ORIGINS.items()]
         entries.append(f'<s style="color:{theme.dropped}">{DROPPED}</s>')
         entries.append(f"··· {TENTATIVE}")
         self.setText("&nbsp;&nbsp;&nbsp; ".join(entries))
-        self.setVisible(self._look.origins)
+        self.setVisible(self._appearance.origins)
 
 
 class Notice(QFrame):
     """A sentence that is hidden after a while, with an optional button."""
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("banner")
         self._does: Callable[[], None] = lambda: None
@@ -56,7 +56,7 @@ class Notice(QFrame):
         layout.setContentsMargins(lines(0.8), lines(0.4), lines(0.4), lines(0.4))
         layout.addWidget(self._text, 1)
         layout.addWidget(self.button)
-        layout.addWidget(IconButton(look, "close", "Close this notice", self.hide))
+        layout.addWidget(IconButton(appearance, "close", "Close this notice", self.hide))
         self._clock = QTimer(self)
         self._clock.setSingleShot(True)
         self._clock.timeout.connect(self.hide)

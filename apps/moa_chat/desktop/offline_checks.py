@@ -7,14 +7,14 @@ import re
 from difflib import SequenceMatcher
 
 from moa_chat.desktop.stats_panel import AS_WRITTEN
-from moa_chat.desktop.streaming_answer import Answering
+from moa_chat.desktop.streaming_answer import StreamingAnswer
 from moa_chat.history.message import Message
 from moa_chat.history.store import History
 from moa_chat.strings import corrected_sentence
 from moa_runtime.events import AnswerFinished, Origin
 
 
-class Checking(Answering):
+class AnswerCheck(StreamingAnswer):
     """An answer that is being checked. The stored answer stays until the check has ended.
 
     Attributes:
@@ -52,7 +52,7 @@ class Corrected:
     checked: Message
 
 
-class Checks:
+class OfflineChecks:
     """The unconfirmed answers of all chats.
 
     Attributes:
@@ -65,7 +65,7 @@ class Checks:
         self.any_done, self.words = False, 0
         self._corrected: list[Corrected] = []
 
-    def next(self, current: int | None, target: str) -> Checking | None:
+    def next(self, current: int | None, target: str) -> AnswerCheck | None:
         """Return the answer to check next, those of the ``current`` chat first; None if there is none. Answers for
         another target than ``target`` wait for that one.
 
@@ -79,10 +79,10 @@ class Checks:
             if [turn.role for turn in turns] != ["user", "assistant"] or turns[1].unconfirmed is None:
                 continue  # damaged
             if turns[1].target in ("", target):
-                return Checking(chat, position, turns[0].content, turns[1])
+                return AnswerCheck(chat, position, turns[0].content, turns[1])
         return None
 
-    def settle(self, checking: Checking, most: int) -> bool:
+    def settle(self, checking: AnswerCheck, most: int) -> bool:
         """Store an answer that was checked, and return True. If it has changed, the later answers of the same target
         become unconfirmed, as they follow another text now.
 
@@ -138,7 +138,7 @@ class Checks:
                 back += 1
         return back == len(corrected)
 
-    def give_up(self, checking: Checking) -> bool:
+    def give_up(self, checking: AnswerCheck) -> bool:
         """Keep an answer that the verifier refuses, for example as too long, without another check; return True.
 
         Raises:

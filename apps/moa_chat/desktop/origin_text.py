@@ -19,7 +19,7 @@ from PySide6.QtCore import QEvent, QSizeF, Qt, QUrl
 from PySide6.QtGui import QColor, QDesktopServices, QHelpEvent, QResizeEvent, QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QTextEdit, QToolTip, QWidget
 
-from moa_chat.desktop.appearance import Look, Theme
+from moa_chat.desktop.appearance import Appearance, Theme
 from moa_chat.desktop.markdown import Run
 from moa_chat.strings import dropped_sentence, origin_sentence
 from moa_runtime.events import Origin
@@ -81,9 +81,9 @@ class Struck:
 class OriginText(QTextBrowser):
     """Read-only text exactly as high as it has to be; the page around it does the scrolling."""
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._look = look
+        self._appearance = appearance
         self._tips: list[tuple[int, int, str]] = []  # start, end, sentence; in positions of the document
         self._rendering = False
         self.setAccessibleName("Text of a message")
@@ -112,10 +112,10 @@ class OriginText(QTextBrowser):
             if color := self._color(run.origin, run.committed):
                 cursor.setPosition(places[run.start])
                 cursor.setPosition(places[run.end], QTextCursor.MoveMode.KeepAnchor)
-                cursor.mergeCharFormat(_format(color, run, self._look.origins))
+                cursor.mergeCharFormat(_format(color, run, self._appearance.origins))
         self._tips = [(places[run.start], places[run.end], origin_sentence(run.origin, run.committed)) for run in runs]
         # From the end on, so that the places before are still right.
-        for one in sorted(struck, key=lambda one: one.before, reverse=True) if self._look.origins else ():
+        for one in sorted(struck, key=lambda one: one.before, reverse=True) if self._appearance.origins else ():
             if one.text.strip():
                 self._strike(cursor, places[one.before], one.text)
         cursor.endEditBlock()
@@ -127,7 +127,7 @@ class OriginText(QTextBrowser):
         struck = QTextCharFormat()
         struck.setFontStrikeOut(True)
         struck.setFontPointSize(_STRUCK_SIZE * self.font().pointSizeF())
-        struck.setForeground(QColor(self._look.theme.dropped))
+        struck.setForeground(QColor(self._appearance.theme.dropped))
         cursor.setPosition(position)
         if text[:1].isspace():
             cursor.insertText("\N{THIN SPACE}", QTextCharFormat())
@@ -150,8 +150,8 @@ class OriginText(QTextBrowser):
 
     def _color(self, origin: Origin, committed: bool) -> str | None:
         """Return the colour of text; None for the usual one."""
-        theme = self._look.theme
-        if self._look.origins or (not committed and origin in (Origin.OFFLINE, Origin.KEPT)):
+        theme = self._appearance.theme
+        if self._appearance.origins or (not committed and origin in (Origin.OFFLINE, Origin.KEPT)):
             return theme.of_origin(origin)
         return None if committed else theme.tentative
 

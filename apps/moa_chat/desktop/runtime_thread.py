@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from moa_chat.loop_thread import RunningAnswer, Worker, call_in_loop
+from moa_chat.loop_thread import LoopThread, RunningAnswer, call_in_loop
 from moa_runtime.conversation import Unconfirmed
 from moa_runtime.drafting.settings import Conditions
 from moa_runtime.errors import MoaError
@@ -33,7 +33,7 @@ _IDLE_MS = 250
 _CLOSE_SECONDS = 3.0
 
 
-class Engine(QObject):
+class RuntimeThread(QObject):
     """One chat of the runtime, at most one answer of it, and jobs beside them.
 
     The window's thread never waits for the runtime's: a timer polls for results.
@@ -60,7 +60,7 @@ class Engine(QObject):
         super().__init__(parent)
         self._store = store
         self.chat: Chat | None = None
-        self._worker = Worker()
+        self._worker = LoopThread()
         self._answer: RunningAnswer | None = None
         self._jobs: list[tuple[Future[Any], Callable[[Any], None], Callable[[MoaError], None]]] = []
         self._link: LinkChanged | None = None

@@ -36,7 +36,7 @@ _SYSTEM_LINES = 6
 _HIGHEST_TEMPERATURE = 2.0
 
 
-class Choice(QComboBox):
+class ComboBox(QComboBox):
     """A list to choose from.
 
     Args:
@@ -83,9 +83,9 @@ class SettingsDialog(QDialog):
         self.setWindowTitle("Settings")
         self._settings = settings
         self.form = ConnectionForm(connector, settings)
-        self.theme = Choice("Theme", _THEMES, settings.theme)
-        self.zoom = Choice("Size of the letters", {zoom: f"{zoom} %" for zoom in ZOOMS}, settings.zoom)
-        self.disagreement = Choice("When the server disagrees", _DISAGREEMENTS, settings.disagreement)
+        self.theme = ComboBox("Theme", _THEMES, settings.theme)
+        self.zoom = ComboBox("Size of the letters", {zoom: f"{zoom} %" for zoom in ZOOMS}, settings.zoom)
+        self.disagreement = ComboBox("When the server disagrees", _DISAGREEMENTS, settings.disagreement)
         self.of_chats = ChatSettingsForm(settings, recommended)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Save | QDialogButtonBox.StandardButton.Cancel)
         buttons.accepted.connect(self.save)
@@ -171,7 +171,7 @@ class ChatSettingsForm(QWidget):
         self.system.setTabChangesFocus(True)
         self.system.setFixedHeight(lines(_SYSTEM_LINES))
         self.system.setAccessibleName("Instructions to the model")
-        self.max_new_tokens = Choice("Longest answer", _lengths(settings), settings.max_new_tokens)
+        self.max_new_tokens = ComboBox("Longest answer", _lengths(settings), settings.max_new_tokens)
         self.recommended = QCheckBox("As the model's authors recommend")
         self.recommended.setChecked(settings.recommended)
         self._said = QLabel(_in_words(recommended))

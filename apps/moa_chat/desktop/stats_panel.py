@@ -11,7 +11,7 @@ from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen, QPolygonF
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
-from moa_chat.desktop.appearance import Look, lines
+from moa_chat.desktop.appearance import Appearance, lines
 from moa_runtime.events import FinishReason, Statistics
 
 #: Of an answer that the device wrote, and that the user kept or the verifier refused.
@@ -136,12 +136,12 @@ class RoundPlot(QFrame):
         figures: of the answer, below the drawings.
     """
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("panel")
         self._rounds: deque[Round] = deque(maxlen=_ROUNDS)
-        self.round_trips = _Chart(look, "Time of a round", "ms", "accent", line=True)
-        self.confirmed = _Chart(look, "Pieces of words confirmed in a round", "", "drafted", line=False)
+        self.round_trips = _Chart(appearance, "Time of a round", "ms", "accent", line=True)
+        self.confirmed = _Chart(appearance, "Pieces of words confirmed in a round", "", "drafted", line=False)
         self.figures = FiguresLabel()
         charts = QHBoxLayout()
         charts.setSpacing(lines(1.5))
@@ -162,14 +162,14 @@ class RoundPlot(QFrame):
 class _Chart(QWidget):
     """Values from left to right, as a line or as bars, with the largest and the newest one in words."""
 
-    def __init__(self, look: Look, title: str, unit: str, color: str, *, line: bool) -> None:
+    def __init__(self, appearance: Appearance, title: str, unit: str, color: str, *, line: bool) -> None:
         super().__init__()
-        self._look, self._title, self._unit, self._color = look, title, unit, color
+        self._appearance, self._title, self._unit, self._color = appearance, title, unit, color
         self._draw: Callable[[QPainter, QRectF, float], None] = self._draw_line if line else self._draw_bars
         self._values: list[float] = []
         self.setAccessibleName(title)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        look.changed.connect(self.updateGeometry)
+        appearance.changed.connect(self.updateGeometry)
 
     def show_values(self, values: Iterable[float]) -> None:
         self._values = list(values)
@@ -180,7 +180,7 @@ class _Chart(QWidget):
         return QSize(lines(12), lines(5))
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        theme, row = self._look.theme, lines(1.2)
+        theme, row = self._appearance.theme, lines(1.2)
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(QColor(theme.muted))
@@ -201,16 +201,16 @@ class _Chart(QWidget):
             QPointF(start + step * number, area.bottom() - area.height() * value / largest)
             for number, value in enumerate(self._values)
         ]
-        painter.setPen(QPen(QColor(getattr(self._look.theme, self._color)), 1.6))
+        painter.setPen(QPen(QColor(getattr(self._appearance.theme, self._color)), 1.6))
         painter.drawPolyline(QPolygonF(points))
-        painter.setBrush(QColor(getattr(self._look.theme, self._color)))
+        painter.setBrush(QColor(getattr(self._appearance.theme, self._color)))
         painter.drawEllipse(points[-1], 2.2, 2.2)
 
     def _draw_bars(self, painter: QPainter, area: QRectF, largest: float) -> None:
         step = area.width() / _ROUNDS
         start = area.right() - step * len(self._values)
         painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(QColor(getattr(self._look.theme, self._color)))
+        painter.setBrush(QColor(getattr(self._appearance.theme, self._color)))
         for number, value in enumerate(self._values):
             height = area.height() * value / largest
             bar = QRectF(start + step * number, area.bottom() - height, max(step - 2, 1), height)

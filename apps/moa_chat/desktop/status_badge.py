@@ -7,7 +7,7 @@ import time
 from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QLabel, QWidget
 
-from moa_chat.desktop.appearance import Look
+from moa_chat.desktop.appearance import Appearance
 from moa_chat.strings import is_late, link_words
 from moa_runtime.events import LinkChanged, LinkStatus
 
@@ -15,12 +15,12 @@ _SLOW_SECONDS = 1.0
 _TICK_MS = 500
 
 
-class ConnectionPill(QLabel):
+class StatusBadge(QLabel):
     """A badge such as "online" or "reconnecting in 5 s"; the tooltip has the reason."""
 
-    def __init__(self, look: Look, parent: QWidget | None = None) -> None:
+    def __init__(self, appearance: Appearance, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._look = look
+        self._appearance = appearance
         self._link: LinkChanged | None = None
         self._retry_at: float | None = None
         self._round_trip_s = 0.0
@@ -30,7 +30,7 @@ class ConnectionPill(QLabel):
         self.setAccessibleName("Connection")
         self._clock = QTimer(self)
         self._clock.timeout.connect(self._show)
-        look.changed.connect(self._show)
+        appearance.changed.connect(self._show)
         self._show()
 
     def set_server(self, server: str) -> None:
@@ -65,7 +65,7 @@ class ConnectionPill(QLabel):
 
     def _state(self) -> tuple[str, str]:
         """Return words and colour of the state."""
-        link, theme = self._link, self._look.theme
+        link, theme = self._link, self._appearance.theme
         if link is None:
             return ("connecting" if self._server else "not connected"), theme.warning
         left = None if self._retry_at is None else self._retry_at - time.monotonic()

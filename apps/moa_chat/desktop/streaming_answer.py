@@ -22,7 +22,7 @@ from moa_runtime.session.events import Sampling
 from moa_runtime.tokens import common_length
 
 
-def answering_again(history: History, turns: Sequence[Mapping[str, str]], question: str) -> Answering | None:
+def answering_again(history: History, turns: Sequence[Mapping[str, str]], question: str) -> StreamingAnswer | None:
     """Find the stored answer that was being written to ``question`` after ``turns``, a system message included.
 
     Raises:
@@ -32,11 +32,11 @@ def answering_again(history: History, turns: Sequence[Mapping[str, str]], questi
     for chat, position in history.unfinished():
         messages = history.messages(chat)
         if position < len(messages) and [message.turn for message in messages[:position]] == known:
-            return Answering(chat, position, question, messages[position].cut_off)
+            return StreamingAnswer(chat, position, question, messages[position].cut_off)
     return None
 
 
-class Answering:
+class StreamingAnswer:
     """The answer that is being written.
 
     Args:

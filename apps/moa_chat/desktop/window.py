@@ -23,15 +23,15 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from moa_chat.desktop.appearance import Look, letters, lines
+from moa_chat.desktop.appearance import Appearance, letters, lines
 from moa_chat.desktop.chat_controller import ChatController
 from moa_chat.desktop.chat_list import ChatList
 from moa_chat.desktop.chat_page import ChatPage
 from moa_chat.desktop.connection import ConnectionFailedError, Connector
 from moa_chat.desktop.first_run import FirstRun
-from moa_chat.desktop.host_conditions import HostHints
+from moa_chat.desktop.host_conditions import HostConditions
 from moa_chat.desktop.profile import Profile, Settings
-from moa_chat.desktop.runtime_thread import Engine
+from moa_chat.desktop.runtime_thread import RuntimeThread
 from moa_chat.desktop.settings_dialog import ChatSettingsDialog, SettingsDialog
 from moa_chat.history.chat_settings import ChatSettings
 from moa_chat.history.store import History
@@ -100,19 +100,24 @@ class Window(QWidget):
     """
 
     def __init__(
-        self, profile: Profile, settings: Settings, history: History, look: Look, options: argparse.Namespace
+        self,
+        profile: Profile,
+        settings: Settings,
+        history: History,
+        appearance: Appearance,
+        options: argparse.Namespace,
     ) -> None:
         super().__init__()
         self.setObjectName("window")
         self.setWindowTitle("moa-chat")
-        self._profile, self.settings, self.look = profile, settings, look
+        self._profile, self.settings, self.appearance = profile, settings, appearance
         self._stored = profile.load()
-        self.engine = Engine(profile.answer_path, self)
-        self.connector = Connector(self.engine, options, self)
-        self.chats = ChatController(self.engine, history, lambda: self.settings, options, self)
-        self.list = ChatList(look)
-        self.page = ChatPage(look)
-        self.first_run = FirstRun(look, self.connector, settings)
+        self.runtime = RuntimeThread(profile.answer_path, self)
+        self.connector = Connector(self.runtime, options, self)
+        self.chats = ChatController(self.runtime, history, lambda: self.settings, options, self)
+        self.list = ChatList(appearance)
+        self.page = ChatPage(appearance)
+        self.first_run = FirstRun(appearance, self.connector, settings)
         self.settings_dialog: SettingsDialog | None = None
         self.chat_settings_dialog: ChatSettingsDialog | None = None
         self._pages = QStackedWidget()
@@ -136,7 +141,7 @@ class Window(QWidget):
 
     def begin(self) -> None:
         """Connect, or show the first-run page. The window has been painted by now."""
-        self.hints = HostHints(self.engine, self)
+        self.hints = HostConditions(self.runtime, self)
         ready = self.settings.ready
         self.show_first_run(not ready)
         if ready:
@@ -194,7 +199,7 @@ class Window(QWidget):
         page.export.clicked.connect(self.export)
 
     def _follow_connection(self) -> None:
-        self.engine.link.connect(self._link_changed)
+        self.runtime.link.connect(self._link_changed)
         self.connector.connecting.connect(self._connecting)
         self.connector.starting.connect(self._starting)
         self.connector.connected.connect(self._connected)
@@ -341,7 +346,7 @@ class Window(QWidget):
         page.pill.set_server(where)
         page.composer.set_ready(True)
         if page.offline.isChecked():
-            self.engine.work_offline(True)
+            self.runtime.work_offline(True)
         if self.shows_first_run:
             self.change(**dataclasses.asdict(self.settings))
             self.show_first_run(False)
@@ -368,18 +373,18 @@ class Window(QWidget):
 
     def _work_offline(self, offline: bool) -> None:
         self.page.pill.set_wanted_offline(offline)
-        self.engine.work_offline(offline)
+        self.runtime.work_offline(offline)
 
     # -- settings ------------------------------------------------------------------------------
 
     def open_settings(self) -> None:
-        self.settings_dialog = SettingsDialog(self.connector, self.settings, self.engine.recommended, self)
+        self.settings_dialog = SettingsDialog(self.connector, self.settings, self.runtime.recommended, self)
         self.settings_dialog.saved.connect(self._save_settings)
         self.settings_dialog.open()
 
     def open_chat_settings(self) -> None:
         title, settings = self.page.title.text(), self.chats.settings
-        self.chat_settings_dialog = ChatSettingsDialog(title, settings, self.engine.recommended, self)
+        self.chat_settings_dialog = ChatSettingsDialog(title, settings, self.runtime.recommended, self)
         self.chat_settings_dialog.saved.connect(self._save_chat_settings)
         self.chat_settings_dialog.open()
 
@@ -391,12 +396,12 @@ class Window(QWidget):
         before = self.settings
         self.change(**dataclasses.asdict(settings))
         if settings.theme != before.theme:
-            self.look.set_theme(settings.theme)
+            self.appearance.set_theme(settings.theme)
         if settings.zoom != before.zoom:
-            self.look.set_zoom(settings.zoom)
+            self.appearance.set_zoom(settings.zoom)
         connection = ("local", "server", "token", "certificate", "bundle")
         changed = any(getattr(settings, name) != getattr(before, name) for name in connection)
-        if changed or self.engine.chat is None:
+        if changed or self.runtime.chat is None:
             self.page.notice.hide()
             self.chats.stop()
             self._connect()
@@ -412,12 +417,12 @@ class Window(QWidget):
             self._tell(as_sentence(str(error)), "", None)
 
     def _color_origins(self, shown: bool) -> None:
-        self.look.set_origins(shown)
+        self.appearance.set_origins(shown)
         self.change(origins=shown)
 
     def zoom(self, step: int) -> None:
-        self.look.step_zoom(step)
-        self.change(zoom=self.look.zoom)
+        self.appearance.step_zoom(step)
+        self.change(zoom=self.appearance.zoom)
 
     def _tell(self, text: str, offer: str, does: Callable[[], None] | None) -> None:
         self.page.notice.say(text, offer, does or (lambda: None))
@@ -435,6 +440,6 @@ class Window(QWidget):
         self.hide()
         self.chats.close()
         self.connector.close()
-        self.engine.close()
+        self.runtime.close()
         self.chats.history.close()
         super().closeEvent(event)

@@ -180,7 +180,7 @@ def _certain(event: AnswerUpdate | AnswerFinished) -> tuple[str, Sequence[TokenO
     return event.committed, [token for token in event.tokens if token.committed]
 
 
-class Writing:
+class AnswerWriter:
     """Writes a request's answers in parallel, in a task of its own that begins at once; :meth:`stop` ends it early.
 
     The web framework cancels a response again at each step of its clean-up, which would leave the verifier with an

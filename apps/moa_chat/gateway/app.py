@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from moa_chat.gateway.answers import Writing
+from moa_chat.gateway.answers import AnswerWriter
 from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.schemas import (
     AnswerRequest,
@@ -50,7 +50,7 @@ T = TypeVar("T")
 Pieces = AsyncGenerator[tuple[int, str | Ending], None]
 
 
-class Guard:
+class AccessMiddleware:
     """Refuses requests before they reach the app.
 
     A page whose server answers for its own name with this machine's address (DNS rebinding) gives itself away in
@@ -130,7 +130,7 @@ def note(scope: Scope, text: str) -> None:
 
 @dataclass(frozen=True)
 class Access:
-    """See :class:`moa_chat.gateway.app.Guard`."""
+    """See :class:`moa_chat.gateway.app.AccessMiddleware`."""
 
     token: str
     origins: Collection[str]
@@ -159,11 +159,11 @@ def create_app(
 
     async def chat_completions(request: Request) -> Response:
         asked = parse_chat(await _body(request, defaults.max_context), defaults)
-        return await _answered(request, asked, Writing(pool, asked), Reply(defaults.model, asked.count))
+        return await _answered(request, asked, AnswerWriter(pool, asked), Reply(defaults.model, asked.count))
 
     async def completions(request: Request) -> Response:
         asked = parse_completion(await _body(request, defaults.max_context), defaults)
-        return await _answered(request, asked, Writing(texts, asked), TextReply(defaults.model, asked.count))
+        return await _answered(request, asked, AnswerWriter(texts, asked), TextReply(defaults.model, asked.count))
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -175,7 +175,7 @@ def create_app(
 
     middleware = [
         Middleware(RequestLog, say=say),
-        Middleware(Guard, token=access.token, origins=access.origins, hosts=access.hosts),
+        Middleware(AccessMiddleware, token=access.token, origins=access.origins, hosts=access.hosts),
     ]
     if access.origins:
         origins, methods = list(access.origins), ["GET", "POST"]
@@ -214,7 +214,7 @@ async def _body(request: Request, max_context: int) -> bytes:
     return bytes(data)
 
 
-async def _answered(request: Request, asked: AnswerRequest, writing: Writing, reply: Reply) -> Response:
+async def _answered(request: Request, asked: AnswerRequest, writing: AnswerWriter, reply: Reply) -> Response:
     pieces = _noted(request, writing.pieces())
     try:
         # The first piece decides between an answer and an error, which have different statuses.
@@ -244,7 +244,9 @@ async def _whole(reply: Reply, pieces: Pieces) -> Response:
     return JSONResponse(reply.whole(texts, [ending for _, ending in sorted(endings.items())]))
 
 
-async def _stream(writing: Writing, reply: Reply, asked: AnswerRequest, pieces: Pieces) -> AsyncGenerator[str, None]:
+async def _stream(
+    writing: AnswerWriter, reply: Reply, asked: AnswerRequest, pieces: Pieces
+) -> AsyncGenerator[str, None]:
     endings = []
     try:
         yield reply.first_chunks()

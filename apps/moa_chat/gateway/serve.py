@@ -19,7 +19,7 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from moa_chat.chat_config import Setup
+from moa_chat.chat_config import ChatConfig
 from moa_chat.gateway.app import LOOPBACK_NAMES, Access, create_app
 from moa_chat.gateway.pool import ChatPool
 from moa_chat.gateway.schemas import Defaults
@@ -102,7 +102,7 @@ class StrictHttp(H11Protocol):
         super().send_400_response(str(error) if isinstance(error, FramingError) else msg)
 
 
-def run_gateway(setup: Setup, address: Address, verifier: LocalVerifier | None, *, as_json: bool) -> int:
+def run_gateway(config: ChatConfig, address: Address, verifier: LocalVerifier | None, *, as_json: bool) -> int:
     """Run the endpoint until SIGINT or SIGTERM.
 
     Args:
@@ -113,35 +113,35 @@ def run_gateway(setup: Setup, address: Address, verifier: LocalVerifier | None, 
         MoaError: the address cannot be listened on, the drafter cannot be loaded, or ``verifier`` ended by itself.
     """
     defaults = Defaults(
-        model=setup.target,
-        max_new_tokens=setup.max_new_tokens,
-        temperature=setup.temperature,
-        top_p=setup.top_p,
-        seed=setup.seed,
-        system=setup.system,
-        offline=setup.offline,
-        max_context=setup.bundle.manifest.max_context,
+        model=config.target,
+        max_new_tokens=config.max_new_tokens,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        seed=config.seed,
+        system=config.system,
+        offline=config.offline,
+        max_context=config.bundle.manifest.max_context,
     )
     access = Access(address.token, address.origins, LOOPBACK_NAMES if is_loopback(address.host) else None)
-    chats, texts = _pools(setup)
+    chats, texts = _pools(config)
     with listen(address.host, address.port) as listening:
         # Inherited by accepted connections: no piece of a stream waits for the acknowledgement of the one before.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _serve(create_app(chats, texts, defaults, access, _say), listening, setup.target, verifier, as_json)
+        _serve(create_app(chats, texts, defaults, access, _say), listening, config.target, verifier, as_json)
     return 0
 
 
-def _pools(setup: Setup) -> tuple[ChatPool, ChatPool]:
+def _pools(config: ChatConfig) -> tuple[ChatPool, ChatPool]:
     """Return pools of chats with and without the target's template, which share the drafter and the writer."""
-    graph = backend_for(setup.bundle, setup.drafter, setup.backend, threads=setup.threads)
+    graph = backend_for(config.bundle, config.drafter, config.backend, threads=config.threads)
     backend = None if graph is None else SharedBackend(graph)
-    loaded = load_writer(setup.bundle, threads=setup.threads)
+    loaded = load_writer(config.bundle, threads=config.threads)
     writer = None if loaded is None else SharedBackend(loaded)
-    datastore = setup.open_datastore()
+    datastore = config.open_datastore()
     settings = LoopSettings(
-        offline_limit=setup.offline_limit,
-        drafting=setup.drafting,
-        offline=setup.offline,
+        offline_limit=config.offline_limit,
+        drafting=config.drafting,
+        offline=config.offline,
         late_after_s=_PATIENCE_S,
         prefill_late_after_s=_PATIENCE_S,
         outage_after_s=_OUTAGE_AFTER_S,
@@ -149,14 +149,14 @@ def _pools(setup: Setup) -> tuple[ChatPool, ChatPool]:
 
     async def connect(needs_verifier: bool, *, raw: bool) -> Chat:
         return await Chat.connect(
-            setup.bundle,
-            setup.endpoint,
-            drafter=setup.drafter,
+            config.bundle,
+            config.endpoint,
+            drafter=config.drafter,
             backend=backend,
             writer=writer,
-            ngrams=setup.ngrams,
+            ngrams=config.ngrams,
             datastore=datastore,
-            controller=controller_for(setup.draft_length),
+            controller=controller_for(config.draft_length),
             policy=Policy.KEEP,
             settings=settings,
             raw=raw,

@@ -100,7 +100,7 @@ def summary(reason: FinishReason | None, statistics: Statistics) -> str:
     return " | ".join(parts)
 
 
-class Shown:
+class AnswerState:
     """Takes a chat's events, and returns what to draw.
 
     Attributes:

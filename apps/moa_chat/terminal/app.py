@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from moa_chat.chat_config import Setup
-from moa_chat.loop_thread import ChatLike, RunningAnswer, Worker
+from moa_chat.chat_config import ChatConfig
+from moa_chat.loop_thread import ChatLike, LoopThread, RunningAnswer
 from moa_chat.strings import excerpt
-from moa_chat.terminal.answer_state import Palette, Shown, summary
+from moa_chat.terminal.answer_state import AnswerState, Palette, summary
 from moa_chat.terminal.input import Keyboard, watch_keyboard
 from moa_chat.terminal.renderer import LiveView, Span, View, clean, view_for
 from moa_chat.transcript import save_conversation
@@ -34,20 +34,20 @@ While an answer is written: Ctrl-C stops it, Tab switches between offline and on
 _KEEP_KEY = "\x0b"  # Ctrl-K; like Tab no letter, which could be typed ahead
 
 
-def run_terminal(setup: Setup) -> int:
+def run_terminal(config: ChatConfig) -> int:
     """Connect and chat until the user leaves."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (gives input() line editing and a history)
     # input() must run in the main thread: a thread that waits in it cannot be interrupted by Ctrl-C.
     # So the chat's event loop gets the other thread, which also keeps the link alive between questions.
-    worker = Worker()
+    worker = LoopThread()
     try:
         view = view_for(sys.stdout)
-        chat, note = _connect(setup, worker, may_write=setup.writes_offline and isinstance(view, LiveView))
+        chat, note = _connect(config, worker, may_write=config.writes_offline and isinstance(view, LiveView))
         if note:
             print(f"moa-chat: {note}", file=sys.stderr)
         try:
-            Terminal(setup, worker, chat, view, input).loop()
+            Terminal(config, worker, chat, view, input).loop()
         finally:
             worker.run(chat.close())
     finally:
@@ -55,22 +55,22 @@ def run_terminal(setup: Setup) -> int:
     return 0
 
 
-def _connect(setup: Setup, worker: Worker, *, may_write: bool) -> tuple[Chat, str]:
+def _connect(config: ChatConfig, worker: LoopThread, *, may_write: bool) -> tuple[Chat, str]:
     """Open the chat; return it with a note for the user.
 
     Without its verifier, a chat opens if it was kept, or if unchecked words can be shown (``may_write``; a pipe gets
     checked text only). A kept chat that another program has open is not used, unless the user named it.
     """
     try:
-        return worker.run(setup.connect()), ""
+        return worker.run(config.connect()), ""
     except StoreError as error:
-        if setup.must_store:
+        if config.must_store:
             raise
-        return worker.run(dataclasses.replace(setup, store=None).connect()), f"{error}; this one is kept nowhere"
+        return worker.run(dataclasses.replace(config, store=None).connect()), f"{error}; this one is kept nowhere"
     except ConnectError as error:
-        if error.final or (setup.store is None and not may_write):
+        if error.final or (config.store is None and not may_write):
             raise
-        chat = worker.run(setup.connect(wait=False))
+        chat = worker.run(config.connect(wait=False))
         if chat.messages or chat.question:
             return chat, str(error)
         if may_write:
@@ -87,9 +87,9 @@ class Terminal:
     """
 
     def __init__(
-        self, setup: Setup, worker: Worker, chat: ChatLike, view: View, read_line: Callable[[str], str]
+        self, config: ChatConfig, worker: LoopThread, chat: ChatLike, view: View, read_line: Callable[[str], str]
     ) -> None:
-        self._setup, self._worker, self._chat = setup, worker, chat
+        self._config, self._worker, self._chat = config, worker, chat
         self._view, self._read_line = view, read_line
         self._palette = Palette.from_environment()
         self._offline = False  # whether the user works offline
@@ -104,7 +104,7 @@ class Terminal:
 
     def loop(self) -> None:
         """Read lines until ``/quit``, the end of the input, or Ctrl-C twice."""
-        self._say(f"{self._setup.target} at {self._setup.server}; /help lists the commands, Ctrl-C stops an answer")
+        self._say(f"{self._config.target} at {self._config.server}; /help lists the commands, Ctrl-C stops an answer")
         self._go_on()
         interrupted = False
         while True:
@@ -167,7 +167,7 @@ class Terminal:
         self._ask(messages[-2]["content"])
 
     def _begin_anew(self) -> None:
-        system = self._setup.system
+        system = self._config.system
         self._worker.call(self._chat.restore, [{"role": "system", "content": system}] if system else [])
         self._say("a new conversation")
 
@@ -221,10 +221,12 @@ class Terminal:
 
     def _ask(self, question: str) -> None:
         self._check()
-        setup = self._setup
-        self._settle(self._show(lambda: self._worker.ask(self._chat, question, setup.max_new_tokens, setup.sampling())))
+        config = self._config
+        self._settle(
+            self._show(lambda: self._worker.ask(self._chat, question, config.max_new_tokens, config.sampling()))
+        )
 
-    def _settle(self, shown: Shown) -> None:
+    def _settle(self, shown: AnswerState) -> None:
         """Ask which version counts, if the target disagreed."""
         if shown.disagreement is not None and self._wants_own(shown.disagreement, shown.confirmed):
             again = self._worker.call(self._chat.keep_mine)
@@ -237,9 +239,9 @@ class Terminal:
         self._say(f"  mine:   {excerpt(disagreement.dropped_text, _EXCERPT_LENGTH)}")
         return self._agrees("Keep mine, and go on from there? [y/N] ")
 
-    def _show(self, begin: Callable[[], RunningAnswer]) -> Shown:
+    def _show(self, begin: Callable[[], RunningAnswer]) -> AnswerState:
         """Draw an answer while it is written, and its figures after it."""
-        shown = Shown(self._chat.link)
+        shown = AnswerState(self._chat.link)
         problem: MoaError | None = None
         with watch_keyboard() as keyboard:
             try:
@@ -258,10 +260,10 @@ class Terminal:
         self._view.write()
         return shown
 
-    def _ends_alone(self, shown: Shown) -> bool:
+    def _ends_alone(self, shown: AnswerState) -> bool:
         return isinstance(self._view, LiveView) and shown.ended_alone(wanted_offline=self._offline)
 
-    def _follow(self, running: RunningAnswer, shown: Shown, keyboard: Keyboard) -> None:
+    def _follow(self, running: RunningAnswer, shown: AnswerState, keyboard: Keyboard) -> None:
         try:
             while not running.ended:
                 for event in running.events():
@@ -281,7 +283,7 @@ class Terminal:
                 running.stop()
             raise
 
-    def _keep(self, running: RunningAnswer, shown: Shown) -> RunningAnswer:
+    def _keep(self, running: RunningAnswer, shown: AnswerState) -> RunningAnswer:
         """Continue the answer from the device's text; it is drawn anew, as confirmed rows are never drawn twice."""
         shown.disagreement = None
         self._view.finish(shown.confirmed)
@@ -291,7 +293,7 @@ class Terminal:
         running.events(wait=0)  # these are about the text that is taken back
         return running
 
-    def _hint(self, shown: Shown, keyboard: Keyboard) -> str:
+    def _hint(self, shown: AnswerState, keyboard: Keyboard) -> str:
         if not keyboard.reads_keys:
             return ""
         if shown.disagreement is not None:

@@ -14,7 +14,7 @@ import pytest
 from PySide6.QtCore import QCoreApplication, QEvent
 from window_driving import TOKEN, WAIT
 
-from moa_chat.desktop.appearance import Look
+from moa_chat.desktop.appearance import Appearance
 from moa_chat.desktop.profile import Profile, Settings
 from moa_chat.desktop.window import Window
 from moa_chat.history.store import History
@@ -46,8 +46,8 @@ def options(onnx_bundle: Path) -> argparse.Namespace:
 
 
 @pytest.fixture
-def look(qapp) -> Look:
-    return Look("light")
+def appearance(qapp) -> Appearance:
+    return Appearance("light")
 
 
 @pytest.fixture
@@ -57,14 +57,14 @@ def profile(tmp_path: Path) -> Profile:
 
 @pytest.fixture
 def open_window(
-    qtbot, profile: Profile, look: Look, options: argparse.Namespace, onnx_bundle: Path
+    qtbot, profile: Profile, appearance: Appearance, options: argparse.Namespace, onnx_bundle: Path
 ) -> Iterator[Callable[..., Window]]:
     """Opens the window as the program does; ``settings`` are the profile's, with a bundle."""
     windows = []
 
     def open_it(**settings) -> Window:
         chosen = Settings(**{"bundle": str(onnx_bundle), "max_new_tokens": 24, **settings})
-        window = Window(profile, chosen, History.open(profile.history_path), look, options)
+        window = Window(profile, chosen, History.open(profile.history_path), appearance, options)
         windows.append(window)
         window.show()
         window.begin()

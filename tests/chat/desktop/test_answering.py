@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from moa_chat.desktop.stats_panel import figures, generation_speed, new_round, summary
-from moa_chat.desktop.streaming_answer import Answering
+from moa_chat.desktop.streaming_answer import StreamingAnswer
 from moa_chat.history.message import Dropped, Message
 from moa_chat.strings import link_words
 from moa_runtime.events import (
@@ -34,7 +34,7 @@ def update(*spans: tuple[str, Origin, bool], dropped: str = "", statistics: Stat
 
 
 def test_what_was_taken_back_is_kept_with_its_place():
-    answering = Answering(1, 1, "Question", SAMPLING)
+    answering = StreamingAnswer(1, 1, "Question", SAMPLING)
     answering.update(update(("Red and ", CORRECTED, True), ("yellow", OFFLINE, False)))
     answering.update(update(("Red and ", CORRECTED, True), ("blue", CORRECTED, True), dropped="yellow"))
     assert answering.message.dropped == (Dropped(8, "yellow"),)
@@ -45,7 +45,7 @@ def test_what_was_taken_back_is_kept_with_its_place():
 
 
 def test_what_begins_like_what_came_instead_stood_before_it():
-    answering = Answering(1, 1, "Question", SAMPLING)
+    answering = StreamingAnswer(1, 1, "Question", SAMPLING)
     answering.update(update(("However,", CORRECTED, True), (" in", DRAFTED, False)))
     answering.update(update(("However, it's", CORRECTED, True), dropped=" in"))
     assert answering.message.dropped == (Dropped(8, " in"),)
@@ -54,7 +54,7 @@ def test_what_begins_like_what_came_instead_stood_before_it():
 
 
 def test_marks_go_with_the_text_before_them():
-    answering = Answering(1, 1, "Question", SAMPLING)
+    answering = StreamingAnswer(1, 1, "Question", SAMPLING)
     answering.update(update(("Red and ", CORRECTED, True), ("yellow, then blue", OFFLINE, False)))
     answering.update(
         update(("Red and ", CORRECTED, True), ("pink, then ", DRAFTED, False), dropped="yellow, then blue")
@@ -82,7 +82,7 @@ def test_what_was_kept_was_not_corrected(kept, offline, says):
 
 
 def test_stopping_leaves_what_is_confirmed():
-    answering = Answering(1, 1, "Question", SAMPLING)
+    answering = StreamingAnswer(1, 1, "Question", SAMPLING)
     answering.update(update(("Red ", DRAFTED, True), ("and", CORRECTED, True), (" yellow", DRAFTED, False)))
     answering.stop()
     assert answering.message.content == "Red and"
@@ -91,7 +91,7 @@ def test_stopping_leaves_what_is_confirmed():
 
 
 def test_the_end_brings_text_and_figures():
-    answering = Answering(1, 1, "Question", SAMPLING)
+    answering = StreamingAnswer(1, 1, "Question", SAMPLING)
     spans = (TextSpan("Red", DRAFTED, True),)
     statistics = Statistics(rounds=4, tokens=10, offline=3, rolled_back=2, seconds=3.0, first_token_seconds=1.0)
     answering.finish(AnswerFinished("Red", (), FinishReason.LENGTH, statistics, spans))
@@ -108,7 +108,7 @@ def test_a_continued_answer_keeps_what_is_known_of_its_beginning():
     """The runtime may have forgotten where the stored part came from."""
     stored = Message("assistant", "Red and", (TextSpan("Red", DRAFTED, True), TextSpan(" and", OFFLINE, True)))
     stored = dataclasses.replace(stored, dropped=(Dropped(3, "!"),), figures="cut off", cut_off=SAMPLING)
-    answering = Answering(1, 1, "Question", SAMPLING, before=stored)
+    answering = StreamingAnswer(1, 1, "Question", SAMPLING, before=stored)
     assert answering.message.content == "Red and" and not answering.message.finished
     answering.update(update(("Red and blue", CORRECTED, True), (" or", DRAFTED, False)))
     assert answering.message.spans == (
@@ -120,7 +120,7 @@ def test_a_continued_answer_keeps_what_is_known_of_its_beginning():
     answering.stop()
     assert answering.message.content == "Red and blue" and answering.message.spans[:2] == stored.spans
     assert answering.message.cut_off == SAMPLING
-    unchanged = Answering(1, 1, "Question", SAMPLING, before=stored)
+    unchanged = StreamingAnswer(1, 1, "Question", SAMPLING, before=stored)
     unchanged.stop()
     assert unchanged.message == stored
 

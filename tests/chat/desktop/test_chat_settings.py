@@ -32,7 +32,7 @@ def recommending(onnx_bundle):
 
 
 def sampling(window) -> Sampling:
-    return window.engine.chat._session.sampling
+    return window.runtime.chat._session.sampling
 
 
 def test_a_chat_has_settings_of_its_own(connected, open_window, qtbot):
@@ -47,12 +47,12 @@ def test_a_chat_has_settings_of_its_own(connected, open_window, qtbot):
     ask(qtbot, connected)
     wait_for_answer(qtbot, connected)
     chat = connected.chats.current
-    assert connected.engine.chat.messages[0] == connected.chats.turns[0] == {"role": "system", "content": SYSTEM}
+    assert connected.runtime.chat.messages[0] == connected.chats.turns[0] == {"role": "system", "content": SYSTEM}
     assert (sampling(connected).temperature, sampling(connected).top_p) == (0.5, 0.8)
     connected.new_chat()
     ask(qtbot, connected, "And now?")
     wait_for_answer(qtbot, connected)
-    assert connected.engine.chat.messages[0]["role"] == "user" and sampling(connected) == Sampling()
+    assert connected.runtime.chat.messages[0]["role"] == "user" and sampling(connected) == Sampling()
     connected.close()
     again = open_window(server="ws://127.0.0.1:9", max_new_tokens=99)
     assert again.chats.settings == ChatSettings(max_new_tokens=99)
@@ -61,7 +61,7 @@ def test_a_chat_has_settings_of_its_own(connected, open_window, qtbot):
 
 
 @pytest.mark.parametrize("recommended", [True, False])
-def test_no_row_lies_over_another(open_window, look, recommended):
+def test_no_row_lies_over_another(open_window, appearance, recommended):
     window = open_window(server="ws://127.0.0.1:9")
     window.open_chat_settings()
     dialog = window.chat_settings_dialog
@@ -141,10 +141,10 @@ def test_a_check_is_made_with_the_chats_own_instructions(open_window, verifier, 
     history.close()
     window = open_window(server=verifier.url, token=TOKEN, system="Something else.")
     qtbot.waitUntil(lambda: window.chats.history.unconfirmed() == [], timeout=WAIT)
-    assert window.engine.chat.messages[0] == {"role": "system", "content": SYSTEM}
+    assert window.runtime.chat.messages[0] == {"role": "system", "content": SYSTEM}
 
 
-def test_many_lines_and_the_dialog_is_read_by_screen_readers(qtbot, look):
+def test_many_lines_and_the_dialog_is_read_by_screen_readers(qtbot, appearance):
     dialog = ChatSettingsDialog("Colours", ChatSettings(SYSTEM, 300, False, 0.35, 0.9), None)
     qtbot.addWidget(dialog)
     saved = []
@@ -156,8 +156,8 @@ def test_many_lines_and_the_dialog_is_read_by_screen_readers(qtbot, look):
 
 
 @pytest.mark.parametrize("zoom", [100, 200])
-def test_a_number_is_seen_whole(qtbot, look, zoom):
-    look.set_zoom(zoom)
+def test_a_number_is_seen_whole(qtbot, appearance, zoom):
+    appearance.set_zoom(zoom)
     dialog = ChatSettingsDialog("Colours", ChatSettings(recommended=False, temperature=0.7), None)
     qtbot.addWidget(dialog)
     dialog.show()

@@ -33,7 +33,7 @@ def find(qtbot, window, text: str) -> None:
 
 def marked(window) -> list[str]:
     """Texts that are marked, from the top; the one where one is in brackets."""
-    accent = window.look.theme.accent
+    accent = window.appearance.theme.accent
     found = []
     for text in window.page.conversation.texts():
         for one in text.extraSelections():

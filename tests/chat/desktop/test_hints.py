@@ -10,7 +10,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtNetwork import QNetworkInformation
 from window_driving import WAIT
 
-from moa_chat.desktop.host_conditions import HostHints
+from moa_chat.desktop.host_conditions import HostConditions
 from moa_runtime.drafting.settings import Conditions
 
 
@@ -34,14 +34,14 @@ def told(qapp) -> Told:
 
 
 @pytest.fixture
-def hints(told: Told) -> HostHints:
-    hints = HostHints(told)  # type: ignore[arg-type]
+def hints(told: Told) -> HostConditions:
+    hints = HostConditions(told)  # type: ignore[arg-type]
     told.conditions.clear()
     return hints
 
 
 @pytest.fixture
-def network(hints: HostHints) -> QNetworkInformation:
+def network(hints: HostConditions) -> QNetworkInformation:
     network = QNetworkInformation.instance()
     if network is None:
         pytest.skip("this system has no service that tells Qt of networks")
@@ -78,13 +78,13 @@ def test_a_metered_network_is_told(told, hints, network):
 
 def test_conditions_reach_the_chat_and_the_one_after_it(connected, qtbot, monkeypatch):
     """A verifier on this machine is reached without any network: bytes cost nothing, and no change concerns it."""
-    engine = connected.engine
-    before = engine.chat
-    engine.tell_conditions(Conditions(low_power=True, metered=True))
+    runtime = connected.runtime
+    before = runtime.chat
+    runtime.tell_conditions(Conditions(low_power=True, metered=True))
     qtbot.waitUntil(lambda: before.conditions == Conditions(low_power=True), timeout=WAIT)
     called = []
     monkeypatch.setattr(type(before), "network_changed", lambda chat: called.append(chat))
-    engine.network_changed()
+    runtime.network_changed()
     assert not called
     connected._save_settings(dataclasses.replace(connected.settings, server=connected.settings.server + "/v1/session"))
-    qtbot.waitUntil(lambda: engine.chat is not before and engine.chat.conditions.low_power, timeout=WAIT)
+    qtbot.waitUntil(lambda: runtime.chat is not before and runtime.chat.conditions.low_power, timeout=WAIT)

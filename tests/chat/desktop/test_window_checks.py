@@ -9,7 +9,7 @@ from window_driving import QUESTION, TOKEN, WAIT, ask, shown_messages, wait_for_
 
 from moa_chat.desktop import notices as strips
 from moa_chat.desktop.message_widgets import Answer
-from moa_chat.desktop.offline_checks import Checks, corrected_words
+from moa_chat.desktop.offline_checks import OfflineChecks, corrected_words
 from moa_chat.history.message import Message
 from moa_chat.history.store import History
 from moa_runtime.conversation import Unconfirmed
@@ -150,10 +150,10 @@ def test_marks_outlive_the_program(profile):
     history.close()
     history = History.open(profile.history_path)
     assert history.messages(chat)[1] == marked and history.unconfirmed() == [(chat, 1)]
-    checking = Checks(history).next(None, "")
+    checking = OfflineChecks(history).next(None, "")
     assert checking is not None and (checking.question, checking.written) == (QUESTION, marked)
     history.delete(chat)
-    assert history.unconfirmed() == [] and Checks(history).next(None, "") is None
+    assert history.unconfirmed() == [] and OfflineChecks(history).next(None, "") is None
     history.close()
 
 

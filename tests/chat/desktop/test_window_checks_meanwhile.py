@@ -8,7 +8,7 @@ import sqlite3
 import pytest
 from window_driving import QUESTION, TOKEN, WAIT, ask
 
-from moa_chat.desktop.offline_checks import Checking, Checks
+from moa_chat.desktop.offline_checks import AnswerCheck, OfflineChecks
 from moa_chat.history.message import Dropped, Message
 from moa_chat.history.store import History
 from moa_runtime.conversation import Unconfirmed
@@ -42,9 +42,9 @@ def asked(history: History, *answers: Message) -> int:
     return chat
 
 
-def checked(history: History, text: str, *, target: str = "", most: int = 16) -> tuple[Checks, Checking]:
+def checked(history: History, text: str, *, target: str = "", most: int = 16) -> tuple[OfflineChecks, AnswerCheck]:
     """The next answer, as if the target had written ``text``."""
-    checks = Checks(history)
+    checks = OfflineChecks(history)
     checking = checks.next(None, target)
     assert checking is not None
     checking.message, checking.done = Message("assistant", text), True
@@ -54,13 +54,13 @@ def checked(history: History, text: str, *, target: str = "", most: int = 16) ->
 
 def test_only_the_target_that_an_answer_was_written_for_checks_it(history):
     ours = asked(history, Message("assistant", "Red.", unconfirmed=MARK, target="one"))
-    assert Checks(history).next(ours, "other") is None
+    assert OfflineChecks(history).next(ours, "other") is None
     theirs = asked(history, Message("assistant", "Green.", unconfirmed=MARK, target="other"))
     for target, chat in (("one", ours), ("other", theirs)):
-        checking = Checks(history).next(ours, target)
+        checking = OfflineChecks(history).next(ours, target)
         assert checking is not None and checking.chat == chat
     asked(history, Message("assistant", "Blue.", unconfirmed=MARK))  # of an older moa-edge
-    assert Checks(history).next(None, "third") is not None
+    assert OfflineChecks(history).next(None, "third") is not None
 
 
 def test_only_the_target_of_an_answer_continues_it(window):
@@ -107,7 +107,7 @@ def test_undo_brings_back_the_devices_text_without_marks(history):
     """Also of an answer that was checked twice, and not that of the server in between."""
     spans = (TextSpan("Red.", Origin.OFFLINE, False),)
     chat = asked(history, Message("assistant", "Red.", spans, (Dropped(1, "an earlier word"),), unconfirmed=MARK))
-    checks = Checks(history)
+    checks = OfflineChecks(history)
     for text in ("Yellow.", "Green."):
         checking = checks.next(None, "")
         assert checking is not None and checking.message.dropped == ()
@@ -153,14 +153,14 @@ def test_damaged_origins_hide_no_text(history, profile, stored):
     with sqlite3.connect(profile.history_path) as database:
         database.execute("UPDATE message SET spans = ? WHERE chat = ? AND position = 1", (stored, chat))
     assert history.messages(chat)[1] == Message("assistant", "Red.")
-    checking = Checks(history).next(chat, "")
+    checking = OfflineChecks(history).next(chat, "")
     assert checking is not None and checking.chat == other
 
 
 def test_an_answer_without_its_question_is_not_checked(history):
     """As where the disk was full for a moment."""
     history.save(history.create("Gap"), 1, Message("assistant", "Red.", unconfirmed=MARK))
-    assert Checks(history).next(None, "") is None
+    assert OfflineChecks(history).next(None, "") is None
 
 
 def test_letters_that_are_none_hide_no_chat(history, profile):
@@ -246,4 +246,4 @@ def test_a_question_that_could_not_be_stored_is_stored_with_its_answer(window, q
     qtbot.waitUntil(lambda: len(window.chats.messages) == 2 and not window.chats.busy, timeout=WAIT)
     stored = history.messages(window.chats.current)
     assert [message.turn for message in stored] == [message.turn for message in window.chats.messages]
-    assert stored[1].target == window.engine.target != ""
+    assert stored[1].target == window.runtime.target != ""

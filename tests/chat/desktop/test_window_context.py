@@ -24,8 +24,8 @@ from moa_chat.strings import reading_words
         (2000, 1000, True, "fills 100 %"),
     ],
 )
-def test_the_meter_is_quiet_until_it_matters(qtbot, look, used, limit, shown, words):
-    meter = ContextMeter(look)
+def test_the_meter_is_quiet_until_it_matters(qtbot, appearance, used, limit, shown, words):
+    meter = ContextMeter(appearance)
     qtbot.addWidget(meter)
     meter.show_use(used, limit)
     assert meter.isHidden() is not shown
@@ -39,7 +39,7 @@ def test_the_meter_follows_the_open_chat(connected, qtbot):
     connected.chats.context_changed.connect(lambda used, limit: told.append((used, limit)))
     ask(qtbot, connected)
     wait_for_answer(qtbot, connected)
-    chat, limit = connected.engine.chat, connected.engine.chat.manifest.max_context
+    chat, limit = connected.runtime.chat, connected.runtime.chat.manifest.max_context
     assert told[-1] == (len(chat.tokens), limit)
     growing = [used for used, _ in told]
     assert len(set(growing)) > 2
@@ -68,7 +68,7 @@ def test_what_the_verifier_reads_is_said_and_can_be_given_up(open_window, verifi
         answer = window.page.conversation.findChildren(Answer)[-1]
         assert not answer.cancel_button.isVisible()
         qtbot.waitUntil(lambda: "reads your text" in answer.waiting, timeout=WAIT)
-        assert f"({window.engine.chat.new_tokens} tokens)" in answer.waiting
+        assert f"({window.runtime.chat.new_tokens} tokens)" in answer.waiting
         qtbot.mouseClick(answer.cancel_button, Qt.MouseButton.LeftButton)
         qtbot.waitUntil(lambda: not window.chats.busy, timeout=WAIT)
         assert window.chats.messages == [] and window.page.composer.text == QUESTION

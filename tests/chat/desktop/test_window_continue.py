@@ -65,7 +65,7 @@ def test_a_stored_answer_goes_on_in_another_window_and_is_stopped(open_window, v
     window.chats.stop()
     stopped = wait_for_answer(qtbot, window)
     assert stopped.startswith(cut) and len(stopped) > len(cut)
-    assert window.engine.chat.messages[-1]["content"].startswith(stopped)  # half a character may follow
+    assert window.runtime.chat.messages[-1]["content"].startswith(stopped)  # half a character may follow
 
 
 def test_only_the_last_answer_and_only_one_that_was_cut_off_goes_on(open_window):

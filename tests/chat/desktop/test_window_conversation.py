@@ -24,7 +24,7 @@ def test_a_question_is_answered_word_by_word(connected, qtbot):
     ask(qtbot, connected)
     text = wait_for_answer(qtbot, connected)
     assert [message.role for message in connected.chats.messages] == ["user", "assistant"]
-    assert text == connected.engine.chat.messages[-1]["content"] != ""
+    assert text == connected.runtime.chat.messages[-1]["content"] != ""
     assert len(set(lengths)) > 2, "the answer came in one piece"
     assert connected.page.composer.text == "" and connected.page.title.text() == QUESTION
     figures = connected.page.plot.figures
@@ -40,8 +40,8 @@ def test_a_second_question_continues_the_first(connected, qtbot):
     wait_for_answer(qtbot, connected)
     ask(qtbot, connected, "And now?")
     wait_for_answer(qtbot, connected)
-    assert [turn["role"] for turn in connected.engine.chat.messages] == ["user", "assistant"] * 2
-    assert [message.turn for message in connected.chats.messages] == connected.engine.chat.messages
+    assert [turn["role"] for turn in connected.runtime.chat.messages] == ["user", "assistant"] * 2
+    assert [message.turn for message in connected.chats.messages] == connected.runtime.chat.messages
 
 
 def test_escape_stops_at_once_even_when_the_link_hangs(open_window, verifier, qtbot):
@@ -86,11 +86,11 @@ def test_an_edited_question_replaces_what_followed(connected, qtbot):
 def test_an_answer_is_written_again_and_copied(connected, qtbot):
     ask(qtbot, connected)
     first = wait_for_answer(qtbot, connected)
-    asked = len(connected.engine.chat.tokens)
+    asked = len(connected.runtime.chat.tokens)
     qtbot.keyClick(connected, Qt.Key.Key_R, Qt.KeyboardModifier.ControlModifier)
     assert connected.chats.busy
     assert wait_for_answer(qtbot, connected) == first
-    assert len(connected.engine.chat.tokens) == asked and len(connected.chats.messages) == 2
+    assert len(connected.runtime.chat.tokens) == asked and len(connected.chats.messages) == 2
     connected.page.conversation.copy_last()
     assert QGuiApplication.clipboard().text() == first
 
@@ -104,7 +104,7 @@ def test_old_turns_stay_until_a_new_answer_has_its_first_words(open_window, veri
         ask(qtbot, window)
         first = wait_for_answer(qtbot, window)
         window.page.offline.click()
-        qtbot.waitUntil(lambda: window.engine.chat.status is LinkStatus.OFFLINE, timeout=WAIT)
+        qtbot.waitUntil(lambda: window.runtime.chat.status is LinkStatus.OFFLINE, timeout=WAIT)
         if edited:
             window.chats.edit(0, "Something else?")
         else:
@@ -143,7 +143,7 @@ def test_a_cut_link_is_written_through_and_reconciled(open_window, verifier, qtb
         )
         text = wait_for_answer(qtbot, window)
         assert all(span.committed for span in window.chats.messages[-1].spans)
-        assert text == window.engine.chat.messages[-1]["content"]
+        assert text == window.runtime.chat.messages[-1]["content"]
         qtbot.waitUntil(lambda: window.page.pill.accessibleDescription() in ("online", "slow"), timeout=WAIT)
 
 
@@ -205,7 +205,7 @@ def test_an_answer_under_way_goes_on_in_the_next_window(open_window, verifier, q
     """Closed in the middle; what the next window shows in the end is what one window would have."""
     where = {"server": f"ws://127.0.0.1:{verifier.port}", "token": TOKEN, "max_new_tokens": 300}
     first = open_window(**where)
-    qtbot.waitUntil(lambda: first.engine.chat is not None, timeout=WAIT)
+    qtbot.waitUntil(lambda: first.runtime.chat is not None, timeout=WAIT)
     ask(qtbot, first)
     whole = wait_for_answer(qtbot, first)
     ask(qtbot, first, "And why?")
@@ -218,7 +218,7 @@ def test_an_answer_under_way_goes_on_in_the_next_window(open_window, verifier, q
     answer = wait_for_answer(qtbot, again)
     assert [message.content for message in again.chats.messages] == [QUESTION, whole, "And why?", answer]
     assert again.chats.messages[-1].finished and again.chats.messages[-1].figures != "interrupted"
-    assert again.engine.chat.messages[-1]["content"] == answer
+    assert again.runtime.chat.messages[-1]["content"] == answer
     again.chats.again()
     assert wait_for_answer(qtbot, again) == answer
 
@@ -226,23 +226,23 @@ def test_an_answer_under_way_goes_on_in_the_next_window(open_window, verifier, q
 def test_an_answer_whose_chat_is_gone_is_dropped(open_window, verifier, profile, qtbot):
     where = {"server": f"ws://127.0.0.1:{verifier.port}", "token": TOKEN, "max_new_tokens": 300}
     first = open_window(**where)
-    qtbot.waitUntil(lambda: first.engine.chat is not None, timeout=WAIT)
+    qtbot.waitUntil(lambda: first.runtime.chat is not None, timeout=WAIT)
     ask(qtbot, first)
     qtbot.waitUntil(lambda: bool(first.chats.messages[1:] and first.chats.messages[1].content), timeout=WAIT)
     first.close()
     profile.history_path.unlink()
     again = open_window(**where)
-    qtbot.waitUntil(lambda: again.engine.chat is not None, timeout=WAIT)
-    assert again.engine.chat.pending() is not None and not again.chats.busy
+    qtbot.waitUntil(lambda: again.runtime.chat is not None, timeout=WAIT)
+    assert again.runtime.chat.pending() is not None and not again.chats.busy
     ask(qtbot, again, "And now?")
     assert wait_for_answer(qtbot, again) and len(again.chats.messages) == 2
 
 
 def test_another_verifier_gets_the_store_of_the_first(connected, profile, verifier, qtbot):
-    before = connected.engine.chat
+    before = connected.runtime.chat
     connected.connector.connect_as(connected.settings)
-    qtbot.waitUntil(lambda: connected.engine.chat is not before, timeout=WAIT)
-    qtbot.waitUntil(lambda: connected.engine.chat._saver.keeps, timeout=WAIT)
+    qtbot.waitUntil(lambda: connected.runtime.chat is not before, timeout=WAIT)
+    qtbot.waitUntil(lambda: connected.runtime.chat._saver.keeps, timeout=WAIT)
     ask(qtbot, connected)
     wait_for_answer(qtbot, connected)
     qtbot.waitUntil(lambda: QUESTION in profile.answer_path.read_text(), timeout=WAIT)

@@ -96,9 +96,9 @@ def test_every_command_has_keys_of_its_own(open_window):
 
 
 @pytest.mark.parametrize("zoom", [100, 200])
-def test_no_label_is_cut_off_at_twice_the_size(open_window, look, qtbot, zoom):
+def test_no_label_is_cut_off_at_twice_the_size(open_window, appearance, qtbot, zoom):
     window = open_window(server="ws://127.0.0.1:9")
-    look.set_zoom(zoom)
+    appearance.set_zoom(zoom)
     try:
         window.resize(1600, 1000)
         window.page.conversation.show_messages([Message("user", "Question"), ANSWER])
@@ -112,7 +112,7 @@ def test_no_label_is_cut_off_at_twice_the_size(open_window, look, qtbot, zoom):
                 assert label.height() >= QFontMetricsF(label.font()).height() - 1, label.text()
         assert window.minimumSizeHint().width() <= 1600
     finally:
-        look.set_zoom(100)
+        appearance.set_zoom(100)
 
 
 def test_a_title_without_room_ends_in_an_ellipsis(open_window):
@@ -136,7 +136,7 @@ def test_a_title_without_room_ends_in_an_ellipsis(open_window):
     assert title.grab().toImage() == drawn != wide
 
 
-def test_origins_are_coloured_on_demand(open_window, look):
+def test_origins_are_coloured_on_demand(open_window, appearance):
     window = open_window(server="ws://127.0.0.1:9")
     window.page.conversation.show_messages([ANSWER])
     answer = window.page.conversation.findChildren(Answer)[0]
@@ -160,9 +160,9 @@ def test_origins_are_coloured_on_demand(open_window, look):
     code = answer.findChildren(CodeBlock)[0]
     code.copy_button.copy()
     assert QGuiApplication.clipboard().text() == "x = '🎨'  # paint", "what was taken back is not copied"
-    look.set_theme("dark")
+    appearance.set_theme("dark")
     assert color_at("another") == DARK.dropped
-    look.set_theme("light")
+    appearance.set_theme("light")
     window.page.origins.click()
     with pytest.raises(AssertionError, match="not shown"):
         color_at("another")

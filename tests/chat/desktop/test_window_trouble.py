@@ -24,7 +24,7 @@ from websockets.sync.server import serve
 from window_driving import QUESTION, TOKEN, WAIT, ask, wait_for_answer
 
 from moa_chat.desktop.certificates import Certificate, fetch_certificate
-from moa_chat.desktop.instance_lock import ProfileLock
+from moa_chat.desktop.instance_lock import InstanceLock
 from moa_chat.desktop.profile import Profile, Settings
 from moa_runtime.bundle import read_manifest, write_manifest
 from moa_runtime.errors import MoaError
@@ -227,7 +227,7 @@ def test_another_address_is_connected_to_at_once(connected, verifier, qtbot):
 
 def test_the_server_s_version_stands_unless_one_takes_it_back(connected, monkeypatch):
     kept = []
-    monkeypatch.setattr(connected.engine, "keep_mine", lambda: kept.append(True))
+    monkeypatch.setattr(connected.runtime, "keep_mine", lambda: kept.append(True))
     connected.chats.handle_disagreement(Disagreement(3, 12, "the device's words", "the server's words"))
     assert not connected.page.disagreement.isVisible() and kept == []
     assert connected.page.notice.text == "3 words that this device wrote were corrected."
@@ -238,7 +238,7 @@ def test_the_server_s_version_stands_unless_one_takes_it_back(connected, monkeyp
 def test_the_user_decides_who_is_right(connected, qtbot, monkeypatch, profile):
     kept = []
     connected.settings = dataclasses.replace(connected.settings, disagreement="ask")
-    monkeypatch.setattr(connected.engine, "keep_mine", lambda: kept.append(True))
+    monkeypatch.setattr(connected.runtime, "keep_mine", lambda: kept.append(True))
     banner = connected.page.disagreement
     disagreement = Disagreement(3, 12, "the device's words", "the server's words")
 
@@ -306,15 +306,15 @@ def test_damaged_settings_are_the_defaults(profile, content):
 
 
 def test_a_second_window_finds_the_first(profile, qtbot):
-    lock, other = ProfileLock(profile.folder), ProfileLock(profile.folder)
+    lock, other = InstanceLock(profile.folder), InstanceLock(profile.folder)
     wanted = []
     lock.wanted.connect(lambda: wanted.append(True))
     assert lock.take() and not other.take()
     caller = QProcess()
     script = (
         "import sys; from pathlib import Path; from PySide6.QtCore import QCoreApplication\n"
-        "from moa_chat.desktop.instance_lock import ProfileLock\n"
-        "application = QCoreApplication([]); lock = ProfileLock(Path(sys.argv[1]))\n"
+        "from moa_chat.desktop.instance_lock import InstanceLock\n"
+        "application = QCoreApplication([]); lock = InstanceLock(Path(sys.argv[1]))\n"
         "sys.exit(0 if not lock.take() and lock.call_other() else 1)"
     )
     caller.start(sys.executable, ["-c", script, str(profile.folder)])
@@ -328,7 +328,7 @@ def test_a_second_window_finds_the_first(profile, qtbot):
 def test_a_second_window_says_so(profile, qtbot, monkeypatch, options):
     from moa_chat.desktop.app import run_desktop
 
-    lock = ProfileLock(profile.folder)
+    lock = InstanceLock(profile.folder)
     assert lock.take()
     monkeypatch.setenv("MOA_EDGE_PROFILE", str(profile.folder))
     said = []
