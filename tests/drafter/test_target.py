@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import os
 import shutil
+import socket
 import subprocess
 import threading
 import time
@@ -139,6 +141,42 @@ def test_a_silent_hub_costs_no_more_than_its_time(monkeypatch: pytest.MonkeyPatc
     began = time.monotonic()
     assert not module._hub_answers()
     assert time.monotonic() - began < 2
+
+
+@pytest.fixture
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+
+
+def test_a_hub_that_only_a_proxy_leads_to_answers(monkeypatch: pytest.MonkeyPatch, no_proxy: None) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "https://127.0.0.1:1")
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        address = f"127.0.0.1:{proxy.getsockname()[1]}"
+        for name, value in {"https_proxy": address, "ALL_PROXY": f"socks5h://{address}"}.items():
+            with monkeypatch.context() as patch:
+                patch.setenv(name, value)
+                assert module._hub_answers()
+                patch.setenv("no_proxy", "127.0.0.1")
+                assert not module._hub_answers()
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "http://127.0.0.1:none", "http://[::1"])
+def test_a_proxy_that_cannot_be_used_is_told(
+    proxy: str, monkeypatch: pytest.MonkeyPatch, no_proxy: None, tmp_path: Path
+) -> None:
+    """Also by the packages that use it, which raise errors of their own."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    for answers in (False, True):
+        with monkeypatch.context() as patch:
+            if answers:
+                patch.setattr(module, "_hub_answers", lambda: True)
+            with pytest.raises(TargetError, match="Hub") as told:
+                resolve_target("owner/model")
+        assert "\n" not in str(told.value)
 
 
 def test_fingerprints_tell_weights_apart_and_copies_not(tmp_path: Path) -> None:

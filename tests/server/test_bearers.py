@@ -157,6 +157,7 @@ GOOD = entry("alice", "a-token")
         ([{**GOOD, "sessions": True}], "sessions must be a whole number from 1 on, not True"),
         ([{**GOOD, "frames_per_second": 0}], "frames_per_second must be a number above 0, not 0"),
         ([{**GOOD, "frames_per_second": "9"}], "frames_per_second must be a number above 0, not '9'"),
+        ([{**GOOD, "frames_per_second": 10**400}], "frames_per_second must be a number above 0, not 1000"),
         (json.dumps({"tokens": [{**GOOD, "row_bytes_per_second": float("inf")}]}), "above 0, not inf"),
     ],
 )
