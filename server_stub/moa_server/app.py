@@ -45,13 +45,13 @@ _log = logging.getLogger(__name__)
 
 
 class Verifier:
-    """All parts of one verifier, and its end.
+    """A loaded engine with everything its connections share, as an ASGI app.
 
     Attributes:
-        app: for an ASGI server.
+        app: the ASGI app.
         store: the conversations.
-        worker: what does the work.
-        website: the page and its bundle; None where no page is served.
+        worker: runs the jobs of all connections.
+        website: the page and its bundle; None if no page is served.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class Verifier:
 
     @property
     def decoding(self) -> int:
-        """Plain decodings under way."""
+        """Number of plain decodings under way."""
         return self.plain.running
 
     async def drain(self, seconds: float, hurry: asyncio.Event) -> None:
-        """Take no new sessions and requests; answer the frames that were received, and close all connections.
+        """Refuse new sessions and requests, answer the received frames, and close all connections.
 
         Args:
-            seconds: after them, or once ``hurry`` is set, what is not answered yet is given up.
+            seconds: time for that; unanswered frames are then given up, or as soon as ``hurry`` is set.
         """
         self._leaving = True
         for connection in self._connections:
@@ -161,7 +161,7 @@ class Verifier:
         return JSONResponse({"status": "ready"})
 
     def _bearer(self, connection: HTTPConnection) -> Bearer | JSONResponse:
-        """Who asks, or why nobody may."""
+        """Authenticate a request: return its bearer, or the response that refuses it."""
         headers, settings = connection.headers, self.settings
         if misdirected := self._misdirected(headers):
             return misdirected
@@ -185,7 +185,7 @@ class Verifier:
         return bearer
 
     def _misdirected(self, headers: Headers) -> JSONResponse | None:
-        """Why a request for this host is not answered; None where it is."""
+        """Return the refusal of a request for another host; None if the host is allowed."""
         host = headers.get("host")
         if host_allowed(host, self.settings.loopback, self.settings.hosts):
             return None
@@ -199,9 +199,9 @@ class Verifier:
         secure = connection.scope["scheme"] in ("https", "wss")
         if self.website is None or not own_origin(connection.headers["origin"], host, secure):
             return False
-        # The same is true of any page whose name is made to resolve to this machine (DNS rebinding). It has no token,
-        # for what a browser stores belongs to an origin. Where none is asked for, nobody else may be able to have the
-        # name.
+        # The same holds for a page whose name is made to resolve to this machine (DNS rebinding). Such a page has no
+        # token, for a browser's storage belongs to an origin. If no token is required, the name must be one that no
+        # other page can have.
         settings = self.settings
         return (
             not self.authenticator.open
@@ -256,12 +256,12 @@ def create_app(
     drafts: ServerDrafting | None = None,
     files: Mapping[str, WebFile] | None = None,
 ) -> Starlette:
-    """The app for a loaded engine, which nobody else may use from now on. ``app.state.verifier`` is its Verifier.
+    """Make the app of a loaded engine, which must have no other user. ``app.state.verifier`` is its Verifier.
 
     Args:
-        drafts: what drafts where a client lets the verifier go on by itself; None for nobody. Closed with the app.
-        files: of the page, by the path of their URL; None for no page. Its sessions need no origin in the settings.
-        timeline: gets what every session does and when, see :class:`moa_server.connection.Connection`.
+        drafts: drafts for clients that grant credit; None for no drafts. Closed with the app.
+        files: files of the page by URL path; None for no page. Its sessions need no origin in the settings.
+        timeline: records the activity of every session, see :class:`moa_server.connection.Connection`.
     """
     verifier = Verifier(engine, settings, timeline, drafts, files)
     verifier.app.state.verifier = verifier

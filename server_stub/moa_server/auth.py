@@ -1,4 +1,4 @@
-"""Who may use the verifier: one bearer token from the command line, any number from a file."""
+"""Bearer-token authentication (RFC 6750): one token from the command line, any number from a file."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class TokenFileError(MoaError):
 
 @dataclass(frozen=True)
 class Bearer:
-    """Who sent a request.
+    """The owner of a token, authenticated by a request.
 
     Attributes:
-        name: of the entry in the token file; empty for the single token, and for everybody where none is asked for.
-        budget: what it may use.
-        sha256: hex of its token's hash; empty where no token is asked for.
+        name: of the entry in the token file; empty for the single token, and if no token is required.
+        budget: its rate limits.
+        sha256: hex of its token's hash; empty if no token is required.
     """
 
     name: str = ""
@@ -48,15 +48,15 @@ class Bearer:
 
 
 class Authenticator:
-    """All bearers, and what each has used.
+    """Authenticates requests by bearer token, and keeps the usage of each bearer.
 
-    Tokens are random, 256 bits, so one SHA-256 is enough: there is no dictionary to try, which is what slow and
-    salted hashes are for.
+    Tokens are random, 256 bits, so one SHA-256 is enough: slow and salted hashes protect against dictionary attacks,
+    which are hopeless here.
 
     Args:
         token: one without a name or a budget, unless the file has an entry for it; empty for none.
-        file: as :func:`read_tokens` takes; None for none. With a file without entries nobody may come in.
-        clock: of the budgets.
+        file: token file, see :func:`read_tokens`; None for none. A file without entries rejects all requests.
+        clock: of the rate limits.
 
     Raises:
         TokenFileError: the file cannot be used.
@@ -71,11 +71,11 @@ class Authenticator:
 
     @property
     def open(self) -> bool:
-        """Whether no token is asked for."""
+        """Whether no token is required."""
         return not self._own and self._file is None
 
     def authenticate(self, authorization: str | None) -> Bearer | None:
-        """Whose token an ``Authorization`` header carries; None for nobody's.
+        """Return the bearer of an ``Authorization`` header; None if its token is missing or unknown.
 
         Every entry is compared, each in constant time.
         """
@@ -90,12 +90,12 @@ class Authenticator:
         return found[0] if found else None
 
     def valid(self, bearer: Bearer) -> bool:
-        """Whether a bearer that once was authenticated still is: its token may have left the file, or changed."""
+        """Whether an authenticated bearer still is valid: a reload may have removed or changed its token."""
         return self.open or any(each.name == bearer.name and each.sha256 == bearer.sha256 for each in self._all())
 
     def watch(self, bearer: Bearer, withdrawn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``withdrawn`` when a reload withdraws the bearer's token, or now if one has. All work that goes on by
-        itself has a watch.
+        """Call ``withdrawn`` when a reload withdraws the bearer's token, or now if one has. Long-running work has a
+        watch.
 
         Returns:
             a function that ends the watch; calling it again does nothing.
@@ -107,14 +107,14 @@ class Authenticator:
         return lambda: self._watches.pop(key, None)
 
     def budgets(self, bearer: Bearer) -> Budgets:
-        """What a bearer has used: one object for each name, also across :meth:`reload`."""
+        """Return the usage of a bearer: one object for each name, kept across :meth:`reload`."""
         if bearer.name not in self._budgets:
             self._budgets[bearer.name] = Budgets(bearer.budget, self._clock)
         return self._budgets[bearer.name]
 
     def reload(self) -> None:
-        """Read the file again, and end the work of the tokens that it withdraws. A broken file keeps the tokens there
-        were, and logs one sentence."""
+        """Read the file again, and end the work of withdrawn tokens. An invalid file is logged and leaves the tokens
+        as they are."""
         if self._file is None:
             return
         try:
@@ -135,19 +135,19 @@ class Authenticator:
                 withdrawn()
 
     def _all(self) -> list[Bearer]:
-        return self._named + self._own  # a name and a budget hold also for a token that is everybody's as well
+        return self._named + self._own  # an entry of the file takes precedence for the same token
 
 
 def digest(token: str) -> str:
-    """Hex of a token's SHA-256."""
+    """Return the hex SHA-256 of a token."""
     return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
 
 
 def new_token(name: str) -> tuple[str, str]:
-    """A fresh token, and the JSON of its entry for the token file. The token is nowhere else.
+    """Make a token, stored nowhere, and the JSON of its entry for the token file.
 
     Raises:
-        TokenFileError: ``name`` is none.
+        TokenFileError: ``name`` is invalid.
     """
     if not _NAME.fullmatch(name):
         raise TokenFileError(_bad_name(name))
@@ -156,14 +156,14 @@ def new_token(name: str) -> tuple[str, str]:
 
 
 def read_tokens(file: Path) -> list[Bearer]:
-    """The bearers of a token file.
+    """Read the bearers of a token file.
 
     The file is ``{"tokens": [{"name": "alice", "sha256": "<hex of the token's hash>", ...}]}``; an entry may have any
-    field of :class:`Budget` besides. It holds no secret, so others may read it; who may write it could let himself in,
-    so a file that others may write gets a warning.
+    field of :class:`Budget` besides. It holds no secret, so others may read it; anyone with write access could add a
+    token, so a file that others may write is logged as a warning.
 
     Raises:
-        TokenFileError: it names the file, the entry and what is wrong.
+        TokenFileError: the file is unreadable or invalid; the message names file, entry and error.
     """
     try:
         raw = json.loads(file.read_bytes())
@@ -224,25 +224,26 @@ def _bad_name(name: object) -> str:
     return f"name must be 1 to 64 letters, digits, dots, dashes, underscores or @, not {name!r}"
 
 
-#: The name of the messages' package. Versions are settled by the Hello, whose fault says what to do.
+#: Subprotocol of sessions: the package name of the messages. The Hello negotiates versions.
 SESSION_SUBPROTOCOL = "moa.v1"
 _BEARER = "moa.bearer."
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class SubprotocolError(MoaError):
-    """Subprotocols that say nothing clear. The message repeats nothing of them, for a part may be a token."""
+    """Invalid subprotocols of an upgrade request. The message does not repeat them, for one may be a token."""
 
 
 def authorization_of(header: str | None, offered: Sequence[str]) -> str | None:
-    """What an upgrade request gives as its ``Authorization``: the header, or the same made of a subprotocol.
+    """Return the ``Authorization`` of an upgrade request: its header, or the equivalent of its token subprotocol, which
+    browsers use because they cannot set headers.
 
     Args:
-        header: None without one.
-        offered: the subprotocols; the token is ``moa.bearer.`` and base64url of its UTF-8, without padding.
+        header: the ``Authorization`` header; None without one.
+        offered: the subprotocols; a token is ``moa.bearer.`` followed by base64url of its UTF-8, without padding.
 
     Raises:
-        SubprotocolError: a token that cannot be read, more than one, or one without :data:`SESSION_SUBPROTOCOL`.
+        SubprotocolError: a token is unreadable, given twice, or given without :data:`SESSION_SUBPROTOCOL`.
     """
     tokens = [name.removeprefix(_BEARER) for name in offered if name.startswith(_BEARER)]
     if not tokens:

@@ -1,4 +1,4 @@
-"""Writes on the answers of clients that are away, when nobody else wants a step."""
+"""Background answers: continue the answers of disconnected clients in steps that no other job wants."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _log = logging.getLogger(__name__)
 
 
 class BackgroundAnswers:
-    """One answer goes on from the loss of its connection until its end, the next connection, or a limit: seconds and
-    tokens of :class:`~moa_server.settings.Settings`. Its steps are those that nobody who is there wants.
+    """Continues each answer from the loss of its connection until it ends, its client reconnects, or it reaches a limit
+    of :class:`~moa_server.settings.Settings` (seconds, tokens).
     """
 
     def __init__(self, worker: Worker, metrics: Metrics, settings: Settings) -> None:
@@ -29,24 +29,24 @@ class BackgroundAnswers:
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by number of the conversation
 
     def __len__(self) -> int:
-        """Answers that are written on."""
+        """Number of answers that are continued."""
         return len(self._tasks)
 
     def begin(self, conversation: Conversation) -> None:
-        """The connection is gone: go on, if its Prompt allows that."""
+        """Continue an answer whose connection is gone, if its Prompt allows that."""
         if self._settings.away_seconds > 0 and conversation.session.continues_without_client:
             task = asyncio.create_task(self._write(conversation))
             self._tasks[conversation.number] = task
             task.add_done_callback(lambda done: self._ended(conversation, done))
 
     def end(self, conversation: Conversation) -> None:
-        """The client is back, or its conversation forgotten; a token that is being decided is decided then."""
+        """Stop: the client is back, or its conversation is removed."""
         task = self._tasks.get(conversation.number)
         if task is not None:
             task.cancel()
 
     async def close(self) -> None:
-        """End them all."""
+        """Stop all."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

@@ -1,4 +1,4 @@
-"""One WebSocket connection of a client: greet, then answer frame by frame."""
+"""One WebSocket connection of a client: handshake, then one answer after another; close codes and app-level pings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Seconds after which the answer of a client that says nothing goes on without it: most rounds take less.
+#: Seconds of silence after which an answer continues without its client; most rounds take less.
 _SILENCE_S = 2.0
 _MOST_US = (1 << 32) - 1
 
@@ -41,12 +41,12 @@ class _CloseError(Exception):
 
 
 class Connection:
-    """Serves one accepted WebSocket until it ends. Whatever the client sends, at worst it gets a fault.
+    """Serves one accepted WebSocket until it ends. Invalid frames get a fault.
 
     The timeline gets a mark ``receive`` and the span ``send`` of each frame, and what :class:`SessionWork` adds.
 
     Args:
-        bearer: who opened it. Beyond its budget it waits.
+        bearer: owner of the connection; work over its rate limits is delayed.
     """
 
     def __init__(self, websocket: WebSocket, verifier: Verifier, bearer: Bearer) -> None:
@@ -55,7 +55,7 @@ class Connection:
         self._settings, self._metrics, self._timeline = verifier.settings, verifier.metrics, verifier.timeline
         self._work = SessionWork(verifier, self._budgets)
         self._epoch = 0  # of the frame that is being answered
-        self._stamped: tuple[int, float] | None = None  # a client's stamp that is still to be echoed, and when it came
+        self._stamped: tuple[int, float] | None = None  # a client's stamp to echo, and its arrival time
         self._greeted = False
         self._pings = PingResponder(self._send)
         # A track for each connection: the last send of one that hangs may last into the next one's work.
@@ -69,7 +69,7 @@ class Connection:
         )
 
     def leave(self) -> None:
-        """Answer what was received, then close: the verifier is shutting down."""
+        """Answer the received frames, then close: the verifier is shutting down."""
         self._reader.end(CloseReason.LEAVING)
 
     async def serve(self) -> None:
@@ -116,19 +116,19 @@ class Connection:
     # -- what happens while a job is under way -----------------------------------------------------
 
     def _note(self, message: wire.ClientMessage) -> bool:
-        """A frame arrived; says whether that is all."""
+        """Handle the arrival of a frame; return whether it needs no further handling."""
         if self._overrules(message):
             self._work.abandon()
         return self._greeted and self._pings.take(message)
 
     def _overrules(self, message: wire.ClientMessage) -> bool:
-        """Whether a frame ends the answer, or begins another: the work for the present one is then needless."""
+        """Whether a frame ends the answer or begins another, so that work for the present one is wasted."""
         event = message.WhichOneof("event")
         return event == "bye" or (event in ("prompt", "cancel") and getattr(message, event).epoch > self._epoch)
 
     @property
     def _needless(self) -> bool:
-        """Whether nobody waits for the verdict on the present frame even before work on it begins."""
+        """Whether the verdict on the present frame is unwanted even before work on it begins."""
         return self._reader.over or any(map(self._overrules, self._reader.waiting))
 
     async def _watch(self, claim: asyncio.Event) -> None:
@@ -138,7 +138,7 @@ class Connection:
     # -- frames ------------------------------------------------------------------------------------
 
     async def _greet(self) -> tuple[Conversation, asyncio.Event]:
-        """Take the Hello and send the Welcome."""
+        """Receive the Hello and send the Welcome."""
         store, fingerprints = self._verifier.store, self._verifier.engine.fingerprints
         message = await self._next_frame(min(self._settings.hello_seconds, self._settings.idle_seconds))
         if isinstance(message, wire.ServerMessage):
@@ -185,7 +185,7 @@ class Connection:
     async def _answer(
         self, conversation: Conversation, claim: asyncio.Event, message: wire.ClientMessage | wire.ServerMessage
     ) -> None:
-        """Take one frame to its verdict or fault, if it has one."""
+        """Process one frame and send its verdict or fault, if any."""
         await self._reader.pause(self._budgets.wait_s(Kind.FRAMES, 1))
         if isinstance(message, wire.ServerMessage):
             self._note_fault(message)
@@ -207,7 +207,7 @@ class Connection:
         await self._say(answer)
 
     async def _go_on(self, conversation: Conversation, claim: asyncio.Event) -> bool:
-        """Do what no frame asked for: push a verdict, make or send memory rows. Says whether there was anything."""
+        """Do unrequested work: push a verdict, make or send memory rows. Return whether there was any."""
         session = conversation.session
         owed_s = self._budgets.wait_s(Kind.ROW_BYTES, 0)
         async with conversation.lock:
@@ -216,7 +216,7 @@ class Connection:
             work = session.next_work(rows=not owed_s)
             said = None if work is None else await self._work.do(conversation, work)
         if said is not None and said.HasField("fault") and not session.engine_failed():
-            said = None  # nobody awaits these rows
+            said = None  # no client waits for these rows
         await self._say(said)
         if owed_s and session.rows_due and work is None:
             await self._reader.wait(max(owed_s, 0.001))  # what is left of a debt may be less than a clock's tick
@@ -232,7 +232,7 @@ class Connection:
         return claim.is_set() or not self._verifier.authenticator.valid(self._bearer)
 
     async def _next_of(self, conversation: Conversation) -> wire.ClientMessage | wire.ServerMessage:
-        """The next frame. Who says nothing in the middle of an answer may be away without anybody knowing yet."""
+        """Wait for the next frame; after some silence in the middle of an answer, continue it in the background."""
         silence = min(_SILENCE_S, self._settings.idle_seconds) if conversation.session.continues_without_client else 0.0
         if silence and not await self._reader.wait(silence):
             self._verifier.background_answers.begin(conversation)
@@ -242,13 +242,13 @@ class Connection:
             self._verifier.background_answers.end(conversation)
 
     async def _next_frame(self, seconds: float, silent_before: float = 0.0) -> wire.ClientMessage | wire.ServerMessage:
-        """What the client sends next, or the fault that answers it.
+        """Receive the next frame, or the fault that answers an invalid one.
 
         Args:
-            silent_before: seconds that it has said nothing already.
+            silent_before: seconds of silence before this call.
 
         Raises:
-            _CloseError: the connection ends, and why.
+            _CloseError: the connection ends.
         """
         received = await self._reader.next(seconds)
         if isinstance(received, tuple):
@@ -260,7 +260,7 @@ class Connection:
         raise _CloseError(GOING_AWAY if received is CloseReason.LEAVING else None, received.value)
 
     async def _say(self, message: wire.ServerMessage | None) -> None:
-        """Send an answer, if there is one, with the stamp of the newest frame that is answered."""
+        """Send an answer, if any, and echo the stamp of the newest answered frame."""
         if message is None:
             return
         if message.HasField("fault"):
@@ -311,15 +311,16 @@ _INTERVAL_S = 0.5
 
 
 class PingResponder:
-    """Answers the Pings of one connection ahead of the frames before them: who asks for a sign of life else gives up a
-    link that is only busy. Like a WebSocket ping it is no sign that the client works.
+    """Answers the Pings of one connection before the frames that precede them, so that a client does not give up a link
+    that is only busy. Clients without WebSocket pings, such as browsers, use it. Like a WebSocket ping, a Ping is no
+    activity of the client.
 
     Args:
-        send: a message to the client.
+        send: sends a message to the client.
 
     Attributes:
-        lost: whether the client turned out to be gone. Its WebSocket says so once, and takes what else is sent for a
-            mistake.
+        lost: whether the client turned out to be gone. Its WebSocket reports that once; sending again would be an
+            error.
     """
 
     def __init__(self, send: Callable[[wire.ServerMessage], Awaitable[None]]) -> None:
@@ -329,7 +330,7 @@ class PingResponder:
         self._next = 0.0
 
     def take(self, message: wire.ClientMessage) -> bool:
-        """Answer it, if it is a Ping and no other was answered just before; says whether that was done."""
+        """Answer a Ping, unless another was answered just before; return whether it was answered."""
         busy = self._sending is not None and not self._sending.done()
         if message.WhichOneof("event") != "ping" or busy or time.monotonic() < self._next:
             return False
@@ -340,7 +341,7 @@ class PingResponder:
         return True
 
     async def close(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
@@ -359,10 +360,10 @@ NORMAL, GOING_AWAY, REFUSED, FAILED, TRY_AGAIN_LATER = 1000, 1001, 1008, 1011, 1
 
 
 def refusal_of(end: CloseReason, seconds: float, settings: Settings) -> tuple[wire.ServerMessage, int] | None:
-    """The last message of a connection that takes no more frames, and its close code; None where nobody is told.
+    """Return the last message of a connection that is closed for ``end``, and the close code; None to send nothing.
 
     Args:
-        seconds: of silence, where that is the reason.
+        seconds: of silence, if that is the reason.
     """
     if end is CloseReason.REPLACED:
         return fault(wire.FAULT_CODE_REPLACED, end.value), REFUSED

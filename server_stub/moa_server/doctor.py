@@ -21,7 +21,7 @@ from moa_server.engine.warm_up import TimedSteps, warm_up
 from moa_server.scheduling.scheduler import MOST_SEQUENCES
 from moa_server.scheduling.step_cost import StepCost
 
-#: Tokens a second that every session is to get.
+#: Tokens a second for every session.
 LEAST_RATE = 10.0
 #: Of sessions that draft: tokens of a draft, and tokens that its round commits (README: chains, with copying).
 DRAFTED, COMMITTED = 8, 3
@@ -34,7 +34,7 @@ _TOKENS = (1, 4, 8, 16)
 
 @dataclass(frozen=True)
 class StepTiming:
-    """A step that was measured, ``tokens`` of each of ``sequences`` behind ``context`` tokens: median seconds."""
+    """Median seconds of a measured step: ``tokens`` of each of ``sequences``, after ``context`` tokens."""
 
     what: str
     sequences: int
@@ -45,7 +45,7 @@ class StepTiming:
 
 @dataclass(frozen=True)
 class SessionCapacity:
-    """How many sessions at once get :data:`LEAST_RATE` tokens a second each, the time of the verifier alone counted:
+    """Number of concurrent sessions with :data:`LEAST_RATE` tokens a second each, counting the verifier's time alone:
     streaming token by token, and with rounds of :data:`DRAFTED` drafted tokens that commit :data:`COMMITTED`."""
 
     streaming: int
@@ -57,11 +57,11 @@ class Machine:
     """Of one process on one machine.
 
     Attributes:
-        cores: that this process may use.
-        threads: that torch uses.
+        cores: number that this process may use.
+        threads: number that torch uses.
         gpu: its name; empty without one.
-        bfloat16: whether the processor has instructions for it; None where that is not known.
-        resident_bytes: memory of this process; None where the system does not say.
+        bfloat16: whether the processor has bfloat16 instructions; None if unknown.
+        resident_bytes: memory of this process; None if unknown.
     """
 
     cores: int
@@ -79,7 +79,7 @@ class Facts(EngineFacts):
         descriptors: open files and connections that the system allows; None for any number.
         connections: that are held at once.
         max_sessions: see :class:`moa_server.settings.Settings`.
-        bfloat16_share: time of products in bfloat16 of those in float32; None where it was not measured.
+        bfloat16_share: time of products in bfloat16 relative to float32; None if not measured.
     """
 
     descriptors: int | None

@@ -1,4 +1,4 @@
-"""The last catch around the app: what nobody foresaw is one line in the log, and one sentence for the client."""
+"""ASGI middleware that turns unexpected exceptions into one log line and one sentence for the client."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _log = logging.getLogger(__name__)
 
 
 class ErrorMiddleware:
-    """ASGI middleware: an exception of the app is answered with 500 or the close code 1011, and goes no further.
+    """Answers an exception of the app with status 500 or close code 1011, and stops it.
 
-    What a client's leaving raises is left to the server around the app.
+    Exceptions about disconnected clients are left to the server.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -41,15 +41,15 @@ class ErrorMiddleware:
                 raise
             except Exception as error:
                 log_unexpected(_log, scope.get("path", scope["type"]), error)
-                with contextlib.suppress(Exception):  # whatever hindered the app may hinder this
+                with contextlib.suppress(Exception):  # the same failure may recur here
                     await _answer(scope, receive, send, begun)
 
 
 async def _answer(scope: Scope, receive: Receive, send: Send, begun: str) -> None:
-    """Tell the client, if that is still possible; an answer that has begun is broken off by the server.
+    """Tell the client if that is still possible; the server aborts an answer that has begun.
 
     Args:
-        begun: type of the last message that the app sent.
+        begun: type of the last message of the app.
     """
     refusal = JSONResponse({"error": "the verifier failed on this request"}, 500)
     if scope["type"] == "http" and not begun:

@@ -1,6 +1,6 @@
-"""Log lines of the verifier: text or JSON, with the session that they are about, and never more than one can read.
+"""Log lines of the verifier: text or JSON, with the fields of their session, and limited in number.
 
-Whatever a client wrote, a line is one line, printable and short: :func:`_clean` sees to that for all that is logged.
+Each record is one printable, short line, whatever a client sent: :func:`_clean` ensures that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FIELDS: ContextVar[dict[str, Any] | None] = ContextVar("log_fields", default=No
 
 @contextlib.contextmanager
 def log_fields(**fields: Any) -> Iterator[None]:
-    """Lines that are logged in this block, and by tasks that begin in it, carry these fields."""
+    """Add these fields to lines logged in this block and by tasks that begin in it."""
     token = _FIELDS.set(fields)
     try:
         yield
@@ -46,27 +46,27 @@ def log_fields(**fields: Any) -> Iterator[None]:
 
 
 def add_log_fields(**fields: Any) -> None:
-    """More fields for the block of :func:`log_fields` that this runs in, also for its tasks that run already."""
+    """Add fields to the surrounding block of :func:`log_fields` and to its running tasks."""
     current = _FIELDS.get()
     if current is not None:
         current.update(fields)
 
 
 def log_unexpected(logger: logging.Logger, where: str, error: BaseException) -> None:
-    """One line about an exception that nobody foresaw; its traceback only at the level debug."""
+    """Log an unexpected exception as one line; its traceback only at the level debug."""
     logger.error("%s: unexpected %s: %s (%s)", where, type(error).__name__, error, _place(error))
     logger.debug("the way to it", exc_info=error)
 
 
 def complain(text: str) -> None:
-    """What the program ends with, as a line of the log."""
+    """Log the error that ends the program."""
     _log.error("%s", text)
 
 
 def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """An exception handler for an event loop: what asyncio would log with a traceback."""
+    """Handle exceptions of an event loop that asyncio would log with a traceback."""
     error = context.get("exception")
-    if isinstance(error, OSError):  # a connection's end that nobody waited for; TLS errors are OSErrors too
+    if isinstance(error, OSError):  # the end of a connection; TLS errors are OSErrors too
         _log.debug("a connection ended: %s", error)
     elif error is not None:
         log_unexpected(_log, "in the background", error)
@@ -108,7 +108,7 @@ class JsonLines(logging.Formatter):
 
 
 class _Limit(logging.Filter):
-    """:class:`LogLimit`, strict for complaints and generous for what is told at info and debug."""
+    """:class:`LogLimit`, strict for warnings and errors, generous for info and debug."""
 
     def __init__(self) -> None:
         super().__init__()

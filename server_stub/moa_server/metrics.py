@@ -1,4 +1,4 @@
-"""What Prometheus is told of a verifier."""
+"""Prometheus metrics of a verifier."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class _Watched(Collector):
-    """A gauge, or a counter that somebody else counts, read when it is asked for."""
+    """A gauge, or a counter kept elsewhere, read at each scrape."""
 
     def __init__(self, family: type[Metric], name: str, text: str, value: Callable[[], float]) -> None:
         self._family, self._name, self._text, self._value = family, name, text, value
@@ -29,7 +29,7 @@ class _Watched(Collector):
 
 
 class Metrics:
-    """A registry of its own for each app, so that several can live in one process."""
+    """Metrics of one app, in a registry of their own, so that several apps can share a process."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -50,18 +50,18 @@ class Metrics:
         self._tau = Histogram(
             "moa_round_tokens", "Tokens that a round commits; sum by count is tau.", buckets=_COUNTS, registry=registry
         )
-        # What the counters show before anything happened.
+        # Make the counters visible before the first event.
         for kind in ("prefill", "verified", "accepted", "committed"):
             self._tokens.labels(kind)
         for reason in ("left", "expired", "failed", "given up"):
             self._dropped.labels(reason)
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Add a gauge that is read when it is asked for."""
+        """Add a gauge that is read at each scrape."""
         self._registry.register(_Watched(GaugeMetricFamily, name, text, value))
 
     def watch_count(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Add a counter that is read when it is asked for; its name gets ``_total``."""
+        """Add a counter that is read at each scrape; its name gets ``_total``."""
         self._registry.register(_Watched(CounterMetricFamily, name, text, value))
 
     def stepped(self, step: Step, began: float, ended: float) -> None:
@@ -77,7 +77,7 @@ class Metrics:
                 self._queued.observe(max(0.0, began - piece.waiting.since))
 
     def decided(self, *, drafted: int, accepted: int, committed: int) -> None:
-        """A frame got its verdict, or a plain decoding its token."""
+        """Record the verdict on a frame, or the token of a plain decoding."""
         self._tokens.labels("accepted").inc(accepted)
         self._tokens.labels("committed").inc(committed)
         if drafted:
@@ -85,14 +85,14 @@ class Metrics:
             self._tau.observe(committed)
 
     def dropped(self, reason: str) -> None:
-        """A job has no result: its client ``left`` or overruled it, it ``expired``, the engine ``failed`` on it, or it
-        was ``given up`` when the verifier ended."""
+        """Record a job without a result: its client ``left`` or replaced it, it ``expired``, the engine ``failed``, or
+        it was ``given up`` at shutdown."""
         self._dropped.labels(reason).inc()
 
     def refused(self, reason: str) -> None:
         self._refusals.labels(reason).inc()
 
     def text(self) -> bytes:
-        """Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         text: bytes = generate_latest(self._registry)
         return text

@@ -44,16 +44,16 @@ _LIMITS = (
         "away-seconds",
         _OWN.away_seconds,
         "S",
-        "how long an answer is written on while its client is away, in steps that nobody else wants; 0 for not at all",
+        "how long an answer is continued while its client is away, in steps that no other client needs; 0 to disable",
     ),
-    ("away-tokens", _OWN.away_tokens, "N", "tokens of such an answer that are written meanwhile"),
+    ("away-tokens", _OWN.away_tokens, "N", "most tokens of an answer that are written meanwhile"),
     ("idle-seconds", _OWN.idle_seconds, "S", "silence after which a connection is closed"),
     ("answer-seconds", _OWN.answer_seconds, "S", "how long a frame may wait for its verdict"),
 )
 
 
 class ServeError(MoaError):
-    """Options that no verifier can be started with."""
+    """Invalid options."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,8 +62,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--drafter",
         metavar="NAME|FOLDER",
-        help="checkpoint whose server half makes the memory rows, and which drafts where clients leave that to the "
-        f"verifier: {', '.join(shipped_names())}, or a folder (default: {DEFAULT_DRAFTER}, with the default model)",
+        help="checkpoint whose server half makes the memory rows, and which drafts for clients that leave drafting to "
+        f"the verifier: {', '.join(shipped_names())}, or a folder (default: {DEFAULT_DRAFTER}, with the default model)",
     )
     p.add_argument("--device", default="cpu", help="torch device of the target (default: %(default)s)")
     p.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
         "--tls-cert",
         type=Path,
         metavar="PEM",
-        help="certificate chain, for wss and https; auto makes one, of an authority that a phone is told to trust",
+        help="certificate chain, for wss and https; auto makes one, with an authority that a phone must trust",
     )
     p.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
     p.add_argument(
@@ -105,8 +105,8 @@ def parser() -> argparse.ArgumentParser:
     web.add_argument(
         "--web",
         action="store_true",
-        help="serve it at /, to everybody who reaches this address; where other machines do, its sessions need the "
-        "token, which is made and kept where none is given",
+        help="serve it at /, to every machine that reaches this address; if others do, its sessions need the token, "
+        "which is made and kept if none is given",
     )
     web.add_argument(
         "--bundle",
@@ -148,7 +148,7 @@ def parser() -> argparse.ArgumentParser:
     engine.add_argument(
         "--no-drafts",
         action="store_true",
-        help="do not draft for clients that let the verifier go on by itself: one token a pass",
+        help="do not draft for clients that grant credit: one token a pass",
     )
     engine.add_argument("--threads", type=int, metavar="N", help="CPU threads of the target (default: torch's choice)")
 
@@ -180,8 +180,8 @@ def parser() -> argparse.ArgumentParser:
     operation.add_argument(
         "--until-stdin-ends",
         action="store_true",
-        help="end at once when standard input does: for a program that starts a verifier with a pipe there, and is not "
-        "to leave it behind however it ends",
+        help="end at once when standard input does: for a program that starts a verifier with a pipe there, so "
+        "that the verifier never outlives it",
     )
     operation.add_argument("--json", action="store_true", help="print the ready line, or the report, as JSON")
     operation.add_argument(

@@ -1,4 +1,4 @@
-"""The process around the app: its server, its signals, its end."""
+"""The process around the app: its server, its signals, its exit."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class VerifierServer(EdgeServer):
     SIGHUP reads the token file again, and ends the work of tokens that left it.
 
     Args:
-        drain_seconds: how long frames under way may take after the signal.
+        drain_seconds: time for frames under way after the signal.
         on_ready: called when clients may connect.
         tls: certificate and key files.
-        renew_tls: called from time to time, in a thread; writes these files anew where that is needed.
+        renew_tls: called from time to time, in a thread; rewrites these files if necessary.
         drafts, files: see :func:`moa_server.app.create_app`.
         warm: run some steps before clients may connect, see :func:`moa_server.engine.warm_up.warm_up`.
     """
@@ -99,7 +99,7 @@ class VerifierServer(EdgeServer):
         loop.set_exception_handler(handle_loop_error)
         if self._warm:
             await warm_up(self._engine, self.app.state.verifier.worker.cost)
-            # What is loaded stays: a collector that looks at all of it takes a second, whatever made it look.
+            # Exclude loaded objects from garbage collection: a full collection would take a second.
             gc.collect()
             gc.freeze()
         await super().startup(sockets)
@@ -118,14 +118,14 @@ class VerifierServer(EdgeServer):
             self._on_ready()
 
     def handle_exit(self, sig: int, frame: object) -> None:
-        """A signal came. Unlike uvicorn's own, this does not raise the signal again when the server has ended."""
+        """Handle a signal. Unlike uvicorn's method, it does not raise the signal again after the server has ended."""
         if self._loop is None:  # not ready yet
             self.should_exit = True
         else:
             self._loop.call_soon_threadsafe(self.stop)
 
     def stop(self) -> None:
-        """Drain, then end; the second time, end at once. Belongs to the event loop's thread."""
+        """Drain, then end; on the second call, end at once. Belongs to the event loop's thread."""
         if self._draining is None:
             _log.info("shutting down: frames under way have %g seconds", self._drain_seconds)
             self._draining = asyncio.ensure_future(self._drain())
@@ -138,7 +138,7 @@ class VerifierServer(EdgeServer):
         await super().shutdown(sockets)
 
     async def _keep_renewed(self, renew: Callable[[], object]) -> None:
-        """Before the certificate ends, and when this machine has got another address. Connections keep the old one."""
+        """Renew the certificate before it expires or when the addresses change; connections keep the old one."""
         assert self._tls is not None and self.config.ssl is not None
         while True:
             await asyncio.sleep(_RENEW_SECONDS)
@@ -157,7 +157,7 @@ class VerifierServer(EdgeServer):
     async def _answer_and_close(self) -> None:
         await self.app.state.verifier.drain(self._drain_seconds, self._hurry)
         self._hurry.clear()  # one more signal does not wait for the peers either
-        # What was written goes out, and the peers close. uvicorn would complain of the tasks of those that do not.
+        # Let written data go out and peers close. uvicorn would log the tasks of peers that do not.
         deadline = time.monotonic() + 2 * self._limits.close_seconds
         while self.server_state.tasks and time.monotonic() < deadline and not self._hurry.is_set():
             await asyncio.sleep(0.02)
@@ -168,15 +168,15 @@ class VerifierServer(EdgeServer):
 
 
 class ProcessExit:
-    """Once the verifier has served, the process ends with status 0 behind the exit handlers, without more ado.
+    """Ends the process with status 0 right after the exit handlers, once the verifier has served.
 
-    Python would look for garbage among all objects several times, and take every module apart. With what torch and vLLM
-    import that takes seconds, up to nine on a busy machine, in which a supervisor waits for nothing.
+    Otherwise Python would collect garbage several times and clear every module, which takes seconds after importing
+    torch or vLLM (up to nine on a busy machine).
 
-    Make one before these are imported: exit handlers run in reverse, so theirs come before.
+    Make one before importing these: exit handlers run in reverse order, so theirs run first.
 
     Attributes:
-        served: set it when all is closed; else the process ends in the ordinary way.
+        served: set it when everything is closed; otherwise the process ends in the ordinary way.
     """
 
     def __init__(self) -> None:
@@ -187,14 +187,14 @@ class ProcessExit:
         if not self.served:
             return
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it, or it is closed, or None
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # a broken pipe, closed, or None
                 stream.flush()
         os._exit(0)
 
 
 def end_with_stdin() -> None:
-    """End this process with exit status 0 when its standard input ends: a pipe does when its writer is gone, in
-    whatever way that ended and on every system.
+    """End this process with exit status 0 when its standard input ends: a pipe does when its writer is gone, however
+    that ended.
 
     Raises:
         ServeError: there is no standard input.
@@ -210,5 +210,5 @@ def _watch(descriptor: int) -> None:
     with contextlib.suppress(OSError):
         while os.read(descriptor, 4096):
             pass
-    # At once: nobody is left who waits for a verdict, and while a model is loaded no signal is heard.
+    # At once: no client waits for a verdict any more, and signals are not handled while a model is loading.
     os._exit(0)

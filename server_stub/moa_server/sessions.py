@@ -98,10 +98,10 @@ class SessionStore:
         """Connect to the conversation of a token, or to a new one if the token is empty, unknown or another owner's.
 
         The event of the previous connection is set. When the store is full, the conversation
-        that has been without a connection for longest makes room.
+        without a connection for the longest time is removed.
 
         Args:
-            connection: which of its conversation's connections the client says that this is.
+            connection: the number of this connection within its conversation, as the client counts.
 
         Returns:
             the conversation and the event that ends this connection's claim; None when every
@@ -134,8 +134,8 @@ class SessionStore:
         return conversation, claim
 
     def detach(self, conversation: Conversation, claim: asyncio.Event) -> None:
-        """A connection ended; the conversation stays for a while, and perhaps its answer goes on. If its bearer's token
-        was withdrawn, it is forgotten."""
+        """Handle the end of a connection: keep the conversation for a while and continue its answer if allowed, or
+        forget it if its bearer's token was withdrawn."""
         if conversation.taken_over is claim:
             conversation.taken_over = None
             conversation.last_used = self._clock()
@@ -153,7 +153,7 @@ class SessionStore:
 
     def _make_room(self) -> bool:
         abandoned = [c for c in self._conversations.values() if c.taken_over is None]
-        if abandoned:  # of the bearer who left most of them: nobody makes others' be forgotten
+        if abandoned:  # of the bearer with the most: no client can push out the conversations of others
             counts = Counter(conversation.bearer.name for conversation in abandoned)
             self._forget(min(abandoned, key=lambda c: (-counts[c.bearer.name], c.last_used)))
         return bool(abandoned)
@@ -172,11 +172,11 @@ class SessionStore:
 
 
 def asked_to_draft(trips: Mapping[int, float], answers: int, ask_from: int) -> list[int]:
-    """Whose clients are asked to draft themselves: where more answers than ``ask_from`` are written at once, so many as
-    are more, those with the shortest round trips.
+    """Choose the clients that are asked to draft: as many as there are answers beyond ``ask_from``, those with the
+    shortest round trips.
 
     Args:
-        trips: round trip of each answer whose client can draft, by a number of the answer.
-        answers: that are written at once, also for clients that cannot.
+        trips: round trip of each answer whose client can draft, by the answer's number.
+        answers: number of answers written at once, including those of clients that cannot draft.
     """
     return sorted(trips, key=trips.__getitem__)[: max(0, answers - ask_from)]

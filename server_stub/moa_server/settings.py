@@ -1,4 +1,4 @@
-"""What the operator of a verifier may choose."""
+"""Settings of a verifier."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Settings:
         max_draft_tokens: tokens of one draft.
         max_waiting_frames: frames of one connection that wait for the verdict of the one before.
         max_frame_bytes: size of one WebSocket message, and of one HTTP body.
-        retry_after_ms: what a client that finds the verifier full is told to wait.
+        retry_after_ms: delay before a retry, for clients that are refused because the verifier is full.
     """
 
     token: str = ""
@@ -54,7 +54,7 @@ class Settings:
     retry_after_ms: int = 5000
 
     def limits(self, max_context: int, engine: Capabilities) -> Limits:
-        """What a Welcome tells."""
+        """Return the limits for a Welcome."""
         return Limits(
             max_context,
             min(self.max_draft_tokens, engine.max_draft_tokens),

@@ -1,4 +1,9 @@
-"""The new tokens of several drafting steps, and the layers that run over all of them."""
+"""Batched drafter: steps of several conversations as one forward, with few large matrix products.
+
+New tokens of all steps share the products with the matrices, which take nearly all of the time; each step attends to
+its own caches, so nothing is padded. Weights are copied and packed (:mod:`moa_server.engine.packed_linear`). Products
+are computed in a chosen type, for drafts do not decide the text; the rest is float32.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +28,12 @@ from moa_server.engine.base import Engine
 from moa_server.engine.fused_llama import padded
 from moa_server.engine.packed_linear import Product, product
 
-#: From rotated queries ``[n, heads, head_dim]`` to what they get, ``[n, heads * head_dim]``.
+#: Attention: maps rotated queries ``[n, heads, head_dim]`` to ``[n, heads * head_dim]``.
 Attend = Callable[[Tensor], Tensor]
 
 
 class PackedKeysValues:
-    """A decoder layer's keys and values, behind its input norm."""
+    """Computes a decoder layer's keys and values, after its input norm."""
 
     def __init__(self, layer: DecoderLayer, dtype: torch.dtype) -> None:
         dims = layer.self_attn.dims
@@ -65,7 +70,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Ten
     """``q [B, Q, heads, head_dim]`` attending to ``k, v [B, S, kv_heads, head_dim]`` -> ``[B, Q, heads * head_dim]``.
 
     Args:
-        mask: boolean ``[Q, S]``, true where a query may look; all may look anywhere when omitted.
+        mask: boolean ``[Q, S]``, true where a query may attend; without it everywhere.
     """
     count, kv_heads = q.shape[1], k.shape[2]
     # Heads of one group become further queries, so keys and values are never repeated.
@@ -87,11 +92,11 @@ def multiplied(matrix: Product, rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class AttentionScope:
-    """Tokens of several steps, and where they may look.
+    """Tokens of several steps, and the positions that they may attend to.
 
     Args:
         angles: of their positions.
-        counts: how many there are of each step.
+        counts: number of tokens of each step.
         masks: of each step, boolean ``[tokens, S + T]``.
     """
 
@@ -112,12 +117,12 @@ class AttentionScope:
 
 
 class Batch:
-    """The inputs of several steps on the target's device, and what their layers leave.
+    """The inputs of several steps on the target's device, and the new keys and values of their layers.
 
     Attributes:
-        tokens: of all steps, one behind the other, ``[T]``.
-        count, asked: how many of them, and how many queries, each step has.
-        scope: who asks: all tokens, from :meth:`only_queries` on the queries.
+        tokens: of all steps, concatenated, ``[T]``.
+        count, asked: number of tokens and of queries of each step.
+        scope: the attending tokens: all, and after :meth:`only_queries` the queries.
         rows: of each step, memory rows by layer, the cross-attention's first.
         new: by layer, in order, keys and values of the tokens, ``[T, kv_heads, head_dim]`` each.
     """
@@ -146,14 +151,14 @@ class Batch:
         self.new: list[KeysValues] = []
 
     def only_queries(self, x: Tensor) -> Tensor:
-        """The rows of ``x [T, hidden]`` that are queries; they alone look from now on."""
+        """Return the rows of ``x [T, hidden]`` that are queries; they alone attend from now on."""
         cos, sin = self._angles
         masks = [mask[queries] for mask, queries in zip(self._masks, self._own_queries, strict=True)]
         self.scope = AttentionScope((cos[self._queries], sin[self._queries]), self.asked, masks)
         return x[self._queries]
 
     def seen(self, keys_values: PackedKeysValues, x: Tensor, rows: int) -> list[KeysValues]:
-        """What each step sees in the layer at hand: its cache, then its tokens, whose part is kept in ``new``.
+        """Return the keys and values of each step in the current layer: its cache, then its tokens, kept in ``new``.
 
         Args:
             x: ``[T, hidden]``.
@@ -167,14 +172,14 @@ class Batch:
 
 
 def _with_rows(at: int, rows: Sequence[KeysValues], own: KeysValues) -> KeysValues:
-    """What a step attends to in the target's own layer of number ``at`` among those of its rows."""
+    """Return the keys and values of a step in layer ``at`` of the memory rows, which replace the first tokens."""
     given = rows[0][0][0].ne(0).any()  # without any row there is one of zeros, as in the reference
     keys, values = (in_place(*halves, given) for halves in zip(rows[at], own, strict=True))
     return keys, values
 
 
 class OwnLayer:
-    """A decoder layer that looks at what it made of earlier tokens, and of the new ones."""
+    """A decoder layer that attends to its own keys and values of earlier and new tokens."""
 
     def __init__(self, layer: DecoderLayer, dtype: torch.dtype) -> None:
         self._layer, self._keys_values = PackedLayer(layer, dtype), PackedKeysValues(layer, dtype)
@@ -235,7 +240,7 @@ TOP_K = 16
 
 
 class SharedTargetWeights(Protocol):
-    """What a drafter shares with its target: where it is, token embedding and head, ``[vocab_size, hidden]`` each."""
+    """Weights that a drafter shares with its target: ``embedding`` and ``head``, ``[vocab_size, hidden]`` each."""
 
     @property
     def device(self) -> torch.device: ...
@@ -256,7 +261,7 @@ class _WithDrafter(Protocol):
 
 
 def backend_of(engine: Engine) -> BatchedBackend | None:
-    """What the drafter of an engine drafts with beside the target, in the type that the device multiplies fastest.
+    """Make the backend of an engine's drafter, in the type that the device multiplies fastest.
 
     Returns:
         None without a drafter, for another architecture, and for one that lacks layers of the target: it computes
@@ -278,7 +283,7 @@ class PackedDeviceModule:
 
     Args:
         drafter: whole, see :attr:`moa_drafter.model.MoADrafter.is_whole`; need not be bound otherwise.
-        target: it gives embedding and head, and the device.
+        target: provides embedding, head and device.
         dtype: of the products.
         top_k: candidates per query, at most the draft vocabulary.
     """

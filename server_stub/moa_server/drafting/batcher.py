@@ -1,4 +1,4 @@
-"""Steps that several threads ask for at about the same time, run as one."""
+"""Batches the drafting steps of concurrent threads."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class _Asked(NamedTuple):
 class BatchedBackend(Backend):
     """A backend for threads that draft at the same time, each for a conversation of its own.
 
-    A thread drafts inside of :meth:`drafting`. Its step waits until all others that draft wait for one too, or have
-    left; then the steps of all are run, in a thread of the backend's own. So nobody waits for a clock, only for those
-    who are computing, and who leaves, however it ends, holds nobody up. While a batch runs the next one gathers.
+    A thread drafts inside :meth:`drafting`. Its step waits until all other drafting threads wait for a step too or
+    have left; then the steps of all run as one batch, in the backend's own thread. There is no timeout: a step waits
+    only for threads that are computing, and a thread that leaves delays no other. The next batch gathers meanwhile.
 
     Args:
         top_k, kv_shape: see :class:`moa_runtime.backends.base.Backend`.
@@ -55,7 +55,7 @@ class BatchedBackend(Backend):
 
     @contextlib.contextmanager
     def drafting(self) -> Iterator[None]:
-        """The calling thread drafts; others' steps wait for its steps."""
+        """Mark the calling thread as drafting: steps of others wait for its steps."""
         with self._lock:
             self._drafting += 1
         try:
@@ -63,13 +63,13 @@ class BatchedBackend(Backend):
         finally:
             with self._lock:
                 self._drafting -= 1
-                self._start_batch()  # perhaps it was the one that the others waited for
+                self._start_batch()  # the others may have waited for this thread alone
 
     def step(self, inputs: StepInputs) -> StepResult:
         """See :meth:`moa_runtime.backends.base.Backend.step`; only inside of :meth:`drafting`.
 
         Raises:
-            Exception: what the device half raised on these inputs; what it raises on others harms nobody else.
+            Exception: from the device half on these inputs; failures of other inputs have no effect here.
         """
         asked = _Asked(inputs, Future())
         with self._lock:
@@ -78,11 +78,11 @@ class BatchedBackend(Backend):
         return asked.result.result()
 
     def close(self) -> None:
-        """Nobody drafts any more."""
+        """Stop: no thread drafts any more."""
         self._runner.shutdown()
 
     def _start_batch(self) -> None:
-        """Run what is waited for, if nobody is still computing; the lock is held."""
+        """Run the waiting steps if no thread is still computing; the lock is held."""
         if self._waiting and not self._running and len(self._waiting) == self._drafting:
             batch, self._waiting, self._running = self._waiting, [], True
             self._runner.submit(self._run_batch, batch)
@@ -104,4 +104,4 @@ class BatchedBackend(Backend):
         except BaseException as error:
             if len(batch) == 1:
                 return [error]
-            return [answer for asked in batch for answer in self._answers([asked])]  # which one cannot be done?
+            return [answer for asked in batch for answer in self._answers([asked])]  # to isolate the failing one

@@ -1,4 +1,4 @@
-"""The verifier drafts for itself: a drafter and a controller for each conversation, as a device has them."""
+"""Server-side drafting: a drafter and a cost model for each conversation, as on a device."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from moa_server.drafting.batcher import BatchedBackend
 from moa_server.engine.base import Rows
 from moa_server.logging import log_unexpected
 
-#: Drafts that are made at once, and steps that can be one.
+#: Drafts made at once, and the largest batch of steps.
 _THREADS = 32
-#: Who did not draft for so many seconds makes room for others. Sooner, and conversations that all go on would take
-#: turns in having their memory rows computed anew.
+#: Seconds without a draft after which a conversation may be evicted for another. With less, active conversations would
+#: evict each other and recompute their memory rows in turns.
 _IDLE_S = 2.0
 
 _log = logging.getLogger(__name__)
@@ -37,13 +37,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Proposal:
-    """A draft, and the seconds that it took."""
+    """A draft, and its duration in seconds."""
 
     tree: DraftTree
     seconds: float = 0.0
 
 
-#: Where nothing is drafted.
+#: The empty draft.
 NOTHING = Proposal(DraftTree())
 
 
@@ -53,7 +53,7 @@ class _Conversation:
     Attributes:
         drafter: None once it has failed.
         text: tokens whose memory rows the drafter has, or will have once it has done what is ``pending``.
-        under_way: the draft that is being made, also when nobody waits for it any more.
+        under_way: the draft being made, even if its result is no longer wanted.
     """
 
     def __init__(self, drafter: Drafter, controller: CostModel) -> None:
@@ -65,7 +65,7 @@ class _Conversation:
         self.last_used = 0.0
 
     def cut(self, text: Sequence[int]) -> int:
-        """Forget the rows of what ``text`` does not begin with; says how many are left."""
+        """Drop the rows that do not match the beginning of ``text``; return the number left."""
         agreed = common_length(self.text, text)
         if agreed < len(self.text):
             del self.text[agreed:]
@@ -86,16 +86,16 @@ class ServerDrafting:
         text = [*prefix, *(proposal.tree.tokens[index] for index in job.path)]
         drafts.add_rows(sequence, text, job.rows)
 
-    All methods belong to the event loop's thread. A conversation's state is made when it is first asked for, and can be
-    made again at any time: it then asks for memory rows from the first on. A drafter that fails is logged, and its
-    conversation goes on without drafts.
+    All methods belong to the event loop's thread. A conversation's state is made on first use and can be made again at
+    any time: it then requests memory rows from the first one on. If a drafter fails, the error is logged and its
+    conversation continues without drafts.
 
     Args:
-        backend: runs the drafter's device half; None, and only what the conversation said before is copied.
-        limits: as the Welcome tells them.
+        backend: runs the drafter's device half; None drafts only n-gram copies of the conversation.
+        limits: those of the Welcome.
         stop_tokens: ids that end a turn.
-        most: conversations that hold a state. The one that drafted least recently makes room for another if it rests,
-            else the other goes without drafts for now.
+        most: conversations with a state. If full, the least recently used one is evicted if idle; otherwise the new
+            one gets no drafts for now.
         clock: seconds, monotonic.
     """
 
@@ -115,14 +115,14 @@ class ServerDrafting:
         self._threads = ThreadPoolExecutor(min(_THREADS, most), "drafts")
 
     def __len__(self) -> int:
-        """Conversations that hold a state."""
+        """Number of conversations with a state."""
         return len(self._conversations)
 
     def rows_from(self, sequence: int, prefix: Sequence[int]) -> int | None:
-        """Position of the first memory row that the conversation's drafter lacks; None where it takes none, and as long
-        as steps of it do not pay.
+        """Return the position of the first memory row that the conversation's drafter lacks; None if it takes none, or
+        if its steps do not pay at present.
 
-        Rows of what ``prefix`` does not begin with any more are forgotten.
+        Rows that no longer match ``prefix`` are dropped.
         """
         conversation = self._opened(sequence)
         if conversation is None or conversation.drafter is None or self._backend is None:
@@ -135,8 +135,7 @@ class ServerDrafting:
 
         Args:
             text: the tokens that the rows belong to, from position 0 on, at least ``rows.stop``.
-            rows: those that are held already are passed over, and all of them where some before are missing; they are
-                asked for again.
+            rows: known ones are skipped, and all are skipped if earlier ones are missing; those are requested again.
         """
         conversation = self._conversations.get(sequence)
         if rows is None or conversation is None or conversation.drafter is None or self._backend is None:
@@ -151,18 +150,18 @@ class ServerDrafting:
     async def propose(
         self, sequence: int, prefix: Sequence[int], sampling: Sampling, *, room: int | None = None
     ) -> Proposal:
-        """What the target may choose behind ``prefix``, the conversation's committed tokens: a draft as large as pays,
-        made in a thread. Empty where nothing is known or may be drafted. Who waits for it may be cancelled.
+        """Draft, in a thread, as many tokens after ``prefix``, the committed tokens, as pay off. Empty if there is
+        nothing to draft. The caller may be cancelled.
 
         Args:
-            room: tokens that the answer may still have, None without a limit.
+            room: most tokens that the answer may still get; None for no limit.
         """
         conversation = self._opened(sequence)
-        while conversation is not None and conversation.under_way is not None:  # one that nobody waits for
+        while conversation is not None and conversation.under_way is not None:  # a draft of a cancelled caller
             await asyncio.wait({conversation.under_way})
         if conversation is None or conversation.drafter is None:
             return NOTHING
-        # The target's own choice stands behind every draft.
+        # The target's own choice follows every draft.
         left = self._limits.max_context - len(prefix)
         room = (left if room is None else min(room, left)) - 1
         if room < 1:
@@ -194,14 +193,14 @@ class ServerDrafting:
         sharing: int = 1,
         supplied: int = 0,
     ) -> None:
-        """A verdict: what drafts cost and bring is learnt from it, see :class:`moa_runtime.drafting.events.RoundEnded`.
+        """Learn the costs and benefits of drafts from a verdict, see :class:`moa_runtime.drafting.events.RoundEnded`.
 
         Args:
-            proposal: what was verified; an empty one if nothing was.
-            accepted: tokens of it.
+            proposal: the verified draft; may be empty.
+            accepted: number of its accepted tokens.
             waited_s: seconds that the job took, queueing included; ``compute_s`` of them those of its steps.
-            sharing: conversations that share the target, this one included; 0 where that is not known.
-            supplied: tokens of a prompt that the job read.
+            sharing: conversations that share the target, including this one; 0 if unknown.
+            supplied: prompt tokens of the job.
         """
         conversation = self._conversations.get(sequence)
         if conversation is None:
@@ -226,14 +225,14 @@ class ServerDrafting:
         self._conversations.pop(sequence, None)
 
     def close(self) -> None:
-        """Wait for the drafts under way and free what is held; nothing is asked for afterwards."""
+        """Wait for the drafts under way and free everything; no call may follow."""
         self._threads.shutdown(cancel_futures=True)
         self._conversations.clear()
         if self._backend is not None:
             self._backend.close()
 
     def _opened(self, sequence: int) -> _Conversation | None:
-        """The conversation, now the most recently used; None where there is no room for it."""
+        """Return the conversation, now the most recently used; None if there is no space for it."""
         conversation = self._conversations.pop(sequence, None)
         if conversation is None:
             if len(self._conversations) >= self._most and not self._make_room():
@@ -268,7 +267,7 @@ class ServerDrafting:
         budget: Budget,
         sampling: Sampling,
     ) -> DraftTree:
-        """In a thread."""
+        """Draft; runs in a thread."""
         with contextlib.nullcontext() if self._backend is None else self._backend.drafting():
             for change in pending:
                 change(drafter)

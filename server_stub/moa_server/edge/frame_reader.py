@@ -1,4 +1,4 @@
-"""What a client sends, read ahead of what is answered, so that a client that leaves is noticed at once."""
+"""Reads frames ahead of their processing, so that a client that leaves is noticed at once; limits the read-ahead."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from moa_runtime.session.server import parse_client_message
 from moa_runtime.wire.moa.v1 import session_pb2 as wire
 from moa_server.edge.connection_limits import ALL_BUSY, FULL_KEY
 
-#: A Hello has less than 300 bytes; who has not said one may send no more than this.
+#: Largest first frame; a Hello has less than 300 bytes.
 MAX_HELLO_BYTES = 4 << 10
 
 
 class CloseReason(enum.Enum):
-    """Why a connection takes no more frames."""
+    """Reason why a connection accepts no more frames."""
 
     LEFT = "the client left"
     REPLACED = "another connection continued this conversation"
@@ -33,17 +33,17 @@ class CloseReason(enum.Enum):
 
 
 class FrameReader:
-    """Frames of one WebSocket, parsed, in order.
+    """Parsed frames of one WebSocket, in order.
 
     Args:
-        on_message: called with each message as it arrives; says whether it is done with it, so that it need not wait.
-        on_end: called when an end comes that leaves nobody to answer: all but LEAVING.
-        most_waiting: frames that may wait; one more ends the connection.
+        on_message: called with each message on arrival; returns True if the message needs no further handling.
+        on_end: called when the connection ends for any reason but LEAVING: no answer can be delivered.
+        most_waiting: frames that may be queued; one more ends the connection.
         max_frame_bytes: a larger frame is answered with a fault, as is a first one of more than
             :data:`MAX_HELLO_BYTES`. Twice as many bytes may wait.
 
     Attributes:
-        taken_at: when the last frame that :meth:`next` gave had come, by ``time.monotonic``.
+        taken_at: arrival time (``time.monotonic``) of the last frame that :meth:`next` returned.
     """
 
     def __init__(
@@ -68,21 +68,21 @@ class FrameReader:
 
     @property
     def waiting(self) -> Iterator[wire.ClientMessage]:
-        """Messages that :meth:`next` is still to give."""
+        """Messages that :meth:`next` has not returned yet."""
         return (message for message, _, _ in self._frames if isinstance(message, wire.ClientMessage))
 
     @property
     def ready(self) -> bool:
-        """Whether :meth:`next` has something at once."""
+        """Whether :meth:`next` returns without waiting."""
         return bool(self._frames or self._failure or self._end)
 
     @property
     def over(self) -> bool:
-        """Whether nobody is left to answer."""
+        """Whether the client is gone or replaced, so that no answer can be delivered."""
         return self._over.is_set()
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for a frame or the end; says whether :meth:`next` has something within so many seconds."""
+        """Wait up to ``seconds`` for a frame or the end; return whether there is one."""
         while not self.ready:
             self._changed.clear()
             try:
@@ -92,7 +92,7 @@ class FrameReader:
         return True
 
     async def pause(self, seconds: float) -> None:
-        """Sleep, until nobody is left to answer at most."""
+        """Sleep, but not longer than until the connection is over."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -100,9 +100,9 @@ class FrameReader:
             await asyncio.wait_for(self._over.wait(), seconds)
 
     async def next(self, seconds: float) -> tuple[wire.ClientMessage | wire.ServerMessage, int] | CloseReason:
-        """The next frame, as a message or the fault that answers it, with its size in bytes; or why there is none.
+        """Return the next message, or the fault for an invalid frame, with its size in bytes; or the reason of the end.
 
-        Frames that arrived before the verifier began to leave are still given.
+        Frames that arrived before the shutdown began are still returned.
 
         Args:
             seconds: silence after which the connection ends.
@@ -118,7 +118,7 @@ class FrameReader:
         return self._end
 
     def end(self, why: CloseReason) -> None:
-        """Take no more frames; the first reason stays, but a verifier that is leaving may be left."""
+        """Accept no more frames. The first reason stays, except that LEAVING may be replaced."""
         if self._end in (None, CloseReason.LEAVING):
             self._end = why
             self._changed.set()
@@ -134,7 +134,7 @@ class FrameReader:
     async def _read(self) -> None:
         try:
             await self._read_frames()
-        except Exception as error:  # given to whoever waits for a frame
+        except Exception as error:  # raised by next()
             self._failure = error
             self._changed.set()
             self._on_end()

@@ -31,7 +31,7 @@ _CLOSE = (b"connection", b"close")
 
 
 class _ClientFaults(logging.LoggerAdapter):
-    """uvicorn's logger, for which what a client did wrong is no warning to the operator."""
+    """uvicorn's logger, with client errors logged at debug instead of warning."""
 
     warning = logging.LoggerAdapter.debug
 
@@ -43,10 +43,10 @@ class _ClientFaults(logging.LoggerAdapter):
 class EdgeHttp(SlotProtocol, H11Protocol):
     """HTTP/1.1 on one connection.
 
-    Beyond its base: the whole header, and the body, have deadlines; a header section has a size; a peer that does not
-    read is cut off; whatever arrives is answered with one JSON sentence and no line in the log. An answer that comes
-    before the body's end is the connection's last one, and what the peer still sends is dropped, so much and so long
-    that the answer is not lost.
+    Adds to its base: deadlines for the header and for the body, a limit on the header's size, the end of connections
+    whose peer does not read, and one JSON sentence instead of a log line as the answer to invalid requests. An answer
+    before the end of the body is the last one of its connection; the rest of the body is then read and dropped, within
+    limits, so that the answer is not lost.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class EdgeHttp(SlotProtocol, H11Protocol):
         self._see_stage()
 
     def shutdown(self) -> None:
-        """End because the server does; the client of a request that was answered before its end has time to read it."""
+        """End with the server; a client whose request was answered early gets time to read the answer."""
         if self._discarding:
             self._slot.set_deadline(self._slot.limits.close_seconds)
         else:
@@ -119,7 +119,7 @@ class EdgeHttp(SlotProtocol, H11Protocol):
             self._websocket.data_received(early)  # type: ignore[attr-defined]
 
     def send_400_response(self, msg: str) -> None:
-        """Where the base answers what h11 could not parse."""
+        """Answer a request that h11 could not parse."""
         error = sys.exc_info()[1]
         status = getattr(error, "error_status_hint", 400)
         if isinstance(error, FramingError):
@@ -129,7 +129,7 @@ class EdgeHttp(SlotProtocol, H11Protocol):
         self._refuse(status, msg)
 
     async def _unless_refused(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The app, unless its request was refused before it began."""
+        """Run the app, unless its request was already refused."""
         if self._discarding:
             return
         cycle = self.cycle
@@ -150,7 +150,7 @@ class EdgeHttp(SlotProtocol, H11Protocol):
             self.logger.debug("a client left before its request was answered")
 
     def _end_early(self, cycle: RequestResponseCycle) -> None:
-        """The answer is whole and the body is not: the base would wait for all of it, or close and lose the answer."""
+        """End an answer that precedes the end of the body: the base would wait for it, or close and lose the answer."""
         if cycle.disconnected:
             return
         cycle.response_complete = True
@@ -159,10 +159,10 @@ class EdgeHttp(SlotProtocol, H11Protocol):
         self._discard_rest()  # until the body's deadline
 
     def _see_stage(self) -> None:
-        """Note whether a request is being answered, and set the deadline for what the client sends next."""
+        """Note whether a request is being answered, and set the deadline for the client's next data."""
         if self._discarding or self._websocket is not None:
             return
-        # An app that is still being sent its body is not busy: others must not have to wait for that.
+        # A request whose body is incomplete is not busy: others must not wait for it.
         busy = self.cycle is not None and not (self.cycle.more_body or self.cycle.response_complete)
         if not busy:
             self._slot.wait()
@@ -202,9 +202,9 @@ class EdgeHttp(SlotProtocol, H11Protocol):
         self._slot.set_deadline(self._slot.limits.close_seconds)
 
     def _discard_rest(self) -> None:
-        """Say the end of the stream, and drop what still comes until the peer or a bound ends the connection.
+        """Half-close, and drop further data until the peer or a limit ends the connection.
 
-        Over TLS there is no end that leaves the other direction open: ``Connection: close`` in the answer has to do.
+        TLS has no half-close: there ``Connection: close`` in the answer must do.
         """
         self._discarding = True
         self._unset_keepalive_if_required()
@@ -215,7 +215,7 @@ class EdgeHttp(SlotProtocol, H11Protocol):
 
 
 def _answer(text: str) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-    """A JSON body and its headers, for the last answer on a connection."""
+    """Return a JSON body and its headers, for the last answer on a connection."""
     body = json.dumps({"error": text}).encode()
     length = str(len(body)).encode()
     return body, [(b"content-type", b"application/json"), (b"content-length", length), _CLOSE]

@@ -1,4 +1,4 @@
-"""What a bearer may use a second: token buckets that allow debt."""
+"""Rate limits of a bearer: token buckets that allow debt."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# A bucket holds what so many seconds bring: a caller who was idle may catch up that much.
+# Size of a bucket in seconds of its rate: up to that much unused quota accumulates.
 BURST_SECONDS = 2.0
 
 Clock = Callable[[], float]
 
 
 class Kind(enum.Enum):
-    """What is charged; the values are the fields of :class:`Budget`."""
+    """Kind of a charge; the values are the fields of :class:`Budget`."""
 
     PREFILL_TOKENS = "prefill_tokens_per_second"
     DRAFTED_TOKENS = "drafted_tokens_per_second"
@@ -23,13 +23,13 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Budget:
-    """What one bearer may use; None is unlimited.
+    """Limits of one bearer; None is unlimited.
 
     Attributes:
-        sessions: open at once.
-        prefill_tokens_per_second: prompt tokens that the target reads.
-        drafted_tokens_per_second: tokens sent for verification, and those that the verifier drafts itself; it does
-            without where its bearer would have to wait for them.
+        sessions: sessions open at once.
+        prefill_tokens_per_second: prompt tokens that the target processes.
+        drafted_tokens_per_second: tokens sent for verification, and tokens drafted by the verifier, which skips its
+            drafts when the bearer is over the limit.
         frames_per_second: WebSocket messages, and HTTP requests.
         row_bytes_per_second: bytes of memory rows sent.
     """
@@ -42,15 +42,15 @@ class Budget:
 
 
 class TokenBucket:
-    """A token bucket with debt: whoever comes waits until the debt of those before is paid, not for its own charge.
+    """A token bucket with debt: a caller waits until the debt of earlier charges is paid, not for its own charge.
 
-    So a charge larger than the burst is possible, and everything admitted in a span of t seconds is at most
-    ``burst + rate * t`` and one charge.
+    So a charge may be larger than the burst, and the total admitted in t seconds is at most ``burst + rate * t`` plus
+    one charge.
 
     Args:
         rate: units a second, above 0.
-        burst: units the bucket holds at most; it begins full.
-        clock: seconds that do not decrease, such as ``time.monotonic``.
+        burst: most units in the bucket; it starts full.
+        clock: monotonic seconds, such as ``time.monotonic``.
     """
 
     def __init__(self, rate: float, burst: float, clock: Clock) -> None:
@@ -60,7 +60,7 @@ class TokenBucket:
         self._level, self._at = burst, clock()
 
     def give_back(self, amount: float) -> None:
-        """Take a charge back: what it was for was not done."""
+        """Refund a charge whose work was not done."""
         self._level = min(self._burst, self._level + amount)
 
     def wait_s(self, amount: float) -> float:
@@ -79,7 +79,7 @@ class TokenBucket:
 
 
 class Budgets:
-    """The state of one bearer's budget: sessions that are open, and a bucket for everything counted by the second."""
+    """Usage of one bearer: its open sessions, and a token bucket for each rate."""
 
     def __init__(self, budget: Budget, clock: Clock) -> None:
         self._clock = clock
@@ -87,7 +87,7 @@ class Budgets:
         self.change(budget)
 
     def change(self, budget: Budget) -> None:
-        """Go on with another budget: full buckets, and the sessions that are open."""
+        """Apply new limits: buckets start full, open sessions stay."""
         self.budget = budget
         rates = {kind: getattr(budget, kind.value) for kind in Kind}
         self._buckets = {
@@ -98,11 +98,11 @@ class Budgets:
 
     @property
     def sessions(self) -> int:
-        """Sessions open now."""
+        """Number of open sessions."""
         return self._sessions
 
     def open_session(self) -> bool:
-        """Take a slot for a session; False when all are taken. Each True needs one :meth:`close_session`."""
+        """Open a session; return False if the limit is reached. Each True needs one :meth:`close_session`."""
         if self.budget.sessions is not None and self._sessions >= self.budget.sessions:
             return False
         self._sessions += 1
@@ -114,7 +114,7 @@ class Budgets:
         self._sessions -= 1
 
     def give_back(self, kind: Kind, amount: float) -> None:
-        """Take a charge back."""
+        """Refund a charge."""
         bucket = self._buckets.get(kind)
         if bucket:
             bucket.give_back(amount)

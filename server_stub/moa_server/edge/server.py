@@ -1,8 +1,9 @@
-"""The edge of the verifier: what stands between the network and the app.
+"""The edge of the verifier: a uvicorn server with limits on connections, deadlines and buffers.
 
-uvicorn serves the app. What it leaves unbounded is bounded here: :class:`EdgeServer` accepts the connections itself, so
-that their number stays below the descriptor limit; :mod:`moa_server.edge.http` and :mod:`moa_server.edge.websocket` are
-its protocols with deadlines and bounded buffers; :mod:`moa_server.edge.connection_limits` says who has to go.
+uvicorn serves the app; this package bounds what uvicorn leaves unbounded. :class:`EdgeServer` accepts the connections
+itself, to keep their number below the descriptor limit; :mod:`moa_server.edge.http` and
+:mod:`moa_server.edge.websocket` are its protocols; :mod:`moa_server.edge.connection_limits` decides which connection is
+ended.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _log.addFilter(LogLimit(lines=1))
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _EXHAUSTED_PAUSE_S = 0.1
 
-# Descriptors for all else: the model's files, the event loop, listening sockets, a timeline.
+# Descriptors for everything else: the model's files, the event loop, listening sockets, a timeline.
 _RESERVE = 128
 _MOST_DESCRIPTORS = 65536
 _LISTEN_QUEUE = 1024
 
 
 def raise_descriptor_limit() -> int | None:
-    """Raise the soft limit of open descriptors towards the hard one. Returns the limit, None where there is none."""
+    """Raise the soft limit of open descriptors towards the hard one. Return the limit; None for none."""
     try:
         import resource
     except ImportError:  # Windows
@@ -50,7 +51,7 @@ def raise_descriptor_limit() -> int | None:
 
 
 def ceiling(connections: int, descriptors: int | None) -> int:
-    """How many connections may be open, of those asked for, under a descriptor limit.
+    """Return how many of the requested connections may be open under a descriptor limit.
 
     Raises:
         MoaError: the limit leaves no room for any.
@@ -67,9 +68,9 @@ def ceiling(connections: int, descriptors: int | None) -> int:
 
 
 class EdgeServer(uvicorn.Server):
-    """uvicorn's server with bounds on what a client can take.
+    """uvicorn's server with limits on each client; serves HTTP/1.1 and WebSocket.
 
-    Only ``http`` and ``ws`` of the configuration have no effect. It is an HTTP/1.1 and WebSocket server.
+    The fields ``http`` and ``ws`` of the configuration have no effect.
 
     Raises:
         MoaError: from ``startup``: the descriptor limit leaves no room for connections.
@@ -84,7 +85,7 @@ class EdgeServer(uvicorn.Server):
         """Start the app, then accept connections.
 
         Args:
-            sockets: that listen; the one of the configuration without any.
+            sockets: listening sockets; None binds the address of the configuration.
         """
         self.slots = ConnectionSlots(self._limits, ceiling(self._limits.connections, raise_descriptor_limit()))
         if sockets is None:
@@ -94,7 +95,7 @@ class EdgeServer(uvicorn.Server):
 
 
 class _Acceptor:
-    """Accepts connections until it is closed. What uvicorn asks of an ``asyncio.Server``."""
+    """Accepts connections until it is closed; has the methods of ``asyncio.Server`` that uvicorn uses."""
 
     def __init__(self, server: EdgeServer, slots: ConnectionSlots, sockets: list[socket.socket]) -> None:
         self._server, self._slots = server, slots
@@ -110,7 +111,7 @@ class _Acceptor:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Comes once the connections are closed, up to which they have their deadlines."""
+        """Stop checking deadlines: all connections are closed."""
         self._sweeping.cancel()
         await asyncio.gather(self._sweeping, *self._tasks, return_exceptions=True)
 
@@ -133,7 +134,7 @@ class _Acceptor:
                 if error.errno in _EXHAUSTED:
                     _log.warning("no descriptor is left for a new connection: %s", error.strerror)
                     self._slots.end_oldest_waiting()
-                # Else it is the new connection's own: its client has left.
+                # Any other error belongs to the new connection: its client has left.
                 await asyncio.sleep(_EXHAUSTED_PAUSE_S if error.errno in _EXHAUSTED else 0)
                 continue
             slot = self._slots.enter(connected, str(address[0]) if isinstance(address, tuple) else "")
@@ -150,8 +151,8 @@ class _Acceptor:
         timeout = self._slots.limits.header_seconds if config.ssl else None
         try:
             if connected.family in (socket.AF_INET, socket.AF_INET6):
-                # asyncio does so only where the listening socket was made with the number of the protocol. A small
-                # frame must not wait for the client's acknowledgement of the one before.
+                # asyncio sets it only if the listening socket was made with a protocol number. A small frame must not
+                # wait for the client's acknowledgement of the previous one.
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             loop = asyncio.get_running_loop()
             await loop.connect_accepted_socket(protocol, connected, ssl=config.ssl, ssl_handshake_timeout=timeout)

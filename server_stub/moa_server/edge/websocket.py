@@ -18,7 +18,7 @@ from moa_server.edge.rate_limits import TokenBucket
 
 
 class SlotProtocol(asyncio.Protocol):
-    """Comes before uvicorn's protocol among the bases."""
+    """Mixin that reports events of a uvicorn protocol to its slot; goes first among the bases."""
 
     _slot: ConnectionSlot
 
@@ -35,7 +35,7 @@ class SlotProtocol(asyncio.Protocol):
         self._slot.write_paused(False)
 
 
-# What is parsed at once: some hundred of the smallest frames, some milliseconds.
+# Bytes parsed at once: some hundred of the smallest frames, a few milliseconds.
 _SLICE = 4 << 10
 
 _POLICY, _INVALID_TEXT, _TOO_BIG, _NO_PONG, _RESTART = 1008, 1007, 1009, 1011, 1012  # close codes (RFC 6455)
@@ -46,12 +46,12 @@ _BAD_UPGRADE = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length
 class EdgeWebSocket(SlotProtocol, WebSocketsSansIOProtocol):
     """A WebSocket on one connection.
 
-    Beyond its base: frames are parsed only as fast as the app takes them, pings and pongs have a rate, a message has a
-    number of fragments, a peer that does not read is cut off, and a close frame is not lost, whatever the peer still
-    sends: that is dropped until the peer has closed as well, or has had ``close_seconds`` for it.
+    Adds to its base: frames are parsed only as fast as the app takes them; pings, pongs and the fragments of a message
+    are limited; a peer that does not read is disconnected; a close frame is not lost: data after it is dropped until
+    the peer closes too, or ``close_seconds`` have passed.
 
-    It is busy from its first whole message, which must be short, until it is closed. Where no more may be busy, each
-    message that the app receives has :data:`FULL_KEY`; the app is to say so and close.
+    The slot is busy from the first complete message, which must be short, until the end. If too many are busy, each
+    message to the app has :data:`FULL_KEY`; the app then tells the client and closes.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class EdgeWebSocket(SlotProtocol, WebSocketsSansIOProtocol):
         limits = slot.limits
         self._control = TokenBucket(limits.control_frames_per_second, limits.control_frames_burst, self.loop.time)
         self._unparsed = bytearray()
-        self._before_first: int | None = 0  # bytes until the first message is whole
+        self._before_first: int | None = 0  # bytes parsed before the first message is complete
         self._discarding = False
         self._lost = asyncio.Event()
         self.app = self._guarded
@@ -92,7 +92,7 @@ class EdgeWebSocket(SlotProtocol, WebSocketsSansIOProtocol):
             self.transport.pause_reading()
 
     def _parse(self) -> None:
-        """Go on with what was received, until a message waits for the app."""
+        """Parse received data until a message waits for the app."""
         while self._unparsed and self.handshake_complete and (self.close_sent or self.queue.empty()):
             if self.transport.is_closing():  # after a refusal
                 self._unparsed.clear()
@@ -105,7 +105,7 @@ class EdgeWebSocket(SlotProtocol, WebSocketsSansIOProtocol):
                 self._unparsed.clear()
 
     def _limit_first(self, count: int) -> None:
-        """So many more bytes were parsed."""
+        """Count parsed bytes until the first message is complete."""
         if self._before_first is not None:
             self._before_first += count
             if self._before_first > self._slot.limits.first_message_bytes:

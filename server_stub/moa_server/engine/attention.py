@@ -5,7 +5,7 @@ are given, so the same token would get other bits in a larger draft, another chu
 
 * Keys are taken in blocks of 64 by *position*; within a block the products add one key after the other, and masked
   keys add zero. What the blocks gave is added block by block. Neither a longer context nor a mask changes that.
-* The nodes of a tree lie in the slots behind the prefix in the order they were sent, so that siblings push one another
+* The nodes of a tree lie in the slots after the prefix in the order they were sent, so that siblings push one another
   away from the slot that equals their position. Their block is therefore multiplied in one piece as wide as the tree,
   once for each block of positions, with the keys of other positions masked.
 * The normaliser adds the weights of a block along a row, in an order that libraries choose by the row's length alone.
@@ -31,7 +31,8 @@ from moa_server.engine.kv_cache import BLOCK, KVCache, rounded_up
 
 #: Tokens whose queries are multiplied at once; bounds the memory of the scores.
 TILE = 64
-#: Query rows are padded to a multiple of this, and to so many at least: below it libraries compute in other ways.
+#: Query rows are padded to a multiple of the first and to at least the second: libraries compute fewer rows in other
+#: ways.
 _ROWS, _LEAST_ROWS = 4, 8
 
 
@@ -60,7 +61,7 @@ class Tile:
         hidden_from: the first block in which some key is hidden from some token.
         visible: boolean ``[count, 64 * (blocks - hidden_from)]``: which keys from that block on they see.
         positions: for a tree, those of these keys, counted from the beginning of that block, int64
-            ``[64 * (blocks - hidden_from)]``; 0 for keys that nobody sees.
+            ``[64 * (blocks - hidden_from)]``; 0 for hidden keys.
     """
 
     cache: KVCache
@@ -73,7 +74,7 @@ class Tile:
 
 
 def tiles(piece: Piece, first: int) -> Iterator[Tile]:
-    """The tiles of a piece whose first token is the row ``first`` of the pass."""
+    """Yield the tiles of a piece whose first token is the row ``first`` of the pass."""
     for start in range(0, len(piece.chain), TILE):
         count = min(TILE, len(piece.chain) - start)
         before = piece.cached + start

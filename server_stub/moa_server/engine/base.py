@@ -1,4 +1,4 @@
-"""The contract between the verifier and whatever runs the target: steps, data in and data out.
+"""The contract between the verifier and an engine, which runs the target: steps, data in and data out.
 
 A *step* is one call: pieces of work of several sequences, one forward where the engine can. Whoever calls decides what
 goes into a step (:mod:`moa_server.scheduling.scheduler`); the engine knows of no session, connection or deadline.
@@ -57,10 +57,10 @@ class StepRequest:
     Attributes:
         sequence: a number that the caller gave to the conversation (:func:`new_sequence`); a new one is empty.
         prefix: the tokens that shall be processed after the step, at least one.
-        draft, parents: a tree as in :mod:`moa_runtime.session.tree`, verified behind the prefix; may be empty.
-        sampling: how the target chooses behind the prefix and the draft; None chooses nothing: a piece of prefill. Of
-            a sequence that holds all of it already, and more, nothing is dropped.
-        rows_from: position of the first memory row that is wanted; None for none.
+        draft, parents: a tree as in :mod:`moa_runtime.session.tree`, verified after the prefix; may be empty.
+        sampling: how the target chooses after the prefix and the draft; None chooses nothing: a piece of prefill. If
+            the sequence already holds all of the prefix and more, nothing is dropped.
+        rows_from: position of the first wanted memory row; None for none.
         expected: tokens that the sequence will have when all of its prefix is processed, of which ``prefix`` may be a
             part; 0 for no more than that. Memory for them at once saves copies.
     """
@@ -97,15 +97,15 @@ def joined(parts: Sequence[Rows]) -> Rows:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a request.
+    """Result of a request.
 
     Attributes:
         path: indices into the draft of the accepted tokens, as :func:`moa_runtime.session.tree.accepted_path` has them.
             The cache holds the prefix and them.
-        token: the target's own choice behind the path; None for a piece of prefill.
-        rows: from the request's ``rows_from`` to the end of what is processed, prefix and path; None where none were
-            asked for or the drafter takes none.
-        done: False where the engine could not do the work in this step, because it was preempted, say: ask again.
+        token: the target's own choice after the path; None for a piece of prefill.
+        rows: from the request's ``rows_from`` to the end of prefix and path; None if none were requested or the drafter
+            takes none.
+        done: False if the engine could not do the work in this step, for example because it was preempted: retry.
     """
 
     path: tuple[int, ...] = ()
@@ -157,7 +157,7 @@ class Engine(Protocol):
         """Tokens that the caches take up, and tokens they may at most."""
 
     def held(self, sequence: int, prefix: Sequence[int]) -> int:
-        """How many tokens at the beginning of ``prefix`` need not be computed again. Never called during a step."""
+        """Return how many leading tokens of ``prefix`` need not be computed again. Never called during a step."""
 
     async def step(self, requests: Sequence[StepRequest]) -> list[Outcome]:
         """Do the work of several sequences, each of them in one request at most; outcomes in the order of requests.
@@ -174,7 +174,11 @@ class Engine(Protocol):
 
 
 def check_request(request: StepRequest, *, has_drafter: bool) -> None:
-    """Raises ValueError: a request without a prefix, a draft where nothing is chosen, or rows without a drafter."""
+    """Check a request.
+
+    Raises:
+        ValueError: the prefix is empty, a draft has no sampling, or rows are requested without a drafter.
+    """
     if not request.prefix:
         raise ValueError("a request needs at least one token of prefix")
     if request.sampling is None and request.draft:
@@ -184,7 +188,11 @@ def check_request(request: StepRequest, *, has_drafter: bool) -> None:
 
 
 def check_chain(request: StepRequest, most_drafted: int, max_context: int) -> None:
-    """Raises ValueError: a tree, or more tokens than a draft or a context has."""
+    """Check a request of an engine for chains.
+
+    Raises:
+        ValueError: the draft is a tree, or there are more tokens than a draft or a context has.
+    """
     drafted, tokens = len(request.draft), len(request.prefix) + len(request.draft)
     if request.parents and list(request.parents) != chain(drafted):
         raise ValueError("this engine verifies chains only, and the draft is a tree")
@@ -194,10 +202,10 @@ def check_chain(request: StepRequest, most_drafted: int, max_context: int) -> No
 
 
 def grouped(requests: Sequence[StepRequest], need: Callable[[StepRequest], int], room: int) -> list[list[StepRequest]]:
-    """Requests that fit into a cache together; one group, but for a crowded cache. Each of them fits alone.
+    """Split requests into groups that fit into the cache together: one group, unless the cache is crowded.
 
     Args:
-        need: what the sequence of a request takes of ``room``.
+        need: tokens that the sequence of a request takes; each alone fits into ``room``.
     """
     groups: list[list[StepRequest]] = []
     free = 0

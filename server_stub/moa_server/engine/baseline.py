@@ -1,4 +1,4 @@
-"""Plain decoding: the target alone, token by token. What every other path is compared with."""
+"""Plain decoding: the target alone, token by token, the baseline of every comparison; and log-probabilities."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ SCORING_CHUNK = 128
 
 
 class BlockingEngine:
-    """Runs jobs one after the other, each as fast as the engine can. An engine may have several of these."""
+    """Runs jobs one after the other for callers without an event loop. An engine may have several of these."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._loop = asyncio.new_event_loop()
 
     def run(self, job: Job) -> Job:
-        """Do a job, and return it; what the engine raises is raised here."""
+        """Do a job and return it; exceptions of the engine are raised here."""
         while not job.done:
             request = job.request(self.engine.held(job.sequence, job.prefix), PREFILL_CHUNK + job.draft_length)
             [outcome] = self._loop.run_until_complete(self.engine.step([request]))
@@ -49,7 +49,7 @@ class BlockingEngine:
 
 
 class Token(NamedTuple):
-    """One token the target chose, and the steps it took (more than one for a long prompt)."""
+    """A token, and the number of steps it took (more than one for a long prompt)."""
 
     token: int
     steps: int
@@ -60,8 +60,8 @@ class PlainDecoding:
     the answer too), ``max_new_tokens``, or the end of the context.
 
     Attributes:
-        sequence: the engine's number; who runs the jobs releases it.
-        finish: why the text ends where it does, once it is complete: "stop", "length" or "context".
+        sequence: the engine's number; the caller releases it after the last job.
+        finish: reason of the end once the text is complete: "stop", "length" or "context".
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class PlainDecoding:
         return None if len(self._tokens) >= self._end else Job(self.sequence, self._tokens, self._sampling)
 
     def take(self, job: Job) -> Token:
-        """Note what a job that is done has decided."""
+        """Take the token of a finished job."""
         assert job.token is not None
         self._tokens.append(job.token)
         if job.token in self._stop_tokens:
@@ -137,7 +137,7 @@ def log_probabilities(engine: TransformersEngine, prefix: Sequence[int], continu
 
 
 def next_logits(engine: TransformersEngine, text: Sequence[int]) -> Float32:
-    """What the target makes of a text: ``[vocab_size]`` behind its last token; at least one token."""
+    """Return the target's logits ``[vocab_size]`` after a text of at least one token."""
     *_, (_, hidden) = _hidden_states(engine, text)
     logits: Float32 = engine.target_pass.logits(hidden[-1:])[0].float().cpu().numpy()
     return logits

@@ -1,4 +1,4 @@
-"""What a forward pass of the target takes and gives, whoever computes it."""
+"""Forward passes of the target: their protocol, and the general one through transformers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from moa_server.engine.kv_cache import KVCache, KVCacheShape
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens of one sequence behind those in its cache: a chain, and a tree that hangs from the end of the chain.
+    """New tokens of one sequence after those in its cache: a chain, and a tree at the end of the chain.
 
     Attributes:
-        cached: tokens in the cache before these; the piece's own tokens take the slots behind them, in order.
-        chain: tokens of the chain; at least one where there is no cached token.
+        cached: tokens in the cache before these; the piece's own tokens take the next slots, in order.
+        chain: tokens of the chain; at least one if there is no cached token.
         tree, parents: a tree as in :mod:`moa_runtime.session.tree`; a draft that is a chain belongs to ``chain``.
-        shift: what is added to all positions, to try a pass far into a context without the tokens before.
+        shift: added to all positions, to test a pass far into a context without the tokens before.
     """
 
     cache: KVCache
@@ -46,7 +46,7 @@ class TargetPass(Protocol):
 
     @property
     def has_own_weights(self) -> bool:
-        """Whether the layers of the target it was made from may be freed."""
+        """Whether the layers of the target may be freed."""
 
     def forward(self, pieces: Sequence[Piece]) -> tuple[Tensor, int]:
         """Run the target over all pieces; their keys and values are in the caches afterwards.
@@ -60,7 +60,7 @@ class TargetPass(Protocol):
 
 
 def tree_mask(cached: int, parents: Sequence[int]) -> Tensor:
-    """Where the tokens of a tree behind ``cached`` tokens may look: all those, their ancestors, themselves.
+    """Return the attention mask of a tree after ``cached`` tokens: each node sees those, its ancestors and itself.
 
     Returns:
         boolean ``[n, cached + n]``. ``tree_mask(1, [0, 1, 1])`` is ``[[1,1,0,0], [1,1,1,0], [1,1,0,1]]``.

@@ -34,7 +34,7 @@ _SHARPER = "llama_4_scaling_beta"
 
 
 def misfit(target: Target) -> str | None:
-    """Why this pass does not compute a target, as far as its structure tells; None where it seems to."""
+    """Return why this pass does not support the structure of a target; None if it does."""
     model, config = target.model.model, target.model.config
     try:
         layer, norm, angles = model.layers[0], model.norm, model.rotary_emb
@@ -296,7 +296,7 @@ def _cut(length: int) -> Iterator[tuple[int, int]]:
 def _same_in_tree(
     fused: FusedLlama, text: Sequence[int], at: int, cache: KVCache, states: Tensor, rng: random.Random
 ) -> bool:
-    """A tree behind the first ``at`` tokens, some path of which is the text itself."""
+    """Compare a tree after the first ``at`` tokens, one path of which is the text itself."""
     cache = cache.resized(at + _TREE_SIZE, at)
     right = text[at : at + 20]
     spine = sorted(rng.sample(range(_TREE_SIZE), len(right)))

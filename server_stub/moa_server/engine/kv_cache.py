@@ -1,4 +1,4 @@
-"""Memory for the keys and values of one sequence, and for its last hidden states where memory rows need them."""
+"""KV caches: keys and values of each sequence, and last hidden states if memory rows need them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-#: Tokens side by side in a cache of blocks, and what every cache is a multiple of.
+#: Tokens of a block; the capacity of every cache is a multiple of it.
 BLOCK = 64
 
 
 @dataclass(frozen=True)
 class KVCacheShape:
-    """What the caches of a target look like.
+    """Layout of the KV caches of a target.
 
     Attributes:
-        blocks: whether the tokens lie in blocks of :data:`BLOCK`, head after head in each; else in one block as long as
-            the cache.
-        last_size: size of the last hidden states; 0 where they are not kept.
+        blocks: whether tokens lie in blocks of :data:`BLOCK`, head after head in each; otherwise in one block as long
+            as the cache.
+        last_size: size of the last hidden states; 0 if they are not kept.
     """
 
     layers: int
@@ -34,16 +34,16 @@ class KVCacheShape:
 
     @property
     def token_bytes(self) -> int:
-        """What a token takes."""
+        """Bytes of a token."""
         return (2 * self.layers * self.kv_heads * self.head_dim + self.last_size) * self.dtype.itemsize
 
 
 class KVCache:
-    """Keys, after RoPE, and values of up to ``capacity`` tokens. A token's place in it is its *slot*.
+    """Keys, after RoPE, and values of up to ``capacity`` tokens. A token's index in it is its *slot*.
 
     Attributes:
-        keys, values: ``[layers, blocks, kv_heads, block, head_dim]`` each. Slots never written hold zeros, so that
-            products with them are zeros and not what memory happened to hold. In a cache of blocks the keys lie
+        keys, values: ``[layers, blocks, kv_heads, block, head_dim]`` each. Slots never written hold zeros, so
+            products with them are zeros. In a cache of blocks the keys lie
             dimension by dimension, as the products of queries with them want it.
         last: ``[capacity, last_size]``.
     """
@@ -61,7 +61,7 @@ class KVCache:
         self._views: tuple[int, list[tuple[Tensor, Tensor]]] = (0, [])
 
     def resized(self, capacity: int, used: int) -> KVCache:
-        """Another cache with the first ``used`` tokens of this one."""
+        """Make another cache with the first ``used`` tokens of this one."""
         other = KVCache(self.shape, capacity)
         other.last[:used] = self.last[:used]
         for block, _, part in self.segments(0, used):
@@ -71,7 +71,7 @@ class KVCache:
         return other
 
     def segments(self, start: int, count: int) -> Iterator[tuple[int, int, slice]]:
-        """Where ``count`` tokens from the slot ``start`` on lie: block, first place in it, and which of the tokens."""
+        """Locate ``count`` tokens from the slot ``start`` on: block, first offset in it, and range of the tokens."""
         done = 0
         while done < count:
             block, place = divmod(start + done, self.block)
@@ -129,7 +129,7 @@ def _zeros(like: KVCacheShape, *size: int) -> Tensor:
     return torch.frombuffer(pages, dtype=like.dtype).view(size)
 
 
-#: Tokens that a new cache has beyond those that are needed at once.
+#: Tokens of a new cache beyond those needed at once.
 _SLACK = 64
 
 
@@ -147,12 +147,12 @@ class SequenceState:
 
 
 class SequenceCaches:
-    """States by the caller's numbers, the least recently used first.
+    """Sequences with their caches, by the caller's numbers, the least recently used first.
 
     Methods called during a step run in the engine's thread; :meth:`release` and :meth:`agreed` may come from another.
 
     Args:
-        bound: tokens that all caches together may hold; a multiple of 64.
+        bound: most tokens of all caches together; a multiple of 64.
     """
 
     def __init__(self, shape: KVCacheShape, bound: int) -> None:
@@ -161,7 +161,7 @@ class SequenceCaches:
 
     @property
     def tokens_taken(self) -> int:
-        """Tokens that all caches hold or could hold."""
+        """Capacity of all caches, in tokens."""
         return sum(state.capacity for state in tuple(self._states.values()))
 
     def release(self, number: int) -> None:
@@ -169,16 +169,16 @@ class SequenceCaches:
         self._states.pop(number, None)
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all sequences."""
         self._states.clear()
 
     def agreed(self, number: int, prefix: Sequence[int]) -> int:
-        """How many tokens at the beginning of ``prefix`` the sequence holds."""
+        """Return how many leading tokens of ``prefix`` the sequence holds."""
         state = self._states.get(number)
         return 0 if state is None else _agreed(state.tokens, prefix)
 
     def opened(self, number: int, prefix: Sequence[int]) -> SequenceState:
-        """The state of a sequence, now the most recently used, cut where it does not agree with ``prefix``."""
+        """Return the state of a sequence, mark it most recently used, and cut it to agree with ``prefix``."""
         state = self._states.pop(number, None) or SequenceState()
         self._states[number] = state
         agreed = _agreed(state.tokens, prefix)
@@ -187,15 +187,15 @@ class SequenceCaches:
         return state
 
     def need(self, number: int, tokens: int) -> int:
-        """What the cache of a sequence takes of the bound, once it can hold ``tokens``."""
+        """Return the share of the bound that the cache of a sequence takes once it can hold ``tokens``."""
         state = self._states.get(number)
         return max(rounded_up(tokens), 0 if state is None else state.capacity)
 
     def allocate(self, tokens: Mapping[int, int]) -> None:
-        """Let sequences, given by number, have caches for so many tokens; others lose theirs where memory is short.
+        """Give each sequence a cache for its number of tokens; evict others if memory is short.
 
         Raises:
-            ValueError: they need more than the bound together, see :meth:`need`.
+            ValueError: together they need more than the bound, see :meth:`need`.
         """
         reserved = sum(self.need(number, count) for number, count in tokens.items())
         if reserved > self.bound:
@@ -206,7 +206,7 @@ class SequenceCaches:
             reserved += self.need(number, count)
 
     def _allocate(self, state: SequenceState, tokens: int, staying: Collection[int], reserved: int) -> None:
-        """A cache for one of those ``staying``, the others of which need ``reserved`` together."""
+        """Give one of the sequences in ``staying`` a cache; the others of them need ``reserved`` tokens together."""
         cache = state.cache
         if cache is not None and tokens <= cache.capacity:
             return
@@ -224,7 +224,7 @@ class SequenceCaches:
 
 
 def _agreed(held: list[int], prefix: Sequence[int]) -> int:
-    """Length of the common beginning."""
+    """Return the length of the common prefix."""
     length = min(len(held), len(prefix))
     # Nearly always all of it; comparing slices is a thousand times faster than token by token.
     if held[:length] == list(prefix[:length]):

@@ -1,4 +1,4 @@
-"""From the options of ``moa-serve`` to an engine, and to what drafts beside it."""
+"""Make the engine and the server-side drafting from the options of ``moa-serve``."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _log = logging.getLogger(__name__)
 
 
 def load_engine(options: argparse.Namespace) -> TransformersEngine | VllmEngine:
-    """Load it, with target and drafter. More threads than processors are warned of in the log.
+    """Load the engine with target and drafter; log a warning if there are more threads than processors.
 
     Raises:
-        MoaError: packages are missing, or what is asked for cannot be found, read, or does not fit together.
+        MoaError: packages, target or drafter are missing, unreadable, or do not fit together.
     """
     require_extra("server", "moa-serve")
     if warning := too_many_threads(options.threads):
@@ -45,7 +45,7 @@ def load_engine(options: argparse.Namespace) -> TransformersEngine | VllmEngine:
 
 
 def server_drafts(engine: Engine, settings: Settings, options: argparse.Namespace) -> ServerDrafting | None:
-    """What drafts where clients let the verifier go on by itself; None with ``--no-drafts``."""
+    """Make the drafting for clients that grant credit; None with ``--no-drafts``."""
     if options.no_drafts:
         return None
     from moa_server.drafting.batched_model import backend_of
@@ -82,7 +82,7 @@ def _vllm(options: argparse.Namespace) -> VllmEngine:
 
 
 def _names(options: argparse.Namespace) -> tuple[str, Path | None]:
-    """Target and drafter."""
+    """Return the names of target and drafter."""
     from moa_drafter.pretrained import checkpoint_of
     from moa_drafter.target_source import DEFAULT_TARGET
 

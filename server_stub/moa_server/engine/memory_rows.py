@@ -1,4 +1,4 @@
-"""Memory rows: what the drafter's server half makes of the target's states."""
+"""Memory rows: computed by the drafter's server half from the target's states."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from moa_server.engine.base import Rows
 
 
 class HeldStates(Protocol):
-    """The target's states of one sequence, as a :class:`moa_server.engine.kv_cache.KVCache` has them.
+    """The target's states of one sequence, such as a :class:`moa_server.engine.kv_cache.KVCache`.
 
     Attributes:
-        last: last hidden states ``[slots, hidden]``; ``[slots, 0]`` where they are not kept.
+        last: last hidden states ``[slots, hidden]``; ``[slots, 0]`` if they are not kept.
     """
 
     last: Tensor
@@ -44,11 +44,11 @@ class Span:
 
 
 class MemoryRows:
-    """Makes them of what a step's sequences hold, all at once: most want a row or two, and matrices are read for all.
+    """Makes the memory rows of all sequences of a step at once: most need a row or two, and share the matrix reads.
 
     Args:
-        drafter: None, or one that reads nothing of the target, and there are no rows.
-        dtype: of the products, where the drafter leaves the choice.
+        drafter: None, or one that reads nothing of the target, makes no rows.
+        dtype: of the products, if the drafter leaves the choice.
     """
 
     def __init__(self, drafter: Drafter | None, dtype: torch.dtype) -> None:
@@ -56,7 +56,7 @@ class MemoryRows:
         self._packed = PackedRows(drafter, dtype) if isinstance(drafter, MoADrafter) else None
 
     def of(self, spans: Sequence[Span | None]) -> list[Rows | None]:
-        """The rows of each, which but for rounding do not depend on what else is asked for; None of None."""
+        """Return the rows of each span, None for None; except for rounding they do not depend on the other spans."""
         wanted = [span for span in spans if span is not None]
         if self._drafter is None or not self.reads:
             return [None] * len(spans)
@@ -77,7 +77,7 @@ class MemoryRows:
 
 
 def _chunks(spans: Sequence[Span]) -> Iterator[list[tuple[Span, Span]]]:
-    """Cuts spans into parts, of which a chunk holds :data:`_CHUNK` tokens at most: pairs of a span and a part of it.
+    """Cut spans into parts and yield chunks of at most :data:`_CHUNK` tokens: pairs of a span and a part of it.
 
     An empty span is one empty part, for the shape of its rows.
     """
@@ -105,7 +105,7 @@ def _rows(start: int, parts: Sequence[KeysValues]) -> Rows:
 
 
 def _states(span: Span, reads: Reads) -> TargetStates:
-    """What a drafter reads of the tokens."""
+    """Return the states of a span that a drafter reads."""
     held, start, stop = span.held, span.start, span.stop
     nothing = held.last.new_empty(stop - start, 0, 0)
     kv = held.read(reads.kv_layers, start, stop) if reads.kv_layers else nothing

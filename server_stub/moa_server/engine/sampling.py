@@ -1,7 +1,7 @@
-"""How the target chooses a token: a function of its logits, the sampling, and the absolute position.
+"""Sampling: the target's token as a function of its logits, the sampling settings and the absolute position.
 
-Nothing else enters, above all no history of earlier draws: whatever was drafted, lost, sent twice or
-decided again, the same position gets the same noise, and so the same token.
+There is no history of earlier draws: however often a position is drafted, lost, resent or decided again, it gets the
+same noise, and so the same token.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-#: The nucleus is looked for among so many of the largest weights first.
+#: Number of the largest weights among which the nucleus is searched first.
 _FEW = 1024
-#: Tokens within so many nats of the best one are tried first, which mostly shows that no other can win.
+#: Tokens within this distance (nats) of the best one are tried first; usually no other can win.
 _NEAR = 6.0
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 def choose(logits: Float32, sampling: Sampling, position: int) -> int:
-    """The target's token for the absolute ``position``.
+    """Choose the target's token for the absolute ``position``.
 
-    Greedy (the lowest id among equals) where the temperature is 0 or no positive number. Else, of the tokens that the
-    masks leave, the one with the largest ``logit / temperature + noise`` (of equals the lowest id), with the noise of
-    :func:`moa_runtime.gumbel.gumbel`: so each is chosen with its probability in the softmax, and whoever guesses with
+    Greedy (the lowest id among equals) if the temperature is not above 0. Otherwise, of the tokens that the masks
+    leave, the one with the largest ``logit / temperature + noise`` (of equals the lowest id), with the noise of
+    :func:`moa_runtime.gumbel.gumbel`: so each is chosen with its probability in the softmax, and a drafter with
     the same noise guesses well. In float64, so rounding decides about once in 10**12 choices.
 
     The masks, one after the other, each by the probabilities that the temperature and the masks before leave:

@@ -1,4 +1,4 @@
-"""With what settings a target can be run."""
+"""Settings of a target: type of its products, length of its context."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class EngineError(MoaError):
-    """A target and a drafter that do not fit together, or settings that the target cannot be run with."""
+    """Target, drafter and settings do not fit together."""
 
 
 def dtype_of(name: str, device: torch.device) -> torch.dtype:
-    """The type of the products: "float32", "bfloat16", or "auto" for float32 on a CPU and bfloat16 elsewhere.
+    """Return the type of the products: "float32", "bfloat16", or "auto" for float32 on a CPU and bfloat16 elsewhere.
 
     Raises:
-        EngineError: another name.
+        EngineError: the name is unknown.
     """
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
@@ -29,10 +29,10 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
 
 
 def context_of(target: Target | TargetFacts, wanted: int | None, spare: int = 0) -> int:
-    """The context in tokens, see :func:`moa_drafter.target_config.longest_context`.
+    """Return the context in tokens, see :func:`moa_drafter.target_config.longest_context`.
 
     Args:
-        spare: tokens of it that the engine needs for itself.
+        spare: tokens of it that the engine needs itself.
 
     Raises:
         EngineError: more than the target can hold, or too little for any answer.

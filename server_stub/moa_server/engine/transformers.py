@@ -37,18 +37,18 @@ _CHAIN = 6
 _TREE, _PARENTS = (1, 3, 4, 5, 6), (0, 0, 2, 2, 4, 5, 6)
 #: How far the two may be apart, relative to the size of what is compared. A pass that is wrong is wrong by about 1.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-#: What transformers' own code raises where it is run in ways that a family does not know.
+#: Exceptions of transformers' own code when a model family does not support a way of running it.
 _FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupError)
 
 
 def target_pass(target: Target, dtype: torch.dtype, *, keep_last: bool = False) -> tuple[TargetPass, bool]:
-    """The fused pass where it computes what transformers computes, else the general one.
+    """Return the fused pass if it computes what transformers computes, otherwise the general one.
 
     Returns:
-        the pass, and whether its results are the same to the bit whatever stands beside them.
+        the pass, and whether its results are bit-identical whatever else is in the step.
 
     Raises:
-        EngineError: neither computes it.
+        EngineError: neither pass computes it.
     """
     reason = misfit(target)
     if reason is None:
@@ -81,7 +81,7 @@ def _named(target: Target) -> str:
 
 
 def _invariant(fused: FusedLlama, target: Target, dtype: torch.dtype) -> bool:
-    """Whether equality to the bit can be promised: only of packed matrices, on a processor that keeps it."""
+    """Whether bit-identical results can be promised: only for packed matrices, on a processor that keeps them."""
     config = target.model.config
     if target.device.type != "cpu" or not can_pack(dtype):
         return False
@@ -93,7 +93,7 @@ def _invariant(fused: FusedLlama, target: Target, dtype: torch.dtype) -> bool:
 
 @torch.inference_mode()
 def deviation(candidate: TargetPass, target: Target) -> float:
-    """How far a pass is from transformers' own forward, see :func:`moa_drafter.target.deviation_from_transformers`."""
+    """Return the deviation of a pass, see :func:`moa_drafter.target.deviation_from_transformers`."""
 
     def compute(text: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
         cache = KVCache(candidate.cache_shape, len(text) + len(_PARENTS))
@@ -117,7 +117,7 @@ class RequestState:
 
     Attributes:
         waiting: tokens of the prefix that are not processed yet.
-        hidden: last hidden states behind the prefix and each draft token, once known.
+        hidden: last hidden states after the prefix and each draft token, once known.
     """
 
     request: StepRequest
@@ -150,7 +150,7 @@ class RequestState:
 
 #: Most tokens of prefill in one forward, and most memory rows computed at once; bounds the memory they take.
 CHUNK = 512
-#: Tokens of a draft that fit into the cache behind a context that is full.
+#: Tokens of a draft that fit into the cache after a full context.
 _DRAFT_ROOM = 128
 
 
@@ -164,16 +164,16 @@ class TransformersEngine:
         max_context: tokens of a conversation; the target's own limit when omitted.
         dtype: of the products, "float32" or "bfloat16"; "auto" is float32 on a CPU, bfloat16 elsewhere.
         cache_tokens: tokens that the caches of all sequences may take up together; at least the context and a draft.
-        release_weights: free the weights of the target's own layers where the pass has its own; nothing but the engine
-            can use the target afterwards.
+        release_weights: free the weights of the target's own layers if the pass has its own; only the engine can use
+            the target afterwards.
 
     Attributes:
         forwards: forward passes of the target so far.
-        row_reads: what of the target is made into memory rows.
-        batch_invariant: whether each sequence's results are the same to the bit whatever else is in its steps.
+        row_reads: states of the target that memory rows are made from.
+        batch_invariant: whether each sequence's results are bit-identical whatever else is in its steps.
 
     Raises:
-        EngineError: see there.
+        EngineError: target, drafter and settings do not fit together.
     """
 
     capabilities = Capabilities()
@@ -227,7 +227,7 @@ class TransformersEngine:
         """Load target and drafter; for the other arguments see the class.
 
         Raises:
-            MoaError: what cannot be found, read, or does not fit together.
+            MoaError: target or drafter is missing, unreadable, or does not fit.
         """
         drafter = None if drafter_folder is None else load_checkpoint(drafter_folder)  # the quicker one to fail first
         fingerprint = "" if drafter_folder is None else drafter_fingerprint(drafter_folder)
@@ -239,7 +239,7 @@ class TransformersEngine:
 
     @property
     def facts(self) -> EngineFacts:
-        """What :mod:`moa_server.doctor` tells of it."""
+        """Facts for :mod:`moa_server.doctor`."""
         shape = self.target_pass.cache_shape  # its type is its own
         dtype = str(self.target.model.dtype).removeprefix("torch.")
         size = shape.token_bytes * self._sequences.bound
@@ -267,8 +267,7 @@ class TransformersEngine:
         """See :meth:`moa_server.engine.base.Engine.step`.
 
         Raises:
-            ValueError: a request without a prefix, a draft where nothing is chosen, rows without a drafter, or more
-                tokens than the cache holds.
+            ValueError: a request is invalid (:func:`moa_server.engine.base.check_request`) or exceeds the cache.
         """
         return await asyncio.get_running_loop().run_in_executor(self._worker, self.step_now, requests)
 
@@ -351,7 +350,7 @@ class TransformersEngine:
         """Walk down each draft, and let the caches hold the accepted paths.
 
         Returns:
-            path and the token behind it, by sequence.
+            path and the token after it, by sequence.
         """
         if not work:
             return {}

@@ -1,4 +1,4 @@
-"""Steps over made-up tokens, through the contract: what they take, before the first client comes."""
+"""Warm-up: timed steps over synthetic tokens before the first client connects."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from moa_server.engine.base import Engine, Outcome, StepRequest, new_sequence
 from moa_server.scheduling.step_cost import StepCost
 
 _PREFILL, _DRAFT = 64, 15
-#: Of made-up texts: ``(7919 * position + sequence) % vocab_size``. They differ between sequences, for an engine may
-#: compute what two of them begin with only once.
+#: Synthetic tokens are ``(7919 * position + sequence) % vocab_size``. They differ between sequences, for an engine may
+#: share common prefixes.
 _STRIDE = 7919
 
 
 class WarmUpError(MoaError):
-    """The engine cannot do the simplest of steps."""
+    """The engine failed on a warm-up step."""
 
 
 class TimedSteps:
-    """Sequences of made-up tokens, and timed steps on them. Nobody else may use the engine meanwhile.
+    """Sequences of synthetic tokens, and timed steps on them. The engine must have no other user meanwhile.
 
     Args:
-        cost: learns what the steps took.
+        cost: learns the duration of the steps.
         clock: seconds, monotonic.
-        rows: whether memory rows are made, where the engine has a drafter.
+        rows: whether memory rows are made, if the engine has a drafter.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class TimedSteps:
             self._engine.release(sequence)
 
     def open(self) -> int:
-        """A new, empty sequence."""
+        """Open an empty sequence; return its number."""
         sequence = new_sequence()
         self._lengths[sequence] = 0
         return sequence
 
     async def prefill(self, sequence: int, count: int) -> float:
-        """Let a sequence hold ``count`` more tokens. Returns seconds."""
+        """Process ``count`` more tokens of a sequence; return the seconds."""
         length = self._lengths[sequence] + count
         request = StepRequest(sequence, self._tokens(sequence, length), rows_from=self._rows_from(length - count))
         seconds = await self._timed([request], count)
@@ -65,7 +65,7 @@ class TimedSteps:
         return seconds
 
     async def verify(self, sequences: Sequence[int], drafted: int = 0) -> float:
-        """One token of each sequence, which are not empty, and a draft of a chain behind it. Returns seconds."""
+        """Run one token of each non-empty sequence, and a chain of ``drafted`` tokens after it; return the seconds."""
         requests = []
         for sequence in sequences:
             length = self._lengths[sequence]
@@ -76,7 +76,7 @@ class TimedSteps:
         return await self._timed(requests, drafted + 1)
 
     async def _timed(self, requests: Sequence[StepRequest], each: int) -> float:
-        """Seconds of a step in which every request processes ``each`` tokens."""
+        """Run a step in which every request processes ``each`` tokens; return the seconds."""
         began = self._clock()
         try:
             outcomes = await self._step(requests)
@@ -103,12 +103,12 @@ class TimedSteps:
 
 
 async def warm_up(engine: Engine, cost: StepCost, clock: Callable[[], float] = time.perf_counter) -> None:
-    """Run the first steps, which take longer than others, and teach ``cost`` what the next ones take.
+    """Run the first steps, which take longer than others, and teach ``cost`` the duration of later ones.
 
     About a second for the default target on one core. An engine that schedules itself needs no StepCost.
 
     Raises:
-        TrialError: see there.
+        WarmUpError: the engine failed on a step.
     """
     if engine.capabilities.schedules_itself:
         return
@@ -119,7 +119,7 @@ async def warm_up(engine: Engine, cost: StepCost, clock: Callable[[], float] = t
         await first.prefill(first.open(), piece)
     with TimedSteps(engine, cost, clock) as trial:
         sequence = trial.open()
-        for _ in range(2):  # behind a short context, and behind a longer one
+        for _ in range(2):  # after a short context, then after a longer one
             for _ in range(2 if room >= 4 * piece else 1):
                 await trial.prefill(sequence, piece)
             for _ in range(2):

@@ -30,7 +30,7 @@ _NOTICE_S = 10.0
 
 
 class Replica:
-    """What Ray asks of a replica. Its class is made by :func:`ray.serve.ingress`, which sends the requests to the app.
+    """A replica for Ray. Its class is made by :func:`ray.serve.ingress`, which sends the requests to the app.
 
     Args:
         options: of ``moa-serve``.
@@ -42,7 +42,7 @@ class Replica:
         self._app = create_app(engine, settings, drafts=server_drafts(engine, settings, options))
         self._verifier: Verifier = self._app.state.verifier
         await warm_up(engine, self._verifier.worker.cost)
-        # What is loaded stays: a collector that looks at all of it takes a second.
+        # Exclude loaded objects from garbage collection: a full collection would take a second.
         gc.collect()
         gc.freeze()
         self._draining = asyncio.create_task(self._drain(options.drain_seconds))
@@ -64,7 +64,7 @@ class Replica:
         return stats_of(self._verifier.worker.load)
 
     async def _drain(self, seconds: float) -> None:
-        """Once Ray has told the replica to end: answer what was received, and send all clients elsewhere."""
+        """When Ray ends the replica, answer the received frames and send all clients elsewhere."""
         from moa_server.replicas.ray_shutdown import departure
 
         await departure()
@@ -78,7 +78,7 @@ def build(args: Mapping[str, Any]) -> Application:
         args: options of ``moa-serve`` without dashes, see :func:`~moa_server.replicas.replica_options.options_of`.
 
     Raises:
-        MoaError: another release of Ray, options that a replica cannot have, or no token where none is meant to be.
+        MoaError: the release of Ray is untested, an option is invalid for replicas, or a token is missing.
     """
     require_ray("moa_server.replicas.ray_app")
     options = options_of(args)

@@ -1,4 +1,4 @@
-"""Whether Ray has told this replica to end: Serve itself only waits until it has no requests, which sessions are."""
+"""Detects the shutdown of a replica by Ray, which only waits for its requests; sessions are such."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ray.serve._private.common import DeploymentTargetInfo
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
 
-#: Ray's proxies hear of it at about the same time: who reconnects then finds another replica.
+#: Ray's proxies learn of it at about the same time: clients that reconnect after that find another replica.
 _NOTICE_S = 1.0
 _STOPPING = "STOPPING"
 
 
 async def departure() -> None:
-    """Wait until it has. Belongs to the event loop of a replica.
+    """Wait until Ray ends this replica. Belongs to the event loop of a replica.
 
     Ray's routers are told which replicas to send requests to; one that is to end is no longer among them. Nor is any
     for a moment after Ray's controller was started again, so the controller is asked, too.
@@ -49,7 +49,7 @@ async def departure() -> None:
 
 
 def _stopping(application: str, deployment: str) -> bool:
-    """Whether a replica of the deployment is told to end, or all of it is gone."""
+    """Whether a replica of the deployment is stopping, or the deployment is gone."""
     found = serve.status().applications.get(application)
     if found is None or deployment not in found.deployments:
         return True

@@ -1,4 +1,4 @@
-"""Options of ``moa-serve`` in a configuration file of Ray Serve."""
+"""Options of ``moa-serve`` in a configuration file of Ray Serve, and the check of Ray's release."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def require_ray(program: str) -> None:
         raise MoaError(f'{program} is tested with Ray {TESTED} and may fail with {found}: pip install "moa-edge[ray]"')
 
 
-#: What is a matter of the process around the app, which is Ray's.
+#: Options of the process around the app, which Ray provides.
 _OF_THE_PROCESS = (
     *("host", "port", "tls-cert", "tls-key", "allow-host", "max-connections"),
     *("web", "bundle", "new-token", "doctor", "timeline", "json", "until-stdin-ends"),
@@ -35,12 +35,12 @@ _OF_THE_PROCESS = (
 
 
 def options_of(args: Mapping[str, Any]) -> argparse.Namespace:
-    """The options that ``args`` of an application name: those of ``moa-serve`` without their dashes.
+    """Parse the ``args`` of an application: options of ``moa-serve`` without their dashes.
 
     ``{"model": "my-llama", "threads": 1, "no-drafts": True, "allow-origin": ["https://app.example"]}``
 
     Raises:
-        ServeError: an option that there is not, one that a replica cannot have, or a value that is none.
+        ServeError: an option is unknown or invalid for replicas, or a value is invalid.
     """
     words = []
     for name, value in args.items():
@@ -53,7 +53,7 @@ def options_of(args: Mapping[str, Any]) -> argparse.Namespace:
                 words.append(f"--{name}={each}")
     reading = parser()
     reading.error = _refuse  # type: ignore[method-assign]
-    # No machine but this one is reached by loopback: whoever may come in comes through Ray's proxy.
+    # All clients come through Ray's proxy, so the address is not loopback.
     return reading.parse_args([*words, "--host", "0.0.0.0"])
 
 

@@ -1,4 +1,4 @@
-"""Which replica serves a connection: the one that its conversation's id names."""
+"""Request router for Ray Serve: a connection goes to the replica of its conversation's id."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class SessionRouter(ConsistentHashRouter):
 
 
 def session_id_in(arguments: Sequence[Any]) -> str:
-    """From the query of a request, which is a call's only argument: a ``StreamingHTTPRequest`` that Ray's proxy has
-    pickled for the replica. Empty where there is none."""
+    """Return the session id in the query of a request, the call's only argument: a ``StreamingHTTPRequest`` pickled by
+    Ray's proxy. Empty if there is none."""
     request = pickle.loads(arguments[0]) if arguments and isinstance(arguments[0], bytes) else None
     query = request.asgi_scope.get("query_string", b"") if isinstance(request, StreamingHTTPRequest) else b""
     return parse_qs(query.decode("latin-1")).get(SESSION_ID_HEADER, [""])[0]

@@ -196,7 +196,8 @@ class Scheduler:
         return [entry for entry in prefills if id(entry[0]) in admitted]
 
     def _add_prefills(self, step: Step, prefills: Sequence[tuple[Waiting, int]]) -> None:
-        """Whose turn it is gets half of the room, the prompt with the least left the rest: short ones pass."""
+        """Give half of the prefill share to the next prompt in turn and half to the one with the fewest tokens left,
+        so that short prompts overtake long ones."""
         if not prefills:
             return
         shortest = min(prefills, key=lambda entry: len(entry[0].job.prefix) - entry[1])
@@ -228,7 +229,7 @@ class Scheduler:
         longest = STRETCH * base if others else max(LONGEST_S, 2 * base)
         taken = self._cost.seconds(step.tokens, step.products, step.contexts + held)
         room = self._cost.fitting(longest - taken, held)
-        return max(room, 1) if first else room  # the first one always goes on, however full the step is
+        return max(room, 1) if first else room  # the first prompt always proceeds, however full the step is
 
     def _base(self, step: Step) -> float:
         """Seconds of one token for each sequence that is served."""
@@ -239,7 +240,7 @@ class Scheduler:
 
 
 def _rounds_of(step: Step) -> list[Piece]:
-    """The pieces of a step that belong to no prompt."""
+    """Return the pieces of a step that are no prefill."""
     return [
         piece
         for piece in step.pieces
@@ -248,7 +249,7 @@ def _rounds_of(step: Step) -> list[Piece]:
 
 
 def _room_of(job: Job) -> int:
-    """Tokens that the engine sets aside for a job's sequence at most."""
+    """Upper bound of the tokens that the engine reserves for a job's sequence."""
     return len(job.prefix) + job.draft_length + 128
 
 

@@ -127,21 +127,22 @@ class Worker:
 
     @property
     def serving(self) -> int:
-        """Sequences that wait for their next token, or got one lately; none is known of an engine that schedules
-        itself."""
+        """Number of sequences that wait for their next token or got one lately; 0 for engines that schedule
+        themselves."""
         return self._scheduler.serving
 
     async def run(self, job: Job, within: float, after: float = 0.0, *, background: bool = False) -> None:
         """Do a job; when this is cancelled, the job is dropped before the next step.
 
         Args:
-            within: seconds that it may take once it has begun, whatever the engine does meanwhile.
-            after: seconds before it begins.
-            background: only in steps that no other job wants; an engine that schedules itself is not told.
+            within: most seconds from its start to its result.
+            after: seconds to wait before it starts.
+            background: use only steps that no other job wants; ignored by engines that schedule themselves.
 
         Raises:
-            ExpiredError: it took longer.
-            EngineFailedError, GivenUpError: see there.
+            ExpiredError: it took longer than ``within``.
+            EngineFailedError: the engine failed on it.
+            GivenUpError: the verifier is shutting down.
         """
         if self._given_up:
             raise GivenUpError
@@ -178,9 +179,9 @@ class Worker:
 
     @contextlib.contextmanager
     def coming(self) -> Iterator[None]:
-        """A job is prepared in this block, a draft say, and handed in behind it: the next step waits for it a little,
-        and none that only jobs in the background want begins meanwhile. An engine that schedules itself waits for
-        none."""
+        """Announce a job that is prepared in this block, such as a draft, and submitted after it: the next step waits
+        for it briefly, and no step of background jobs alone begins meanwhile. Engines that schedule themselves do not
+        wait."""
         try:
             with self._batch_window.coming():
                 yield

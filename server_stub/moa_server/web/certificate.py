@@ -1,10 +1,9 @@
-"""A certificate for a verifier in the home network, from a small authority of its own that a phone is told to trust.
+"""A certificate for a verifier in the home network, from an authority of its own that phones must trust.
 
-The names of such a machine are nobody's to certify: a private address, ``laptop.local``. A certificate that signs
-itself would not do either, for a browser that was clicked past its warning still runs no service worker, and phones
-install authorities only. So there are two: an authority, installed once on each phone, and a certificate that is
-renewed under it. The authority's name constraints keep the harm of a stolen key small: it can speak for private
-addresses and this machine's names, for no site of the internet.
+No public authority certifies private addresses or names such as ``laptop.local``. A self-signed certificate is not
+enough: after its warning is dismissed, a browser still runs no service worker, and phones install authorities only. So
+there are two: an authority, installed once on each phone, and a certificate that is renewed under it. The authority's
+name constraints limit the harm of a stolen key: it is valid for private addresses and this machine's names only.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _AUTHORITY_LIFE, _SERVER_LIFE = timedelta(days=3650), timedelta(days=397)
 _RENEWED_BEFORE = timedelta(days=60)
 _CLOCKS_DIFFER = timedelta(days=1)
 
-#: Networks that are nobody's in the internet: RFC 1918, 6598, 3927, 4193, 4291.
+#: Private networks: RFC 1918, 6598, 3927, 4193, 4291.
 _PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "127.0.0.0/8")
 _PRIVATE += ("fc00::/7", "fe80::/10", "::1/128")
 _PRIVATE_NAMES = ("local", "localhost", "home.arpa")  # and what is below them (RFC 6762, 6761, 8375)
@@ -40,13 +39,13 @@ _PRIVATE_NAMES = ("local", "localhost", "home.arpa")  # and what is below them (
 
 @dataclass(frozen=True)
 class OwnCertificate:
-    """What the verifier serves with, and what a phone has to trust.
+    """The verifier's certificate, and the authority that a phone must trust.
 
     Attributes:
-        file: certificate and private key in PEM, only for the user's eyes.
+        file: certificate and private key in PEM, readable by the user alone.
         authority: the authority's certificate in PEM; public.
         fingerprint: SHA-256 of it, as phones and browsers show it: ``AB:CD:...``.
-        ends: when ``file`` does.
+        ends: expiry of ``file``.
     """
 
     file: Path
@@ -68,12 +67,12 @@ class _Pair:
 
 
 def own_certificate(folder: Path, hosts: Sequence[str], now: datetime | None = None) -> OwnCertificate:
-    """A certificate for these hosts: the one that lies in ``folder``, made or renewed where that is needed.
+    """Return a certificate for these hosts from ``folder``, made or renewed if necessary.
 
-    The authority stays what it is, for phones trust it, until it comes to its end or may not speak for a host.
+    The authority, which phones trust, is replaced only if it expires or its name constraints exclude a host.
 
     Args:
-        hosts: names and IP addresses under which the verifier is reached.
+        hosts: names and IP addresses of the verifier.
         now: for tests; the present time, with a time zone, without it.
 
     Raises:
@@ -164,7 +163,7 @@ def _general_name(host: str) -> x509.GeneralName:
 
 
 def _may_sign(authority: _Pair, hosts: Sequence[str], now: datetime) -> bool:
-    """Whether it outlives a certificate made now, and may speak for all hosts."""
+    """Whether the authority outlives a certificate made now, and its name constraints allow all hosts."""
     try:
         constraints = authority.certificate.extensions.get_extension_for_class(x509.NameConstraints).value
     except x509.ExtensionNotFound:  # not made here
@@ -196,7 +195,7 @@ def _still_good(served: _Pair, authority: _Pair, hosts: Sequence[str], now: date
 
 
 def _read(path: Path) -> _Pair | None:
-    """None where there is nothing, or nothing of use: it is made anew."""
+    """Read a certificate and its key; None if the file is missing or unusable and must be made again."""
     try:
         data = path.read_bytes()
         key = serialization.load_pem_private_key(data, None)
@@ -209,7 +208,7 @@ def _read(path: Path) -> _Pair | None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """For the user's eyes alone, and whole or not at all."""
+    """Write a private file atomically."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -1,4 +1,4 @@
-"""How a phone gets to the page: this machine's addresses, a QR code for a terminal, and what the phone has to trust."""
+"""Pairing with phones: this machine's addresses, a QR code for the terminal, and instructions to trust it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _QUIET_ZONE = 2  # the standard says 4, scanners are content with less, and a te
 
 
 def hosts_of(host: str) -> list[str]:
-    """Under what others reach a verifier that listens on ``host``, as far as this machine knows: addresses, then names.
+    """Return the addresses, then the names, under which other machines reach a verifier that listens on ``host``.
 
     Args:
         host: an address, a name, or ``0.0.0.0`` or ``::`` for all addresses.
@@ -39,18 +39,18 @@ def hosts_of(host: str) -> list[str]:
 
 
 def page_urls(scheme: str, hosts: Iterable[str], port: int) -> list[str]:
-    """The page's address under each host."""
+    """Return the page's URL for each host."""
     usual = port == {"http": 80, "https": 443}[scheme]
     return [f"{scheme}://{f'[{host}]' if ':' in host else host}{'' if usual else f':{port}'}/" for host in hosts]
 
 
 def link_with_token(url: str, token: str) -> str:
-    """The page's address with the token in its fragment, which a browser sends to nobody."""
+    """Return the page's URL with the token in its fragment, which a browser does not send."""
     return f"{url}#token={quote(token, safe='')}" if token else url
 
 
 def qr_code(text: str) -> str | None:
-    """Lines that a terminal shows as a QR code, black on white in every colour scheme; None without segno."""
+    """Return a QR code for a terminal, black on white in every colour scheme; None without segno."""
     if importlib.util.find_spec("segno") is None:
         return None
     import segno
@@ -72,15 +72,15 @@ def qr_code(text: str) -> str | None:
 def invitation(
     urls: Sequence[str], *, token: str, token_from: str, fingerprint: str | None, secure: bool, drawn: bool
 ) -> str:
-    """What the operator is told once clients may connect.
+    """Return the message to the operator once clients may connect.
 
     Args:
         urls: of the page, the best one first; none where this machine knows no address of its own.
-        token: for the QR code; empty where none is asked for, or it is not known here.
-        token_from: where the user of the page finds the token that it asks for; empty where none is asked for.
-        fingerprint: of the authority that a phone has to trust; None where the certificate is the operator's own.
+        token: for the QR code; empty if none is required or it is unknown.
+        token_from: source of the token that the page asks for; empty if none is required.
+        fingerprint: of the authority that a phone must trust; None if the certificate is the operator's own.
         secure: whether the page is served over TLS.
-        drawn: whether this goes to a terminal, which shows a QR code. It has the token, so a log must not get one.
+        drawn: whether to show a QR code: on a terminal only, for it contains the token and must not get into a log.
     """
     if not urls:
         return "moa-serve: this machine knows no address of its own; name one with --host"
@@ -111,7 +111,7 @@ def invitation(
 
 
 def kept_token(file: Path) -> str:
-    """The token in a file that only the user may read, made now where there is none: a phone keeps it across starts.
+    """Read the token in a private file, or make it if the file does not exist: phones keep it across restarts.
 
     Raises:
         MoaError: the file cannot be read or written.
@@ -150,13 +150,13 @@ def _addresses_of_the_name(families: Iterable[int]) -> Iterable[str]:
 
 
 def _reachable(address: str) -> bool:
-    """Whether other machines can use it: no loopback, and none that is good on one link only."""
+    """Whether other machines can use an address: neither loopback nor link-local."""
     number = ipaddress.ip_address(address.partition("%")[0])
     return not (number.is_loopback or number.is_link_local or number.is_unspecified)
 
 
 def _names() -> list[str]:
-    """This machine's name, with ``.local`` where it is a bare one, as multicast DNS announces it."""
+    """Return this machine's name; a bare one with ``.local``, as multicast DNS announces it."""
     name = socket.gethostname().lower().rstrip(".")
     if not _NAME.fullmatch(name) or name.startswith("localhost"):
         return []

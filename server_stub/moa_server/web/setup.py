@@ -1,4 +1,4 @@
-"""What ``moa-serve --web`` needs before it serves: files, a token, a certificate; and what it then says."""
+"""Setup of ``moa-serve --web``: files of the page, bundle, token, certificate, and the message to the operator."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ INDEX = "index.html"
 #: Folder of the files whose names change with their bytes.
 HASHED = "assets/"
 
-#: What the page may load and run. Its own files alone, WebAssembly compiled from them, and the verifier they came from:
-#: ``'self'`` of ``connect-src`` includes ws and wss of the same host and port (CSP 3).
+#: Content Security Policy of the page: its own files, WebAssembly compiled from them, and its verifier. ``'self'`` of
+#: ``connect-src`` includes ws and wss of the same host and port (CSP 3).
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -49,7 +49,7 @@ POLICY = "; ".join(
     )
 )
 
-#: Of all that browsers load. Pages of other origins can embed nothing of it; those of --allow-origin may fetch it.
+#: Headers of all responses: pages of other origins cannot embed them; those of --allow-origin may fetch them.
 SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -77,11 +77,11 @@ _OTHER = {
     ".webp": "image/webp",
     ".woff2": "font/woff2",
 }
-_PACKED = {".png", ".webp", ".woff2"}  # gzip finds nothing in them
+_PACKED = {".png", ".webp", ".woff2"}  # already compressed
 
 
 def media_type(name: str) -> str:
-    """By the ending of a file's name; ``application/octet-stream`` of one that is not known."""
+    """Return the media type for a file name; ``application/octet-stream`` for an unknown suffix."""
     suffix = Path(name).suffix.lower()
     if suffix in _TEXT:
         return f"{_TEXT[suffix]}; charset=utf-8"
@@ -89,7 +89,7 @@ def media_type(name: str) -> str:
 
 
 def small_file(path: Path, headers: Mapping[str, str]) -> WebFile:
-    """A file of the disk, whose gzip is kept in memory if it pays.
+    """Make a file of the table; its gzip is kept in memory if it is smaller.
 
     Raises:
         OSError: it cannot be read.
@@ -102,9 +102,9 @@ def small_file(path: Path, headers: Mapping[str, str]) -> WebFile:
 
 
 def page_files(folder: Path) -> dict[str, WebFile]:
-    """The built page's files by the path of their URL; its first one also at ``/``. Hidden files are left out.
+    """Return the built page's files by URL path, its index also at ``/``, without hidden files.
 
-    A file that is built anew while the verifier runs is refused: a page with files of two builds would not start.
+    Files that change while the verifier runs are refused: a page with files of two builds would not start.
 
     Raises:
         MoaError: the folder has no page, or cannot be read.
@@ -124,16 +124,16 @@ def page_files(folder: Path) -> dict[str, WebFile]:
     return {"/": files[f"/{INDEX}"], **files}
 
 
-#: Where the bundle is served, with the paths of its folder.
+#: URL path of the bundle, followed by the paths of its folder.
 BUNDLE_PATH = "/bundle/"
 _TARGET = "web"
 
 
 def find_bundle(named: Path | None, *, default_target: bool) -> Path:
-    """The folder of a bundle with a graph for browsers, made now if need be.
+    """Return the folder of a bundle with a graph for browsers, making it if necessary.
 
     Args:
-        named: by the user; None for the default bundle where that has such a graph, else one beside it.
+        named: by the user; None for the default bundle if it has such a graph, otherwise one beside it.
         default_target: whether the verifier serves the built-in target with its drafter: for those, and where none was
             named, a bundle that is missing is exported, some minutes' work whose progress goes to stderr.
 
@@ -196,7 +196,7 @@ def bundle_files(folder: Path, served: Fingerprints) -> dict[str, WebFile]:
 
 
 def _made_here() -> Path:
-    """Where the bundle lies that is made at the first start."""
+    """Return the folder of the bundle that is made at the first start."""
     return cache_dir() / "bundles" / _TARGET
 
 
@@ -204,7 +204,7 @@ def _for_browsers(manifest: Manifest) -> bool:
     return _TARGET in manifest.targets
 
 
-#: Of ``--tls-cert``: one that is made here.
+#: Value of ``--tls-cert``: make a certificate.
 AUTO = Path("auto")
 
 
@@ -237,7 +237,7 @@ class WebSetup:
         return None if self._own is None else (self._own.file, self._own.file)
 
     def renew(self) -> OwnCertificate:
-        """The certificate of ``--tls-cert auto``, made anew where it is about to end.
+        """Return the certificate of ``--tls-cert auto``, renewed if it is about to expire.
 
         Raises:
             MoaError: it cannot be kept.
@@ -248,17 +248,17 @@ class WebSetup:
         return own_certificate(_folder(), hosts_of(self._options.host))
 
     def find_bundle(self) -> None:
-        """Find the bundle, or make it, before the target takes its memory.
+        """Find or make the bundle, before the target takes its memory.
 
         Raises:
-            MoaError: there is none, and none can be made.
+            MoaError: there is no bundle, and none can be made.
         """
         options = self._options
         built_in = options.model is None and options.drafter in (None, DEFAULT_DRAFTER)
         self._bundle = find_bundle(options.bundle, default_target=built_in)
 
     def files(self, served: Fingerprints) -> Mapping[str, WebFile]:
-        """All that is served by the path of its URL, behind :meth:`find_bundle`.
+        """Return all served files by URL path; call :meth:`find_bundle` before.
 
         Raises:
             MoaError: the bundle is damaged, or belongs to another target or drafter.
@@ -272,17 +272,17 @@ class WebSetup:
         return files
 
     def urls(self, port: int) -> list[str]:
-        """Where the page is, the best address first."""
+        """Return the URLs of the page, the best one first."""
         scheme = "https" if self._options.tls_cert else "http"
         return page_urls(scheme, hosts_of(self._options.host), port)
 
     @property
     def fingerprint(self) -> str | None:
-        """Of the authority that a phone has to trust, SHA-256; None where none was made."""
+        """SHA-256 fingerprint of the authority that a phone must trust; None if none was made."""
         return None if self._own is None else self._own.fingerprint
 
     def invitation(self, port: int) -> str:
-        """What the operator is told; with a QR code where stdout is a terminal that can draw one."""
+        """Return the message to the operator, with a QR code if stdout is a terminal that can show one."""
         encoding = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "")
         return invitation(
             self.urls(port),
@@ -300,7 +300,7 @@ class WebSetup:
 
 
 def check_web_options(options: argparse.Namespace) -> None:
-    """Refuse what belongs to ``--web`` without it.
+    """Refuse options of ``--web`` without it.
 
     Raises:
         ServeError: the message names the option.
@@ -316,5 +316,5 @@ def check_web_options(options: argparse.Namespace) -> None:
 
 
 def _folder() -> Path:
-    """Where token and certificate are kept."""
+    """Return the folder of token and certificate."""
     return data_dir() / "web"

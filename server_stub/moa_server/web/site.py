@@ -1,4 +1,4 @@
-"""The part of the app that browsers load: a table of files, open to everybody, and how they are sent."""
+"""Static files for browsers: a table of files, their responses, and limits on downloads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STATIC = StaticFiles()  # for its conditions: a table says which files there ar
 
 
 class ChangedError(MoaError):
-    """A file is no longer what it was when the verifier started."""
+    """A file has changed since the verifier started."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class WebFile:
     """A file that is served.
 
     Attributes:
-        content: where it is on the disk, or its bytes.
-        digest: names its bytes, in letters, digits and dashes; its ETag is made of it.
+        content: its path, or its bytes.
+        digest: of its bytes, in letters, digits and dashes, for its ETag.
         headers: of every response, such as ``cache-control``; names in lower case.
-        zipped: the same in gzip; None if that does not pay.
+        zipped: its content in gzip; None if that saves too little.
 
     Raises:
         OSError: it cannot be read.
@@ -61,7 +61,7 @@ class WebFile:
             object.__setattr__(self, "_stat", self.content.stat())
 
     def response(self, request: Headers) -> Response:
-        """Make the response to a GET with these headers. Ranges are of the file on the disk, never of its gzip.
+        """Make the response to a GET with these headers. Ranges refer to the file, never to its gzip.
 
         Raises:
             ChangedError: see :meth:`check`.
@@ -82,7 +82,7 @@ class WebFile:
         return NotModifiedResponse(response.headers) if _STATIC.is_not_modified(response.headers, request) else response
 
     def check(self) -> None:
-        """Raise a ChangedError if the file on the disk is no longer that of the start."""
+        """Raise ChangedError if the file has changed since the start."""
         if self._stat is None or not isinstance(self.content, Path):
             return
         try:
@@ -94,7 +94,7 @@ class WebFile:
 
 
 def zipped(data: bytes) -> bytes | None:
-    """The same in gzip, the same bytes each time; None where that saves less than a tenth."""
+    """Compress reproducibly with gzip; return None if that saves less than a tenth."""
     if len(data) < _WORTH_BYTES:
         return None
     small = gzip.compress(data, 6, mtime=0)
@@ -106,15 +106,16 @@ async def _pieces(data: bytes) -> AsyncIterator[bytes]:
         yield data[start : start + PIECE_BYTES]
 
 
-#: A download that took nothing for so many seconds, or less than that rate in the last such span, gives way to another.
+#: A download without progress for that many seconds, or below that rate (bytes a second) in the last such span, may be
+#: ended for another.
 _SPAN_S, _SLOW = 10.0, 32 << 10
 
 
 class Download:
-    """One under way.
+    """A download under way.
 
     Args:
-        end: closes its connection at once.
+        end: closes its connection.
     """
 
     def __init__(self, network: str, began: float, end: Callable[[], None]) -> None:
@@ -124,10 +125,10 @@ class Download:
         self._was_slow = False
 
     def sent(self, count: int, now: float) -> None:
-        """So many more bytes were taken by the reader, or by what the system buffers for it.
+        """Record ``count`` more bytes taken by the reader or the system's buffers.
 
-        The system takes megabytes at once of a reader that stands still, so what counts is not the average since the
-        beginning.
+        The system buffers megabytes at once even for a reader that stands still, so the average since the beginning
+        says nothing.
         """
         took = now - self._span_began
         if took >= _SPAN_S:
@@ -137,20 +138,20 @@ class Download:
         self._last = now
 
     def slow(self, now: float) -> bool:
-        """Whether it may be ended for another."""
+        """Whether it may be ended for another download."""
         return self._was_slow or now - self._last >= _SPAN_S
 
 
 class Downloads:
-    """The downloads under way, at most ``most``, and of one network half of them.
+    """The downloads under way: at most ``most``, and at most half of them of one network.
 
-    Where no more may run, one that reads more slowly than 32 KiB a second gives way, the oldest first: so a crowd that
-    reads next to nothing keeps nobody out, and who was cut off goes on where he was.
+    When full, the oldest one slower than 32 KiB a second is ended for a new one, so slow readers cannot lock out
+    others; an interrupted client continues with a range request.
 
     Args:
-        most: at once.
-        bytes_per_second: of all together. Faster readers wait: on a fast network a download of a hundred megabytes
-            would otherwise take a processor away from the target for seconds.
+        most: downloads at once.
+        bytes_per_second: of all downloads together. On a fast network a download of a hundred megabytes would
+            otherwise occupy a processor for seconds that the target needs.
         clock: seconds, monotonic.
     """
 
@@ -164,7 +165,7 @@ class Downloads:
         return len(self._running)
 
     def begin(self, network: str, end: Callable[[], None]) -> Download | None:
-        """A place for one more, to be given back with :meth:`over`; None where there is none."""
+        """Start a download, to be ended with :meth:`over`; return None if none may start."""
         now = self._clock()
         own = [each for each in self._running if each.network == network]
         if len(own) >= max(1, self.most // 2):
@@ -184,27 +185,27 @@ class Downloads:
         return begun
 
     def over(self, download: Download) -> None:
-        """It has ended, or is about to."""
+        """Note that a download has ended or is about to."""
         self._running.pop(download, None)
 
     def wait_s(self, download: Download, count: int) -> float:
-        """How long to wait before its next bytes are sent, so many; what was sent before has been taken."""
+        """Return the seconds to wait before sending its next ``count`` bytes; earlier bytes have been taken."""
         download.sent(count, self._clock())
         return self._pace.wait_s(count)
 
 
 _RETRY_AFTER_S = 5
 
-#: Why a request may not be answered; None where it may.
+#: Returns the refusal of a request; None if it is allowed.
 Refusal = Callable[[Headers], Response | None]
 
 
 class Website(BaseRoute):
-    """Files by the path of their URL, for GET and HEAD. What is not in the table is not found, whatever is on the disk.
+    """Serves files by URL path for GET and HEAD. Only files of the table are found, whatever is on the disk.
 
     Args:
-        refusal: asked before every answer.
-        metrics: gets the number of downloads, and the bytes sent.
+        refusal: called before every answer.
+        metrics: records the number of downloads and the bytes sent.
     """
 
     def __init__(self, files: Mapping[str, WebFile], metrics: Metrics, refusal: Refusal) -> None:
@@ -276,4 +277,4 @@ class Website(BaseRoute):
 
 
 def _nothing() -> None:
-    """In place of the end of a connection, where the server offers none."""
+    """Do nothing: for servers that offer no function to end a connection."""

@@ -1,21 +1,18 @@
-"""vLLM behind the engine's contract: each sequence is one of its requests, which waits between steps.
+"""vLLM as an engine: each sequence is one of its requests, which waits between steps.
 
-==================  ==============================================  =======================================
-module              knows                                           must not know
-==================  ==============================================  =======================================
-:mod:`environment`  which release is tested                         how it is used
-:mod:`limits`       sizes                                           everything else
-:mod:`engine`       the contract, memory rows                       vLLM
-:mod:`sequences`    what each sequence holds, who gives way         vLLM, blocks
-:mod:`work`         how verdicts follow from tokens that come back  vLLM, memory
-:mod:`core`         vLLM's engine core and its configuration        the contract, drafters
-:mod:`scheduler`      vLLM's scheduler                                what a request is for
-:mod:`proposer`     nothing                                         everything
-:mod:`sampler`      logits, and how the target chooses              requests' text, memory
-:mod:`layout`       how keys and values lie in memory               vLLM, who asks
-==================  ==============================================  =======================================
+===================  ================================================  =================================
+module               contains                                          independent of
+===================  ================================================  =================================
+:mod:`environment`   the tested release                                its use
+:mod:`engine`        the engine's contract, memory rows                vLLM
+:mod:`sequences`     tokens of each sequence, progress of requests     vLLM, memory
+:mod:`core`          vLLM's engine core and its configuration          the contract, drafters
+:mod:`scheduler`     vLLM's scheduler, with parked requests            the purpose of requests
+:mod:`sampler`       logits, and how the target chooses                requests' text, memory
+:mod:`paged_cache`   sizes and memory layout of blocks                 vLLM, but for its platform
+===================  ================================================  =================================
 
-Only :mod:`core`, :mod:`scheduler` and :mod:`sampler` import vLLM, :func:`limits.check_device` when it is called, and
-:func:`environment.prepare` comes before them. What vLLM must find in the environment is known to
-:mod:`moa_drafter.vllm_environment`, for training writes with vLLM too.
+:mod:`core`, :mod:`scheduler` and :mod:`sampler` import vLLM, and :func:`paged_cache.check_device` when it is called;
+:func:`environment.prepare` must run before. :mod:`moa_drafter.vllm_environment` knows the environment variables of
+vLLM, which training uses too.
 """

@@ -94,7 +94,7 @@ class VllmCore:
         return int(self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
     def table(self, name: str) -> list[int]:
-        """The blocks of a request, in the order of its tokens; none where it has not begun."""
+        """Return the blocks of a request, in the order of its tokens; none before it begins."""
         (blocks,) = self._scheduler.kv_cache_manager.get_block_ids(name)
         return list(blocks)
 
@@ -104,7 +104,7 @@ class VllmCore:
         return request is None or request.status == RequestStatus.PREEMPTED
 
     def begin(self, name: str, tokens: Sequence[int]) -> None:
-        """A new request, which the next step works on."""
+        """Add a request for the next step."""
         own = Request(name, list(tokens), self._params, None, block_hasher=self._core.request_block_hasher)
         self._core.add_request(own)
 
@@ -122,8 +122,8 @@ class VllmCore:
         """One forward for these requests, by name: each has a draft, perhaps an empty one, and a way to choose.
 
         Returns:
-            of each that came to the end of its tokens, those of the draft that were accepted and the choice behind
-            them; None where there was no room for any of them.
+            for each finished request, the accepted tokens of its draft and the choice after them; None if there was no
+            space for any request.
         """
         self._scheduler.wake(drafts)
         self._sampler.samplings = samplings
@@ -193,8 +193,8 @@ class NoProposals:
     def __init__(self, vllm_config: Any) -> None: ...
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """There is no model."""
+        """Load nothing."""
 
     def propose(self, sampled_token_ids: Sequence[Sequence[int]], *args: Any, **kwargs: Any) -> list[list[int]]:
-        """An empty draft for each request of the step."""
+        """Return an empty draft for each request of the step."""
         return [[] for _ in sampled_token_ids]

@@ -1,4 +1,4 @@
-"""The engine that runs a target with vLLM, and the drafter's server half beside it."""
+"""Engine that runs a target with vLLM, with the drafter's server half beside it."""
 
 from __future__ import annotations
 
@@ -172,8 +172,8 @@ class VllmEngine:
         """See :meth:`moa_server.engine.base.Engine.step`.
 
         Raises:
-            ValueError: a request without a prefix, a draft where nothing is chosen, a tree, rows without a drafter, or
-                more tokens than a context or a draft has.
+            ValueError: a request is invalid (:func:`moa_server.engine.base.check_request`), or its draft is a tree
+                or too long.
         """
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._step, requests)
 
@@ -220,8 +220,8 @@ class VllmEngine:
         return [self._outcome(work, own) for work, own in zip(works, rows, strict=True)]
 
     def _make_room(self, missing: int, staying: set[int]) -> None:
-        """So many free blocks: those who are not in the step give way, the least recently used first. They are never
-        waited for, so nobody waits for a block that only they hold."""
+        """Free ``missing`` blocks by evicting sequences outside the step, the least recently used first; they are never
+        waited for."""
         for number in self._sequences.oldest(staying):
             if self._core.free_blocks >= missing:
                 return

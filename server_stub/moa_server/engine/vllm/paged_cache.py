@@ -1,8 +1,8 @@
-"""Keys and values of chosen tokens, out of a paged cache.
+"""Paged KV cache of vLLM: sizes of its blocks, and reading keys and values of chosen tokens.
 
-How a block is laid out is up to the attention backend: heads before tokens or behind them, keys dimension by dimension
-on CPUs, or interleaved for matrix instructions. So the layout is not written down here but learnt: numbers are stored
-through the backend itself, and looked up where they went. That is checked at the start, with every backend.
+The layout of a block depends on the attention backend: heads before or after tokens, keys dimension by dimension on
+CPUs, or interleaved for matrix instructions. So the layout is learnt at the start: numbers are stored through the
+backend itself and located in memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PagedLayer:
 
     @classmethod
     def learnt(cls, cache: Tensor, store: Store, block: int, heads: int, size: int) -> PagedLayer:
-        """Look where ``store`` puts what. Block 0 is overwritten: vLLM keeps it for nothing.
+        """Learn where ``store`` puts numbers. Block 0 is overwritten: vLLM does not use it.
 
         Raises:
             EngineError: what is stored does not come back as it was: a cache of compressed numbers, say.
@@ -97,23 +97,27 @@ class PagedStates:
 BLOCK = 32
 #: Tokens of one draft at most: what vLLM's verification is made for.
 MOST_DRAFTED = 128
-#: Tokens of vLLM's context that no conversation has: the choice behind one that is full, and one more, for vLLM ends a
+#: Tokens of vLLM's context beyond a conversation's: the choice after a full one, and one more, for vLLM ends a
 #: request that fills its context.
 SPARE = 2
 
 
 def pool_blocks(cache_tokens: int, max_context: int) -> int:
-    """Blocks for so many tokens of all sequences together, and at least for a whole context and a draft."""
+    """Return the blocks for the tokens of all sequences together, at least for a whole context and a draft."""
     return rounded_up(max(cache_tokens, max_context + MOST_DRAFTED), BLOCK) // BLOCK
 
 
 def block_bytes(target: TargetFacts, dtype: torch.dtype) -> int:
-    """What a block takes, all layers together."""
+    """Return the bytes of a block, all layers together."""
     return BLOCK * key_value_size(target.config) * target.config.num_hidden_layers * dtype.itemsize
 
 
 def check_device(device: str) -> None:
-    """Raises EngineError: vLLM, as it is installed, computes on another one."""
+    """Check the device.
+
+    Raises:
+        EngineError: the installed vLLM computes on another device.
+    """
     from vllm.platforms import current_platform
 
     if torch.device(device).type != current_platform.device_type:
@@ -124,7 +128,11 @@ def check_device(device: str) -> None:
 
 
 def check_memory(target: TargetFacts, dtype: torch.dtype, blocks: int, device: torch.device) -> None:
-    """Raises EngineError: caches of so many blocks are larger than all memory of the device."""
+    """Check the size of the caches.
+
+    Raises:
+        EngineError: the blocks are larger than all memory of the device.
+    """
     size = blocks * block_bytes(target, dtype)
     there = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else _memory_bytes()
     if size > there:
@@ -139,7 +147,7 @@ def _memory_bytes() -> int:
 
 
 def refused(target: TargetFacts, error: Exception) -> EngineError:
-    """What is said where vLLM raised ``error`` on a target."""
+    """Make the error for an exception of vLLM on a target."""
     return EngineError(
         f"vLLM cannot run the target in {target.folder} here: {reason(error)}; --engine transformers may"
     )

@@ -1,4 +1,4 @@
-"""What the target chooses in vLLM's steps: by our generator, a function of seed and position, in place of vLLM's."""
+"""Sampler for vLLM: replaces vLLM's random generator with ours, a function of seed and position."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from moa_runtime.session.sampling import Sampling
 from moa_server.engine.sampling import choose
 
-#: What stands behind the last token of a row of vLLM's output.
+#: Padding after the last token of a row of vLLM's output.
 _NOTHING = -1
 
 
 class TargetSampler:
-    """Takes the place of both samplers of vLLM's model runner.
+    """Replaces both samplers of vLLM's model runner.
 
     Attributes:
-        samplings: how each request of the step chooses, by name; None where nothing is chosen.
+        samplings: of each request of the step, by name; None to choose nothing.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -30,14 +30,14 @@ class TargetSampler:
         runner.sampler, runner.rejection_sampler = self._without_drafts, self._with_drafts
 
     def _without_drafts(self, logits: Tensor, sampling_metadata: object) -> SamplerOutput:
-        """Of each request of the batch its next token; logits ``[requests, vocab_size]``."""
+        """Return the next token of each request of the batch; logits ``[requests, vocab_size]``."""
         tokens = [[self._choice(row, logits[row], 0)] for row in range(len(logits))]
         return _output(tokens, logits.device)
 
     def _with_drafts(
         self, metadata: SpecDecodeMetadata, draft_probs: object, logits: Tensor, sampling_metadata: object
     ) -> SamplerOutput:
-        """Of each request the drafted tokens that are what the target chooses, and its own choice behind them.
+        """Return the accepted drafted tokens of each request, and the target's choice after them.
 
         Args:
             logits: ``[drafted tokens + requests, vocab_size]``; the metadata says whose.
@@ -60,7 +60,7 @@ class TargetSampler:
         return chosen
 
     def _choice(self, number: int, logits: Tensor, ahead: int) -> int:
-        """The target's token ``ahead`` of what the request at this place of the batch holds; 0 where none is asked."""
+        """Choose the token ``ahead`` positions after the tokens of request ``number``; 0 if nothing is chosen."""
         sampling = self.samplings.get(self._batch.req_ids[number])
         if sampling is None:
             return 0

@@ -11,8 +11,8 @@ from vllm.v1.request import RequestStatus
 
 
 class ParkingScheduler(Scheduler):  # type: ignore[misc]
-    """Requests that are *parked* keep their blocks and are in no step; vLLM does not see them, so it never preempts
-    them for others either. Who gives way is decided before a step, by :mod:`moa_server.engine.vllm.engine`."""
+    """*Parked* requests keep their blocks and are in no step; vLLM does not see them, so it never preempts them.
+    :mod:`moa_server.engine.vllm.engine` decides before a step which requests are evicted."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -22,14 +22,14 @@ class ParkingScheduler(Scheduler):  # type: ignore[misc]
         self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
 
     def wake(self, drafts: Mapping[str, Sequence[int]]) -> None:
-        """These requests alone are in the next step, each with a draft, perhaps an empty one."""
+        """Choose the requests of the next step, each with a draft that may be empty."""
         self._awake = drafts
 
     def rewrite(self, name: str, keep: int, tokens: Sequence[int]) -> None:
-        """Let a request hold its first ``keep`` tokens, and go on with ``tokens`` as if they were of its prompt.
+        """Keep the first ``keep`` tokens of a request, and append ``tokens`` as if they were of its prompt.
 
-        That is how vLLM extends the input of a request that is streamed to it. A block that is full may be shared, and
-        be known by its tokens: ``keep`` lies behind those.
+        vLLM extends the input of streamed requests in the same way. Full blocks may be shared and are found by their
+        tokens, so ``keep`` must lie after them.
 
         Args:
             tokens: at least one.
@@ -48,7 +48,7 @@ class ParkingScheduler(Scheduler):  # type: ignore[misc]
         self._enqueue_waiting_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        """One step of those that are awake."""
+        """Schedule a step of the awake requests."""
         awake, parked = [], []
         for request in self.running:
             draft = self._awake.get(request.request_id)

@@ -1,4 +1,4 @@
-"""What vLLM holds of each sequence. Pure: tokens in, decisions out."""
+"""Sequences in vLLM: the tokens that each holds, and the progress of its request. Pure: tokens in, decisions out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moa_server.engine.base import StepRequest
 
 
 class Move(Enum):
-    """How a request of vLLM's comes to hold a prefix."""
+    """How to bring a request of vLLM to a prefix."""
 
     #: It holds all of it.
     NOTHING = auto()
@@ -30,7 +30,7 @@ class HeldSequence:
     Attributes:
         name: of vLLM's request.
         tokens: that are processed.
-        chosen: the token behind them, which the next step processes; None where it is to be replaced.
+        chosen: the token after them, which the next step processes; None if it is to be replaced.
     """
 
     name: str
@@ -38,7 +38,7 @@ class HeldSequence:
     chosen: int | None = None
 
     def move(self, prefix: Sequence[int], block: int, *, choosing: bool) -> tuple[Move, int]:
-        """What is to be done for ``prefix``, and how many of the tokens stay.
+        """Return the move to ``prefix``, and the number of tokens that stay.
 
         ::
 
@@ -52,7 +52,7 @@ class HeldSequence:
 
         Args:
             block: tokens of a block. One that is full may belong to several sequences.
-            choosing: whether a choice behind the prefix is wanted: then its last token is processed in any case.
+            choosing: whether a token is chosen after the prefix: its last token is then processed in any case.
         """
         agreed = common_length(self.tokens, prefix)
         if not choosing and agreed == len(prefix):
@@ -66,7 +66,7 @@ class HeldSequence:
 
 
 class HeldSequences:
-    """All of them by the caller's numbers, the least recently used first."""
+    """All sequences by the caller's numbers, the least recently used first."""
 
     def __init__(self) -> None:
         self._held: dict[int, HeldSequence] = {}
@@ -76,31 +76,31 @@ class HeldSequences:
         return len(self._held)
 
     def agreed(self, number: int, prefix: Sequence[int]) -> int:
-        """How many tokens at the beginning of ``prefix`` are processed."""
+        """Return how many leading tokens of ``prefix`` are processed."""
         held = self._held.get(number)
         return 0 if held is None else common_length(held.tokens, prefix)
 
     def use(self, number: int) -> HeldSequence | None:
-        """The sequence, now the most recently used; None for one that is not held."""
+        """Return the sequence, now the most recently used; None if it is not held."""
         held = self._held.pop(number, None)
         if held is not None:
             self._held[number] = held
         return held
 
     def begin(self, number: int) -> HeldSequence:
-        """A sequence that holds nothing, with a name that no other had."""
+        """Start an empty sequence with a new name."""
         self._held.pop(number, None)
         self._named += 1
         held = self._held[number] = HeldSequence(f"{number}.{self._named}")
         return held
 
     def forget(self, number: int) -> str | None:
-        """The name of its request, which is to be dropped; None where there is none."""
+        """Forget a sequence; return the name of its request, which the caller drops, or None."""
         held = self._held.pop(number, None)
         return None if held is None else held.name
 
     def oldest(self, staying: Collection[int]) -> Iterator[int]:
-        """Who gives way first where memory is short: all but those ``staying``, the least recently used first."""
+        """Return the sequences to evict if memory is short: all but ``staying``, the least recently used first."""
         return iter([number for number in self._held if number not in staying])
 
 
@@ -111,7 +111,7 @@ class RequestProgress:
     Attributes:
         draft: tokens that are still to be verified.
         accepted: how many were.
-        token: the target's choice behind them.
+        token: the target's choice after them.
         done: whether nothing is left to do.
     """
 
@@ -127,7 +127,7 @@ class RequestProgress:
         return [*self.request.prefix, *self.request.draft[: self.accepted]]
 
     def take(self, tokens: Sequence[int]) -> None:
-        """What vLLM gave back in one of its steps: the tokens that it accepted, and its choice behind them."""
+        """Take the result of one of vLLM's steps: the accepted tokens, and the choice after them."""
         if self.request.sampling is None:
             self.held.tokens, self.held.chosen, self.done = list(self.request.prefix), None, True
             return
