@@ -65,6 +65,9 @@ def connect_error(address: str, error: Exception, within_s: float, *, proxied: b
         return ConnectError(f"{text}: check the name, and whether there is a network", final=False)
     if isinstance(error, TimeoutError):
         text = f"nothing answers at {address} within {within_s:g} s"
+        if proxied:
+            text += " through the proxy that the environment names: set no_proxy, mend https_proxy, or wait"
+            return ConnectError(text, final=False)
         return ConnectError(f"{text}: a verifier may still be starting", final=False)
     if isinstance(error, OSError | EOFError | WebSocketException):
         return ConnectError(f"no verifier answers at {address}; start one with moa-serve", final=False)

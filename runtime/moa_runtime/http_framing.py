@@ -58,5 +58,5 @@ def _check_head(received: bytes) -> None:
     if blank_line and _TRANSFER_ENCODING.search(head):
         if _CONTENT_LENGTH.search(head):
             raise FramingError("a request has either Transfer-Encoding or Content-Length")
-        if head.partition(b"\r\n")[0].endswith(b"HTTP/1.0"):
-            raise FramingError("HTTP/1.0 has no Transfer-Encoding")
+        if not head.partition(b"\r\n")[0].endswith(b"HTTP/1.1"):
+            raise FramingError("Transfer-Encoding needs HTTP/1.1")

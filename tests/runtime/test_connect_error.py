@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from moa_runtime.connect_error import ConnectError
+from moa_runtime.connect_error import ConnectError, connect_error
 from moa_runtime.transport import Endpoint, Timing, Transport, TransportHandlers
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -119,6 +119,12 @@ def test_a_proxy_is_used_but_for_this_machine(names: tuple[str, ...], environmen
         assert Endpoint("ws://verifier.example:8765").proxy is None
 
     asyncio.run(run())
+
+
+def test_a_proxy_that_says_nothing_is_told_of() -> None:
+    """It may be at fault as well as the verifier."""
+    late = connect_error("ws://verifier.example/v1/session", TimeoutError(), 5.0, proxied=True)
+    assert "within 5 s through the proxy that the environment names: set no_proxy" in str(late) and not late.final
 
 
 @pytest.mark.parametrize(

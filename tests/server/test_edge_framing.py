@@ -37,7 +37,7 @@ def test_it_is_refused_and_nothing_behind_it_is_answered(running: Edge, request_
         ("a folded encoding", "a header field stands in one line"),
         ("a line feed behind a field", "a line ends in a carriage return and a line feed"),
         ("a line feed behind a trailer", "a line ends in a carriage return and a line feed"),
-        ("an encoding in HTTP/1.0", "HTTP/1.0 has no Transfer-Encoding"),
+        ("an encoding in HTTP/1.0", "Transfer-Encoding needs HTTP/1.1"),
     ],
 )
 def test_the_answer_says_what_is_wrong(running: Edge, name: str, says: str) -> None:
