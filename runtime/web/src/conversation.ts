@@ -224,7 +224,7 @@ export function checkedMarks(marks: readonly Unconfirmed[], turns: readonly Mess
   for (const mark of marks) {
     const { most, sampling, turn } = mark;
     if (!isAnswer(turns, turn)) {
-      throw new MoaError(`an unconfirmed turn must be an answer behind its question, and turn ${turn} is not`);
+      throw new MoaError(`an unconfirmed turn must be an answer after its question, and turn ${turn} is not`);
     }
     checkOptions(most, sampling);
     known.set(turn, mark);
