@@ -150,10 +150,10 @@ def onnx_bundle(once: Once, tiny_target: Path, tiny_drafter: Path) -> Path:
 
     def make(folder: Path) -> None:
         from moa_runtime.bundle import read_manifest, write_manifest
-        from moa_runtime.offline_stopping import Manners
+        from moa_runtime.offline_stopping import StoppingRule
 
         make_tiny_bundle(folder, tiny_target, tiny_drafter, "none")
-        write_manifest(folder, replace(read_manifest(folder), manners=Manners(0.0, repeated=1000, longest=1000)))
+        write_manifest(folder, replace(read_manifest(folder), manners=StoppingRule(0.0, repeated=1000, longest=1000)))
 
     return once("onnx-bundle", make)
 

@@ -1,4 +1,4 @@
-"""A target that is a hash of the whole prefix, behind the engine's contract, with the manners of engines to come."""
+"""A target that is a hash of the whole prefix, behind the engine's contract, with the limits of engines to come."""
 
 from __future__ import annotations
 

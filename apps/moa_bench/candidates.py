@@ -13,7 +13,7 @@ from moa_bench.harness import Device, checkpoint_pair, device_of, engine_of, wit
 from moa_bench.options import bundle_of
 from moa_drafter.config import CHECKPOINT_FOLDER
 from moa_drafter.pretrained import checkpoint_of
-from moa_runtime.datastore.reader import Datastore
+from moa_runtime.datastore import Datastore
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.memory_rows import encode_rows

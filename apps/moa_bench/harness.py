@@ -15,11 +15,11 @@ from moa_drafter.config import drafter_fingerprint
 from moa_drafter.pretrained import checkpoint_of
 from moa_runtime.backends.load import load_backend, load_writer
 from moa_runtime.bundle import TOKENIZER_FILE, Bundle, tokenizer_fingerprint
-from moa_runtime.datastore.reader import Datastore
+from moa_runtime.datastore import Datastore
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.factory import drafter_for, writer_for
-from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.ngram import NgramMixture
 from moa_runtime.drafters.sssd import SssdDrafter
 from moa_runtime.drafting.draft_controllers import Controller
 from moa_runtime.drafting.events import Draft, LoopEvent, RoundEnded
@@ -161,7 +161,7 @@ def drafting(
 
     Args:
         ngrams: mix with n-grams of the conversation and the datastore, see
-            :class:`moa_runtime.drafters.mixture.NgramMixture`.
+            :class:`moa_runtime.drafters.ngram.NgramMixture`.
     """
     from moa_export.recipe import Recipe
 

@@ -32,7 +32,7 @@ from moa_bench.simulated_clock import Clock
 from moa_bench.table import Table, skipped_notes
 from moa_bench.transcript import MARKS, ROLLED_BACK, show_answer, show_tokens
 from moa_runtime.drafters.base import Budget, Drafter
-from moa_runtime.drafters.ngram_drafter import NgramDrafter
+from moa_runtime.drafters.ngram import NgramDrafter
 from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.drafting.events import Pushed, RoundEnded
 from moa_runtime.drafting.loop import DraftingLoop
@@ -447,7 +447,7 @@ def try_question(
         writer = device.new_writer
         texts = {} if writer is None else {"writer": outage.write(writer(), longest)}
         texts["moa"] = outage.write(drafter, longest)
-        drafter.manners = None
+        drafter.stopping_rule = None
         texts["moa-unbounded"] = outage.write(drafter, longest)
         texts |= {"ngram": outage.write(NgramDrafter(device.stop_tokens), longest), "nothing": []}
         kept = {writer: outage.reconnect(text) for writer, text in texts.items()}

@@ -21,8 +21,8 @@ from moa_runtime.backends.shared import SharedBackend
 from moa_runtime.bundle import Fingerprints, Manifest
 from moa_runtime.drafters.base import GREEDY, Budget, Drafter, Float32
 from moa_runtime.drafters.factory import drafter_for
-from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.ngram import NgramMixture
 from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.errors import MoaError
 from moa_runtime.session.events import Sampling
@@ -218,7 +218,7 @@ class _RecordingBackend(SharedBackend):
 class _SilentDrafter:
     """Drafts in all shapes and proposes nothing. Implements :class:`moa_runtime.drafters.base.Drafter`."""
 
-    manners = None
+    stopping_rule = None
 
     def __init__(self, drafter: Drafter, on_position: Callable[[], None]) -> None:
         self._drafter, self._on_position = drafter, on_position

@@ -210,7 +210,7 @@ class OracleDrafter:
     """
 
     needs_rows = False
-    manners = None
+    stopping_rule = None
 
     def __init__(self, prompt_length: int, answer: Sequence[int]) -> None:
         self._prompt_length, self._answer = prompt_length, answer

@@ -11,7 +11,7 @@ from pathlib import Path
 from moa_chat.history.chat_settings import sampling_for
 from moa_runtime.bundle import Bundle
 from moa_runtime.chat import Chat
-from moa_runtime.datastore.reader import Datastore
+from moa_runtime.datastore import Datastore
 from moa_runtime.drafting.draft_controllers import controller_for
 from moa_runtime.drafting.settings import LoopSettings
 from moa_runtime.errors import MoaError, reason_of

@@ -166,7 +166,7 @@ def _graphs(manifest: Manifest) -> dict[str, TargetEntry]:
 def _offline(manifest: Manifest) -> str:
     if manifest.writer:
         return f"{manifest.writer.details['model']} writes"
-    longest = manifest.drafter_manners.longest
+    longest = manifest.stopping_rule.longest
     if not longest:
         return "nothing writes: the drafter alone is wrong more often than right"
     return f"the drafter writes while it is sure, up to {longest} tokens"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from moa_export.datastore_documents import FORMATS, DocumentReader
 from moa_runtime.bundle import Bundle
-from moa_runtime.datastore.writer import MOST_TOKENS, write_datastore
+from moa_runtime.datastore import MOST_TOKENS, write_datastore
 from moa_runtime.errors import MoaError
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.paths import default_bundle

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from moa_runtime.datastore.answers import LEAD_TOKENS, answer_encoder
+from moa_runtime.datastore import LEAD_TOKENS, answer_encoder
 from moa_runtime.errors import MoaError
 from moa_runtime.tokenizer import ChatTokenizer
 

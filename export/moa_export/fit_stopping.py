@@ -1,4 +1,4 @@
-"""How far a drafter's own text is worth reading, by the target's answers."""
+"""Fit the stopping rule of a drafter that writes offline to the target's own answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moa_export.recordings import Recording
 from moa_runtime.backends.base import Backend
 from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
-from moa_runtime.offline_stopping import Manners, repeats
+from moa_runtime.offline_stopping import StoppingRule, repeats
 from moa_runtime.tokens import common_length
 
 _ONE = Budget.chain(1, nodes=1)
@@ -27,21 +27,21 @@ _OWN_REPEATS = 0.1
 
 @dataclass(frozen=True)
 class Stretch:
-    """What was written in one outage: log-probability of all up to each token (nats), and how many the target keeps."""
+    """The text of one outage: log-probability of all up to each token (nats), and the number that the target keeps."""
 
     logprobs: list[float]
     kept: int
 
     def written(self, least: float, longest: int) -> int:
-        """Tokens until the manners would have stopped it: it goes on while all so far has at least ``least`` (nats)."""
+        """Return the tokens until the rule stops it: it continues while all so far has at least ``least`` (nats)."""
         before = [0.0, *self.logprobs[:-1]]
         return min(longest, sum(1 for _ in itertools.takewhile(lambda one: one >= least, before)))
 
 
-def fit_manners(
+def fit_stopping_rule(
     backend: Backend, recordings: Sequence[Recording], stop_tokens: Sequence[int], advance: Advance
-) -> Manners:
-    """The manners with which most is written in outages of recorded answers, while the target keeps half of it.
+) -> StoppingRule:
+    """Return the rule that writes most in outages of recorded answers while the target keeps half of it.
 
     Args:
         backend: the device half.
@@ -51,21 +51,21 @@ def fit_manners(
     for recording in recordings:
         stretches += outages(backend, recording, stop_tokens)
         advance()
-    return choose_manners(stretches, _fit_repeated(recordings))
+    return choose_stopping_rule(stretches, _fit_repeated(recordings))
 
 
-def choose_manners(stretches: Sequence[Stretch], repeated: int) -> Manners:
-    """The manners with which most is written, while the target keeps half of it; none is written where it never does.
+def choose_stopping_rule(stretches: Sequence[Stretch], repeated: int) -> StoppingRule:
+    """Return the rule that writes most while the target keeps half of it; it writes nothing if the target never does.
 
     Args:
-        repeated: see :class:`moa_runtime.offline_stopping.Manners`.
+        repeated: see :class:`moa_runtime.offline_stopping.StoppingRule`.
     """
-    best, most = Manners(1.0, repeated, 0), 0
+    best, most = StoppingRule(1.0, repeated, 0), 0
     for least, longest in itertools.product(_PROBABILITIES, _LENGTHS):
         written = [stretch.written(math.log(least), longest) for stretch in stretches]
         kept = sum(min(stretch.kept, length) for stretch, length in zip(stretches, written, strict=True))
         if 2 * kept >= sum(written) > most:
-            best, most = Manners(least, repeated, longest), sum(written)
+            best, most = StoppingRule(least, repeated, longest), sum(written)
     return best
 
 

@@ -19,7 +19,7 @@ from moa_drafter.target import Target, load_target
 from moa_drafter.target_source import DEFAULT_TARGET, resolve_target
 from moa_export.bundle_writer import rejected_path, staged_bundle
 from moa_export.errors import ExportError, ParityError
-from moa_export.fit_stopping import fit_manners
+from moa_export.fit_stopping import fit_stopping_rule
 from moa_export.gptq import calibrate, needs_calibration
 from moa_export.offline_model import Writers, WriterSettings, make_writer
 from moa_export.progress import Progress
@@ -126,8 +126,8 @@ def export_bundle(out: Path, settings: ExportSettings, progress: Progress, *, fo
             reference = reference_of(drafter, recordings, settings.recipe, manifest.stop_tokens, progress)
             with progress.stage("finding where the drafter should stop", len(recordings)) as advance:
                 backend = torch_backend_of(drafter, top_k=settings.recipe.top_k)
-                manners = fit_manners(backend, recordings, manifest.stop_tokens, advance)
-            manifest = dataclasses.replace(manifest, manners=manners)
+                rule = fit_stopping_rule(backend, recordings, manifest.stop_tokens, advance)
+            manifest = dataclasses.replace(manifest, manners=rule)
         drafter = rotate_residual_stream(drafter)
         if others:
             with progress.stage("rounding with an eye on real inputs"):

@@ -19,8 +19,7 @@ from moa_runtime.events import (
     TokenOrigin,
 )
 from moa_runtime.session.events import Cause, Committed, Decided, RolledBack
-from moa_runtime.text_stream import TextStream
-from moa_runtime.tokenizer import ChatTokenizer
+from moa_runtime.tokenizer import ChatTokenizer, TextStream
 from moa_runtime.tokens import common_length
 
 #: Offline tokens below which a disagreement is not worth a question: a late verdict often overtakes a few.

@@ -22,7 +22,7 @@ from moa_runtime.bundle import Bundle
 from moa_runtime.chat_store import AnswerState, ChatSaver, ChatState
 from moa_runtime.connect_error import ConnectError
 from moa_runtime.conversation import Conversation, Question, Unconfirmed
-from moa_runtime.datastore.reader import Datastore
+from moa_runtime.datastore import Datastore
 from moa_runtime.drafters.base import Drafter
 from moa_runtime.drafters.factory import backend_for, drafter_for, writer_for
 from moa_runtime.drafting.cost_model import CostModel

@@ -1,8 +1,8 @@
-"""The luck of a choice: noise that is a function of seed, position and token id.
+"""The noise of a choice: a number that is a function of seed, position and token id.
 
 The target chooses the token with the largest ``logit / temperature + noise`` where the noise has the Gumbel
 distribution, which samples from the softmax (the Gumbel-max trick). Who knows the seed knows the noise, and so guesses
-with the target's own luck: of all that is likely, what the noise favours (drafter-invariant coupling, arXiv
+with the target's own noise: among likely tokens, the one that the noise favours (drafter-invariant coupling, arXiv
 2408.07978). ``docs/protocol.md`` says it so that it can be written in another language, with numbers to test it by.
 """
 

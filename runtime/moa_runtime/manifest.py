@@ -14,7 +14,7 @@ from typing import Any
 
 from moa_runtime.errors import MoaError
 from moa_runtime.generation_config import RecommendedSampling
-from moa_runtime.offline_stopping import Manners
+from moa_runtime.offline_stopping import StoppingRule
 
 SCHEMA_VERSION = 2
 MANIFEST_FILE = "manifest.json"
@@ -115,7 +115,7 @@ class Manifest:
     files: Mapping[str, FileEntry]
     writer: TargetEntry | None = None
     web_writer: TargetEntry | None = None
-    manners: Manners | None = None
+    manners: StoppingRule | None = None
     sampling: RecommendedSampling | None = None
     architecture: str = "moa"
     schema_version: int = SCHEMA_VERSION
@@ -126,12 +126,12 @@ class Manifest:
         return self.architecture == "moa"
 
     @property
-    def drafter_manners(self) -> Manners:
+    def stopping_rule(self) -> StoppingRule:
         """``manners``, also where nobody fitted them: those of the built-in drafter. Without rows of the target one is
         wrong more often than right, so it writes nothing; that is what the fits of the shipped ones say."""
         if self.manners is not None:
             return self.manners
-        return Manners() if self.has_rows else Manners(longest=0)
+        return StoppingRule() if self.has_rows else StoppingRule(longest=0)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
@@ -184,8 +184,8 @@ def _part(raw: Mapping[str, Any], name: str) -> Any:
         raise _malformed(f"{name!r} is not of the form that an export writes") from error
 
 
-def _manners(raw: Mapping[str, Any]) -> Manners:
-    return Manners(float(raw["least_probability"]), int(raw["repeated"]), int(raw["longest"]))
+def _manners(raw: Mapping[str, Any]) -> StoppingRule:
+    return StoppingRule(float(raw["least_probability"]), int(raw["repeated"]), int(raw["longest"]))
 
 
 def _count(value: Any) -> int:

@@ -1,4 +1,4 @@
-"""How far the text that a drafter writes alone is worth reading."""
+"""When a drafter that writes offline stops."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Tokens in which what is written again is looked for.
+#: Tokens that are searched for repetitions.
 _RECENT = 256
 
 
 @dataclass(frozen=True)
-class Manners:
-    """When a drafter that writes without the target stops: it knows the next words, and cannot hold a thought.
+class StoppingRule:
+    """Stop a drafter that writes without the target: it predicts a few tokens well but degenerates on long text.
 
-    ``moa-export`` fits them to the target's own answers; the defaults are those of the shipped drafter.
+    ``moa-export`` fits the rule to the target's own answers; the defaults are those of the shipped drafter.
 
     Attributes:
-        least_probability: that the target will keep all of it, by the drafter's own account; below, it stops.
-        repeated: it stops where its last so many tokens stood among the newest 256 before.
-        longest: tokens that it writes at most; 0, and it writes none.
+        least_probability: that the target will keep the whole text, by the drafter's own estimate; it stops below.
+        repeated: it stops if its last tokens, this many, occur among the newest 256 before them.
+        longest: tokens that it writes, at most; 0 for none.
 
     Raises:
-        ValueError: a number out of range.
+        ValueError: a number is out of range.
     """
 
     least_probability: float = 0.4
@@ -31,22 +31,22 @@ class Manners:
 
     def __post_init__(self) -> None:
         if not 0 <= self.least_probability <= 1 or self.repeated < 1 or self.longest < 0:
-            raise ValueError(f"manners are a probability and numbers of tokens, not {self}")
+            raise ValueError(f"a stopping rule is a probability and two numbers of tokens, not {self}")
 
-    def go_on(self, text: Sequence[int], unconfirmed: int, logprob: float) -> bool:
-        """Whether one more token is worth writing.
+    def may_continue(self, text: Sequence[int], unconfirmed: int, logprob: float) -> bool:
+        """Return whether to write one more token.
 
         Args:
             text: the conversation, or its end.
-            unconfirmed: tokens of it that the target has not seen.
-            logprob: of all these (nats).
+            unconfirmed: tokens at its end that the target has not read.
+            logprob: of all these, in nats.
         """
         sure = logprob >= math.log(self.least_probability) if self.least_probability else True
         return sure and unconfirmed < self.longest and not repeats(text, self.repeated, unconfirmed)
 
 
 def repeats(text: Sequence[int], length: int, new: int) -> bool:
-    """Whether the last ``length`` tokens stood among the newest ones before, and some of them are ``new``."""
+    """Return whether the last ``length`` tokens occur among the newest ones before, and some of them are ``new``."""
     recent = list(text[-_RECENT:])
     tail = recent[-length:]
     if not new or len(tail) < length:

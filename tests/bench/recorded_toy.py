@@ -9,10 +9,10 @@ import numpy as np
 
 from moa_bench.recording import RecordedAnswer, Recording, record
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
-from moa_runtime.offline_stopping import Manners
+from moa_runtime.offline_stopping import StoppingRule
 from toy_engine import PRINTS, STOP, VOCAB, ToyEngine, plain
 
-MANIFEST = SimpleNamespace(fingerprints=PRINTS, stop_tokens=(STOP,), max_context=1000, drafter_manners=Manners())
+MANIFEST = SimpleNamespace(fingerprints=PRINTS, stop_tokens=(STOP,), max_context=1000, stopping_rule=StoppingRule())
 SHARES = (0.62, 0.2, 0.1, 0.04)
 
 

@@ -26,11 +26,10 @@ from moa_bench.questions import Question
 from moa_bench.table import format_cell
 from moa_bench.target_answers import AnswerFile, ReplayEngine, write_answers
 from moa_runtime.bundle import Bundle, Fingerprints
-from moa_runtime.datastore.writer import write_datastore
+from moa_runtime.datastore import write_datastore
 from moa_runtime.drafters.base import Budget
-from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
-from moa_runtime.drafters.ngram_drafter import NgramDrafter
+from moa_runtime.drafters.ngram import NgramDrafter, NgramMixture
 from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.errors import MoaError
 from moa_runtime.session.sampling import Sampling

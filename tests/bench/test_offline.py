@@ -21,7 +21,7 @@ from moa_runtime.drafters.base import Budget
 from moa_runtime.drafters.moa import MoaDrafter
 from moa_runtime.drafting.draft_controllers import FixedShape
 from moa_runtime.errors import MoaError
-from moa_runtime.offline_stopping import Manners
+from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.session.sampling import Sampling
 from moa_runtime.tokenizer import ChatTokenizer
 from moa_server.engine.baseline import log_probabilities
@@ -170,7 +170,7 @@ def test_a_drafter_with_manners_stops_and_without_them_goes_on(tiny):
     """Both write from the same point, and what the one writes begins what the other does."""
 
     class Mannerly(ToyDrafter):
-        manners = Manners(0.0, 1000, 4)
+        stopping_rule = StoppingRule(0.0, 1000, 4)
 
     _, trials = toy_measurement(tiny, ToyEngine(), 5, OfflineSettings(10, (8,)), "Why?", drafter=Mannerly)
     (trial,) = trials

@@ -13,7 +13,7 @@ class ToyDrafter:
     """Knows the target: right for the first ``right`` tokens after the last committed one, then wrong."""
 
     needs_rows = True
-    manners = None
+    stopping_rule = None
 
     def __init__(self, engine: ToyEngine, right: int) -> None:
         self._engine, self._right = engine, right

@@ -20,7 +20,7 @@ from moa_chat.options import build_parser, check_options
 from moa_runtime import auto_export as first_bundle
 from moa_runtime import optional_deps as extras
 from moa_runtime.bundle import Bundle, Fingerprints
-from moa_runtime.datastore.writer import write_datastore
+from moa_runtime.datastore import write_datastore
 from moa_runtime.errors import MoaError
 from moa_runtime.transport import Endpoint
 

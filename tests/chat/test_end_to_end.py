@@ -23,7 +23,7 @@ from terminal_program import CTRL_C, CTRL_D, TerminalProgram, in_terminal  # noq
 
 from moa_chat.terminal.renderer import clean  # noqa: E402
 from moa_runtime.bundle import read_manifest  # noqa: E402
-from moa_runtime.datastore.writer import write_datastore  # noqa: E402
+from moa_runtime.datastore import write_datastore  # noqa: E402
 from tiny import make_tiny_bundle, make_tiny_rival  # noqa: E402
 
 QUESTION = "What is the capital of France?"

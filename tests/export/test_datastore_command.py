@@ -11,7 +11,7 @@ import pytest
 
 from moa_export import cli
 from moa_runtime.bundle import Bundle
-from moa_runtime.datastore.reader import Datastore
+from moa_runtime.datastore import Datastore
 from moa_runtime.tokenizer import ChatTokenizer
 
 CHAT = {

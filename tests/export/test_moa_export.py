@@ -170,7 +170,7 @@ def test_without_checks_nothing_is_compared_and_verify_does_it_later(
 
     out, inputs = tmp_path / "bundle", ["--model", str(tiny_target), "--drafter", str(tiny_drafter)]
     with monkeypatch.context() as patched:
-        for name in ("record", "reference_of", "fit_manners", "prove"):
+        for name in ("record", "reference_of", "fit_stopping_rule", "prove"):
             patched.setattr(pipeline, name, never)
         assert cli.main(["--target", "onnx", "--out", str(out), *inputs, "--no-checks", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -22,7 +22,7 @@ from moa_runtime.bundle import (
     write_manifest,
 )
 from moa_runtime.generation_config import RecommendedSampling
-from moa_runtime.offline_stopping import Manners
+from moa_runtime.offline_stopping import StoppingRule
 
 MANIFEST = Manifest(
     fingerprints=Fingerprints(target="aa", tokenizer="bb", drafter="cc"),
@@ -58,7 +58,7 @@ MANIFEST = Manifest(
         ),
     },
     files={},
-    manners=Manners(0.4, 12, 8),
+    manners=StoppingRule(0.4, 12, 8),
     sampling=RecommendedSampling(0.2, 0.9),
 )
 
@@ -237,9 +237,9 @@ def test_a_check_that_was_not_run_says_why(folder: Path) -> None:
 
 
 def test_what_nobody_fitted_writes_as_the_built_in_drafter_or_nothing() -> None:
-    assert MANIFEST.drafter_manners == MANIFEST.manners
+    assert MANIFEST.stopping_rule == MANIFEST.manners
     unfitted = dataclasses.replace(MANIFEST, manners=None)
-    assert unfitted.drafter_manners == Manners()
+    assert unfitted.stopping_rule == StoppingRule()
     for architecture in ("early-exit", "independent"):
         one = dataclasses.replace(unfitted, architecture=architecture)
-        assert not one.drafter_manners.go_on([1, 2, 3], 0, 0.0)
+        assert not one.stopping_rule.may_continue([1, 2, 3], 0, 0.0)

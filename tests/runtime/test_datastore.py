@@ -14,10 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moa_runtime.datastore.file import DatastoreError
-from moa_runtime.datastore.reader import Datastore
-from moa_runtime.datastore.suffixes import LONGEST_RUN, sorted_suffixes
-from moa_runtime.datastore.writer import write_datastore
+from moa_runtime.datastore import LONGEST_RUN, Datastore, DatastoreError, sorted_suffixes, write_datastore
 
 TOKENIZER = "a" * 32
 

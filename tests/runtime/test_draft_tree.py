@@ -10,8 +10,8 @@ import pytest
 from drafted import draft_of, path_of
 from moa_runtime.backends.base import Backend, StepInputs
 from moa_runtime.drafters.base import Budget, DraftToken
-from moa_runtime.drafters.mixture import WEIGHTS, NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.ngram import WEIGHTS, NgramMixture
 from moa_runtime.drafters.tree_growth import GrowingTree
 from moa_runtime.session.tree import DraftTree, check_parents, depths
 

@@ -13,8 +13,8 @@ from moa_runtime.backends.base import StepInputs, StepResult
 from moa_runtime.drafters import moa
 from moa_runtime.drafters.base import Budget, DraftToken
 from moa_runtime.drafters.kv_buffer import GrowingRows
-from moa_runtime.drafters.mixture import WORTH_COPYING, NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.ngram import WORTH_COPYING, NgramMixture
 from moa_runtime.errors import MoaError
 from moa_runtime.session.tree import DraftTree
 from runtime.echo import KV, EchoBackend, fed, rows

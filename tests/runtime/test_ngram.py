@@ -10,12 +10,9 @@ from pathlib import Path
 import pytest
 
 from drafted import draft_of
-from moa_runtime.datastore.reader import Datastore
-from moa_runtime.datastore.writer import write_datastore
+from moa_runtime.datastore import Datastore, write_datastore
 from moa_runtime.drafters.base import Budget, DraftToken, Prices
-from moa_runtime.drafters.mixture import WEIGHTS, WORTH_COPYING, NgramMixture
-from moa_runtime.drafters.ngram import Match, NgramIndex
-from moa_runtime.drafters.ngram_drafter import NgramDrafter
+from moa_runtime.drafters.ngram import WEIGHTS, WORTH_COPYING, Match, NgramDrafter, NgramIndex, NgramMixture
 
 
 def index_of(text: list[int], stop_tokens=()) -> NgramIndex:

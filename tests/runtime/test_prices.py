@@ -12,8 +12,8 @@ import pytest
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.shared import SharedBackend
 from moa_runtime.drafters.base import Budget, Prices
-from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.ngram import NgramMixture
 from moa_runtime.session.tree import DraftTree
 
 PREFIX = list(range(40, 52))

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moa_runtime.datastore.reader import Datastore
-from moa_runtime.datastore.writer import write_datastore
+from moa_runtime.datastore import Datastore, write_datastore
 from moa_runtime.drafters.base import Budget, Prices
 from moa_runtime.drafters.sssd import SssdDrafter
 from moa_runtime.drafting.cost_model import CostModel

@@ -16,8 +16,7 @@ import tiny
 from moa_runtime.bundle import Bundle
 from moa_runtime.conversation import Conversation
 from moa_runtime.errors import MoaError
-from moa_runtime.text_stream import TextStream
-from moa_runtime.tokenizer import ChatTemplateError, ChatTokenizer
+from moa_runtime.tokenizer import ChatTemplateError, ChatTokenizer, TextStream
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "Name three colours: rouge, naïve, 日本語 🦊"}

@@ -22,7 +22,7 @@ PROMPT = list(range(1, 41))
 class RowsDrafter:
     """Proposes nothing, and counts its memory rows. Implements :class:`moa_runtime.drafters.base.Drafter`."""
 
-    rows, needs_rows, manners = 0, True, None
+    rows, needs_rows, stopping_rule = 0, True, None
 
     def add_rows(self, start, keys, values) -> None:
         self.rows = start + len(keys)

@@ -1,4 +1,4 @@
-"""Jobs on engines of several manners: what comes out, what is dropped, what fails."""
+"""Jobs on engines of several stopping_rule: what comes out, what is dropped, what fails."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class ToyDrafter:
     """Knows the target's choice, and says it with probability ``skill``. Checks the memory rows that it is given."""
 
     needs_rows = True
-    manners = None
+    stopping_rule = None
 
     def __init__(
         self, world: World, rng: random.Random, skill: float, broken: Callable[[], bool] = lambda: False

@@ -41,7 +41,7 @@ BINARY, TEXT, CONTINUED, CLOSE, PING = 2, 1, 0, 8, 9
 class Guesser:
     """Always drafts the same tokens; its rows are of one head of one number."""
 
-    needs_rows, manners = True, None
+    needs_rows, stopping_rule = True, None
 
     def __init__(self) -> None:
         self._rows = GrowingRows((1, 1))

@@ -21,8 +21,7 @@ from moa_runtime.chat import Chat
 from moa_runtime.conversation import Conversation
 from moa_runtime.events import AnswerUpdate
 from moa_runtime.session.events import Sampling
-from moa_runtime.text_stream import TextStream
-from moa_runtime.tokenizer import ChatTokenizer
+from moa_runtime.tokenizer import ChatTokenizer, TextStream
 from moa_runtime.transport import Endpoint, Timing
 
 QUESTIONS = ("Name three primary colours.", "And why?")

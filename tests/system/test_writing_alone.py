@@ -12,7 +12,7 @@ import pytest
 from moa_runtime.bundle import Bundle, read_manifest, write_manifest
 from moa_runtime.chat import Chat
 from moa_runtime.events import AnswerFinished, AnswerUpdate, ChatEvent, Paused, PauseReason
-from moa_runtime.offline_stopping import Manners
+from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.session.events import Sampling
 from server.running import Verifier
 from system.asking import (
@@ -98,9 +98,9 @@ def test_who_wants_no_writer_gets_none(verifier: Verifier, writing: Bundle, offl
 @pytest.mark.parametrize(
     ("manners", "unconfirmed"),
     [
-        (Manners(0.0, 1000, 20), range(20, 21)),
-        (Manners(1.0, 1000, 1000), range(20)),
-        (Manners(0.0, 1, 1000), range(1, 40)),
+        (StoppingRule(0.0, 1000, 20), range(20, 21)),
+        (StoppingRule(1.0, 1000, 1000), range(20)),
+        (StoppingRule(0.0, 1, 1000), range(1, 40)),
     ],
     ids=["length", "doubt", "circle"],
 )

@@ -10,8 +10,8 @@ import numpy as np
 
 from moa_runtime.backends.base import Backend, Float32, StepInputs, StepResult
 from moa_runtime.drafters.base import Budget
-from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.ngram import NgramMixture
 from moa_runtime.session.events import Sampling
 from vectors.fixtures_draws import Draws, copying, sampling_of, some_budget, tree_of
 

@@ -7,16 +7,14 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-from moa_runtime.drafters.gumbel_coupling import Luck
-from moa_runtime.drafters.mixture import NgramMixture
-from moa_runtime.drafters.ngram import NgramIndex
-from moa_runtime.drafters.ngram_drafter import NgramDrafter
+from moa_runtime.drafters.gumbel_coupling import GumbelCoupling
+from moa_runtime.drafters.ngram import NgramDrafter, NgramIndex, NgramMixture
 from moa_runtime.drafters.tree_growth import GrowingTree
 from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.drafter_selection import DrafterSelection
 from moa_runtime.drafting.events import Pushed, RoundEnded
 from moa_runtime.gumbel import gumbel
-from moa_runtime.offline_stopping import Manners
+from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.session.client_table import CALLS, Event, State, transition
 from moa_runtime.session.events import Sampling
 from vectors import trace_json
@@ -40,8 +38,8 @@ def luck(draws: Draws) -> Iterator[Case]:
         sampling = Sampling(heat, draws.one_of([0.4, 0.9, 1.0]), draws.whole(0, 2**31))
         alternatives = draws.several(1, 3, lambda: some_candidates(draws))
         position = draws.whole(0, 5000)
-        ranked = Luck(sampling).ranked(alternatives, position)
-        best = Luck(sampling).best(alternatives[0], position)
+        ranked = GumbelCoupling(sampling).ranked(alternatives, position)
+        best = GumbelCoupling(sampling).best(alternatives[0], position)
         given = {"sampling": sampling_of(sampling), "position": position, "alternatives": said(alternatives)}
         yield given | {"ranked": said(ranked), "best": [best.token, best.logprob]}
 
@@ -69,7 +67,7 @@ def mixtures(draws: Draws) -> Iterator[Case]:
         mixture = NgramMixture([0])
         mixture.confirm(text)
         path = [*text, *copying(draws, text, draws.whole(0, 20))[len(text) :]]
-        candidates, luck = some_candidates(draws), Luck(sampling)
+        candidates, luck = some_candidates(draws), GumbelCoupling(sampling)
         copy = mixture.copy(path, luck)
         given = {"text": text, "path": path, "sampling": sampling_of(sampling), "candidates": said([candidates])[0]}
         yield given | {
@@ -176,11 +174,11 @@ def placements(draws: Draws) -> Iterator[Case]:
 
 def manners(draws: Draws) -> Iterator[Case]:
     for _ in range(200):
-        rules = Manners(0.1 * draws.whole(0, 9), draws.whole(1, 4), draws.whole(0, 12))
+        rules = StoppingRule(0.1 * draws.whole(0, 9), draws.whole(1, 4), draws.whole(0, 12))
         text = copying(draws, [], draws.one_of([0, 5, 20, 300, 400]))
         unconfirmed, logprob = draws.whole(0, 6), -2 * draws.share()
         given = {"manners": asdict(rules), "text": text, "unconfirmed": unconfirmed, "logprob": logprob}
-        yield given | {"go_on": rules.go_on(text, unconfirmed, logprob)}
+        yield given | {"go_on": rules.may_continue(text, unconfirmed, logprob)}
 
 
 def client_table(draws: Draws) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ from moa_runtime.drafting.events import Draft, LoopEvent, Wait
 from moa_runtime.drafting.loop import DraftingLoop
 from moa_runtime.drafting.settings import Conditions, LoopSettings
 from moa_runtime.errors import MoaError
-from moa_runtime.offline_stopping import Manners
+from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.session.client import ClientSession, LocalProtocolError
 from moa_runtime.session.events import Policy, Sampling
 from moa_runtime.session.handshake import Fingerprints, digest
@@ -33,7 +33,7 @@ class StandIn:
 
     def __init__(self, said: Said) -> None:
         self.needs_rows: bool = said["needs_rows"]
-        self.manners = Manners(**said["manners"]) if said["manners"] else None
+        self.stopping_rule = StoppingRule(**said["manners"]) if said["manners"] else None
         self._head_dim: int = said["head_dim"]
         self.rows = 0
         self.told: list[list[Any]] = []

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from moa_runtime.offline_stopping import Manners
+from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
 
@@ -19,7 +19,7 @@ Float32 = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class DraftToken:
-    """One candidate and its log-probability (nats): of being the target's choice, once :class:`Luck` has seen it."""
+    """One candidate and its log-probability (nats); after :class:`GumbelCoupling`, of being the target's choice."""
 
     token: int
     logprob: float
@@ -114,11 +114,11 @@ class Drafter(Protocol):
 
     @property
     def needs_rows(self) -> bool:
-        """Whether nothing worth reading is drafted without a memory row."""
+        """Whether its drafts are worthless without memory rows."""
 
     @property
-    def manners(self) -> Manners | None:
-        """When it stops where it writes alone; None, and it has no reason to."""
+    def stopping_rule(self) -> StoppingRule | None:
+        """When it stops writing offline; None if it need not stop."""
 
     def add_rows(self, start: int, keys: Float32, values: Float32) -> None:
         """Store memory rows of committed tokens.
@@ -135,11 +135,12 @@ class Drafter(Protocol):
         """Forget the rows of positions ``length`` and above."""
 
     def propose(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> DraftTree:
-        """What may follow ``prefix``, the conversation's tokens from position 0.
+        """Draft tokens after ``prefix``, the conversation's tokens from position 0.
 
-        Where the target samples, who looks at ``sampling`` may guess with the target's own luck, see
-        :class:`moa_runtime.drafters.gumbel_coupling.Luck`; what is committed is the target's choice in any case.
+        If the target samples, a drafter may use ``sampling`` to guess with the target's own noise, see
+        :class:`~moa_runtime.drafters.gumbel_coupling.GumbelCoupling`; the committed token is the target's choice in any
+        case.
 
-        It is as large as pays: where ``budget.levels`` allows any, its first level is drafted in any case. A chain is
-        a tree without branches. Empty where nothing is known, or the context is full.
+        The draft is as large as pays; its first level is always drafted if ``budget.levels`` allows any. A chain is a
+        tree without branches. The draft is empty if there is nothing to propose, or if the context is full.
         """

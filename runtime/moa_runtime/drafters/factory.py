@@ -5,10 +5,10 @@ from __future__ import annotations
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle, Manifest
-from moa_runtime.datastore.reader import Datastore
+from moa_runtime.datastore import Datastore
 from moa_runtime.drafters.base import Drafter
-from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
+from moa_runtime.drafters.ngram import NgramMixture
 from moa_runtime.drafters.sssd import SssdDrafter
 from moa_runtime.options import DRAFTERS, DrafterName, OtherDrafterError
 
@@ -48,7 +48,7 @@ def drafter_for(
     Args:
         name: which one, see :data:`moa_runtime.options.DRAFTERS`; what computes the bundle's graph when omitted.
         ngrams: mix what the graph expects with what the conversation and the datastore say already, see
-            :class:`moa_runtime.drafters.mixture.NgramMixture`.
+            :class:`moa_runtime.drafters.ngram.NgramMixture`.
     """
     if name == "sssd":
         return SssdDrafter(manifest.stop_tokens, datastore)
@@ -59,7 +59,7 @@ def drafter_for(
         max_context=manifest.max_context,
         stop_tokens=manifest.stop_tokens,
         mixture=mixture,
-        manners=manifest.drafter_manners,
+        stopping_rule=manifest.stopping_rule,
     )
 
 

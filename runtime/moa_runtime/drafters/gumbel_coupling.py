@@ -1,4 +1,4 @@
-"""Guessing with the target's own luck (drafter-invariant coupling, arXiv 2408.07978)."""
+"""Rank candidates with the target's own Gumbel noise (drafter-invariant coupling, arXiv 2408.07978)."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from moa_runtime.drafters.base import GREEDY, DraftToken
 from moa_runtime.gumbel import Float64, gumbel, gumbel_of
 from moa_runtime.session.events import Sampling
 
-#: How far the noise is to be trusted, since a drafter's probabilities are not quite the target's: 1 would be for those.
-#: And what the noise adds to the probability of all other tokens together (nats, at temperature 1). By maximum
-#: likelihood on held-out answers of the default target.
+#: Weight of the noise: it would be 1 if the drafter's probabilities were the target's. And the log-probability (nats,
+#: at temperature 1) that the noise adds to all other tokens together. Maximum likelihood on held-out answers of the
+#: default target.
 TRUST, OTHERS = 0.84, 2.1
-_LEAST = 1e-4  # probability of what is no candidate
-_HOPELESS = -1e4  # nats; as if no candidate had less, so that all have an order
-_HOTTEST = 100.0  # as if no temperature were higher
+_LEAST = 1e-4  # probability of the tokens outside the candidate list
+_HOPELESS = -1e4  # nats; lower bound, so that all candidates have an order
+_HOTTEST = 100.0  # upper bound of the temperature
 
 
-class Luck:
-    """What the target's noise makes of a drafter's candidates.
+class GumbelCoupling:
+    """Turn a drafter's probabilities into chances of being the target's choice, given the target's noise.
 
     The target takes the token with the largest ``log p / T + noise`` (:mod:`moa_runtime.gumbel`). The chance that this
-    is a candidate of probability ``q`` is taken to be the share of ``q * exp(TRUST * t * noise)``, where what is no
-    candidate has ``rest * exp(OTHERS * t**2)``, and ``t`` is ``T * top_p``: a nucleus leaves the noise less to decide.
+    is a candidate of probability ``q`` is its share of ``q * exp(TRUST * t * noise)``; tokens outside the candidate
+    list share ``rest * exp(OTHERS * t**2)``. ``t`` is ``T * top_p``, because a nucleus leaves the noise less to decide.
     At temperature 0 the chance is ``q``.
 
-    Where the form comes from: if the drafter's ``log q`` is off by errors with the Gumbel distribution, the token with
-    the largest sum is each by its share in a softmax; and the mean of ``exp(x * noise)`` is ``gamma(1 - x)``.
+    Derivation: if the errors of the drafter's ``log q`` follow the Gumbel distribution, the chance of having the
+    largest sum is a softmax share; and the mean of ``exp(x * noise)`` is ``gamma(1 - x)``.
 
     Args:
-        sampling: how the target chooses; where it takes the likeliest token nothing is changed.
+        sampling: how the target chooses; for greedy choices nothing changes.
     """
 
     def __init__(self, sampling: Sampling) -> None:
@@ -40,8 +40,8 @@ class Luck:
         self._heat = min(max(0.0, sampling.temperature), _HOTTEST) * min(max(0.0, sampling.top_p), 1.0)
 
     def ranked(self, alternatives: Sequence[list[DraftToken]], position: int) -> list[list[DraftToken]]:
-        """The candidates for the absolute ``position`` behind each of several paths, best first, each with its chance
-        in the place of its probability."""
+        """Rank the candidates for the absolute ``position`` after each of several paths, best first, with chances in
+        place of their probabilities."""
         if not self._heat:
             return list(alternatives)
         noise = gumbel(self._seed, position, [each.token for candidates in alternatives for each in candidates])
@@ -49,7 +49,7 @@ class Luck:
         return [self._scored(*pair) for pair in zip(alternatives, np.split(noise, ends), strict=True)]
 
     def best(self, candidates: Sequence[DraftToken], position: int) -> DraftToken:
-        """The best of the candidates, of equals the first."""
+        """Return the best candidate, the first one of equals."""
         if not self._heat:
             return max(candidates, key=lambda candidate: candidate.logprob)
         noise = [gumbel_of(self._seed, position, candidate.token) for candidate in candidates]
@@ -64,5 +64,5 @@ class Luck:
         return [DraftToken(candidates[at].token, float(scores[at] - whole)) for at in order]
 
 
-#: Of a target that takes the likeliest token.
-NO_LUCK = Luck(GREEDY)
+#: For a target that chooses greedily.
+NO_COUPLING = GumbelCoupling(GREEDY)

@@ -11,13 +11,12 @@ import numpy as np
 
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.drafters.base import GREEDY, Budget, DraftToken, Float32
-from moa_runtime.drafters.gumbel_coupling import NO_LUCK, Luck
+from moa_runtime.drafters.gumbel_coupling import NO_COUPLING, GumbelCoupling
 from moa_runtime.drafters.kv_buffer import GrowingRows
-from moa_runtime.drafters.mixture import NgramMixture, worth_copying
-from moa_runtime.drafters.ngram import LONGEST_SUFFIX
+from moa_runtime.drafters.ngram import LONGEST_SUFFIX, NgramMixture, worth_copying
 from moa_runtime.drafters.tree_growth import GrowingTree
 from moa_runtime.errors import MoaError
-from moa_runtime.offline_stopping import Manners
+from moa_runtime.offline_stopping import StoppingRule
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
 from moa_runtime.tokens import common_length
@@ -41,7 +40,7 @@ class MoaDrafter:
         stop_tokens: ids that end a turn. One is drafted only where it is more likely than not: a wrong guess
             would end what the device writes offline, and costs no more than another token online.
         mixture: what the backend's candidates are mixed with; None, and they are taken as they are.
-        manners: when it stops where it writes alone; None, and it does not.
+        stopping_rule: when it stops where it writes alone; None, and it does not.
     """
 
     def __init__(
@@ -51,12 +50,12 @@ class MoaDrafter:
         max_context: int,
         stop_tokens: Collection[int] = (),
         mixture: NgramMixture | None = None,
-        manners: Manners | None = None,
+        stopping_rule: StoppingRule | None = None,
     ) -> None:
-        self.manners = manners
+        self.stopping_rule = stopping_rule
         self._backend = backend
         self._stop_tokens, self._mixture = frozenset(stop_tokens), mixture
-        self._luck = NO_LUCK
+        self._coupling = NO_COUPLING
         self._max_context = max_context if backend.max_positions is None else min(max_context, backend.max_positions)
         self._cached: list[int] = []
         self._cache = GrowingRows(backend.kv_shape)
@@ -100,7 +99,7 @@ class MoaDrafter:
             return DraftTree()
         if self._mixture is not None:
             self._mixture.confirm(prefix[: len(prefix) - budget.tentative])
-        self._luck = Luck(sampling)
+        self._coupling = GumbelCoupling(sampling)
         grow = self._tree if budget.branches and budget.levels else self._chain
         return grow(list(prefix), replace(budget, depth=depth, levels=min(budget.levels, depth)))
 
@@ -121,7 +120,7 @@ class MoaDrafter:
         if self._mixture is not None and not ended:
             logprob = sum(logprobs)
             room = min(budget.depth, budget.nodes) - len(logprobs)
-            for token in islice(self._mixture.copies(text, self._luck), room):
+            for token in islice(self._mixture.copies(text, self._coupling), room):
                 logprob += token.logprob
                 if not worth_copying(budget, logprob):
                     break
@@ -157,9 +156,9 @@ class MoaDrafter:
             tree.add_level(self._candidates(result, text, paths))
         self._cache.truncate(length)
         if self._mixture is not None:
-            tail, copies, luck = text[-LONGEST_SUFFIX:], self._mixture.copies, self._luck
+            tail, copies, coupling = text[-LONGEST_SUFFIX:], self._mixture.copies, self._coupling
             before = length - len(tail)
-            tree.lengthen(lambda path: copies(tail + path, luck, before), budget.depth - tree.depth)
+            tree.lengthen(lambda path: copies(tail + path, coupling, before), budget.depth - tree.depth)
         return tree.best()
 
     def _catch_up(self, prefix: Sequence[int], memory: tuple[Float32, Float32]) -> StepResult:
@@ -201,7 +200,7 @@ class MoaDrafter:
 
     def _surely_copied(self, text: Sequence[int]) -> DraftToken | None:
         """A copy so likely that a step of the model is saved."""
-        copy = self._mixture.copy(text, self._luck) if self._mixture is not None else None
+        copy = self._mixture.copy(text, self._coupling) if self._mixture is not None else None
         return copy if copy is not None and copy.logprob > _SURE else None
 
     def _best(self, result: StepResult, text: list[int]) -> DraftToken:
@@ -225,9 +224,9 @@ class MoaDrafter:
         ]
         length, position, mixed = len(text), len(text) + len(paths[0]), []
         if self._mixture is None:
-            return self._luck.ranked(ranked, position)
+            return self._coupling.ranked(ranked, position)
         for candidates, path in zip(ranked, paths, strict=True):
             text += path  # in place: the text may be long
             mixed.append(self._mixture.mix(candidates, text))
             del text[length:]
-        return self._luck.ranked(mixed, position)
+        return self._coupling.ranked(mixed, position)

@@ -14,11 +14,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 
-from moa_runtime.datastore.reader import Datastore
+from moa_runtime.datastore import Datastore
 from moa_runtime.drafters.base import GREEDY, Budget, DraftToken, Float32
-from moa_runtime.drafters.gumbel_coupling import Luck
-from moa_runtime.drafters.mixture import worth_copying
-from moa_runtime.drafters.ngram import LONGEST_SUFFIX, NgramIndex
+from moa_runtime.drafters.gumbel_coupling import GumbelCoupling
+from moa_runtime.drafters.ngram import LONGEST_SUFFIX, NgramIndex, worth_copying
 from moa_runtime.session.events import Sampling
 from moa_runtime.session.tree import DraftTree
 
@@ -51,7 +50,7 @@ class SssdDrafter:
 
     rows = 0
     needs_rows = False
-    manners = None
+    stopping_rule = None
 
     def __init__(self, stop_tokens: Collection[int] = (), datastore: Datastore | None = None) -> None:
         self._stop_tokens, self._datastore = frozenset(stop_tokens), datastore
@@ -66,11 +65,11 @@ class SssdDrafter:
     def propose(self, prefix: Sequence[int], budget: Budget, sampling: Sampling = GREEDY) -> DraftTree:
         """The likeliest nodes that are worth sending, whatever ``budget.levels`` are: none costs a step. Without
         ``branches`` it is a chain, which goes beyond the levels while all of it is likely enough
-        (:func:`moa_runtime.drafters.mixture.worth_copying`). See :meth:`moa_runtime.drafters.base.Drafter.propose`."""
+        (:func:`moa_runtime.drafters.ngram.worth_copying`). See :meth:`moa_runtime.drafters.base.Drafter.propose`."""
         if budget.tentative >= _REACH:
             return DraftTree()
         self._index.update(prefix[: len(prefix) - budget.tentative])
-        tree = _MergedTree(budget, Luck(sampling), len(prefix))
+        tree = _MergedTree(budget, GumbelCoupling(sampling), len(prefix))
         for share, later_share, continuations in self._sources(prefix[-LONGEST_SUFFIX:]):
             tree.add_source(share, later_share, continuations)
         return tree.grown()
@@ -122,8 +121,8 @@ class _MergedTree:
         length: of the text that it follows.
     """
 
-    def __init__(self, budget: Budget, luck: Luck, length: int) -> None:
-        self._budget, self._luck, self._length = budget, luck, length
+    def __init__(self, budget: Budget, coupling: GumbelCoupling, length: int) -> None:
+        self._budget, self._coupling, self._length = budget, coupling, length
         self._waiting: list[_Candidate] = []
         self._ages = count()
         self._tokens: list[int] = []
@@ -166,7 +165,7 @@ class _MergedTree:
             followers[one[depth]].append(one)
         shares = {token: share * len(some) / len(continuations) for token, some in followers.items()}
         candidates = [DraftToken(token, math.log(part)) for token, part in shares.items()]
-        for chosen in self._luck.ranked([candidates], self._length + depth)[0]:
+        for chosen in self._coupling.ranked([candidates], self._length + depth)[0]:
             waiting = _Candidate(
                 cost - chosen.logprob,
                 next(self._ages),

@@ -160,10 +160,12 @@ class DraftPolicy:
     @property
     def _unsure(self) -> bool:
         """Whether the stopping rule forbids the device to write on alone."""
-        if self._active is None or self._active.manners is None:
+        if self._active is None or self._active.stopping_rule is None:
             return False
         session, tentative = self._session, len(self._session.tentative)
-        return not self._active.manners.go_on(session.tokens, tentative, self._tentative_logprob(tentative))
+        return not self._active.stopping_rule.may_continue(
+            session.tokens, tentative, self._tentative_logprob(tentative)
+        )
 
     @property
     def _alone(self) -> bool:

@@ -11,9 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from moa_runtime.drafters.base import Budget, Drafter
-from moa_runtime.drafters.mixture import NgramMixture
 from moa_runtime.drafters.moa import MoaDrafter
-from moa_runtime.drafters.ngram_drafter import NgramDrafter
+from moa_runtime.drafters.ngram import NgramDrafter, NgramMixture
 from moa_runtime.drafting.cost_model import CostModel
 from moa_runtime.drafting.draft_policy import clip_budget
 from moa_runtime.drafting.events import RoundEnded

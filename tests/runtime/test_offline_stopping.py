@@ -7,32 +7,32 @@ import random
 
 import pytest
 
-from moa_runtime.offline_stopping import Manners, repeats
+from moa_runtime.offline_stopping import StoppingRule, repeats
 
 NEVER = 1000
 
 
 def test_it_goes_on_while_it_is_sure() -> None:
-    manners = Manners(0.5, NEVER, NEVER)
-    assert manners.go_on([1, 2, 3], 2, math.log(0.51))
-    assert manners.go_on([1, 2, 3], 2, math.log(0.5))
-    assert not manners.go_on([1, 2, 3], 2, math.log(0.49))
-    assert Manners(0.0, NEVER, NEVER).go_on([1, 2, 3], 2, -math.inf)
+    rule = StoppingRule(0.5, NEVER, NEVER)
+    assert rule.may_continue([1, 2, 3], 2, math.log(0.51))
+    assert rule.may_continue([1, 2, 3], 2, math.log(0.5))
+    assert not rule.may_continue([1, 2, 3], 2, math.log(0.49))
+    assert StoppingRule(0.0, NEVER, NEVER).may_continue([1, 2, 3], 2, -math.inf)
 
 
 def test_it_writes_so_much_and_no_more() -> None:
-    assert Manners(0.0, NEVER, 3).go_on([1, 2, 3, 4, 5], 2, -1.0)
-    assert not Manners(0.0, NEVER, 3).go_on([1, 2, 3, 4, 5], 3, -1.0)
-    assert not Manners(0.0, NEVER, 0).go_on([1, 2], 0, 0.0)
+    assert StoppingRule(0.0, NEVER, 3).may_continue([1, 2, 3, 4, 5], 2, -1.0)
+    assert not StoppingRule(0.0, NEVER, 3).may_continue([1, 2, 3, 4, 5], 3, -1.0)
+    assert not StoppingRule(0.0, NEVER, 0).may_continue([1, 2], 0, 0.0)
 
 
 def test_it_stops_in_a_circle() -> None:
-    manners = Manners(0.0, 3, NEVER)
+    rule = StoppingRule(0.0, 3, NEVER)
     text = [7, 8, 9, 1, 7, 8]
-    assert manners.go_on(text, 2, -1.0)
-    assert not manners.go_on([*text, 9], 3, -1.0)
-    assert manners.go_on([*text, 9], 0, 0.0), "what the target wrote itself is no circle of the drafter's"
-    assert manners.go_on([*text, 5], 3, -1.0)
+    assert rule.may_continue(text, 2, -1.0)
+    assert not rule.may_continue([*text, 9], 3, -1.0)
+    assert rule.may_continue([*text, 9], 0, 0.0), "what the target wrote itself is no circle of the drafter's"
+    assert rule.may_continue([*text, 5], 3, -1.0)
 
 
 def test_repeats_is_what_a_plain_search_finds() -> None:
@@ -57,5 +57,5 @@ def test_only_recent_text_counts() -> None:
 
 @pytest.mark.parametrize("numbers", [(-0.1, 8, 8), (1.1, 8, 8), (0.5, 0, 8), (0.5, 8, -1)])
 def test_numbers_out_of_range_are_refused(numbers: tuple[float, int, int]) -> None:
-    with pytest.raises(ValueError, match="manners are"):
-        Manners(*numbers)
+    with pytest.raises(ValueError, match="rule are"):
+        StoppingRule(*numbers)

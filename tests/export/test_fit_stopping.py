@@ -11,7 +11,7 @@ import pytest
 from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
-from moa_export.fit_stopping import Stretch, choose_manners, fit_manners, outages
+from moa_export.fit_stopping import Stretch, choose_stopping_rule, fit_stopping_rule, outages
 from moa_export.recordings import Recording, record
 from moa_runtime.bundle import read_manifest
 
@@ -26,7 +26,7 @@ def test_what_tells_right_from_wrong_becomes_the_threshold() -> None:
     """Sure of four tokens, it is right; then it is not. It writes these, and in each outage the one that it doubts."""
     doubtful = [stretch(*[SURE] * 4, UNSURE, UNSURE, UNSURE, UNSURE, kept=4) for _ in range(5)]
     wrong = [stretch(*[UNSURE] * 16, kept=0) for _ in range(5)]
-    found = choose_manners(doubtful + wrong, 8)
+    found = choose_stopping_rule(doubtful + wrong, 8)
     assert (found.least_probability > 0.01, found.repeated) == (True, 8)
     written = [one.written(math.log(found.least_probability), found.longest) for one in doubtful + wrong]
     kept = sum(min(one.kept, length) for one, length in zip(doubtful + wrong, written, strict=True))
@@ -34,15 +34,15 @@ def test_what_tells_right_from_wrong_becomes_the_threshold() -> None:
 
 
 def test_a_drafter_that_is_always_right_may_write_long() -> None:
-    assert choose_manners([stretch(*[SURE] * 32, kept=32)], 8).longest == 32
+    assert choose_stopping_rule([stretch(*[SURE] * 32, kept=32)], 8).longest == 32
 
 
 def test_one_that_is_sure_and_wrong_writes_nothing() -> None:
-    assert choose_manners([stretch(*[math.log(0.999)] * 32, kept=0)], 8).longest == 0
+    assert choose_stopping_rule([stretch(*[math.log(0.999)] * 32, kept=0)], 8).longest == 0
 
 
 def test_a_length_bounds_one_that_is_right_for_three_tokens_and_never_doubts() -> None:
-    found = choose_manners([stretch(*[math.log(0.999)] * 32, kept=3)] * 4, 8)
+    found = choose_stopping_rule([stretch(*[math.log(0.999)] * 32, kept=3)] * 4, 8)
     assert found.longest == 6
 
 
@@ -63,7 +63,7 @@ def test_an_outage_is_written_until_little_of_it_is_likely(drafter: MoADrafter, 
 
 def test_a_random_drafter_hardly_writes(drafter: MoADrafter, recordings: list[Recording]) -> None:
     done: list[int] = []
-    found = fit_manners(torch_backend_of(drafter, top_k=8), recordings, (), lambda by=1: done.append(by))
+    found = fit_stopping_rule(torch_backend_of(drafter, top_k=8), recordings, (), lambda by=1: done.append(by))
     stretches = [one for recording in recordings for one in outages(torch_backend_of(drafter, top_k=8), recording, ())]
     written = [one.written(math.log(found.least_probability), found.longest) for one in stretches]
     kept = sum(min(one.kept, length) for one, length in zip(stretches, written, strict=True))
