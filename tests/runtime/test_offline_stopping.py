@@ -57,5 +57,5 @@ def test_only_recent_text_counts() -> None:
 
 @pytest.mark.parametrize("numbers", [(-0.1, 8, 8), (1.1, 8, 8), (0.5, 0, 8), (0.5, 8, -1)])
 def test_numbers_out_of_range_are_refused(numbers: tuple[float, int, int]) -> None:
-    with pytest.raises(ValueError, match="rule are"):
+    with pytest.raises(ValueError, match="a stopping rule is"):
         StoppingRule(*numbers)
