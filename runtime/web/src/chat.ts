@@ -1,10 +1,17 @@
 /** A chat with the target: the runtime's front door. */
 
-import { AnswerEvents, AnswerStream, type Follower } from "./answer_stream.js";
+import { AnswerStream, type Follower } from "./answer_stream.js";
 import { AnswerRecord } from "./answer_view.js";
-import type { ChatBundle, ChatOptions, ConnectOptions, Where } from "./chat_options.js";
 import {
-  ChatKeeper,
+  samplingOf,
+  type ChatBundle,
+  type ChatOptions,
+  type ConnectOptions,
+  type SendOptions,
+  type Where,
+} from "./chat_options.js";
+import {
+  ChatSaver,
   restoreSession,
   sessionIdFor,
   stateFromJson,
@@ -31,14 +38,15 @@ import { Driver } from "./driver.js";
 import { Ending } from "./ending.js";
 import { Endpoint, newSessionId } from "./endpoint.js";
 import { ChatError, ConnectError, ContextFullError, MoaError } from "./errors.js";
+import { EventQueue } from "./event_queue.js";
 import type { AnswerUpdate, ChatEvent, LinkChanged } from "./events.js";
 import { ownHost, type Host } from "./host.js";
-import { checkOptions, samplingOf, type SendOptions } from "./send_options.js";
 import { ClientSession } from "./session/client.js";
 import type { Origin, Policy, RolledBack } from "./session/events.js";
 import type { SnapshotJson } from "./session/snapshot.js";
 import { newStatistics } from "./statistics.js";
 import { commonLength } from "./tokens.js";
+import { checkRequest } from "./validate.js";
 import { RowEncoding } from "./wire/moa/v1/session_pb.js";
 
 const USUAL_LENGTH = 512;
@@ -68,7 +76,7 @@ interface Opening {
  * ```
  */
 export class Chat {
-  private readonly events = new AnswerEvents();
+  private readonly events = new EventQueue();
   private readonly driver: Driver;
   private readonly loopEnd = new Ending(); // the loop has ended: the chat is closed, or there was a defect
   private record: AnswerRecord;
@@ -91,14 +99,14 @@ export class Chat {
     private readonly endpoint: Endpoint,
     private readonly sessionId: string,
     timing: Timing,
-    private readonly keeper: ChatKeeper,
+    private readonly saver: ChatSaver,
     private readonly host: Host,
   ) {
     loop.listen((event) => this.hear(event));
     this.driver = new Driver(loop, endpoint, sessionId, timing, host, {
       problem: (error) => this.onProblem(error, error.final),
       rest: () => this.opened(),
-      store: () => (keeper.keeps ? keeper.save() : undefined),
+      store: () => (saver.keeps ? saver.save() : undefined),
     });
     this.record = this.newRecord({ messages: [], kept: 0, supplied: [] });
   }
@@ -121,8 +129,8 @@ export class Chat {
       const state = stateFromJson(content);
       return { state, session: restoreSession(state, endpoint.url, fingerprints, { stopTokens, rowEncoding, vocabSize }) };
     };
-    const keeper: ChatKeeper = new ChatKeeper(() => chat.state(), host);
-    const saved = store && (await keeper.open(store, restored));
+    const saver: ChatSaver = new ChatSaver(() => chat.state(), host);
+    const saved = store && (await saver.open(store, restored));
     const session = saved?.session ?? new ClientSession(fingerprints, { stopTokens, rowEncoding, vocabSize });
     session.policy = policy;
     const settings = { ...USUAL_SETTINGS, ...options.settings };
@@ -130,7 +138,7 @@ export class Chat {
     const timing = { ...USUAL_TIMING, ...options.timing };
     const conversation = new Conversation(tokenizer, system);
     const sessionId = saved ? sessionIdFor(saved.state, endpoint.url) : newSessionId();
-    const chat = new Chat(session, loop, conversation, tokenizer, maxContext, endpoint, sessionId, timing, keeper, host);
+    const chat = new Chat(session, loop, conversation, tokenizer, maxContext, endpoint, sessionId, timing, saver, host);
     if (saved) chat.resume(saved.state);
     return chat;
   }
@@ -175,14 +183,14 @@ export class Chat {
    */
   async close(): Promise<void> {
     this.closed = true;
-    void this.keeper.save();
+    void this.saver.save();
     this.events.end();
     this.takeOpening()?.failed(new ConnectError("the chat was closed before the verifier had answered", true));
     try {
       await this.driver.close();
       await this.running;
     } finally {
-      await this.keeper.close();
+      await this.saver.close();
     }
   }
 
@@ -242,7 +250,7 @@ export class Chat {
 
   /** Store the conversation now, because the program may be frozen or ended; done when it is stored. */
   async save(): Promise<void> {
-    await this.keeper.save();
+    await this.saver.save();
   }
 
   /**
@@ -252,13 +260,13 @@ export class Chat {
    * @throws StoreError this chat is stored already, or the store is in use or cannot be used.
    */
   async keepIn(store: ChatStore): Promise<void> {
-    await this.keeper.open(store, () => undefined);
-    await this.keeper.save();
+    await this.saver.open(store, () => undefined);
+    await this.saver.save();
   }
 
   /** Why the stored chat was not continued, or why this one is not stored now, in a sentence; empty if all is well. */
   get storeProblem(): string {
-    return this.keeper.problem;
+    return this.saver.problem;
   }
 
   // -- the conversation --------------------------------------------------------------------------
@@ -317,7 +325,7 @@ export class Chat {
       this.isPending = this.unfinished = false;
       this.driver.post(() => this.loop.cancel());
     }
-    this.keeper.touch();
+    this.saver.touch();
   }
 
   // -- answers -----------------------------------------------------------------------------------
@@ -406,7 +414,7 @@ export class Chat {
     const { maxNewTokens = USUAL_LENGTH, whileAway = true } = options;
     const sampling = samplingOf(options.sampling ?? {});
     this.checkReady();
-    checkOptions(maxNewTokens, sampling);
+    checkRequest(maxNewTokens, sampling);
     const { loop, maxContext } = this;
     const question = this.conversation.ask(loop.committed, text);
     const length = lengthOf(question);
@@ -426,7 +434,7 @@ export class Chat {
     this.checkReady();
     const { conversation, loop, maxContext, record } = this;
     const sampling = options.sampling ? samplingOf(options.sampling) : this.session.sampling;
-    checkOptions(maxNewTokens, sampling);
+    checkRequest(maxNewTokens, sampling);
     const { committed } = loop;
     const [question, tokens] = conversation.lastAnswer(committed);
     const last = tokens.at(-1);
@@ -472,7 +480,7 @@ export class Chat {
           conversation.add(messages, this.marksAfter(marks, mark, messages, event.text !== written));
           this.record.disputed = this.checking = undefined;
           finished = true;
-          void this.keeper.save();
+          void this.saver.save();
         }
         yield event;
       }
@@ -484,7 +492,7 @@ export class Chat {
       this.checking = this.record.disputed = undefined;
       if (!finished) {
         conversation.restore(messages, marks);
-        this.keeper.touch();
+        this.saver.touch();
       }
     }
   }
@@ -525,11 +533,11 @@ export class Chat {
         this.unfinished = true;
         this.record.resume(known.tokens, known.origins, newStatistics());
         ask();
-        resolve(this.keeper.save());
+        resolve(this.saver.save());
       });
     });
     // The question is stored before any part of its answer is shown.
-    yield* this.follow(follower, this.keeper.keeps ? asked : undefined);
+    yield* this.follow(follower, this.saver.keeps ? asked : undefined);
   }
 
   private newRecord(question: Question): AnswerRecord {
@@ -560,7 +568,7 @@ export class Chat {
       this.loop.keep(start, tokens);
       this.record.takeBack(start);
       this.publish();
-      void this.keeper.save();
+      void this.saver.save();
     });
   }
 
@@ -609,7 +617,7 @@ export class Chat {
     if (written) conversation.setAside(record.question, written, session.sampling, most, this.policy === "keep");
     else if (loop.committed.length >= record.start) this.answered(record.confirmedText());
     this.unfinished = false;
-    void this.keeper.save();
+    void this.saver.save();
   }
 
   /**
@@ -628,7 +636,7 @@ export class Chat {
     this.record.pauseClock();
     this.conversation.answered(this.record.question, text, this.loop.committed.length);
     this.unfinished = false;
-    void this.keeper.save();
+    void this.saver.save();
   }
 
   /** The conversation's turns, and the marks of those that are unconfirmed. */
@@ -692,8 +700,8 @@ export class Chat {
     else if (event.event === "LinkChanged" && this.following) this.events.put(event);
     // Text kept by the user's policy is stored at once: the target would not write it again.
     const kept = event.event === "Committed" && event.origins.includes("kept");
-    if (kept || event.event === "Finished" || event.event === "Welcomed") void this.keeper.save();
-    else this.keeper.touch();
+    if (kept || event.event === "Finished" || event.event === "Welcomed") void this.saver.save();
+    else this.saver.touch();
     if (event.event === "LinkChanged" && event.status === "online") this.opened();
     else if (event.event === "Problem") this.onProblem(new MoaError(event.error), event.final);
   }

@@ -9,6 +9,7 @@ import type { LoopSettings } from "./drafting/settings.js";
 import type { Host } from "./host.js";
 import type { Policy } from "./session/events.js";
 import type { Fingerprints } from "./session/handshake.js";
+import { GREEDY, type Sampling } from "./session/sampling.js";
 
 /** The parts of a `Bundle` that a chat uses. */
 export interface ChatBundle {
@@ -59,4 +60,19 @@ export interface ChatOptions {
 export interface ConnectOptions extends ChatOptions {
   /** Whether to wait until the verifier has answered, see `Chat.open`; yes when omitted. */
   readonly wait?: boolean;
+}
+
+/** Options of one answer. */
+export interface SendOptions {
+  /** Largest number of tokens of the answer; 0 for no limit. 512 when omitted. */
+  readonly maxNewTokens?: number;
+  /** Greedy when omitted: temperature 0, top_p 1, seed 0. */
+  readonly sampling?: Partial<Sampling>;
+  /** Whether the verifier may finish the answer while there is no link. Yes when omitted. */
+  readonly whileAway?: boolean;
+}
+
+/** Return a sampling with the defaults of greedy. */
+export function samplingOf(sampling: Partial<Sampling>): Sampling {
+  return { ...GREEDY, ...sampling };
 }

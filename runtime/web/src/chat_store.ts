@@ -263,7 +263,7 @@ interface Write {
  *
  * One write is under way at a time. All requests meanwhile share the next one, which takes the state as it is then.
  */
-export class ChatKeeper {
+export class ChatSaver {
   private store: ChatStore | undefined;
   private wanted: Write | undefined;
   private writing: Promise<void> | undefined;

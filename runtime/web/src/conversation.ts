@@ -2,10 +2,10 @@
 
 import { HistoryRewrittenError, type ChatTokenizer, type Message } from "./chat_tokenizer.js";
 import { ChatError, MoaError } from "./errors.js";
-import { checkOptions } from "./send_options.js";
 import type { Sampling } from "./session/sampling.js";
 import { JsonReader, samplingFrom, samplingToJson, shown, type Json } from "./session/snapshot.js";
 import { commonLength, same } from "./tokens.js";
+import { checkRequest } from "./validate.js";
 
 /** A question in its conversation. */
 export interface Question {
@@ -226,7 +226,7 @@ export function checkedMarks(marks: readonly Unconfirmed[], turns: readonly Mess
     if (!isAnswer(turns, turn)) {
       throw new MoaError(`an unconfirmed turn must be an answer after its question, and turn ${turn} is not`);
     }
-    checkOptions(most, sampling);
+    checkRequest(most, sampling);
     known.set(turn, mark);
   }
   return [...known.values()].sort((a, b) => a.turn - b.turn);

@@ -1,30 +1,15 @@
-/** Options of a question, and their ranges. */
+/** Checks of the options of a question. */
 
 import { ChatError } from "./errors.js";
-import { GREEDY, type Sampling } from "./session/sampling.js";
+import type { Sampling } from "./session/sampling.js";
 import { LARGEST_REAL, UINT64 } from "./session/snapshot.js";
-
-/** Options of one answer. */
-export interface SendOptions {
-  /** Largest number of tokens of the answer; 0 for no limit. 512 when omitted. */
-  readonly maxNewTokens?: number;
-  /** Greedy when omitted: temperature 0, top_p 1, seed 0. */
-  readonly sampling?: Partial<Sampling>;
-  /** Whether the verifier may finish the answer while there is no link. Yes when omitted. */
-  readonly whileAway?: boolean;
-}
-
-/** Return a sampling with the defaults of greedy. */
-export function samplingOf(sampling: Partial<Sampling>): Sampling {
-  return { ...GREEDY, ...sampling };
-}
 
 /**
  * Check a question's options.
  *
  * @throws ChatError a value is out of range, or not supported by the verifier.
  */
-export function checkOptions(maxNewTokens: number, sampling: Sampling): void {
+export function checkRequest(maxNewTokens: number, sampling: Sampling): void {
   const { minP, seed, temperature, topK, topP } = sampling;
   if (!(temperature >= 0 && temperature <= LARGEST_REAL)) {
     throw new ChatError(`a temperature is 0 or more, not ${temperature}`);
