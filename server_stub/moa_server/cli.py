@@ -52,6 +52,9 @@ def _serve(options: argparse.Namespace) -> int:
         _diagnose(settings, options)
         return 0
     _check_exposure(options, authenticator)
+    if settings.token_file and hasattr(signal, "pthread_sigmask"):
+        # It would end the process while the model loads: VerifierServer takes it when it listens for it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     tls = (web.tls if web else None) or _check_tls(options)
     end = ProcessExit()
     # The port first: loading a model only to find the port taken would waste the user's time.

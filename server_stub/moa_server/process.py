@@ -114,6 +114,7 @@ class VerifierServer(EdgeServer):
             self._renewing = asyncio.ensure_future(self._keep_renewed(self._renew_tls))
         with contextlib.suppress(NotImplementedError, AttributeError, ValueError, RuntimeError):  # Windows, a thread
             self._loop.add_signal_handler(signal.SIGHUP, self.app.state.verifier.authenticator.reload)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # one that came while the model was loaded
         if not self.should_exit:
             self._on_ready()
 

@@ -107,6 +107,42 @@ def test_sighup_ends_the_sessions_of_a_withdrawn_token(tiny_target, tiny_drafter
         process.terminate()
 
 
+SIGHUP_EARLY = """
+import os, signal, sys
+from pathlib import Path
+from moa_server import cli, process
+
+load, warm_up = cli.load_engine, process.warm_up
+
+def loading(options):
+    os.kill(os.getpid(), signal.SIGHUP)
+    return load(options)
+
+async def warming(*args):
+    Path(sys.argv[-1]).write_text('{"tokens": []}')
+    os.kill(os.getpid(), signal.SIGHUP)
+    await warm_up(*args)
+
+cli.load_engine, process.warm_up = loading, warming
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_sighup_before_it_is_ready_ends_nothing_and_is_not_lost(tiny_target, tiny_drafter, tmp_path):
+    file = tmp_path / "tokens.json"
+    token, entry = new_token("alice")
+    file.write_text(f'{{"tokens": [{entry}]}}')
+    command = [sys.executable, "-c", SIGHUP_EARLY, "--json", "--threads", "1", "--port", "0"]
+    command += ["--model", str(tiny_target), "--drafter", str(tiny_drafter), "--token-file", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        ready = json.loads(process.stdout.readline() or "{}")
+        assert ready, f"it ended with {process.wait()}"
+        status = httpx.get(f"http://127.0.0.1:{ready['port']}/v1/status", headers={"Authorization": f"Bearer {token}"})
+        assert status.status_code == 401
+        process.terminate()
+
+
 def test_it_ends_with_its_standard_input(tiny_target, tiny_drafter):
     """While it serves, and while it loads: a program that is gone waits for neither."""
     command = [sys.executable, "-c", "import sys; from moa_server.cli import main; sys.exit(main())", "--json"]
