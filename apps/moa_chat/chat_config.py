@@ -175,7 +175,7 @@ def endpoint_for(server: str, token: str, tls_ca: Path | None) -> Endpoint:
         try:
             tls = ssl.create_default_context(cafile=tls_ca)
         except ssl.SSLError as error:  # a kind of OSError
-            raise MoaError(f"--tls-ca {tls_ca} is no certificate authority in PEM format") from error
+            raise MoaError(f"--tls-ca {tls_ca} is not a certificate authority in PEM format") from error
         except OSError as error:
             raise MoaError(f"--tls-ca {tls_ca} cannot be read: {reason_of(error)}") from error
     if any(not 32 < ord(char) < 127 for char in token):

@@ -28,7 +28,7 @@ class _Parser(argparse.ArgumentParser):
 def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="moa-chat",
-        description="Chat with a target behind a verifier. A small drafter on this machine proposes the tokens, "
+        description="Chat with a target model on a verifier. A small drafter on this machine proposes the tokens, "
         "and writes on alone while the network is away.",
     )
     mode = parser.add_mutually_exclusive_group()
@@ -47,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     where = parser.add_argument_group("where")
     where.add_argument("--server", metavar="URL", help=f"the verifier (default: $MOA_SERVER or {DEFAULT_SERVER})")
-    where.add_argument("--local", action="store_true", help="start a verifier on this machine for as long as the chat")
+    where.add_argument("--local", action="store_true", help="start a verifier on this machine while the chat runs")
     where.add_argument("--token", help="bearer token of the verifier; safer in the variable MOA_TOKEN")
     where.add_argument("--tls-ca", type=Path, metavar="FILE", help="trust this certificate authority (PEM) for wss")
     where.add_argument("--bundle", type=Path, metavar="DIR", help="written by moa-export (default: its default)")
@@ -57,10 +57,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--chat",
         type=Path,
         metavar="FILE",
-        help="keep the conversation in FILE, and go on with the one that is there (default: terminal/ in the profile "
-        "folder $MOA_EDGE_PROFILE, where the input is a terminal)",
+        help="keep the conversation in FILE, and continue the one in it (default: terminal/ in the profile "
+        "folder $MOA_EDGE_PROFILE, if the input is a terminal)",
     )
-    keeping.add_argument("--no-save", action="store_true", help="keep the conversation nowhere")
+    keeping.add_argument("--no-save", action="store_true", help="do not keep the conversation")
 
     gateway = parser.add_argument_group("with --serve")
     gateway.add_argument(
@@ -94,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--drafting",
         choices=DRAFTINGS,
         default="auto",
-        help="who drafts while the link is up: this device, the server, which then streams, or whoever is faster "
+        help="who drafts while the link is up: this device, the server, which then streams, or whichever is faster "
         "(default: %(default)s)",
     )
     drafting.add_argument(
@@ -115,14 +115,14 @@ def build_parser() -> argparse.ArgumentParser:
         "--ngrams",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="copy what the conversation said before where it fits (default: yes)",
+        help="copy from earlier parts of the conversation (default: yes)",
     )
     drafting.add_argument(
         "--datastore",
         type=lambda text: None if text == "off" else expanded(text),
         metavar="FILE",
-        help="copy from earlier texts too, which moa-export datastore made; off, the default, is accepted for one more "
-        "release: chats are no longer copied from",
+        help="copy from a datastore of earlier texts too, made by moa-export datastore; off, the default, is accepted "
+        "for one more release: chats are no longer copied from",
     )
     drafting.add_argument(
         "--backend", metavar="NAME", help="onnx or coreml (default: the first that the bundle is for)"
@@ -131,7 +131,7 @@ def build_parser() -> argparse.ArgumentParser:
     drafting.add_argument(
         "--offline",
         choices=OFFLINES,
-        help="what writes while there is no verifier: the bundle's writer (the drafter where it has none), the "
+        help="what writes while there is no verifier: the bundle's writer (the drafter if it has none), the "
         "drafter, or nothing (default: writer; off with --serve, where a request may say otherwise)",
     )
     drafting.add_argument(
@@ -144,7 +144,7 @@ def build_parser() -> argparse.ArgumentParser:
     drafting.add_argument(
         "--policy",
         choices=("rollback", "keep", "ask"),
-        help="what becomes of text written offline: taken back to the first disagreement, kept, or as you then say "
+        help="what becomes of text written offline: taken back to the first disagreement, kept, or decided by you "
         "(default: ask in a dialogue, rollback with --once; --serve always keeps it)",
     )
     return parser

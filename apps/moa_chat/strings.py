@@ -24,7 +24,7 @@ _UNCONFIRMED = {
     Origin.DRAFTED: "This device proposes it; the server has not answered yet.",
     Origin.CORRECTED: "The server wrote this itself.",
     Origin.OFFLINE: "This device wrote it without the server, which may still change it.",
-    Origin.KEPT: "You keep it; the server will go on from here.",
+    Origin.KEPT: "You keep it; the server will continue from here.",
 }
 
 #: Shown in place of an answer without text while the device cannot continue it.

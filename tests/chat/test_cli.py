@@ -161,7 +161,7 @@ def test_a_folder_that_is_no_bundle(capsys, tmp_path):
     [
         ("ftp://host", "", False, "no verifier address"),
         ("ws://host:1", "", True, "--tls-ca needs an encrypted address"),
-        ("wss://host:1", "", True, "no certificate authority"),
+        ("wss://host:1", "", True, "not a certificate authority"),
         ("ws://host:1", "a\nb", False, "visible ASCII"),
     ],
 )

@@ -166,7 +166,7 @@ def test_the_user_keeps_what_was_written_while_the_verifier_hung(onnx_bundle, ha
             terminal.wait("Ctrl-K: keep the offline text")
             terminal.press(key)
         else:
-            terminal.wait(r"Keep mine, and go on from there\? \[y/N\]")
+            terminal.wait(r"Keep mine, and continue from there\? \[y/N\]")
             terminal.press("y\n")
         terminal.wait(r"\d+ written offline")
         terminal.wait("you>", count=2)

@@ -165,7 +165,7 @@ def test_refusals_are_the_packages_own_exceptions(endpoint):
     with pytest.raises(openai.NotFoundError, match="only 'target'"):
         client(endpoint).chat.completions.create(model="gpt-5", messages=QUESTION)
     url = f"{endpoint.url}/chat/completions"
-    assert httpx.post(url, content="{").json()["error"]["message"].startswith("the body is no JSON")
+    assert httpx.post(url, content="{").json()["error"]["message"].startswith("the body is not JSON")
     page = httpx.post(url, json={"messages": QUESTION}, headers={"Origin": "http://evil.example"})
     assert page.status_code == 403
 

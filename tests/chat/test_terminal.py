@@ -163,7 +163,7 @@ def test_commands():
     chat = FakeChat([finished("Hi.")])
     lines = Lines("/stats", "/nonsense now", "/help", "/offline", "hello", "/offline", "/stats", "/quit", "never asked")
     out = talk(chat, lines)
-    assert "no answer yet" in out and "there is no command /nonsense" in out
+    assert "no answer yet" in out and "unknown command /nonsense" in out
     assert all(command in out for command in ("/help ", "/offline ", "/stats ", "/quit "))
     assert chat.worked_offline == [True, False]
     assert lines.prompts[4] == "(offline) you> " and lines.prompts[0] == "you> "
@@ -261,7 +261,7 @@ def test_a_conversation_is_saved(tmp_path):
     assert "nothing to save yet" in out
     assert out.count(f"saved as {markdown}") == 1 and "Paris." in markdown.read_text()
     assert json.loads(data.read_text())["title"] == "France?"
-    assert lines.prompts[5] == f"{data} is there already: overwrite it? [y/N] " and "not saved" in out
+    assert lines.prompts[5] == f"{data} exists: overwrite it? [y/N] " and "not saved" in out
     assert out.count("has no known ending: expected a file name with .md or .json") == 1
     assert "error: a file name is missing: /save FILE" in out
     assert "cannot write" in out and "No such file" in out
@@ -313,7 +313,7 @@ def test_a_kept_conversation_is_shown_and_its_answer_finished():
     chat.messages, chat.question = turns("Hello?", "Hi."), "France?"
     chat.pending_script = [update("Par", "is"), finished("Paris.")]
     out = talk(chat, Lines("Italy?"))
-    before, rest = out.split("the conversation goes on; /new begins another\n")
+    before, rest = out.split("the conversation continues; /new begins another\n")
     assert "Hi." not in out and "(2 earlier messages; /save FILE writes all)\nyou> France?\nParis.\n6 tokens" in rest
     assert chat.asked == ["Italy?"] and "Rome." in rest and "tiny-target at" in before
 

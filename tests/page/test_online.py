@@ -61,7 +61,7 @@ def test_stop_continue_again_and_edit(site: Site, person: Person) -> None:
     set_up(page, most=8)
     page.ask(QUESTION)
     page.answered()
-    page.wait(".remarks", "cut off at its greatest length")
+    page.wait(".remarks", "cut off at the length limit")
     page.do("click", "text=Continue")
     page.answered()
     assert page.messages[1] == site.target_writes(QUESTION, 16)

@@ -94,7 +94,7 @@ class ChatList(QWidget):
             if chat.id == current:
                 self.list.setCurrentItem(item)
         self.list.blockSignals(False)
-        self._nothing.setText("No chat has these words" if self.search.text() else "No chats yet")
+        self._nothing.setText("No chat contains these words" if self.search.text() else "No chats yet")
         self._nothing.setVisible(not chats)
 
     def items(self) -> list[QListWidgetItem]:

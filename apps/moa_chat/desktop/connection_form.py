@@ -308,7 +308,7 @@ class ConnectionForm(QWidget):
         try:
             self.trust_certificate(Path(name).read_text(encoding="ascii"))
         except (OSError, UnicodeDecodeError):
-            self._say(f"{name} is no certificate in PEM format.", "problem")
+            self._say(f"{name} is not a certificate in PEM format.", "problem")
 
     def trust_certificate(self, pem: str) -> None:
         """Trust only the certificate in this PEM text; an empty text restores the system's authorities."""

@@ -46,7 +46,7 @@ class ConversationView(QScrollArea):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.earlier = QPushButton("Show earlier messages")
         self.earlier.clicked.connect(self._show_earlier)
-        self._empty = QLabel("Ask something. The answer goes on when the network does not.")
+        self._empty = QLabel("Ask something. The answer continues without a network, too.")
         self._empty.setObjectName("muted")
         self._empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self._empty.setWordWrap(True)

@@ -39,7 +39,7 @@ class FirstRun(QScrollArea):
         headline.setObjectName("headline")
         lead = QLabel(
             "A small model on this device writes ahead, a large one on a server checks every word. "
-            "When the network goes away, the answer goes on."
+            "The answer continues when the network fails."
         )
         lead.setObjectName("muted")
         lead.setWordWrap(True)

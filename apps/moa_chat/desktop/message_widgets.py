@@ -261,7 +261,7 @@ class Answer(QWidget):
         self._last = True
         self.again_button = IconButton(appearance, "again", "Answer again", self.again.emit, label="Again")
         self.continue_button = IconButton(
-            appearance, "continue", "Go on with this answer, which was cut off", self.continued.emit, label="Continue"
+            appearance, "continue", "Continue this answer, which was cut off", self.continued.emit, label="Continue"
         )
         self.offers = (self.again_button, self.continue_button)
         says = "Copy the answer as Markdown"

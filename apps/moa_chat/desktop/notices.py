@@ -120,7 +120,7 @@ class DisagreementBanner(QFrame):
         self.versions.setTextFormat(Qt.TextFormat.PlainText)
         self.versions.setAccessibleName("Both versions")
         self.always = QCheckBox("Always do this")
-        self.theirs = QPushButton("Use its version")
+        self.theirs = QPushButton("Use the server's version")
         self.theirs.setObjectName("primary")
         self.mine = QPushButton("Keep mine")
         self.theirs.clicked.connect(lambda: self._choose(False))
@@ -139,7 +139,7 @@ class DisagreementBanner(QFrame):
     def ask(self, disagreement: Disagreement) -> None:
         """Show both versions; meanwhile the answer continues with the server's."""
         mine, theirs = (excerpt(text, _QUOTED) for text in (disagreement.dropped_text, disagreement.replacement_text))
-        self.versions.setText(f"Yours: “{mine}”\nIts: “{theirs}”")
+        self.versions.setText(f"Mine: “{mine}”\nServer: “{theirs}”")
         self.always.setChecked(False)
         self.show()
 

@@ -105,7 +105,7 @@ class SettingsDialog(QDialog):
         layout = QVBoxLayout(page)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(lines(0.8))
-        note = QLabel("New chats begin with this. A chat that has begun has settings of its own.")
+        note = QLabel("New chats begin with this. A chat in progress has settings of its own.")
         note.setObjectName("muted")
         note.setWordWrap(True)
         form = QFormLayout()

@@ -19,7 +19,7 @@ AS_WRITTEN = "as this device wrote it, not confirmed"
 _RECENT_TRIPS = 8
 _FINISH = {
     FinishReason.STOP: "",
-    FinishReason.LENGTH: "cut off at its greatest length",
+    FinishReason.LENGTH: "cut off at the length limit",
     FinishReason.CONTEXT: "the target's context is full",
 }
 _ROUNDS = 80
@@ -49,7 +49,7 @@ def round_trip(statistics: Statistics) -> float:
 def figures(statistics: Statistics, words_a_token: float) -> list[Figure]:
     """Return the figures of an answer. Speed is in words, which a person counts; tokens are called pieces of words."""
     speed = words_a_token * generation_speed(statistics)
-    shown = [Figure(f"{speed:.1f} words a second", "behind the first ones")]
+    shown = [Figure(f"{speed:.1f} words a second", "after the first ones")]
     if statistics.first_token_seconds is not None:
         shown.append(Figure(f"first word after {statistics.first_token_seconds:.2f} s", "from the question to it"))
     for who, drafted, accepted in (
@@ -66,12 +66,12 @@ def figures(statistics: Statistics, words_a_token: float) -> list[Figure]:
     if statistics.round_trips:
         waited = f"{1000 * round_trip(statistics):.0f} ms"
         if statistics.server_drafts:
-            shown.append(Figure(f"something new every {waited}", "the server drafts now, and goes on by itself"))
+            shown.append(Figure(f"something new every {waited}", "the server drafts now, and continues on its own"))
         else:
             shown.append(Figure(f"an answer from the server after {waited}", "network and model together"))
     shown.append(
         Figure(
-            f"{_size(statistics.bytes_up)} sent, {_size(statistics.bytes_down)} received", "for this answer, all told"
+            f"{_size(statistics.bytes_up)} sent, {_size(statistics.bytes_down)} received", "in total for this answer"
         )
     )
     return shown

@@ -369,7 +369,7 @@ class Window(QWidget):
         if link.status is LinkStatus.ONLINE:
             self.chats.check()
         if link.status is LinkStatus.OFFLINE and not self.page.offline.isChecked():
-            self.page.conversation.set_waiting("The verifier is away; this device goes on as far as it can…")
+            self.page.conversation.set_waiting("The verifier is away; this device continues as far as it can…")
 
     def _work_offline(self, offline: bool) -> None:
         self.page.pill.set_wanted_offline(offline)

@@ -131,7 +131,7 @@ def fields_of(data: bytes) -> dict[str, Any]:
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is no JSON: {error}") from error
+        raise ApiError(400, f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise ApiError(400, f"the body must be a JSON object, not {kind_of(body)}")
     fields = {name: value for name, value in body.items() if value is not None}

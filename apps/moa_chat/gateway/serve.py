@@ -79,7 +79,7 @@ def _host_and_port(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or int(port) > _HIGHEST_PORT:
-        raise MoaError(f"--serve {text!r} is no address: expected HOST:PORT, such as {DEFAULT_GATEWAY}")
+        raise MoaError(f"--serve {text!r} is not an address: expected HOST:PORT, such as {DEFAULT_GATEWAY}")
     return host, int(port)
 
 

@@ -139,7 +139,7 @@ class Terminal:
         elif line.split()[0] == "/save":
             self._save(line.removeprefix("/save").strip())
         elif line.startswith("/"):
-            self._complain(f"there is no command {line.split()[0]}; /help lists them")
+            self._complain(f"unknown command {line.split()[0]}; /help lists the commands")
         else:
             self._ask(line)
 
@@ -174,7 +174,7 @@ class Terminal:
     def _save(self, name: str) -> None:
         try:
             saved = save_conversation(
-                name, self._chat.messages, lambda path: self._agrees(f"{path} is there already: overwrite it? [y/N] ")
+                name, self._chat.messages, lambda path: self._agrees(f"{path} exists: overwrite it? [y/N] ")
             )
         except MoaError as error:
             self._complain(str(error))
@@ -200,7 +200,7 @@ class Terminal:
         pending = self._worker.call(self._chat.pending)
         if not turns and pending is None:
             return
-        self._say("the conversation goes on; /new begins another")
+        self._say("the conversation continues; /new begins another")
         shown = [] if pending is not None else turns[-2:]
         if len(turns) > len(shown):
             self._say(f"({len(turns) - len(shown)} earlier messages; /save FILE writes all)")
@@ -237,7 +237,7 @@ class Terminal:
         self._say("The server disagrees with what was written offline. From where they differ:")
         self._say(f"  server: {excerpt(answer[disagreement.offset :], _EXCERPT_LENGTH)}")
         self._say(f"  mine:   {excerpt(disagreement.dropped_text, _EXCERPT_LENGTH)}")
-        return self._agrees("Keep mine, and go on from there? [y/N] ")
+        return self._agrees("Keep mine, and continue from there? [y/N] ")
 
     def _show(self, begin: Callable[[], RunningAnswer]) -> AnswerState:
         """Draw an answer while it is written, and its figures after it."""

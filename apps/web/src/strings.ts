@@ -25,7 +25,7 @@ const UNCONFIRMED: { readonly [origin in Origin]: string } = {
   drafted: "This device proposes it; the server has not answered yet.",
   corrected: "The server wrote this itself.",
   offline: "This device wrote it without the server, which may still change it.",
-  kept: "You keep it; the server will go on from here.",
+  kept: "You keep it; the server will continue from here.",
 };
 
 /** Texts while the device cannot write on, by the reason. */
@@ -93,7 +93,7 @@ export const AS_WRITTEN = "as this device wrote it, not confirmed";
 const RECENT_TRIPS = 8;
 const FINISH: { readonly [reason in FinishReason]: string } = {
   stop: "",
-  length: "cut off at its greatest length",
+  length: "cut off at the length limit",
   context: "the target's context is full",
 };
 

@@ -96,7 +96,7 @@ def test_the_end_brings_text_and_figures():
     statistics = Statistics(rounds=4, tokens=10, offline=3, rolled_back=2, seconds=3.0, first_token_seconds=1.0)
     answering.finish(AnswerFinished("Red", (), FinishReason.LENGTH, statistics, spans))
     assert answering.message.content == "Red" and answering.message.spans == spans
-    said = "cut off at its greatest length · partly written offline · corrected by the server"
+    said = "cut off at the length limit · partly written offline · corrected by the server"
     assert answering.message.figures == said
     assert answering.message.cut_off == answering.message.sampling == SAMPLING and answering.message.can_go_on
     answering.finish(AnswerFinished("Red", (), FinishReason.STOP, Statistics(rounds=4, rolled_back=698), spans))

@@ -36,7 +36,7 @@ def test_a_cut_off_answer_becomes_what_a_larger_limit_gives(open_window, verifie
     ask(qtbot, window)
     cut = wait_for_answer(qtbot, window)
     assert whole.startswith(cut) and cut != whole
-    assert window.chats.messages[-1].figures == "cut off at its greatest length"
+    assert window.chats.messages[-1].figures == "cut off at the length limit"
     button = last_answer(window).continue_button
     assert button.isVisible() and button.text().strip() == "Continue"
     at_most(window, 23)

@@ -30,7 +30,7 @@ def test_a_question_is_answered_word_by_word(connected, qtbot):
     figures = connected.page.plot.figures
     assert "words\xa0a\xa0second" in figures.text() and "passes" in figures.text()
     assert not figures.isVisible(), "who wants figures asks for them"
-    assert connected.chats.messages[-1].figures in ("", "cut off at its greatest length")
+    assert connected.chats.messages[-1].figures in ("", "cut off at the length limit")
     connected.page.plot_button.click()
     assert figures.isVisible()
 

@@ -132,7 +132,7 @@ function toolNodes(message: Message, position: number, look: Look, actions: Mess
   const nodes: Node[] = navigator.clipboard === undefined ? [] : [copy]; // only secure contexts have one
   if (look.offers) nodes.push(button("Again", actions.again, "Write the answer again"));
   if (look.offers && canGoOn(message)) {
-    nodes.push(button("Continue", actions.continueAnswer, "Go on with this answer, which was cut off"));
+    nodes.push(button("Continue", actions.continueAnswer, "Continue this answer, which was cut off"));
   }
   return nodes;
 }
