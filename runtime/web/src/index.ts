@@ -15,7 +15,7 @@ export { USUAL_TIMING, type Timing } from "./connection.js";
 export { markFromJson, markToJson, type Unconfirmed } from "./conversation.js";
 export { RowsMismatchError, budgetOf, type Budget, type DraftToken, type Drafter, type Prices } from "./drafters/base.js";
 export { drafterOf, drafterPlan, writerPlan, type DrafterPlan } from "./drafters/factory.js";
-export { Luck } from "./drafters/gumbel_coupling.js";
+export { GumbelCoupling, GumbelCoupling as Luck } from "./drafters/gumbel_coupling.js";
 export { MoaDrafter, type MoaOptions } from "./drafters/moa.js";
 export { NgramDrafter, NgramIndex, NgramMixture, type Match } from "./drafters/ngram.js";
 export { GrowingTree } from "./drafters/tree_growth.js";
@@ -32,7 +32,7 @@ export { ownHost, type Answered, type Host, type Socket, type SocketClass } from
 export { loadModels } from "./models/models.js";
 export { serveModels } from "./models/serve.js";
 export type { Drafters, InThisThread, InWorker, LoadOptions, Models } from "./models/types.js";
-export type { Manners } from "./offline_stopping.js";
+export type { StoppingRule, StoppingRule as Manners } from "./offline_stopping.js";
 export { ClientSession, LocalProtocolError, type ClientOptions, type LinkState } from "./session/client.js";
 export type * from "./session/events.js";
 export { digest, type Fingerprints, type Limits } from "./session/handshake.js";

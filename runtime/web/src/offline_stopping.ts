@@ -4,7 +4,7 @@
 const RECENT = 256;
 
 /** Limits of a drafter that writes without the target: it predicts a few tokens well but degenerates on long text. */
-export interface Manners {
+export interface StoppingRule {
   /** Least probability that the target keeps all of it, by the drafter's own estimate; below, it stops. */
   readonly leastProbability: number;
   /** It stops if its last `repeated` tokens stood among the newest 256 before. */
@@ -14,7 +14,7 @@ export interface Manners {
 }
 
 /** Defaults, fitted to the shipped drafter; `moa-export` fits others to a target's own answers. */
-export const USUAL_MANNERS: Manners = { leastProbability: 0.4, repeated: 12, longest: 8 };
+export const USUAL_STOPPING_RULE: StoppingRule = { leastProbability: 0.4, repeated: 12, longest: 8 };
 
 /**
  * Return whether one more token is worth writing.
@@ -23,9 +23,9 @@ export const USUAL_MANNERS: Manners = { leastProbability: 0.4, repeated: 12, lon
  * @param unconfirmed tokens of it that the target has not seen.
  * @param logprob of all these (nats).
  */
-export function goOn(manners: Manners, text: readonly number[], unconfirmed: number, logprob: number): boolean {
-  const sure = manners.leastProbability ? logprob >= Math.log(manners.leastProbability) : true;
-  return sure && unconfirmed < manners.longest && !repeats(text, manners.repeated, unconfirmed);
+export function mayContinue(rule: StoppingRule, text: readonly number[], unconfirmed: number, logprob: number): boolean {
+  const sure = rule.leastProbability ? logprob >= Math.log(rule.leastProbability) : true;
+  return sure && unconfirmed < rule.longest && !repeats(text, rule.repeated, unconfirmed);
 }
 
 /** Return whether the last `length` tokens stood among the newest ones before, and some of them are `unconfirmed`. */

@@ -41,7 +41,7 @@ function offline(event: ChatEvent): number {
 const PARROT: Drafter = {
   rows: 0,
   needsRows: false,
-  manners: null,
+  stoppingRule: null,
   addRows: () => undefined,
   truncateRows: () => undefined,
   propose: (prefix, { nodes }) => {

@@ -5,10 +5,10 @@ import { test } from "node:test";
 
 import { DrafterSelection } from "../src/drafting/drafter_selection.js";
 import type { Drafting } from "../src/drafting/settings.js";
-import { CostModel, GrowingTree, Luck, NgramDrafter, NgramIndex, NgramMixture } from "../src/index.js";
+import { CostModel, GrowingTree, GumbelCoupling, NgramDrafter, NgramIndex, NgramMixture } from "../src/index.js";
 import { gumbel, likeliestPath } from "../src/index.js";
-import type { DraftToken, Manners, Pushed, RoundEnded } from "../src/index.js";
-import { goOn } from "../src/offline_stopping.js";
+import type { DraftToken, Pushed, RoundEnded, StoppingRule } from "../src/index.js";
+import { mayContinue } from "../src/offline_stopping.js";
 import { budgetFrom, samplingOf, type Fields } from "./figure_inputs.js";
 import { alike, ours, plain, read, type Value } from "./vectors.js";
 
@@ -31,11 +31,11 @@ part("noise", (given) => {
 });
 
 part("luck", (given) => {
-  const luck = new Luck(samplingOf(given));
+  const coupling = new GumbelCoupling(samplingOf(given));
   const position = given["position"] as number;
   const alternatives = (given["alternatives"] as Pair[][]).map(candidatesOf);
-  const ranked = alternatives.map((candidates) => said(luck.ranked(candidates, position)));
-  return { ranked, best: pair(luck.best(alternatives[0]!, position)) };
+  const ranked = alternatives.map((candidates) => said(coupling.ranked(candidates, position)));
+  return { ranked, best: pair(coupling.best(alternatives[0]!, position)) };
 });
 
 part("ngrams", (given) => {
@@ -52,13 +52,13 @@ part("mixtures", (given) => {
   const mixture = new NgramMixture([0]);
   mixture.confirm(given["text"] as number[]);
   const path = given["path"] as number[];
-  const luck = new Luck(samplingOf(given));
+  const coupling = new GumbelCoupling(samplingOf(given));
   const copies: DraftToken[] = [];
-  for (const copy of mixture.copies(path, luck)) {
+  for (const copy of mixture.copies(path, coupling)) {
     copies.push(copy);
     if (copies.length === 12) break;
   }
-  const copy = mixture.copy(path, luck);
+  const copy = mixture.copy(path, coupling);
   const mixed = said(mixture.mix(candidatesOf(given["candidates"] as Pair[]), path));
   return { mixed, copy: copy ? pair(copy) : null, copies: said(copies) };
 });
@@ -112,9 +112,9 @@ part("placements", (given) => {
 });
 
 part("manners", (given) => {
-  const manners = ours<Manners>(given["manners"]!);
+  const rule = ours<StoppingRule>(given["manners"]!);
   const text = given["text"] as number[];
-  return { go_on: goOn(manners, text, given["unconfirmed"] as number, given["logprob"] as number) };
+  return { go_on: mayContinue(rule, text, given["unconfirmed"] as number, given["logprob"] as number) };
 });
 
 function roundOf([accepted, draftS, waitedS]: number[]): RoundEnded {

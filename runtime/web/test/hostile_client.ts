@@ -31,7 +31,7 @@ const bundle: ChatBundle = {
 /** Always drafts the same tokens; its rows are of one head of one number. */
 class Guesser implements Drafter {
   readonly needsRows = true;
-  readonly manners = null;
+  readonly stoppingRule = null;
   private readonly held = new GrowingRows({ kvHeads: 1, headDim: 1 });
 
   get rows(): number {

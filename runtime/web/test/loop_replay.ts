@@ -14,7 +14,7 @@ import type {
   Fingerprints,
   LoopEvent,
   LoopSettings,
-  Manners,
+  StoppingRule,
   KvArray,
   Offline,
   Policy,
@@ -49,13 +49,13 @@ export function replayLoop(trace: LoopTrace): void {
 class StandIn implements Drafter {
   rows = 0;
   readonly needsRows: boolean;
-  readonly manners: Manners | null;
+  readonly stoppingRule: StoppingRule | null;
   told: Value[] = [];
   private readonly headDim: number;
 
   constructor(said: Said) {
     this.needsRows = said["needs_rows"] as boolean;
-    this.manners = ours<Manners | null>(said["manners"]!);
+    this.stoppingRule = ours<StoppingRule | null>(said["manners"]!);
     this.headDim = said["head_dim"] as number;
   }
 

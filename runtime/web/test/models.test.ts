@@ -85,13 +85,13 @@ async function drafted({ drafter, writer }: Drafters): Promise<unknown[]> {
   drafter.truncateRows(2);
   drafter.addRows(2, rows(3), rows(3, 1));
   const tree = await drafter.propose(TEXT, budgetOf(9, 3, { width: 2, branches: true }));
-  return [chain, tree, drafter.rows, drafter.needsRows, drafter.manners, await writer!.propose(TEXT, budgetOf(4, 4))];
+  return [chain, tree, drafter.rows, drafter.needsRows, drafter.stoppingRule, await writer!.propose(TEXT, budgetOf(4, 4))];
 }
 
 async function expected(): Promise<unknown[]> {
   const mixture = new NgramMixture([0]);
-  const manners = { leastProbability: 0.4, repeated: 12, longest: 8 };
-  const drafter = new MoaDrafter(new CountingBackend(true), { maxContext: 1000, stopTokens: [0], mixture, manners });
+  const stoppingRule = { leastProbability: 0.4, repeated: 12, longest: 8 };
+  const drafter = new MoaDrafter(new CountingBackend(true), { maxContext: 1000, stopTokens: [0], mixture, stoppingRule });
   const writer = new MoaDrafter(new CountingBackend(false), { maxContext: 20, stopTokens: [0] });
   return drafted({ drafter, writer, close: () => undefined });
 }

@@ -1,7 +1,7 @@
 /** The parts of a bundle's manifest that a client reads. `docs/bundle.md` describes each field. */
 
 import { MoaError } from "../errors.js";
-import type { Manners } from "../offline_stopping.js";
+import type { StoppingRule } from "../offline_stopping.js";
 import type { Fingerprints } from "../session/handshake.js";
 
 export const SCHEMA_VERSION = 2;
@@ -61,8 +61,8 @@ export interface Manifest {
   /** The graph for onnxruntime-web; undefined if the bundle was exported without `--target web`. */
   readonly web: TargetEntry | undefined;
   readonly webWriter: WriterEntry | undefined;
-  /** Limits of offline writing; null if none were fitted. */
-  readonly manners: Manners | null;
+  /** The drafter's stopping rule offline; null if none was fitted. */
+  readonly manners: StoppingRule | null;
   readonly sampling: RecommendedSampling | null;
   /** Every file of the bundle but the manifest. */
   readonly files: ReadonlyMap<string, FileEntry>;
@@ -192,7 +192,7 @@ function writer(value: unknown): WriterEntry {
   return { ...target(value), maxContext: count(fields(fields(value)["details"])["max_context"]) };
 }
 
-function manners(value: unknown): Manners {
+function manners(value: unknown): StoppingRule {
   const raw = fields(value);
   const whole = { repeated: count(raw["repeated"]), longest: count(raw["longest"]) };
   return { leastProbability: number(raw["least_probability"]), ...whole };

@@ -1,11 +1,11 @@
 /** The contract of every drafter, and the budget of a draft. */
 
-import type { Manners } from "../offline_stopping.js";
+import type { StoppingRule } from "../offline_stopping.js";
 import type { KvArray } from "../session/memory_rows.js";
 import type { Sampling } from "../session/sampling.js";
 import type { DraftTree } from "../session/tree.js";
 
-/** A candidate and its log-probability (nats): of being the target's choice, after {@link Luck} has ranked it. */
+/** A candidate and its log-probability (nats): of being the target's choice, after {@link GumbelCoupling} has ranked it. */
 export interface DraftToken {
   readonly token: number;
   readonly logprob: number;
@@ -87,7 +87,7 @@ export interface Drafter {
   /** Whether drafts without a memory row are useless. */
   readonly needsRows: boolean;
   /** When it stops if it writes offline; null for never. */
-  readonly manners: Manners | null;
+  readonly stoppingRule: StoppingRule | null;
 
   /**
    * Store memory rows of committed tokens.
@@ -104,7 +104,7 @@ export interface Drafter {
    * Return tokens that may follow `prefix`, the conversation's tokens from position 0. Until that is done the drafter gets no
    * other call and no rows.
    *
-   * If the target samples, a drafter may use `sampling` to guess with the target's own noise, see `Luck`; the committed token
+   * If the target samples, a drafter may use `sampling` to guess with the target's own noise, see `GumbelCoupling`; the committed token
    * is the target's choice in any case. Greedy if omitted.
    *
    * @returns as many as pay: if `budget.levels` allows any, the first level is always drafted. A chain is a tree without

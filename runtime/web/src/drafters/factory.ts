@@ -2,7 +2,7 @@
 
 import type { Backend } from "../backends/base.js";
 import type { Manifest } from "../bundle/manifest.js";
-import { USUAL_MANNERS, type Manners } from "../offline_stopping.js";
+import { USUAL_STOPPING_RULE, type StoppingRule } from "../offline_stopping.js";
 import { MoaDrafter } from "./moa.js";
 import { NgramMixture } from "./ngram.js";
 
@@ -12,21 +12,21 @@ export interface DrafterPlan {
   readonly stopTokens: readonly number[];
   /** Whether the graph's candidates are mixed with copies from the conversation, see {@link NgramMixture}. */
   readonly ngrams: boolean;
-  readonly manners: Manners | null;
+  readonly stoppingRule: StoppingRule | null;
 }
 
 /** Return the plan of a bundle's drafter. */
 export function drafterPlan({ maxContext, stopTokens, manners }: Manifest): DrafterPlan {
-  return { maxContext, stopTokens, ngrams: true, manners: manners ?? USUAL_MANNERS };
+  return { maxContext, stopTokens, ngrams: true, stoppingRule: manners ?? USUAL_STOPPING_RULE };
 }
 
 /** Return the plan of the writer, whose cache follows the conversation only while it writes. */
 export function writerPlan({ maxContext, stopTokens, webWriter }: Manifest): DrafterPlan {
-  return { maxContext: Math.min(maxContext, webWriter!.maxContext), stopTokens, ngrams: false, manners: null };
+  return { maxContext: Math.min(maxContext, webWriter!.maxContext), stopTokens, ngrams: false, stoppingRule: null };
 }
 
 /** Return a drafter for one conversation; several may share `backend`, a bundle's graph. */
-export function drafterOf({ maxContext, stopTokens, ngrams, manners }: DrafterPlan, backend: Backend): MoaDrafter {
+export function drafterOf({ maxContext, stopTokens, ngrams, stoppingRule }: DrafterPlan, backend: Backend): MoaDrafter {
   const mixture = ngrams ? new NgramMixture(stopTokens) : undefined;
-  return new MoaDrafter(backend, { maxContext, stopTokens, mixture, manners });
+  return new MoaDrafter(backend, { maxContext, stopTokens, mixture, stoppingRule });
 }

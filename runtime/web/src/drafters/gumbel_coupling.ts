@@ -19,7 +19,7 @@ const HOTTEST = 100; // highest temperature that is told apart
  * tokens outside the candidate list share `rest * exp(OTHERS * t**2)`; `t` is `T * topP`. For a greedy target nothing
  * changes.
  */
-export class Luck {
+export class GumbelCoupling {
   private readonly seed: bigint;
   private readonly heat: number;
 
@@ -49,7 +49,7 @@ export class Luck {
 }
 
 /** For a greedy target. */
-export const NO_LUCK = new Luck(GREEDY);
+export const NO_COUPLING = new GumbelCoupling(GREEDY);
 
 /** Return the logarithm of the sum of exponentials. */
 function logSum(values: readonly number[]): number {

@@ -1,13 +1,13 @@
 /** The Mixture of Attentions drafter on a device: a backend and its caches. */
 
 import { chainInputs, type Backend, type StepResult } from "../backends/base.js";
-import type { Manners } from "../offline_stopping.js";
+import type { StoppingRule } from "../offline_stopping.js";
 import type { KvArray } from "../session/memory_rows.js";
 import { GREEDY, type Sampling } from "../session/sampling.js";
 import { NOTHING, prependChain, type DraftTree } from "../session/tree.js";
 import { append, commonLength } from "../tokens.js";
 import { continued, type Budget, type DraftToken, type Drafter } from "./base.js";
-import { Luck, NO_LUCK } from "./gumbel_coupling.js";
+import { GumbelCoupling, NO_COUPLING } from "./gumbel_coupling.js";
 import { GrowingRows } from "./kv_buffer.js";
 import { LONGEST_SUFFIX, worthCopying, type NgramMixture } from "./ngram.js";
 import { GrowingTree } from "./tree_growth.js";
@@ -29,7 +29,7 @@ export interface MoaOptions {
   /** Mixes the backend's candidates with copies; undefined to take them as they are. */
   readonly mixture?: NgramMixture | undefined;
   /** When it stops if it writes offline; null for never. */
-  readonly manners?: Manners | null;
+  readonly stoppingRule?: StoppingRule | null;
 }
 
 /**
@@ -39,11 +39,11 @@ export interface MoaOptions {
  * half that ends with layers of the target they do), so they are computed again when rows change.
  */
 export class MoaDrafter implements Drafter {
-  readonly manners: Manners | null;
+  readonly stoppingRule: StoppingRule | null;
   private readonly maxContext: number;
   private readonly stopTokens: ReadonlySet<number>;
   private readonly mixture: NgramMixture | undefined;
-  private luck = NO_LUCK;
+  private coupling = NO_COUPLING;
   private readonly cached: number[] = [];
   private readonly cache: GrowingRows;
   private readonly memory: GrowingRows;
@@ -53,12 +53,12 @@ export class MoaDrafter implements Drafter {
   /** @param backend the device half, which may serve several drafters. */
   constructor(
     private readonly backend: Backend,
-    { maxContext, stopTokens = [], mixture, manners = null }: MoaOptions,
+    { maxContext, stopTokens = [], mixture, stoppingRule = null }: MoaOptions,
   ) {
     this.maxContext = maxContext;
     this.stopTokens = new Set(stopTokens);
     this.mixture = mixture;
-    this.manners = manners;
+    this.stoppingRule = stoppingRule;
     this.cache = new GrowingRows(backend.kvShape);
     this.memory = new GrowingRows(backend.kvShape);
   }
@@ -94,7 +94,7 @@ export class MoaDrafter implements Drafter {
     const depth = Math.min(budget.depth, this.maxContext - prefix.length);
     if (depth < 1 || budget.nodes < 1) return NOTHING;
     this.mixture?.confirm(prefix.slice(0, prefix.length - budget.tentative));
-    this.luck = new Luck(sampling);
+    this.coupling = new GumbelCoupling(sampling);
     const fitting = { ...budget, depth, levels: Math.min(budget.levels, depth) };
     return budget.branches && budget.levels ? this.tree([...prefix], fitting) : this.chain([...prefix], fitting);
   }
@@ -120,7 +120,7 @@ export class MoaDrafter implements Drafter {
     }
     if (this.mixture && !ended) {
       const most = Math.min(budget.depth, budget.nodes);
-      for (const token of this.mixture.copies(text, this.luck)) {
+      for (const token of this.mixture.copies(text, this.coupling)) {
         logprob += token.logprob;
         if (logprobs.length >= most || !worthCopying(budget, logprob)) break;
         text.push(token.token);
@@ -155,11 +155,11 @@ export class MoaDrafter implements Drafter {
       tree.addLevel(this.candidates(result, text, paths));
     }
     this.cache.truncate(length);
-    const { mixture, luck } = this;
+    const { mixture, coupling } = this;
     if (mixture) {
       const tail = text.slice(-LONGEST_SUFFIX);
       const before = length - tail.length;
-      tree.lengthen((path) => mixture.copies([...tail, ...path], luck, before), budget.depth - tree.depth);
+      tree.lengthen((path) => mixture.copies([...tail, ...path], coupling, before), budget.depth - tree.depth);
     }
     return tree.best();
   }
@@ -207,7 +207,7 @@ export class MoaDrafter implements Drafter {
 
   /** Return a copy that is likely enough to save a step of the model. */
   private surelyCopied(text: readonly number[]): DraftToken | undefined {
-    const copy = this.mixture?.copy(text, this.luck);
+    const copy = this.mixture?.copy(text, this.coupling);
     return copy && copy.logprob > SURE ? copy : undefined;
   }
 
@@ -230,7 +230,7 @@ export class MoaDrafter implements Drafter {
       append(text, path); // in place: the text may be long
       const mixed = this.mixture?.mix(ranked, text) ?? ranked;
       text.length = length;
-      return this.luck.ranked(mixed, length + path.length);
+      return this.coupling.ranked(mixed, length + path.length);
     });
   }
 }

@@ -6,7 +6,7 @@ import { GREEDY, type Sampling } from "../session/sampling.js";
 import { NOTHING, prependChain, type DraftTree } from "../session/tree.js";
 import { commonLength } from "../tokens.js";
 import { sends, type Budget, type DraftToken, type Drafter } from "./base.js";
-import { Luck, NO_LUCK } from "./gumbel_coupling.js";
+import { GumbelCoupling, NO_COUPLING } from "./gumbel_coupling.js";
 
 /** Longest suffix that is matched, in tokens. */
 export const LONGEST_SUFFIX = 16;
@@ -175,8 +175,8 @@ export class NgramMixture {
    * Return the token that the index alone expects after `path`, within the reach; undefined if it has no match. It takes no
    * step of the drafter, whose share of the probability is 0.
    */
-  copy(path: readonly number[], luck: Luck = NO_LUCK): DraftToken | undefined {
-    return this.reaches(path) ? this.copied(path, path.length, luck) : undefined;
+  copy(path: readonly number[], coupling: GumbelCoupling = NO_COUPLING): DraftToken | undefined {
+    return this.reaches(path) ? this.copied(path, path.length, coupling) : undefined;
   }
 
   /**
@@ -186,22 +186,22 @@ export class NgramMixture {
    * @param path the text, or its last {@link LONGEST_SUFFIX} tokens.
    * @param before tokens of the text before `path`.
    */
-  *copies(path: readonly number[], luck: Luck = NO_LUCK, before = 0): Generator<DraftToken> {
+  *copies(path: readonly number[], coupling: GumbelCoupling = NO_COUPLING, before = 0): Generator<DraftToken> {
     const text = path.slice(-LONGEST_SUFFIX);
     for (let position = before + path.length; ; position++) {
-      const copy = this.copied(text, position, luck);
+      const copy = this.copied(text, position, coupling);
       if (!copy) return;
       text.push(copy.token);
       yield copy;
     }
   }
 
-  private copied(path: readonly number[], position: number, luck: Luck): DraftToken | undefined {
+  private copied(path: readonly number[], position: number, coupling: GumbelCoupling): DraftToken | undefined {
     const match = this.index.match(path);
     if (!match) return undefined;
     const weight = weightOf(match.length);
     const followers = [...match.probabilities].map(([token, share]) => ({ token, logprob: Math.log(weight * share) }));
-    return luck.best(followers, position);
+    return coupling.best(followers, position);
   }
 
   private reaches(path: readonly number[]): boolean {
@@ -220,7 +220,7 @@ function weightOf(length: number): number {
 export class NgramDrafter implements Drafter {
   readonly rows = 0;
   readonly needsRows = false;
-  readonly manners = null;
+  readonly stoppingRule = null;
   private readonly mixture: NgramMixture;
 
   /** @param stopTokens ids that end a turn; they are not copied. */
@@ -244,11 +244,11 @@ export class NgramDrafter implements Drafter {
   propose(prefix: readonly number[], budget: Budget, sampling: Sampling = GREEDY): DraftTree {
     const text = [...prefix];
     const logprobs: number[] = [];
-    const luck = new Luck(sampling);
+    const coupling = new GumbelCoupling(sampling);
     let logprob = 0;
     while (logprobs.length < Math.min(budget.nodes, budget.depth)) {
       this.mixture.confirm(text);
-      const copy = this.mixture.copy(text, luck);
+      const copy = this.mixture.copy(text, coupling);
       if (!copy) break;
       logprob += copy.logprob;
       const levelled = logprobs.length < budget.levels && (!logprobs.length || sends(budget, logprob));

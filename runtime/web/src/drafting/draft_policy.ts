@@ -2,7 +2,7 @@
 
 import { budgetOf, continued, type Budget, type Drafter } from "../drafters/base.js";
 import type { PauseReason } from "../events.js";
-import { goOn } from "../offline_stopping.js";
+import { mayContinue } from "../offline_stopping.js";
 import type { ClientSession } from "../session/client.js";
 import type { Limits } from "../session/handshake.js";
 import type { Controller } from "./draft_controllers.js";
@@ -139,10 +139,10 @@ export class DraftPolicy<D extends Drafter> {
 
   /** Whether the stopping rule forbids the device to write on alone. */
   private get unsure(): boolean {
-    const manners = this.active?.manners;
-    if (!manners) return false;
+    const stoppingRule = this.active?.stoppingRule;
+    if (!stoppingRule) return false;
     const tentative = this.session.tentative.length;
-    return !goOn(manners, this.session.tokens, tentative, this.tentativeLogprob(tentative));
+    return !mayContinue(stoppingRule, this.session.tokens, tentative, this.tentativeLogprob(tentative));
   }
 
   /** Whether the device has to go on without the target. */

@@ -7,7 +7,7 @@ import type { TargetEntry } from "../bundle/manifest.js";
 import type { Budget, Drafter } from "../drafters/base.js";
 import { drafterPlan, writerPlan, type DrafterPlan } from "../drafters/factory.js";
 import { checkRows } from "../drafters/kv_buffer.js";
-import type { Manners } from "../offline_stopping.js";
+import type { StoppingRule } from "../offline_stopping.js";
 import type { KvArray } from "../session/memory_rows.js";
 import { GREEDY, type Sampling } from "../session/sampling.js";
 import { NOTHING, type DraftTree } from "../session/tree.js";
@@ -54,7 +54,7 @@ export class WorkerModels implements Models {
     const drafter = this.made++;
     const kvShape = kvShapeOf(entry);
     this.link.tell({ do: "make", drafter, model, kvShape, plan });
-    const served = { drafter, kvShape, needsRows: model === "drafter", manners: plan.manners };
+    const served = { drafter, kvShape, needsRows: model === "drafter", stoppingRule: plan.stoppingRule };
     return new WorkerDrafter(this.link, served, ready);
   }
 
@@ -85,14 +85,14 @@ interface Served {
   readonly drafter: number;
   readonly kvShape: KvShape;
   readonly needsRows: boolean;
-  readonly manners: Manners | null;
+  readonly stoppingRule: StoppingRule | null;
 }
 
 /** A proxy of a `MoaDrafter` in the worker. It counts rows itself, so that rows that do not fit are refused at once. */
 export class WorkerDrafter implements Drafter {
   rows = 0;
   readonly needsRows: boolean;
-  readonly manners: Manners | null;
+  readonly stoppingRule: StoppingRule | null;
 
   /** @param ready awaited before each draft. */
   constructor(
@@ -101,7 +101,7 @@ export class WorkerDrafter implements Drafter {
     private readonly ready: () => Promise<void>,
   ) {
     this.needsRows = served.needsRows;
-    this.manners = served.manners;
+    this.stoppingRule = served.stoppingRule;
   }
 
   addRows(start: number, keys: KvArray, values: KvArray): void {
