@@ -76,7 +76,7 @@ def add_target_options(
     parser: argparse.ArgumentParser, *, without_bundle: str = "a name also chooses the bundle, as in moa-chat"
 ) -> None:
     """Add ``--model`` and ``--drafter``; ``without_bundle`` explains the latter if there is no ``--bundle``."""
-    parser.add_argument("--model", help="target: the built-in default, a folder, or a Hub id")
+    parser.add_argument("--model", help="target: the built-in default, a folder, a GGUF file, or a Hub id")
     parser.add_argument(
         "--drafter",
         metavar="NAME|FOLDER",

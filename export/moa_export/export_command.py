@@ -40,7 +40,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=default_bundle(), metavar="DIR", help="the bundle's folder (default: %(default)s)"
     )
     parser.add_argument(
-        "--model", metavar="NAME", help="target model: built-in name, Hub id or folder (default smollm2-135m-instruct)"
+        "--model",
+        metavar="NAME",
+        help="target model: built-in name, Hub id, folder or GGUF file (default smollm2-135m-instruct)",
     )
     parser.add_argument(
         "--drafter",

@@ -58,7 +58,7 @@ class ServeError(MoaError):
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="moa-serve", description="Serve a target that verifies drafts over WebSocket.")
-    p.add_argument("--model", metavar="NAME", help="a model folder or Hub id (default: the built-in target)")
+    p.add_argument("--model", metavar="NAME", help="a model folder, GGUF file or Hub id (default: the built-in target)")
     p.add_argument(
         "--drafter",
         metavar="NAME|FOLDER",
