@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 class MoADrafter(Drafter):
     """Parameters of both halves, under the published checkpoint's names."""
 
+    config: DrafterConfig
+
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config.vocab_size, config.draft_vocab_size, config.decoder.hidden_size)
         self.config = config

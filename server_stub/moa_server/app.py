@@ -187,7 +187,7 @@ class Verifier:
     def _misdirected(self, headers: Headers) -> JSONResponse | None:
         """Return the refusal of a request for another host; None if the host is allowed."""
         host = headers.get("host")
-        if host_allowed(host, self.settings.loopback, self.settings.hosts):
+        if host is None or host_allowed(host, self.settings.loopback, self.settings.hosts):
             return None
         text = f"this verifier listens on this machine alone and answers for localhost, not for {host[:100]}; "
         text += f"moa-serve --allow-host {host[:100]} would let it"
@@ -197,7 +197,7 @@ class Verifier:
         """Whether a request comes from the page that is served here."""
         host = connection.headers.get("host")
         secure = connection.scope["scheme"] in ("https", "wss")
-        if self.website is None or not own_origin(connection.headers["origin"], host, secure):
+        if self.website is None or host is None or not own_origin(connection.headers["origin"], host, secure):
             return False
         # The same holds for a page whose name is made to resolve to this machine (DNS rebinding). Such a page has no
         # token, for a browser's storage belongs to an origin. If no token is required, the name must be one that no
@@ -271,5 +271,5 @@ def create_app(
 def _cross_origin(settings: Settings) -> list[Any]:
     if not settings.origins:
         return []
-    allowed = {"allow_origins": list(settings.origins), "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
-    return [Middleware(CORSMiddleware, **allowed)]
+    origins = list(settings.origins)
+    return [Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])]

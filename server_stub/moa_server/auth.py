@@ -104,7 +104,11 @@ class Authenticator:
         self._watches[key] = bearer, withdrawn
         if not self.valid(bearer):
             withdrawn()
-        return lambda: self._watches.pop(key, None)
+
+        def end() -> None:
+            self._watches.pop(key, None)
+
+        return end
 
     def budgets(self, bearer: Bearer) -> Budgets:
         """Return the usage of a bearer: one object for each name, kept across :meth:`reload`."""
@@ -215,7 +219,7 @@ def _amount(key: str, value: object) -> Any:
             return value
         raise TokenFileError(f"sessions must be a whole number from 1 on, not {value!r}; leave it out for no limit")
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if number and 0 < value <= sys.float_info.max:  # whole numbers of JSON may be larger
+    if number and 0 < value <= sys.float_info.max:  # type: ignore[operator]  # whole numbers of JSON may be larger
         return value
     raise TokenFileError(f"{key} must be a number above 0, not {value!r}; leave it out for no limit")
 

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -276,7 +276,7 @@ class Connection:
         self._metrics.refused(_code(message))
         _log.info("a frame was refused: %s", message.fault.text, extra={"data": {"reason": _code(message)}})
 
-    async def _refuse(self, message: wire.ServerMessage, code: int) -> None:
+    async def _refuse(self, message: wire.ServerMessage, code: int) -> NoReturn:
         """Send a fault and close."""
         self._metrics.refused(_code(message))
         await self._send(message)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -122,7 +122,9 @@ class PlainDecodingEndpoint:
             self.running -= 1
             budgets.close_session()
 
-    async def _tokens(self, plain: PlainDecoding, withdrawn: asyncio.Event, budgets: Budgets) -> AsyncIterator[Token]:
+    async def _tokens(
+        self, plain: PlainDecoding, withdrawn: asyncio.Event, budgets: Budgets
+    ) -> AsyncGenerator[Token, None]:
         """Decode until the end; each token is a job of its own, so that others have their turns in between."""
         try:
             owed_s = budgets.wait_s(Kind.PREFILL_TOKENS, plain.length)
@@ -184,7 +186,7 @@ class PlainDecodingEndpoint:
         return _Wanted(tokens, Sampling(float(temperature), float(top_p), seed), most, stream)
 
 
-async def _whole(plain: PlainDecoding, tokens: AsyncIterator[Token]) -> dict[str, Any]:
+async def _whole(plain: PlainDecoding, tokens: AsyncGenerator[Token, None]) -> dict[str, Any]:
     written: list[int] = []
     steps = 0
     async with contextlib.aclosing(tokens):
@@ -194,7 +196,7 @@ async def _whole(plain: PlainDecoding, tokens: AsyncIterator[Token]) -> dict[str
     return {"tokens": written, "forwards": steps, "finish": plain.finish}
 
 
-async def _events(plain: PlainDecoding, tokens: AsyncIterator[Token]) -> AsyncIterator[str]:
+async def _events(plain: PlainDecoding, tokens: AsyncGenerator[Token, None]) -> AsyncIterator[str]:
     steps = 0
     async with contextlib.aclosing(tokens):
         try:

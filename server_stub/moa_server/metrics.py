@@ -18,14 +18,14 @@ _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 class _Watched(Collector):
     """A gauge, or a counter kept elsewhere, read at each scrape."""
 
-    def __init__(self, family: type[Metric], name: str, text: str, value: Callable[[], float]) -> None:
+    def __init__(self, family: Callable[..., Metric], name: str, text: str, value: Callable[[], float]) -> None:
         self._family, self._name, self._text, self._value = family, name, text, value
 
     def describe(self) -> Iterator[Metric]:
         yield self._family(self._name, self._text)
 
     def collect(self) -> Iterator[Metric]:
-        yield self._family(self._name, self._text, value=self._value())  # type: ignore[call-arg]
+        yield self._family(self._name, self._text, value=self._value())
 
 
 class Metrics:

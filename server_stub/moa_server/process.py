@@ -164,7 +164,7 @@ class VerifierServer(EdgeServer):
             await asyncio.sleep(0.02)
         if self.server_state.tasks:
             for connection in list(self.server_state.connections):
-                connection.transport.abort()  # type: ignore[union-attr]
+                connection.transport.abort()
             await asyncio.sleep(0.1)
 
 

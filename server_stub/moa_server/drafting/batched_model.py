@@ -82,7 +82,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Ten
 
 def joined(dtype: torch.dtype, module: nn.Module, *names: str) -> Product:
     """The products with several linear layers of a module as one; they have no biases."""
-    return product(torch.cat([module.get_submodule(name).weight.detach().to(dtype) for name in names]))
+    return product(torch.cat([getattr(module, name).weight.detach().to(dtype) for name in names]))
 
 
 def multiplied(matrix: Product, rows: Tensor, dtype: torch.dtype) -> Tensor:

@@ -30,14 +30,14 @@ _RETRY_AFTER = (b"retry-after", b"5")
 _CLOSE = (b"connection", b"close")
 
 
-class _ClientFaults(logging.LoggerAdapter):
+class _ClientFaults(logging.LoggerAdapter):  # type: ignore[type-arg]  # needs Python 3.11
     """uvicorn's logger, with client errors logged at debug instead of warning."""
 
     warning = logging.LoggerAdapter.debug
 
     @property
     def level(self) -> int:
-        return self.logger.level
+        return int(self.logger.level)
 
 
 class EdgeHttp(SlotProtocol, H11Protocol):

@@ -112,7 +112,7 @@ class EdgeWebSocket(SlotProtocol, WebSocketsSansIOProtocol):
                 self._fail(_TOO_BIG, f"no whole message in the first {self._slot.limits.first_message_bytes} bytes")
 
     async def receive(self) -> Any:
-        message = await self.queue.get()
+        message: Any = await self.queue.get()
         if message["type"] == "websocket.receive" and not (self.close_sent or self._slot.busy or self._slot.begin()):
             message = {**message, FULL_KEY: True}
         self._go_on_reading()

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -121,7 +122,7 @@ class TileAttention:
             """``[..., height, n]`` without the padding as ``[..., count, heads per kv_head, n]``."""
             return padded[..., : tile.count * heads.per_kv, :].unflatten(-2, (tile.count, heads.per_kv))
 
-        like = {"dtype": torch.float32, "device": memory.device}
+        like: dict[str, Any] = {"dtype": torch.float32, "device": memory.device}
         self._queries = torch.zeros(blocks * kv, height, heads.size, **like)
         self._filled = of_tokens(self._queries.view(blocks, kv, height, heads.size))
         self._fill_from = queries[rows].movedim(0, 1)

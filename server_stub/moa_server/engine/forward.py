@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -152,6 +152,9 @@ class GeneralPass:
 class _CacheLayer(DynamicLayer):
     """One layer of a cache for transformers: ``keys`` and ``values`` are ``[1, kv_heads, length, head_dim]``."""
 
+    keys: Tensor
+    values: Tensor
+
     def __init__(self, cache: KVCache, index: int, cached: int) -> None:
         super().__init__()
         self._halves = cache.keys[index], cache.values[index]  # [1, kv_heads, capacity, head_dim]
@@ -177,7 +180,7 @@ class _TransformersCache(Cache):
 
 
 @torch.inference_mode()
-def _trial(target: Target) -> DynamicCache:
+def _trial(target: Target) -> Any:
     """The cache after one token."""
     ids = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
     return target.model.model(input_ids=ids, past_key_values=DynamicCache(), use_cache=True).past_key_values

@@ -20,7 +20,7 @@ from torch.nn import functional
 from moa_drafter.target import Target
 from moa_drafter.target_config import unknown_fields
 from moa_runtime.session.tree import depths
-from moa_server.engine.attention import Heads, TileAttention, memory_needed, tiles
+from moa_server.engine.attention import Heads, Tile, TileAttention, memory_needed, tiles
 from moa_server.engine.forward import Piece
 from moa_server.engine.kv_cache import KVCache, KVCacheShape, rounded_up
 from moa_server.engine.packed_linear import Product, product
@@ -135,7 +135,7 @@ class FusedLlama:
         """See :meth:`moa_server.engine.forward.TargetPass.forward`; always one forward."""
         tokens: list[int] = []
         positions: list[int] = []
-        planned = []
+        planned: list[Tile] = []
         for piece in pieces:
             planned += tiles(piece, len(tokens))
             first = piece.cached + piece.shift

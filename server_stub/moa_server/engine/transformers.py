@@ -234,8 +234,15 @@ class TransformersEngine:
         target = load_target(target_name, device=device, dtype=dtype_of(dtype, torch.device(device)))
         if drafter is not None:
             drafter = drafter.to(target.device)
-        settings = {"dtype": dtype, "cache_tokens": cache_tokens, "release_weights": release_weights}
-        return cls(target, drafter, fingerprint, max_context, **settings)
+        return cls(
+            target,
+            drafter,
+            fingerprint,
+            max_context,
+            dtype=dtype,
+            cache_tokens=cache_tokens,
+            release_weights=release_weights,
+        )
 
     @property
     def facts(self) -> EngineFacts:
@@ -299,9 +306,8 @@ class TransformersEngine:
             self._forward(batch)
         chosen = self._choose([each for each in work if each.choosing])
         rows = self._rows.of([each.rows_wanted for each in work])
-        return [
-            Outcome(*chosen.get(each.request.sequence, ((), None)), own) for each, own in zip(work, rows, strict=True)
-        ]
+        choices = [chosen.get(each.request.sequence, ((), None)) for each in work]
+        return [Outcome(path, token, own) for (path, token), own in zip(choices, rows, strict=True)]
 
     def _opened(self, request: StepRequest) -> RequestState:
         state = self._sequences.opened(request.sequence, request.prefix)
@@ -363,6 +369,7 @@ class TransformersEngine:
             levels, own = [0, *depths(parents)], first
 
             def choice(node: int, request: StepRequest = request, levels: list[int] = levels, own: int = own) -> int:
+                assert request.sampling is not None
                 row = logits[own + node].cpu().numpy()
                 return choose(row, request.sampling, len(request.prefix) + levels[node])
 

@@ -36,7 +36,7 @@ class Replica:
         options: of ``moa-serve``.
     """
 
-    async def __init__(self, options: argparse.Namespace) -> None:
+    async def __init__(self, options: argparse.Namespace) -> None:  # type: ignore[misc]  # Ray awaits it
         configure(options.log_format, options.log_level)
         engine, settings = load_engine(options), settings_of(options)
         self._app = create_app(engine, settings, drafts=server_drafts(engine, settings, options))

@@ -14,7 +14,7 @@ from ray.serve.request_router import PendingRequest, RunningReplica
 from moa_runtime.session_id import SESSION_ID_HEADER
 
 
-class SessionRouter(ConsistentHashRouter):
+class SessionRouter(ConsistentHashRouter):  # type: ignore[misc]
     """Ray's consistent hashing of the header ``x-session-id``, and of the query parameter of that name."""
 
     async def choose_replicas(
@@ -22,7 +22,8 @@ class SessionRouter(ConsistentHashRouter):
     ) -> list[list[RunningReplica]]:
         if pending_request is not None and not pending_request.metadata.session_id:
             pending_request.metadata.session_id = session_id_in(pending_request.args)
-        return await super().choose_replicas(candidate_replicas, pending_request)
+        chosen: list[list[RunningReplica]] = await super().choose_replicas(candidate_replicas, pending_request)
+        return chosen
 
 
 def session_id_in(arguments: Sequence[Any]) -> str:
@@ -30,4 +31,5 @@ def session_id_in(arguments: Sequence[Any]) -> str:
     Ray's proxy. Empty if there is none."""
     request = pickle.loads(arguments[0]) if arguments and isinstance(arguments[0], bytes) else None
     query = request.asgi_scope.get("query_string", b"") if isinstance(request, StreamingHTTPRequest) else b""
-    return parse_qs(query.decode("latin-1")).get(SESSION_ID_HEADER, [""])[0]
+    ids: list[str] = parse_qs(query.decode("latin-1")).get(SESSION_ID_HEADER, [""])
+    return ids[0]

@@ -161,8 +161,8 @@ def verdict_of(
         sharing: see :meth:`moa_runtime.session.server.ServerSession.decide`.
     """
     assert job.token is not None
-    spent = (min(int(1e6 * each), _MOST_US) for each in (seconds, draft_s))
-    verdict = session.decide(work, job.path, job.token, *spent, sharing)
+    compute_us, draft_us = (min(int(1e6 * each), _MOST_US) for each in (seconds, draft_s))
+    verdict = session.decide(work, job.path, job.token, compute_us, draft_us, sharing)
     if work.rows_from is not None:
         take_rows(session, job)
     return verdict

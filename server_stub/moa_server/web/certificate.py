@@ -32,8 +32,10 @@ _RENEWED_BEFORE = timedelta(days=60)
 _CLOCKS_DIFFER = timedelta(days=1)
 
 #: Private networks: RFC 1918, 6598, 3927, 4193, 4291.
-_PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "127.0.0.0/8")
-_PRIVATE += ("fc00::/7", "fe80::/10", "::1/128")
+_PRIVATE = (
+    *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "127.0.0.0/8"),
+    *("fc00::/7", "fe80::/10", "::1/128"),
+)
 _PRIVATE_NAMES = ("local", "localhost", "home.arpa")  # and what is below them (RFC 6762, 6761, 8375)
 
 
@@ -105,7 +107,7 @@ def _new_authority(hosts: Sequence[str], now: datetime) -> _Pair:
     mine = next((host for host in hosts if host not in ("localhost", "127.0.0.1", "::1")), "localhost")
     builder = _builder(f"moa-serve on {mine}", now, _AUTHORITY_LIFE)
     builder = builder.issuer_name(_named(f"moa-serve on {mine}")).public_key(key.public_key())
-    permitted = [x509.IPAddress(ipaddress.ip_network(network)) for network in _PRIVATE]
+    permitted: list[x509.GeneralName] = [x509.IPAddress(ipaddress.ip_network(network)) for network in _PRIVATE]
     permitted += [x509.DNSName(name) for name in _PRIVATE_NAMES]
     for host in hosts:
         if not _permitted(host, permitted):
@@ -176,7 +178,7 @@ def _permitted(host: str, subtrees: Sequence[x509.GeneralName]) -> bool:
     name = _general_name(host)
     for tree in subtrees:
         if isinstance(name, x509.IPAddress) and isinstance(tree, x509.IPAddress):
-            if name.value in tree.value:
+            if name.value in tree.value:  # type: ignore[operator]  # constraints hold networks
                 return True
         elif isinstance(tree, x509.DNSName) and f".{host}".endswith(f".{tree.value}"):
             return True

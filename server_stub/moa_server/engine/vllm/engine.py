@@ -137,8 +137,16 @@ class VllmEngine:
         check_device(device)
         drafter = None if drafter_folder is None else load_checkpoint(drafter_folder).to(torch.device(device))
         fingerprint = "" if drafter_folder is None else drafter_fingerprint(drafter_folder)
-        settings = {"dtype": dtype, "device": device, "cache_tokens": cache_tokens, "threads": threads}
-        return cls(target_facts(target_name), drafter, fingerprint, max_context, **settings)
+        return cls(
+            target_facts(target_name),
+            drafter,
+            fingerprint,
+            max_context,
+            dtype=dtype,
+            device=device,
+            cache_tokens=cache_tokens,
+            threads=threads,
+        )
 
     @property
     def facts(self) -> EngineFacts:

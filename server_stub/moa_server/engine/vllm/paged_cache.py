@@ -109,7 +109,7 @@ def pool_blocks(cache_tokens: int, max_context: int) -> int:
 
 def block_bytes(target: TargetFacts, dtype: torch.dtype) -> int:
     """Return the bytes of a block, all layers together."""
-    return BLOCK * key_value_size(target.config) * target.config.num_hidden_layers * dtype.itemsize
+    return BLOCK * key_value_size(target.config) * int(target.config.num_hidden_layers) * dtype.itemsize
 
 
 def check_device(device: str) -> None:

@@ -14,6 +14,8 @@ class ParkingScheduler(Scheduler):  # type: ignore[misc]
     """*Parked* requests keep their blocks and are in no step; vLLM does not see them, so it never preempts them.
     :mod:`moa_server.engine.vllm.engine` decides before a step which requests are evicted."""
 
+    running: list[Any]
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._awake: Mapping[str, Sequence[int]] = {}
@@ -49,7 +51,8 @@ class ParkingScheduler(Scheduler):  # type: ignore[misc]
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Schedule a step of the awake requests."""
-        awake, parked = [], []
+        awake: list[Any] = []
+        parked: list[Any] = []
         for request in self.running:
             draft = self._awake.get(request.request_id)
             (parked if draft is None else awake).append(request)
