@@ -223,7 +223,7 @@ class Verifier:
         watch("moa_sessions_connected", "Conversations with a connection.", lambda: self.store.connected)
         watch(
             "moa_sessions_away",
-            "Conversations whose answer goes on without a connection.",
+            "Conversations whose answer continues without a connection.",
             lambda: len(self.background_answers),
         )
         watch("moa_jobs", "Frames and requests that wait or are being worked on.", lambda: len(self.worker))

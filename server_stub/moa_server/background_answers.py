@@ -77,4 +77,4 @@ class BackgroundAnswers:
             del self._tasks[conversation.number]
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            log_unexpected(_log, "an answer that goes on", error)
+            log_unexpected(_log, "a background answer", error)

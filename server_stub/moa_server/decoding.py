@@ -62,7 +62,7 @@ class _Events(StreamingResponse):
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._held, contextlib.suppress(LeftError, OSError):  # nobody reads what went wrong
+        with self._held, contextlib.suppress(LeftError, OSError):  # the client is gone
             await _while_there(receive, self.stream_response(send))
 
 

@@ -54,7 +54,7 @@ class SessionCapacity:
 
 @dataclass(frozen=True)
 class Machine:
-    """Of one process on one machine.
+    """Facts about the machine and this process.
 
     Attributes:
         cores: number that this process may use.
@@ -73,7 +73,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Facts(EngineFacts):
-    """Of the engine and the options, for the report.
+    """Facts about the engine and the options, for the report.
 
     Attributes:
         descriptors: open files and connections that the system allows; None for any number.
@@ -118,7 +118,7 @@ async def measure(engine: Engine) -> list[StepTiming]:
 
 
 def sessions(timed: Sequence[StepTiming], most: int) -> SessionCapacity:
-    """What the steps say of sessions at once, at most ``most``.
+    """Estimate from the measured steps how many sessions can run at once, at most ``most``.
 
     A step of several sessions is taken to cost one token's time, and for each further sequence and each drafted token
     what they cost in the steps that were measured.
@@ -157,7 +157,7 @@ def advice(facts: Facts, machine: Machine, able: SessionCapacity) -> list[str]:
 
 
 def report(facts: Facts, machine: Machine, engine: Engine, timed: Sequence[StepTiming]) -> dict[str, Any]:
-    """All of it, for JSON."""
+    """Return the report as a dictionary, for JSON."""
     able = sessions(timed, facts.max_sessions)
     return {
         "target": engine.fingerprints.target,
@@ -224,10 +224,10 @@ def this_machine() -> Machine:
 
 
 def facts(engine: EngineFacts, connections: int, max_sessions: int) -> Facts:
-    """What the report says of a loaded engine.
+    """Return the facts about a loaded engine.
 
     Args:
-        connections: that shall be held at once.
+        connections: wanted limit of connections.
     """
     descriptors = raise_descriptor_limit()
     return Facts(

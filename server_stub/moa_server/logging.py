@@ -152,7 +152,7 @@ def _clean(text: str) -> str:
 
 
 def _traceback_lines(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
-    """Of the record's exception; none without one."""
+    """Return the lines of the record's traceback, if any."""
     lines = formatter.formatException(record.exc_info).splitlines() if record.exc_info else []
     return [_clean(line) for line in lines[-_MOST_LINES:]]
 

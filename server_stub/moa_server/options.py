@@ -197,7 +197,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    """What the options mean for the app.
+    """Make the settings of the app from the options.
 
     Raises:
         ServeError: a number out of range.

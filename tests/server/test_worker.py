@@ -93,7 +93,7 @@ def test_a_job_that_cannot_be_done_harms_no_other(toy, caplog):
 
     asyncio.run(scenario())
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
-        "the engine failed on a draft of 0 tokens behind 2: RuntimeError: the toy is broken"
+        "the engine failed on a draft of 0 tokens after 2: RuntimeError: the toy is broken"
     ]
     assert all(record.exc_info is None for record in caplog.records if record.levelname != "DEBUG")
 
@@ -250,5 +250,5 @@ def test_what_an_engine_cannot_say_of_one_sequence_harms_no_other(toy, caplog):
 
     asyncio.run(scenario())
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
-        "the engine failed on a draft of 0 tokens behind 2: KeyError: 'lost'"
+        "the engine failed on a draft of 0 tokens after 2: KeyError: 'lost'"
     ]

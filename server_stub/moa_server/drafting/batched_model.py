@@ -86,7 +86,7 @@ def joined(dtype: torch.dtype, module: nn.Module, *names: str) -> Product:
 
 
 def multiplied(matrix: Product, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """In float32. The number of rows is padded, see :func:`moa_server.engine.fused_llama.padded`."""
+    """Multiply in ``dtype``, return float32; rows are padded, see :func:`moa_server.engine.fused_llama.padded`."""
     padding = padded(len(rows)) - len(rows)
     return matrix(functional.pad(rows, (0, 0, 0, padding)).to(dtype))[: len(rows)].float()
 
@@ -302,8 +302,8 @@ class PackedDeviceModule:
 
     @torch.inference_mode()
     def steps(self, inputs: Sequence[StepInputs]) -> list[StepResult]:
-        """What :meth:`moa_runtime.backends.base.Backend.step` gives for each of the inputs, which have one query each
-        at least; the same as alone but for rounding."""
+        """Run :meth:`moa_runtime.backends.base.Backend.step` on each of the inputs, which have at least one query each;
+        results are those of single steps but for rounding."""
         batch = Batch(inputs, self._angles, self._layer_heads, self._device)
         x = functional.embedding(batch.tokens, self._embedding).float()
         x = self._self(x, batch, last=not self._tail)  # the other tokens only had to leave their keys and values

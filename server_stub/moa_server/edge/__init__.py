@@ -1,1 +1,1 @@
-"""What stands between sockets and the app: parsers with bounds, limits by connection and by token."""
+"""The edge, between sockets and the app: protocols with deadlines, limits by connection and by token."""

@@ -34,7 +34,7 @@ class EdgeLimits:
     """Limits on each connection, and on all of them together.
 
     Attributes:
-        connections: held at once, if the descriptor limit allows so many.
+        connections: held at once, if the descriptor limit allows.
         per_address: connections of one address, or one IPv6 /64 network, that have never been busy, see
             :class:`ConnectionSlot`.
         header_bytes: of a request header.

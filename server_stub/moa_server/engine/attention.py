@@ -48,7 +48,7 @@ class Heads:
 
     @property
     def query_factor(self) -> float:
-        """What queries are multiplied by beforehand, for weights that are powers of two: these are quicker."""
+        """Factor of the queries, so that weights are powers of two, which are faster than exponentials."""
         return self.scale * math.log2(math.e)
 
 
@@ -166,7 +166,7 @@ class TileAttention:
         torch.div(total, weight, out=result)
 
     def _mix_tree(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """What each block gave, for a tree: ``[parts, kv_heads, height, head_dim]``, and the sums of its weights."""
+        """Return each block's result for a tree, ``[parts, kv_heads, height, head_dim]``, and its sums of weights."""
         start, kv, scores = self._hidden_from, self._kv, self._by_block[0]
         tail = scores[start:].permute(1, 2, 0, 3).flatten(2)
         tail_values = values[start * kv :].unflatten(0, (-1, kv)).transpose(0, 1).flatten(1, 2)

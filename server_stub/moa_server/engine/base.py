@@ -1,7 +1,7 @@
 """The contract between the verifier and an engine, which runs the target: steps, data in and data out.
 
-A *step* is one call: pieces of work of several sequences, one forward where the engine can. Whoever calls decides what
-goes into a step (:mod:`moa_server.scheduling.scheduler`); the engine knows of no session, connection or deadline.
+A *step* is one call: pieces of work of several sequences, as one forward if the engine can. The caller decides what
+goes into a step (:mod:`moa_server.scheduling.scheduler`); the engine knows no sessions, connections or deadlines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Float32 = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do; the Welcome tells the client.
+    """Capabilities of an engine, as reported in the Welcome.
 
     Attributes:
         trees: whether it verifies trees; else chains only.
@@ -116,7 +116,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """How a loaded engine computes, for people.
+    """Facts about a loaded engine, for people.
 
     Attributes:
         dtype, device: of the target.

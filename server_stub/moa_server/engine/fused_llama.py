@@ -218,7 +218,7 @@ class _LayerStates:
 
 
 def _writes(pieces: Sequence[Piece], new: Tensor) -> Iterator[tuple[Sequence[Tensor], Tensor]]:
-    """Where keys and values of each piece go, layer by layer, and where they come from."""
+    """Yield the destinations of each piece's keys and values, layer by layer, and their sources."""
     first = 0
     for piece in pieces:
         own = new[first : first + len(piece)].permute(1, 2, 0, 3)
@@ -230,7 +230,7 @@ def _writes(pieces: Sequence[Piece], new: Tensor) -> Iterator[tuple[Sequence[Ten
 
 
 def padded(rows: int) -> int:
-    """How many rows a product is computed with: multiples of 4, of 8 above 64, of 32 above 128.
+    """Return the padded number of rows of a product: a multiple of 4, of 8 above 64, of 32 above 128.
 
     oneDNN generates code for each number of rows that it meets, and keeps it: few numbers are quick and take little
     memory. ``padded(70)`` is 72.

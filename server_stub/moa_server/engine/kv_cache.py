@@ -98,7 +98,7 @@ class KVCache:
         return torch.cat(halves, -1)
 
     def keep(self, start: int, path: Sequence[int]) -> None:
-        """Of the tokens from the slot ``start`` on move those with the indices ``path``, ascending, to the front."""
+        """Move the tokens with the ascending indices ``path``, counted from slot ``start``, to ``start``."""
         if list(path) == list(range(len(path))):  # a chain stays where it lies
             return
         slots = start + torch.tensor(path, device=self.last.device)

@@ -21,7 +21,7 @@ class Context(Protocol):
 
     @property
     def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None:
-        """By name of the metric, and by replica."""
+        """Values by metric and replica."""
 
 
 def stats_of(load: wire.Load) -> dict[str, float]:

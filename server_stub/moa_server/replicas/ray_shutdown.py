@@ -19,8 +19,8 @@ _STOPPING = "STOPPING"
 async def departure() -> None:
     """Wait until Ray ends this replica. Belongs to the event loop of a replica.
 
-    Ray's routers are told which replicas to send requests to; one that is to end is no longer among them. Nor is any
-    for a moment after Ray's controller was started again, so the controller is asked, too.
+    Ray's routers receive the list of replicas for requests, without those that are ending. The list is also empty for a
+    moment after a restart of Ray's controller, so the controller is queried too.
     """
     context = serve.get_replica_context()
     own = context.replica_id

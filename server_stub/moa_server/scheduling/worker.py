@@ -76,7 +76,7 @@ class _PendingJobs:
 
 
 def _log_failure(job: Job, error: BaseException) -> None:
-    size = f"a draft of {job.draft_length} tokens behind {len(job.prefix)}"
+    size = f"a draft of {job.draft_length} tokens after {len(job.prefix)}"
     _log.error("the engine failed on %s: %s: %s", size, type(error).__name__, error)
     _log.debug("where it failed", exc_info=error)
 

@@ -93,7 +93,7 @@ def invitation(
         code = qr_code(link_with_token(urls[0], token))
         lines.append(code or 'pip install "moa-edge[web]" draws a QR code of it here.')
         if code and token:
-            lines.append("The code has the token: who takes a picture of it can use this verifier.")
+            lines.append("The code contains the token: anyone with a picture of it can use this verifier.")
     if fingerprint is not None:
         lines += [
             f"A phone must trust this verifier's authority once: open {urls[0].rstrip('/')}{AUTHORITY_PATH} there,",

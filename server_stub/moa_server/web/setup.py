@@ -161,7 +161,7 @@ def find_bundle(named: Path | None, *, default_target: bool) -> Path:
 
 
 def bundle_files(folder: Path, served: Fingerprints) -> dict[str, WebFile]:
-    """What a browser needs, by the path of its URL: manifest, tokenizer, template, and the graphs for browsers.
+    """Return the bundle's files for browsers by URL path: manifest, tokenizer, template and graphs.
 
     Args:
         served: of the verifier.

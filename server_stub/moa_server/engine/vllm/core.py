@@ -133,7 +133,11 @@ class VllmCore:
         return {each.request_id: each.new_token_ids for group in outputs.values() for each in group.outputs}
 
     def caches(self) -> PagedCaches:
-        """What reads keys and values. Raises EngineError: see :meth:`PagedLayer.learnt`."""
+        """Return the reader of keys and values.
+
+        Raises:
+            EngineError: see :meth:`PagedLayer.learnt`.
+        """
         config, learnt = self._target.config, {}
         size = head_size(config)
         heads = key_value_size(config) // (2 * size)

@@ -150,7 +150,7 @@ class VllmEngine:
 
     @property
     def facts(self) -> EngineFacts:
-        """What :mod:`moa_server.doctor` tells of it."""
+        """Facts for :mod:`moa_server.doctor`."""
         dtype = str(self._dtype).removeprefix("torch.")
         size = self._block_bytes * self._core.blocks
         return EngineFacts(dtype, self._device.type, self._core.batch_invariant, size)

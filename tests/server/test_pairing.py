@@ -51,7 +51,7 @@ def test_a_token_is_no_part_of_another_address():
 def test_without_the_package_it_says_which_one(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert qr_code("x") is None
-    assert 'pip install "moa-edge[web]" draws a QR code' in told() and "takes a picture" not in told()
+    assert 'pip install "moa-edge[web]" draws a QR code' in told() and "with a picture" not in told()
 
 
 def test_what_is_no_terminal_gets_neither_code_nor_token():

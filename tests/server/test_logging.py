@@ -248,7 +248,7 @@ def test_a_failing_engine_names_the_session(log, engine):
             client.socket.close()
     assert clients[0].faults and not clients[1].faults
     (line,) = lines(stream)
-    assert line["session"] == 1 and line["message"].startswith("the engine failed on a draft of 0 tokens behind 1")
+    assert line["session"] == 1 and line["message"].startswith("the engine failed on a draft of 0 tokens after 1")
 
 
 def test_what_nobody_foresaw_ends_one_connection(log, engine, monkeypatch):
