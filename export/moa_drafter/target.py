@@ -43,9 +43,10 @@ def target_fingerprint(folder: Path) -> str:
     gigabytes; it is no protection against forgery.
 
     Raises:
-        TargetError: the folder has no safetensors weights.
+        TargetError: the folder has no safetensors weights, or damaged ones, with the code ``damaged``.
     """
-    files = sorted(folder.glob("*.safetensors"))
+    # Files with a dot are what macOS writes beside others on foreign disks.
+    files = sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith("."))
     if not files:
         raise TargetError(f"{folder} has no *.safetensors weights")
     digest = hashlib.sha256()
@@ -53,13 +54,20 @@ def target_fingerprint(folder: Path) -> str:
     identity = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
     digest.update(json.dumps({key: raw.get(key) for key in identity}, sort_keys=True).encode())
     for file in files:
-        with safe_open(file, framework="pt") as tensors:
-            for name in sorted(tensors.keys()):
-                part = tensors.get_slice(name)
-                row = part[:1].contiguous().view(torch.uint8)
-                digest.update(f"{name}{part.get_shape()}{part.get_dtype()}".encode())
-                digest.update(row.numpy().tobytes())
+        try:
+            _add_weights(digest, file)
+        except SafetensorError as error:
+            raise TargetError(f"{file} is damaged: fetch it again, or remove it", code="damaged") from error
     return digest.hexdigest()[:32]
+
+
+def _add_weights(digest: hashlib._Hash, file: Path) -> None:
+    with safe_open(file, framework="pt") as tensors:
+        for name in sorted(tensors.keys()):
+            part = tensors.get_slice(name)
+            row = part[:1].contiguous() if part.get_shape() else tensors.get_tensor(name)[None]
+            digest.update(f"{name}{part.get_shape()}{part.get_dtype()}".encode())
+            digest.update(row.view(torch.uint8).numpy().tobytes())
 
 
 @dataclass(frozen=True)

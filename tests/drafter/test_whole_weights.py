@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from moa_drafter import target_source
 from moa_drafter.checkpoint import load_checkpoint, save_checkpoint
 from moa_drafter.config import CheckpointError
-from moa_drafter.target import Target, load_target, target_facts
+from moa_drafter.target import Target, load_target, target_facts, target_fingerprint
 from moa_drafter.target_source import WEIGHTS_DIFFER, TargetError, check_scales, check_whole, resolve_target
 from moa_runtime.bundle import sha256_of
 from tiny import make_tiny_target
@@ -104,6 +104,25 @@ def test_a_missing_shard_is_refused(own_target: Path) -> None:
     second.unlink()
     with pytest.raises(TargetError, match=f"cannot load the target in .*{second.name}"):
         load_target(str(own_target))
+
+
+def test_files_beside_the_weights(own_target: Path) -> None:
+    """What macOS writes beside a file counts for nothing, a damaged second file is told of."""
+    fingerprint = target_fingerprint(own_target)
+    (own_target / "._model.safetensors").write_bytes(b"Mac OS X")
+    assert load_target(str(own_target)).fingerprint == fingerprint
+    (own_target / "consolidated.safetensors").write_bytes(b"half of a download")
+    with pytest.raises(TargetError, match=r"consolidated\.safetensors is damaged: fetch it again") as refused:
+        load_target(str(own_target))
+    assert refused.value.code == "damaged"
+
+
+def test_numbers_without_a_dimension_have_a_fingerprint(own_target: Path) -> None:
+    prints = set()
+    for value in (1.0, 2.0):
+        changed(own_target / "model.safetensors", lambda state, value=value: state.update(scale=torch.tensor(value)))
+        prints.add(target_fingerprint(own_target))
+    assert len(prints) == 2
 
 
 @pytest.mark.parametrize(
