@@ -107,7 +107,7 @@ def test_an_unforeseen_exception_is_one_line_and_its_way_is_debugging(log):
         except ValueError as error:
             log_unexpected(own(), "a test", error)
         first, *others = lines(stream)
-        assert first["message"].startswith(r"a test: unexpected ValueError: first\nsecond (test_logs.py:")
+        assert first["message"].startswith(r"a test: unexpected ValueError: first\nsecond (test_logging.py:")
         assert "traceback" not in first and len(others) == count
         assert all("ValueError: first" in other["traceback"] for other in others)
 
@@ -132,7 +132,7 @@ def test_whatever_a_client_wrote_is_short_and_printable_wherever_it_stands_in_a_
         assert all(letter.isprintable() for value in values for letter in value)
         assert max(map(len, values)) < 1200
         text = lines(stream)[0]["message"]
-    assert "(test_logs.py:" in text, "the end of a long line is kept"
+    assert "(test_logging.py:" in text, "the end of a long line is kept"
 
 
 def test_a_traceback_of_many_lines_is_cut_and_cannot_look_like_other_lines(log):
