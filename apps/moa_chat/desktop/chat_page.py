@@ -19,9 +19,10 @@ from moa_chat.desktop.notices import DisagreementBanner, Legend, Notice
 from moa_chat.desktop.stats_panel import RoundPlot
 from moa_chat.desktop.status_badge import StatusBadge
 
+#: Parts of the context from which its meter is shown, and from which it warns.
 _QUIET_BELOW, _FULL_FROM = 0.5, 0.85
-_TICK_MS = 1000
-_TITLE_LETTERS = 14  # that are to be seen before words beside icons are
+_TICK_MS = 1000  # of the progress strip's clock
+_TITLE_LETTERS = 14  # of the title, which have room before the buttons' words do
 
 
 class ContextMeter(QLabel):

@@ -20,7 +20,7 @@ from websockets.exceptions import InvalidHandshake, InvalidStatus, ProxyError
 
 from moa_chat.desktop.certificates import Certificate, fetch_certificate
 from moa_chat.desktop.profile import Settings
-from moa_chat.desktop.programs import BundleExport, LocalVerifier
+from moa_chat.desktop.programs import BundleExport, VerifierProcess
 from moa_chat.desktop.runtime_thread import RuntimeThread
 from moa_chat.strings import as_sentence
 from moa_runtime.bundle import Bundle, BundleError
@@ -206,7 +206,7 @@ class Connector(QObject):
         super().__init__(parent)
         self._runtime, self._options = runtime, options
         self._settings = Settings()
-        self._verifier = LocalVerifier(options.drafter, self)
+        self._verifier = VerifierProcess(options.drafter, self)
         self._verifier.ready.connect(self._started)
         self._verifier.failed.connect(self.failed)
         self.export = BundleExport(options.drafter, self)

@@ -24,9 +24,9 @@ from moa_chat.desktop.markdown import Run
 from moa_chat.strings import dropped_sentence, origin_sentence
 from moa_runtime.events import Origin
 
-_LONGEST = 50_000  # characters; more than that is shown plainly at once instead of coloured late
+_LONGEST_CODE = 50_000  # characters; longer code is shown at once without colours, as colouring takes long
 _STRUCK_LENGTH = 14
-_STRUCK_SIZE = 0.82  # of the letters, or a hesitant answer could hardly be read
+_STRUCK_SIZE = 0.82  # relative to other letters, so that an answer with many corrections stays readable
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Piece:
 def highlight(code: str, language: str, theme: Theme) -> Iterator[Piece]:
     """The coloured pieces in order; none for a language that is not known."""
     lexer = _lexer(language)
-    if lexer is None or len(code) > _LONGEST:
+    if lexer is None or len(code) > _LONGEST_CODE:
         return
     colors = (
         (Comment, theme.comment),

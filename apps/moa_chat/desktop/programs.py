@@ -83,7 +83,7 @@ class Program(QObject):
             self.ended.emit(MoaError(f"{self._name} could not be started: {self._process.errorString()}"))
 
 
-class LocalVerifier(QObject):
+class VerifierProcess(QObject):
     """Runs ``moa-serve`` on a free port of this machine while the window is open.
 
     Args:

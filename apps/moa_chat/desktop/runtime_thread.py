@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_BUSY_MS = 33  # what comes in between is taken together, so a fast stream costs no more than a slow one
+_BUSY_MS = 33  # events in between are handled together, so a fast stream costs no more than a slow one
 _IDLE_MS = 250
 _CLOSE_SECONDS = 3.0
 

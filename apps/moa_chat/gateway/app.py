@@ -40,8 +40,8 @@ from moa_runtime.errors import MoaError
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _NOTE = "moa_chat.note"
-#: What a body may have at least and at most, and for each token of the context: JSON is read in one piece, during which
-#: all other requests wait.
+#: The limit of a body in bytes: its least and greatest value, and bytes for each token of the context. All other
+#: requests wait while JSON is parsed.
 _LEAST_BYTES, _MOST_BYTES, _BYTES_PER_TOKEN = 1 << 20, 4 << 20, 64
 _CLIENT_LEFT = 499
 _THERE_IS = "GET /v1/models, GET /v1/models/{name}, POST /v1/chat/completions and POST /v1/completions"

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from window_driving import QUESTION, TOKEN, WAIT, ask, shown_messages, wait_for_answer
 
-from moa_chat.desktop import notices as strips
+from moa_chat.desktop import notices
 from moa_chat.desktop.message_widgets import Answer
 from moa_chat.desktop.offline_checks import OfflineChecks, corrected_words
 from moa_chat.history.message import Message
@@ -126,7 +126,7 @@ def test_an_answer_that_the_verifier_refuses_keeps_no_other_from_its_check(windo
 
 
 def test_an_undo_of_corrected_words_waits_until_the_next_question(window, qtbot, monkeypatch):
-    monkeypatch.setattr(strips, "_NOTICE_MS", 1)
+    monkeypatch.setattr(notices, "_NOTICE_MS", 1)
     notice = window.page.notice
     notice.say("The chat was deleted.")
     qtbot.waitUntil(lambda: not notice.isVisible(), timeout=WAIT)

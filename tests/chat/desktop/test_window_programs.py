@@ -15,7 +15,7 @@ import typist
 from measure_window import measure_answer
 from moa_chat.desktop import programs
 from moa_chat.desktop.export_program import JsonProgress
-from moa_chat.desktop.programs import BundleExport, LocalVerifier, Program
+from moa_chat.desktop.programs import BundleExport, Program, VerifierProcess
 
 
 def run(qtbot, script: str, environment: dict[str, str] | None = None) -> tuple[list[dict], object]:
@@ -91,7 +91,7 @@ def test_a_killed_window_leaves_no_verifier(tmp_path, qtbot):
     window = (
         "import sys; from PySide6.QtCore import QCoreApplication; from moa_chat.desktop import programs\n"
         f"programs.own_program = lambda module, *rest: [sys.executable, '-c', {verifier!r}, *rest]\n"
-        "application = QCoreApplication([]); verifier = programs.LocalVerifier()\n"
+        "application = QCoreApplication([]); verifier = programs.VerifierProcess()\n"
         "verifier.start(); application.exec()"
     )
     with subprocess.Popen([sys.executable, "-c", window]) as process:
@@ -139,7 +139,7 @@ def test_the_start_of_a_verifier_is_shown_and_can_be_given_up(open_window, inste
 
 def test_missing_packages_are_named_with_the_way_to_get_them(monkeypatch):
     monkeypatch.setattr("moa_runtime.optional_deps.importlib.util.find_spec", lambda name: None)
-    for starts in (LocalVerifier().start, BundleExport().start):
+    for starts in (VerifierProcess().start, BundleExport().start):
         with pytest.raises(Exception, match="pip install"):
             starts()
 
@@ -154,7 +154,7 @@ def test_a_window_of_a_named_drafter_has_its_bundle_and_verifier(monkeypatch, tm
         return [sys.executable, "-c", ""]
 
     monkeypatch.setattr(programs, "own_program", command)
-    export, verifier = BundleExport("early-exit"), LocalVerifier("early-exit")
+    export, verifier = BundleExport("early-exit"), VerifierProcess("early-exit")
     with qtbot.waitSignal(export.ended, timeout=WAIT), qtbot.waitSignal(verifier.failed, timeout=WAIT):
         export.start()
         verifier.start()
