@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from families import CONTEXT, FAMILIES, ORIGINAL, WINDOW, computed, make_target
+from moa_drafter.target import load_target
 from moa_runtime.errors import MoaError
+from moa_server.engine.target_settings import EngineError
+from moa_server.engine.transformers import target_pass
 
 FUSED = (
     "Llama",
@@ -44,3 +48,10 @@ def test_a_target_that_is_not_computed_is_refused_in_a_sentence(family: str, tin
     with pytest.raises(MoaError, match=REFUSED[family]) as caught:
         computed(make_target(family, tiny_target, tmp_path))
     assert "\n" not in str(caught.value)
+
+
+def test_a_target_that_computes_no_numbers_is_refused(tiny_target: Path) -> None:
+    target = load_target(str(tiny_target))
+    target.model.model.norm.weight.data[0] = torch.nan
+    with pytest.raises(EngineError, match="its states differ by inf"):
+        target_pass(target, torch.float32)
