@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moa_bench import options
+from moa_bench.benchmark import Benchmark, Measured, Result
 from moa_bench.candidates import Candidate, candidates_of
 from moa_bench.harness import Answer, Conversation, Device, LoopbackVerifier, RefusedError, Round
 from moa_bench.questions import Question
 from moa_bench.result import ratio, rounded
-from moa_bench.runner import Benchmark, Measured, Result
 from moa_bench.simulated_clock import Clock, Pace
 from moa_bench.table import Table, sampling_note, skipped_notes
 from moa_bench.target_answers import AnswerFile, Answers, ReplayEngine, write_answers

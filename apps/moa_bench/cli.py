@@ -7,10 +7,11 @@ import sys
 from collections.abc import Sequence
 
 from moa_bench.accept import Accept
+from moa_bench.benchmark import Benchmark
 from moa_bench.device import Device
 from moa_bench.network import Network
 from moa_bench.offline import Offline
-from moa_bench.runner import Benchmark, add_output_options, run
+from moa_bench.runner import add_output_options, run
 from moa_bench.server import Server
 from moa_bench.simulate import Simulate
 from moa_runtime.cli_main import run_program

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 
 from moa_bench import link_cut, options
+from moa_bench.benchmark import Benchmark, Measured, Result
 from moa_bench.latency import mean_ms, percentile_ms, token_latencies
 from moa_bench.link import LinkProfile
 from moa_bench.link.options import DIRECT, add_link_options, check_without_tls, link_names, profiles_of
 from moa_bench.link_cut import CutAnswer, CutSettings, ask_and_cut
 from moa_bench.questions import Prompt, prompts_of
 from moa_bench.result import ratio
-from moa_bench.runner import Benchmark, Measured, Result
 from moa_bench.serving import MODES, AnswerSettings, Mode, Outcome, Turn, ask, make_modes
 from moa_bench.table import Table, sampling_note, skipped_notes
 from moa_bench.transcript import show_answer

@@ -6,84 +6,24 @@ import argparse
 import json
 import sys
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
+from moa_bench.benchmark import Benchmark, Measured, figure_of
+from moa_bench.html_page import render
 from moa_bench.result import result_of
-from moa_bench.table import Table
-from moa_runtime.bundle import Fingerprints
 from moa_runtime.errors import MoaError, reason_of
 from moa_runtime.optional_deps import require_extra
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Result = Mapping[str, Any]
+    pass
 
 INTERRUPTED = "interrupted before everything was measured"
 #: Options that name a file to write, as far as a command has them.
 _OUTPUTS = ("plot", "html", "timeline")
 _PLOTS = (".png", ".svg", ".pdf")
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a benchmark has measured so far.
-
-    Attributes:
-        figures: makes the plain figures for JSON, called once: at the end, or when something ends the measurement.
-        settings: see :func:`moa_bench.result.result_of`.
-        fingerprints: of the target, tokenizer and drafter.
-    """
-
-    figures: Callable[[], Mapping[str, Any]]
-    settings: Mapping[str, Any]
-    fingerprints: Fingerprints
-
-
-class Benchmark(ABC):
-    """One command of ``moa-bench``. Its ``tables`` and ``plot`` read a result from its JSON alone, and a partial one
-    too.
-
-    Attributes:
-        name: of the command.
-        purpose: a sentence for the page.
-        summary: a line for ``moa-bench --help``.
-        description: for the command's own ``--help``; it keeps its lines.
-        extra: the optional install that measuring needs.
-    """
-
-    name: ClassVar[str]
-    purpose: ClassVar[str]
-    summary: ClassVar[str]
-    description: ClassVar[str]
-    extra: ClassVar[str] = "bench"
-
-    @abstractmethod
-    def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Add the command's own options."""
-
-    @abstractmethod
-    def measure(self, args: argparse.Namespace) -> Generator[Measured, None, None]:
-        """Measure, and yield once when everything is loaded and then after each part that counts.
-
-        Whatever was yielded before an interruption or an error is shown as a partial result.
-
-        Raises:
-            MoaError: bad input, or a failure; before the second yield it ends the command without a result.
-        """
-
-    @abstractmethod
-    def tables(self, result: Result) -> list[Table]:
-        """Make the tables that the terminal and the page show."""
-
-    @abstractmethod
-    def plot(self, result: Result, figure: Figure) -> None:
-        """Fill an empty matplotlib figure."""
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -114,9 +54,6 @@ def run(benchmark: Benchmark, args: argparse.Namespace) -> int:
     if args.plot is not None:
         figure_of(benchmark, result).savefig(args.plot, dpi=150)
     if args.html is not None:
-        # Imported late, as matplotlib is: without --html they are not needed.
-        from moa_bench.html_page import render
-
         args.html.write_text(render(benchmark, result), encoding="utf-8")
     if not result["partial"]:
         return 0
@@ -148,15 +85,6 @@ def _measured(benchmark: Benchmark, args: argparse.Namespace) -> dict[str, Any]:
         seconds=time.monotonic() - began,
         problem=problem,
     )
-
-
-def figure_of(benchmark: Benchmark, result: Result) -> Figure:
-    """Plot ``result`` in matplotlib's current style."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    benchmark.plot(result, figure)
-    return figure
 
 
 def check_outputs(args: argparse.Namespace) -> None:

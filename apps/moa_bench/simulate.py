@@ -10,9 +10,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from moa_bench import options
+from moa_bench.benchmark import Benchmark, Measured, Result
 from moa_bench.harness import engine_of
 from moa_bench.recording import Recording, record
-from moa_bench.runner import Benchmark, Measured, Result
 from moa_bench.server import Load, WindowResult, figures_of
 from moa_bench.server_clients import ClientRecord
 from moa_bench.table import Table
