@@ -189,7 +189,7 @@ class ExecutorchFloor:
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from torch.export import Dim
 
-        from moa_export.targets.executorch_lowering import finish, lower
+        from moa_export.targets.executorch import finish, lower
         from moa_runtime.backends.executorch import load_program
 
         self.products = [Product(each["name"], each["k"], each["n"], each["bits"]) for each in products]
@@ -217,7 +217,7 @@ def _module(products: Sequence[Mapping[str, Any]]) -> Any:
     from torch import Tensor, nn
 
     from moa_export.recipe import Weights
-    from moa_export.targets.executorch_weights import round_layer
+    from moa_export.targets.executorch import round_layer
 
     class Products(nn.Module):
         def __init__(self) -> None:

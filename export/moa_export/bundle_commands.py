@@ -7,12 +7,12 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moa_drafter.pretrained import shipped_names
 from moa_export.golden_step import worked_example
-from moa_export.table import Row, format_rows, left_out
 from moa_runtime.backends.load import BACKENDS, load_backend
 from moa_runtime.bundle import Bundle, Manifest, TargetEntry, read_manifest
 from moa_runtime.optional_deps import require_extra
@@ -22,6 +22,7 @@ NPM_HELP = (
     "let npm install onnxruntime-web into the cache (150 MB), by which graphs for browsers are compared in Node; "
     "MOA_ONNXRUNTIME_WEB names a folder that has it"
 )
+_HEADER = ("graph", "file", "MB", "parity", "top-1", "error (nats)", "tau before", "after", "perplexity", "ms a step")
 
 
 def inspect(words: Sequence[str]) -> int:
@@ -187,3 +188,54 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "diff": diff,
     "example": example,
 }
+
+
+@dataclass(frozen=True)
+class Row:
+    """One graph of the summary; ``checks`` as in the manifest, ``step_ms`` None if it was not measured."""
+
+    name: str
+    file: str
+    bytes: int
+    checks: Mapping[str, Mapping[str, Any]]
+    step_ms: float | None = None
+
+
+def format_rows(rows: Sequence[Row]) -> str:
+    """Format the summary of a bundle: a line for each graph, columns two spaces apart."""
+    cells = [_HEADER, *(_cells(row) for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADER))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in cells
+    )
+
+
+def left_out(rows: Sequence[Row]) -> list[str]:
+    """List the reasons why checks were not run, a line each."""
+    said = {
+        (row.name, str(check["reason"])): None
+        for row in rows
+        for check in row.checks.values()
+        if check["status"] == "not run"
+    }
+    return [f"{name}: not run: {reason}" for name, reason in said]
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    parity, tau = row.checks.get("parity") or row.checks.get("perplexity", {}), row.checks.get("tau", {})
+    return (
+        row.name,
+        row.file,
+        f"{row.bytes / 1e6:.1f}",
+        str(parity.get("status", "-")),
+        f"{parity['top1_agreement']:.1%}" if "top1_agreement" in parity else "-",
+        f"{parity['mean_logprob_error']:.4f}" if "mean_logprob_error" in parity else "-",
+        f"{tau['before']:.3f}" if "before" in tau else "-",
+        f"{tau['after']:.3f}" if "after" in tau else "-",
+        f"x {parity['ratio']:.3f}" if "ratio" in parity else "-",
+        "-" if row.step_ms is None else f"{row.step_ms:.2f}",
+    )

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moa_drafter.pretrained import checkpoint_of, shipped_names
-from moa_export.bundle_commands import NPM_HELP
+from moa_export.bundle_commands import NPM_HELP, Row, format_rows, left_out
 from moa_export.errors import ExportError
-from moa_export.presets import DEFAULT_PRESET, PRESETS, read_config, resolve
-from moa_export.recipe import Recipe
-from moa_export.table import Row, format_rows, left_out
+from moa_export.recipe import DEFAULT_PRESET, PRESETS, Recipe, read_config, resolve
 from moa_runtime.optional_deps import require_extra
 from moa_runtime.options import DEFAULT_DRAFTER
 from moa_runtime.paths import default_bundle

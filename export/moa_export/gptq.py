@@ -12,7 +12,7 @@ from moa_drafter.checkpoint import DeviceDrafter
 from moa_export.quantize import round_calibrated
 from moa_export.recipe import Recipe, Weights
 from moa_export.recordings import Recording
-from moa_export.tau import replay
+from moa_export.validation import replay
 
 # From 8 bits on nothing is lost that could be had back.
 _MOST_BITS = 4

@@ -20,7 +20,7 @@ from moa_export.errors import ExportError
 from moa_export.progress import Advance, Progress
 from moa_export.recordings import Recording
 from moa_export.targets.base import Artifact, StandIn
-from moa_export.targets.onnx_writer import export_writer
+from moa_export.targets.onnx import export_writer
 from moa_export.targets.web import export_web_writer, web_runner
 from moa_export.validation import FAILED, NOT_ASKED, PASSED, Check, Proof, in_place_of_the_engine, step_ms, unproved
 from moa_runtime.backends.base import Backend, StepInputs

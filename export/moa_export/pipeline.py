@@ -23,10 +23,9 @@ from moa_export.fit_stopping import fit_stopping_rule
 from moa_export.gptq import calibrate, needs_calibration
 from moa_export.offline_model import Writers, WriterSettings, make_writer
 from moa_export.progress import Progress
-from moa_export.prompts import CALIBRATION_PROMPTS, PROMPTS
 from moa_export.quarot import rotate_residual_stream
 from moa_export.recipe import Recipe
-from moa_export.recordings import record
+from moa_export.recordings import CALIBRATION_PROMPTS, PROMPTS, record
 from moa_export.targets import target_of
 from moa_export.targets.base import Artifact, ExportTarget, TargetOptions
 from moa_export.validation import NOT_ASKED, Proof, Reference, prove, reference_of, unproved

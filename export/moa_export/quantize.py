@@ -1,9 +1,12 @@
-"""Rounding matrices to few bits."""
+"""Rounding matrices, and the token embedding, to few bits."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from moa_export.errors import ExportError
+from moa_export.recipe import Weights
 
 # The smallest normal float16: Apple's Neural Engine takes smaller numbers for zero.
 _LEAST_SCALE = 2.0**-14
@@ -94,3 +97,42 @@ def _round(groups: Tensor, scales: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 def _error(groups: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     return (codes * scales.float() - groups).square().sum(dim=2, keepdim=True)
+
+
+class QuantisedEmbedding(nn.Module):
+    """A token embedding in few bits with scales: gather and arithmetic that every runtime has, and only the
+    rows that are looked up are widened.
+
+    Args:
+        table: ``[vocab_size, hidden]``, float.
+        weights: 8 or 4 bits. A group shares a scale along ``hidden``; groups of 0 are whole rows.
+
+    Raises:
+        ExportError: ``hidden`` is not a multiple of the group size.
+    """
+
+    rows: Tensor
+    scales: Tensor
+
+    def __init__(self, table: Tensor, weights: Weights) -> None:
+        super().__init__()
+        hidden = table.shape[1]
+        self.bits, self.group = weights.bits, weights.group_size or hidden
+        if hidden % self.group:
+            raise ExportError(f"a group size of {self.group} does not divide the embedding's width of {hidden}")
+        rows, scales = round_symmetric(table, weights.bits, weights.group_size)
+        if weights.bits == 4:
+            # The first half of a row in the low nibbles, the second in the high ones: unpacking is a concatenation.
+            low, high = (rows + 8).to(torch.uint8).chunk(2, dim=1)
+            rows = low | (high << 4)
+        self.register_buffer("rows", rows)
+        self.register_buffer("scales", scales)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """``[T]`` -> float32 ``[T, hidden]``."""
+        rows = self.rows[tokens]
+        if self.bits == 4:
+            wide = rows.to(torch.int32)
+            rows = torch.cat((wide & 15, wide >> 4), dim=1) - 8
+        grouped = rows.float().unflatten(1, (-1, self.group))
+        return (grouped * self.scales[tokens].float()[:, :, None]).flatten(1)

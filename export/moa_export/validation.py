@@ -1,9 +1,18 @@
-"""The proof of an export: every graph is read back from disk, run, and compared with PyTorch."""
+"""The proof of an export: every graph is read back from disk, run, and compared with PyTorch.
+
+*Parity*: both device halves replay the same rounds of recorded conversations: they catch up with several committed
+tokens at once, draft some tokens one by one, and roll back. PyTorch's goes first, and its results are kept: with a
+large vocabulary both would not fit in memory.
+
+*Tau*: a greedy chain commits the target's own text, whatever was drafted. So a round on a known text needs no target:
+draft, count how many tokens are the text's, continue after the next one. This is exact.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,20 +20,22 @@ import numpy as np
 
 from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.checkpoint import DeviceDrafter
-from moa_export.parity import Rehearsal, compare, rehearse
 from moa_export.progress import Advance, Progress
 from moa_export.recipe import Recipe, Tolerance
 from moa_export.recordings import Recording
 from moa_export.targets.base import NotRun, StandIn
-from moa_export.tau import Tau, replay
-from moa_runtime.backends.base import Backend, StepInputs
+from moa_runtime.backends.base import Backend, StepInputs, StepResult
+from moa_runtime.drafters.base import Budget
+from moa_runtime.drafters.moa import GrowingRows, MoaDrafter
 
-PARITY_CONVERSATIONS = 6
-_TIMED_STEPS, _TIMED_CONTEXT = 20, 128
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 #: Why a check was not made that could have been.
 NOT_ASKED = "nobody asked for checks; moa-export verify makes them"
-
+PARITY_CONVERSATIONS = 6
+_TIMED_STEPS, _TIMED_CONTEXT = 20, 128
+ROUND_TOKENS, DRAFT_STEPS = 8, 4
+DRAFT_LENGTH = 6
+_ONE = Budget.chain(1, nodes=1)
 #: ``{"status": ..., "reason": ...}`` and figures; how a check stands in the manifest.
 Check = dict[str, Any]
 
@@ -126,3 +137,167 @@ def step_ms(backend: Backend) -> float:
         backend.step(inputs)
         times.append(time.perf_counter() - began)
     return round(1000 * float(np.median(times)), 3)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the reference.
+
+    Attributes:
+        tokens: what is appended behind ``held`` cached tokens.
+        asked: how many of them are queried, the last ones.
+        rows: how many memory rows are there.
+        result: what the reference made of it.
+    """
+
+    tokens: list[int]
+    held: int
+    asked: int
+    rows: int
+    result: StepResult
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A recorded conversation, and every step of the reference in it."""
+
+    recording: Recording
+    steps: Sequence[Step]
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The comparison over all queries; errors are of the log-probabilities (nats) of the reference's
+    top-k tokens, where both sides list them. The relative one is a share of the reference's own."""
+
+    queries: int
+    max_logprob_error: float
+    mean_logprob_error: float
+    mean_relative_error: float
+    top1_agreement: float
+    top_k_overlap: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {k: round(v, 5) if isinstance(v, float) else v for k, v in dataclasses.asdict(self).items()}
+
+    def failures(self, tolerance: Tolerance) -> list[str]:
+        """What lies beyond ``tolerance``, one phrase each; empty when all is well."""
+        # Written so that a figure that is not a number fails too.
+        found = []
+        if not self.mean_logprob_error <= tolerance.mean_logprob_error:
+            found.append(f"mean log-prob error {self.mean_logprob_error:.4f} > {tolerance.mean_logprob_error}")
+        if not self.top1_agreement >= tolerance.top1_agreement:
+            found.append(f"top-1 agreement {self.top1_agreement:.4f} < {tolerance.top1_agreement}")
+        if not self.top_k_overlap >= tolerance.top_k_overlap:
+            found.append(f"top-k overlap {self.top_k_overlap:.4f} < {tolerance.top_k_overlap}")
+        return found
+
+
+def rehearse(reference: Backend, recording: Recording) -> Rehearsal:
+    """Replay rounds of a recording, queried at every new token of the answer; what is drafted is its own best token."""
+    replay = _Replay(reference, recording)
+    steps: list[Step] = []
+    done = 0
+    for base in range(recording.prompt, len(recording.tokens), ROUND_TOKENS):
+        fresh, held = recording.tokens[done:base], done
+        asked = min(len(fresh), ROUND_TOKENS)
+        for _ in range(1 + DRAFT_STEPS):
+            # The last committed token is the target's bonus: it has no memory row yet.
+            result = replay.feed(fresh, held=held, asked=asked, rows=base - 1)
+            steps.append(Step(fresh, held, asked, base - 1, result))
+            held += len(fresh)
+            fresh, asked = [int(result.top_tokens[-1, 0])], 1
+        done = base
+    return Rehearsal(recording, steps)
+
+
+def compare(rehearsals: Sequence[Rehearsal], exported: Backend) -> Parity:
+    """Take an exported device half through every step of the reference."""
+    errors: list[float] = []
+    relative: list[float] = []
+    overlaps: list[float] = []
+    same_best = 0
+    for rehearsal in rehearsals:
+        replay = _Replay(exported, rehearsal.recording)
+        for step in rehearsal.steps:
+            ours, theirs = step.result, replay.feed(step.tokens, held=step.held, asked=step.asked, rows=step.rows)
+            for row in range(len(ours.top_tokens)):
+                expected = dict(zip(ours.top_tokens[row].tolist(), ours.top_logprobs[row].tolist(), strict=True))
+                got = dict(zip(theirs.top_tokens[row].tolist(), theirs.top_logprobs[row].tolist(), strict=True))
+                shared = expected.keys() & got.keys()
+                errors += [abs(expected[token] - got[token]) for token in shared]
+                relative += [abs(1 - got[token] / expected[token]) for token in shared if expected[token]]
+                overlaps.append(len(shared) / len(expected))
+                same_best += bool(ours.top_tokens[row, 0] == theirs.top_tokens[row, 0])
+    return Parity(
+        queries=len(overlaps),
+        # No shared token at all leaves no error to average: worse than any tolerance.
+        max_logprob_error=float(np.max(errors)) if errors else float("inf"),
+        mean_logprob_error=float(np.mean(errors)) if errors else float("inf"),
+        mean_relative_error=float(np.mean(relative)) if relative else float("inf"),
+        top1_agreement=same_best / len(overlaps),
+        top_k_overlap=float(np.mean(overlaps)),
+    )
+
+
+class _Replay:
+    """A backend with a self-attention cache of its own, in one conversation."""
+
+    def __init__(self, backend: Backend, recording: Recording) -> None:
+        self._backend = backend
+        self._memory = recording.keys, recording.values
+        self._cache = GrowingRows(backend.kv_shape)
+
+    def feed(self, tokens: Sequence[int], *, held: int, asked: int, rows: int) -> StepResult:
+        """Cut the cache to ``held`` tokens, append ``tokens``, query the last ``asked`` of them."""
+        self._cache.truncate(held)
+        keys, values = self._memory
+        memory = keys[:rows], values[:rows]
+        result = self._backend.step(StepInputs.chain(tokens, self._cache.first(held), memory, asked=asked))
+        self._cache.write(held, result.keys, result.values)
+        return result
+
+
+@dataclass(frozen=True)
+class Tau:
+    """Rounds of all conversations, and the tokens they committed (the bonus token included)."""
+
+    rounds: int
+    tokens: int
+
+    @property
+    def value(self) -> float:
+        return self.tokens / self.rounds if self.rounds else 0.0
+
+
+def replay(
+    backend: Backend,
+    recordings: Sequence[Recording],
+    *,
+    stop_tokens: Sequence[int] = (),
+    draft_length: int = DRAFT_LENGTH,
+    on_conversation: Callable[[], None] = lambda: None,
+) -> Tau:
+    """Hold the recorded conversations again with ``backend`` drafting greedy chains.
+
+    Args:
+        stop_tokens: as :class:`~moa_runtime.drafters.moa.MoaDrafter` takes them.
+        on_conversation: called after each conversation.
+    """
+    rounds = tokens = 0
+    for recording in recordings:
+        drafter = MoaDrafter(backend, max_context=len(recording.tokens) + draft_length, stop_tokens=stop_tokens)
+        # The verdict on the prompt brings the first token of the answer.
+        base = recording.prompt + 1
+        while base < len(recording.tokens):
+            held = drafter.rows
+            drafter.add_rows(held, recording.keys[held : base - 1], recording.values[held : base - 1])
+            stop = min(base + draft_length, len(recording.tokens))
+            right = base
+            # Token by token, because what comes after a wrong one can commit nothing.
+            while right < stop and drafter.propose(recording.tokens[:right], _ONE).tokens[0] == recording.tokens[right]:
+                right += 1
+            end = min(right + 1, len(recording.tokens))
+            rounds, tokens, base = rounds + 1, tokens + end - base, end
+        on_conversation()
+    return Tau(rounds, tokens)

@@ -1,4 +1,7 @@
-"""Proving the graphs of a bundle that exists."""
+"""Prove the graphs of an existing bundle again.
+
+A module of its own, because it imports torch, which ``moa-export inspect`` does without.
+"""
 
 from __future__ import annotations
 

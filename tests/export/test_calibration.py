@@ -11,11 +11,10 @@ from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from moa_export.gptq import calibrate, needs_calibration
-from moa_export.parity import compare, rehearse
-from moa_export.presets import PRESETS
 from moa_export.quantize import round_symmetric
-from moa_export.recipe import Recipe, Weights
+from moa_export.recipe import PRESETS, Recipe, Weights
 from moa_export.recordings import Recording, record
+from moa_export.validation import compare, rehearse
 
 
 @pytest.fixture(scope="module")

@@ -27,17 +27,14 @@ from moa_drafter.target import load_target
 from moa_drafter.target_source import DEFAULT_TARGET
 from moa_export.coreml_interpreter.program import MilFunction, read_package
 from moa_export.errors import ExportError
-from moa_export.parity import compare, rehearse
-from moa_export.presets import PRESETS
-from moa_export.quantize import round_symmetric
-from moa_export.quantized_embedding import QuantisedEmbedding
-from moa_export.recipe import Recipe, Tolerance, Weights
+from moa_export.quantize import QuantisedEmbedding, round_symmetric
+from moa_export.recipe import PRESETS, Recipe, Tolerance, Weights
 from moa_export.recordings import Recording
 from moa_export.targets.base import Artifact, TargetOptions
-from moa_export.targets.coreml import CoremlTarget
-from moa_export.targets.coreml_package import FEATURES
+from moa_export.targets.coreml import FEATURES, CoremlTarget
 from moa_export.targets.coreml_program import FUNCTIONS
 from moa_export.targets.coreml_weights import fit_palette, stored_embedding, stored_linear
+from moa_export.validation import compare, rehearse
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.coreml import CoremlBackend
 from moa_runtime.drafters.moa import GrowingRows

@@ -13,7 +13,7 @@ from moa_drafter.model import MoADrafter
 from moa_drafter.target import Target
 from moa_drafter.target_features import target_states
 from moa_drafter.training.batch import packed_masks
-from moa_export.quantized_embedding import QuantisedEmbedding
+from moa_export.quantize import QuantisedEmbedding
 from moa_export.recipe import Weights
 from moa_runtime.drafters.moa import MoaDrafter
 

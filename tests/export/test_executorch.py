@@ -16,13 +16,11 @@ import torch
 from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.model import MoADrafter
 from moa_export.errors import ExportError
-from moa_export.presets import PRESETS
-from moa_export.quantized_embedding import QuantisedEmbedding
+from moa_export.quantize import QuantisedEmbedding
 from moa_export.quarot import random_rotation, rotate_residual_stream
-from moa_export.recipe import Recipe, Weights
+from moa_export.recipe import PRESETS, Recipe, Weights
 from moa_export.targets.base import Artifact, NotRun, TargetOptions
-from moa_export.targets.executorch import ExecutorchTarget
-from moa_export.targets.executorch_delegates import DELEGATES
+from moa_export.targets.executorch import DELEGATES, ExecutorchTarget
 from moa_export.targets.executorch_program import MOST_QUERIES, Embedding
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.executorch import ExecutorchBackend

@@ -21,10 +21,10 @@ from moa_export import cli, pipeline
 from moa_export.bundle_writer import rejected_path, staged_bundle
 from moa_export.errors import ExportError, ParityError
 from moa_export.offline_model import NONE, WriterSettings
-from moa_export.parity import compare, rehearse
 from moa_export.progress import Progress
 from moa_export.recipe import Tolerance
 from moa_export.recordings import Recording
+from moa_export.validation import compare, rehearse
 from moa_runtime import optional_deps as extras
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.load import load_backend

@@ -14,13 +14,12 @@ from moa_drafter.architectures.registry import torch_backend_of
 from moa_drafter.config import LayerDims
 from moa_drafter.model import MoADrafter
 from moa_export.errors import ExportError
-from moa_export.parity import compare, rehearse
-from moa_export.presets import PRESETS
-from moa_export.recipe import Recipe, Weights
+from moa_export.recipe import PRESETS, Recipe, Weights
 from moa_export.recordings import Recording
 from moa_export.targets.base import TargetOptions
 from moa_export.targets.onnx import GRAPH_FILE, OnnxTarget, capture
-from moa_export.targets.onnx_weights import take_matrices
+from moa_export.targets.onnx_graph import take_matrices
+from moa_export.validation import compare, rehearse
 
 
 def test_a_traced_graph_holds_no_copy_of_the_matrices(drafter: MoADrafter) -> None:

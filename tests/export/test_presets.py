@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from moa_export.errors import ExportError
-from moa_export.presets import PRESETS, read_config, resolve
-from moa_export.recipe import Recipe, Weights
+from moa_export.recipe import PRESETS, Recipe, Weights, read_config, resolve
 
 NONE = {"bits": None, "group_size": None, "head_bits": None, "embedding_bits": None}
 

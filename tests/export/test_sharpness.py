@@ -13,8 +13,8 @@ from moa_drafter.checkpoint import load_bound, load_checkpoint, save_checkpoint
 from moa_drafter.target import Target
 from moa_export.offline_model import NONE, WriterSettings
 from moa_export.pipeline import ExportSettings, export_bundle
-from moa_export.presets import preset
 from moa_export.progress import Progress
+from moa_export.recipe import preset
 from moa_runtime.backends.base import Backend, StepInputs
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle

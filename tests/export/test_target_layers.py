@@ -18,9 +18,9 @@ from moa_drafter.target import Target
 from moa_export.errors import ExportError
 from moa_export.offline_model import NONE, WriterSettings
 from moa_export.pipeline import ExportSettings, export_bundle, plan
-from moa_export.presets import preset
 from moa_export.progress import Progress
 from moa_export.quarot import rotate_residual_stream
+from moa_export.recipe import preset
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moa_export.recordings import Recording
-from moa_export.tau import replay
+from moa_export.validation import replay
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 
 TEXT = [5, 1, 2, 3, 4, 5, 6, 7, 8, 9]

@@ -18,8 +18,8 @@ from moa_export.bundle_commands import inspect, verify
 from moa_export.errors import ExportError
 from moa_export.offline_model import WriterSettings
 from moa_export.pipeline import ExportSettings, export_bundle, plan
-from moa_export.presets import PRESETS
 from moa_export.progress import Progress
+from moa_export.recipe import PRESETS
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.backends.load import load_backend
 from moa_runtime.bundle import Bundle, read_manifest

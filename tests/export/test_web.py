@@ -20,10 +20,17 @@ from moa_export.offline_model import whole_model
 from moa_export.recipe import Recipe, Weights
 from moa_export.targets import web_engine
 from moa_export.targets.base import NotRun, StandIn, TargetOptions
-from moa_export.targets.onnx_offsets import round_with_offsets
-from moa_export.targets.web import GRAPH_FILE, WRITER_FILE, WebTarget, export_web_writer, web_runner
-from moa_export.targets.web_engine import VERSION, WebBackend, WebEngine, find_engine
-from moa_export.targets.web_weights import SESSION, WRITER_SESSION, put_rounded, put_rounded_with_offsets
+from moa_export.targets.onnx_graph import round_with_offsets
+from moa_export.targets.web import (
+    GRAPH_FILE,
+    WRITER_FILE,
+    WebTarget,
+    export_web_writer,
+    put_rounded,
+    put_rounded_with_offsets,
+    web_runner,
+)
+from moa_export.targets.web_engine import SESSION, VERSION, WRITER_SESSION, WebBackend, WebEngine, find_engine
 from moa_runtime.backends.base import StepInputs
 from moa_runtime.backends.load import load_backend
 from moa_runtime.backends.onnx import OnnxBackend, session_options

@@ -20,8 +20,8 @@ from moa_export.errors import ExportError
 from moa_export.offline_model import NONE, TARGET, WriterSettings, make_writer, model_of, whole_model
 from moa_export.progress import Progress
 from moa_export.targets.base import Artifact
-from moa_export.targets.onnx_offsets import put_with_offsets, round_with_offsets
-from moa_export.targets.onnx_writer import WRITER_FILE, export_writer
+from moa_export.targets.onnx import WRITER_FILE, export_writer
+from moa_export.targets.onnx_graph import put_with_offsets, round_with_offsets
 from moa_export.validation import Proof
 from moa_runtime.backends.base import StepInputs
 from moa_runtime.backends.load import load_writer

@@ -56,7 +56,7 @@ class TargetOptions:
 
     Attributes:
         context: positions that fixed-size caches hold.
-        delegates: of ExecuTorch, by the names in :data:`moa_export.targets.executorch_delegates.DELEGATES`.
+        delegates: of ExecuTorch, by the names in :data:`moa_export.targets.executorch.DELEGATES`.
         npm: whether npm may install onnxruntime-web, by which graphs for browsers are compared.
     """
 

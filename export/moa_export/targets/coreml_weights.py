@@ -34,8 +34,7 @@ from coremltools.optimize._utils import pack_elements_into_bits
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moa_export.quantize import round_symmetric
-from moa_export.quantized_embedding import QuantisedEmbedding
+from moa_export.quantize import QuantisedEmbedding, round_symmetric
 from moa_export.recipe import Weights
 
 #: A value of a MIL function under construction.
@@ -193,7 +192,7 @@ class _HalfEmbedding:
 
 
 class _IntegerEmbedding:
-    """The table of a :class:`~moa_export.quantized_embedding.QuantisedEmbedding`, widened as that does it."""
+    """The table of a :class:`~moa_export.quantize.QuantisedEmbedding`, widened as that does it."""
 
     def __init__(self, name: str, table: Tensor, spec: Weights) -> None:
         self._name = name

@@ -2,18 +2,50 @@
 
 What a program holds is described in :mod:`moa_export.targets.executorch_program`. Which operators its delegate took,
 and which were left to the CPU, stands in the details of its artifact.
+
+What a delegate makes of a recipe's weights:
+
+======  ===============================  ====================  ===========================
+bits    XNNPACK                          Vulkan                Core ML
+======  ===============================  ====================  ===========================
+32      float32                          float32               float16, as it computes in
+8       one scale a row                  not at all            one scale a group
+4       one scale a group                one scale a group     one scale a group
+======  ===============================  ====================  ===========================
+
+If weights are integers, XNNPACK and Vulkan round activations on the fly, to int8 with one scale a token.
+Sources: ``executorch.backends.xnnpack.operators.node_visitor`` and ``executorch.backends.vulkan.patterns`` (1.5).
 """
 
 from __future__ import annotations
 
 import copy
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import torch
+from executorch.devtools.backend_debug import get_delegation_info
+from executorch.exir import (
+    EdgeProgramManager,
+    ExecutorchBackendConfig,
+    ExecutorchProgramManager,
+    to_edge_transform_and_lower,
+)
+from executorch.exir.backend.partitioner import Partitioner
+from executorch.exir.pass_base import ExportPass, PassResult
+from executorch.exir.passes import MemoryPlanningPass
+from torch import nn
+from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
+from torchao.quantization.quantize_.workflows.intx.intx_unpacked_to_int8_tensor import IntxUnpackedToInt8Tensor
 
 from moa_drafter.config import DrafterConfig
 from moa_drafter.model import MoADrafter
 from moa_export.errors import ExportError
-from moa_export.quantized_embedding import QuantisedEmbedding
+from moa_export.quantize import QuantisedEmbedding, round_symmetric
 from moa_export.recipe import Recipe, Weights
 from moa_export.targets.base import (
     Artifact,
@@ -23,8 +55,6 @@ from moa_export.targets.base import (
     refuse_copied_layers,
     refuse_without_rows,
 )
-from moa_export.targets.executorch_delegates import DELEGATES, Delegate
-from moa_export.targets.executorch_lowering import capture, finish, lower, operators
 from moa_export.targets.executorch_program import (
     MOST_QUERIES,
     MOST_TOKENS,
@@ -34,9 +64,119 @@ from moa_export.targets.executorch_program import (
     FloatEmbedding,
     signatures,
 )
-from moa_export.targets.executorch_weights import round_weights
 from moa_runtime.backends.base import Backend
 from moa_runtime.backends.executorch import ExecutorchBackend, registered_delegates
+from moa_runtime.bundle import TensorSpec
+
+_HEAD = "head"
+# Taking an output out of a tuple, and setting memory aside.
+_NO_WORK = ("getitem", "alloc")
+# Sizes to trace with. All differ and none is 0 or 1, which the tracer would take for constants.
+_TRACED_SIZES = {"T": 3, "Q": 2, "S": 5, "M": 7}
+# Left to the CPU. In float16, positions from 2048 on cannot be told apart, so angles are not computed there. Rows of
+# the embedding are gathered as integers, which no Core ML model can return; gathered from a table that Core ML widens,
+# they were wrong on iOS 26 (github.com/pytorch/executorch/pull/15936).
+_NOT_FOR_COREML = (
+    "aten.index.tensor",
+    "dim_order_ops._to_dim_order_copy.default",
+    "aten.div.tensor",
+    "aten.cos.default",
+    "aten.sin.default",
+)
+
+
+@dataclass(frozen=True)
+class Delegate:
+    """One of ExecuTorch's backends.
+
+    Attributes:
+        name: as ``--backend`` takes it.
+        backend: its name in ExecuTorch's registry.
+        artifact, file: name in the manifest and file of a program for it.
+        bits: widths of weights that it multiplies by.
+        integer_products: whether it rounds activations too where weights are integers.
+        partitioner: makes what chooses its part of a graph. Raises ExportError: a package that it needs is missing.
+    """
+
+    name: str
+    backend: str
+    artifact: str
+    file: str
+    bits: tuple[int, ...]
+    integer_products: bool
+    partitioner: Callable[[], Partitioner]
+
+    def check(self, recipe: Recipe) -> None:
+        """Raises ExportError: a recipe that cannot be carried out for this delegate."""
+        if recipe.embedding.bits == 16:
+            raise ExportError("executorch stores the embedding in 4, 8 or 32 bits, not 16")
+        for part, weights in (("linear layers", recipe.linear), ("head", recipe.head)):
+            if weights.bits not in self.bits:
+                known = ", ".join(map(str, self.bits))
+                raise ExportError(
+                    f"ExecuTorch's {self.name} delegate takes weights of {known} bits, not {weights.bits}"
+                )
+            if not weights.is_integer:
+                continue
+            if not weights.symmetric:
+                raise ExportError(f"executorch stores the {part} without an offset: set symmetric for them")
+            if self.integer_products and recipe.activation_bits != 8:
+                raise ExportError(
+                    f"ExecuTorch's {self.name} delegate multiplies by integer weights only with activations of 8 bits: "
+                    "set activation_bits to 8"
+                )
+            if self.integer_products and weights.bits == 4 and weights.group_size % 32:
+                raise ExportError(
+                    f"ExecuTorch's {self.name} delegate takes groups of a multiple of 32 4-bit weights, not "
+                    f"{weights.group_size}: choose one with --group-size"
+                )
+
+    def applied(self, recipe: Recipe) -> Recipe:
+        """A recipe as it is carried out for this delegate."""
+        if not self.integer_products:
+            return replace(recipe, activation_bits=16)
+        return replace(recipe, linear=_without_groups_of_8(recipe.linear), head=_without_groups_of_8(recipe.head))
+
+
+def _without_groups_of_8(weights: Weights) -> Weights:
+    """XNNPACK has no groups of 8-bit weights."""
+    return replace(weights, group_size=0) if weights.bits == 8 else weights
+
+
+def _xnnpack() -> Partitioner:
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+
+    return XnnpackPartitioner()
+
+
+def _vulkan() -> Partitioner:
+    from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
+
+    return VulkanPartitioner({"require_dynamic_shapes": True})
+
+
+def _coreml() -> Partitioner:
+    if importlib.util.find_spec("coremltools") is None:
+        raise ExportError('ExecuTorch\'s coreml delegate needs coremltools: pip install "moa-edge[coreml]"')
+    import coremltools as ct
+    from executorch.backends.apple.coreml.compiler import CoreMLBackend
+    from executorch.backends.apple.coreml.partition import CoreMLPartitioner
+
+    # Groups of weights need iOS 18 or macOS 15.
+    specs = CoreMLBackend.generate_compile_specs(
+        minimum_deployment_target=ct.target.iOS18,
+        compute_precision=ct.precision.FLOAT16,
+        model_type=CoreMLBackend.MODEL_TYPE.MODEL,
+    )
+    return CoreMLPartitioner(compile_specs=specs, skip_ops_for_coreml_delegation=list(_NOT_FOR_COREML))
+
+
+_ALL = (
+    Delegate("xnnpack", "XnnpackBackend", "executorch", "device_half.pte", (4, 8, 32), True, _xnnpack),
+    Delegate("coreml", "CoreMLBackend", "executorch-coreml", "device_half.coreml.pte", (4, 8, 32), False, _coreml),
+    Delegate("vulkan", "VulkanBackend", "executorch-vulkan", "device_half.vulkan.pte", (4, 32), True, _vulkan),
+)
+DELEGATES = {delegate.name: delegate for delegate in _ALL}
 
 
 class ExecutorchTarget:
@@ -110,3 +250,104 @@ def _embedding(drafter: MoADrafter, weights: Weights) -> Embedding | FloatEmbedd
     if weights.is_integer:
         return Embedding(QuantisedEmbedding(drafter.embedding, weights))
     return FloatEmbedding(drafter.embedding)
+
+
+def capture(module: nn.Module, inputs: Sequence[TensorSpec], most: Mapping[str, int]) -> ExportedProgram:
+    """Trace a module.
+
+    Args:
+        inputs: of its ``forward``, in order; sizes that vary are named.
+        most: upper bounds of the sizes that vary, by name; what is planned in memory holds as much.
+    """
+    sizes = {name: Dim(name, min=1, max=bound) for name, bound in most.items()}
+    dynamic = {spec.name: {i: sizes[n] for i, n in enumerate(spec.shape) if isinstance(n, str)} for spec in inputs}
+    with torch.no_grad():
+        return torch.export.export(
+            module.eval(), tuple(_example(spec) for spec in inputs), dynamic_shapes=dynamic, strict=False
+        )
+
+
+def lower(methods: Mapping[str, ExportedProgram], partitioner: Partitioner) -> EdgeProgramManager:
+    """Hand to a delegate what it takes of each method."""
+    return to_edge_transform_and_lower(dict(methods), transform_passes=[_InferVaryingSize()], partitioner=[partitioner])
+
+
+def finish(lowered: EdgeProgramManager) -> ExecutorchProgramManager:
+    """A program whose inputs and outputs lie in the caller's memory: a cache is not copied."""
+    planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
+    return lowered.to_executorch(ExecutorchBackendConfig(memory_planning_pass=planning))
+
+
+def operators(lowered: EdgeProgramManager) -> dict[str, dict[str, Any]]:
+    """For each method, how many operators of which kind the delegate took and how many it left to the CPU."""
+    return {name: _operators(lowered.exported_program(name).graph_module) for name in sorted(lowered.methods)}
+
+
+def _operators(graph: GraphModule) -> dict[str, Any]:
+    info = get_delegation_info(graph)
+    kinds = {name: count for name, count in info.delegation_by_operator.items() if name not in _NO_WORK}
+    return {
+        "subgraphs": info.num_delegated_subgraphs,
+        "delegated": {name: count.delegated for name, count in kinds.items() if count.delegated},
+        "fallen_back": {name: count.non_delegated for name, count in kinds.items() if count.non_delegated},
+    }
+
+
+def _example(spec: TensorSpec) -> torch.Tensor:
+    sizes = [_TRACED_SIZES[n] if isinstance(n, str) else n for n in spec.shape]
+    if spec.dtype == "int64":
+        return torch.arange(sizes[0])
+    return torch.ones(sizes, dtype=getattr(torch, spec.dtype))
+
+
+class _InferVaryingSize(ExportPass):
+    """Write the one size that varies in a reshape as -1: XNNPACK's partitioner refuses symbols there."""
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        changed = False
+        for node in graph_module.graph.nodes:
+            if node.op != "call_function" or "view_copy" not in str(node.target):
+                continue
+            source, sizes = node.args
+            if sum(not isinstance(size, int) for size in sizes) == 1:
+                node.args = (source, [size if isinstance(size, int) else -1 for size in sizes])
+                changed = True
+        graph_module.graph.eliminate_dead_code()
+        graph_module.recompile()
+        return PassResult(graph_module, changed)
+
+
+def round_weights(method: nn.Module, recipe: Recipe, *, integer_products: bool) -> list[dict[str, Any]]:
+    """Quantise the linear layers of a method in place; the one it calls ``head`` is the draft head.
+
+    Args:
+        integer_products: whether activations are rounded to 8 bits too, so that products run in integers.
+
+    Returns:
+        every product with stored weights: its name, inputs ``k``, outputs ``n``, ``bits`` and ``group_size``.
+    """
+    products = []
+    for name, layer in method.named_modules():
+        if isinstance(layer, nn.Linear):
+            weights = recipe.head if name == _HEAD else recipe.linear
+            round_layer(layer, weights, integer_products=integer_products)
+            sizes = {"k": layer.in_features, "n": layer.out_features}
+            products.append({"name": name, **sizes, "bits": weights.bits, "group_size": weights.group_size})
+    return products
+
+
+def round_layer(layer: nn.Linear, weights: Weights, *, integer_products: bool) -> None:
+    """Quantise one linear layer in place; float weights stay as they are."""
+    if not weights.is_integer:
+        return
+    codes, scales = round_symmetric(layer.weight, weights.bits, weights.group_size)
+    rounded = IntxUnpackedToInt8Tensor(
+        qdata=codes,
+        scale=scales.float(),
+        zero_point=torch.zeros_like(scales, dtype=torch.int8),
+        target_dtype={4: torch.int4, 8: torch.int8}[weights.bits],
+        block_size=(1, weights.group_size or layer.in_features),
+        dtype=torch.float32,
+        activation_quantization="int8_asym_per_token" if integer_products else None,
+    )
+    layer.weight = nn.Parameter(rounded, requires_grad=False)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from moa_drafter.config import DrafterConfig
 from moa_drafter.llama import Attention, DecoderLayer, RMSNorm
 from moa_drafter.model import MoADrafter
-from moa_export.quantized_embedding import QuantisedEmbedding
+from moa_export.quantize import QuantisedEmbedding
 from moa_runtime.bundle import TensorSpec
 
 #: Tokens of one call of ``extend``, and queries of one call of ``draft``, at most.

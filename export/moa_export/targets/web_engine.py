@@ -18,12 +18,22 @@ from numpy.typing import NDArray
 
 from moa_export.errors import ExportError
 from moa_export.targets.base import NotRun
-from moa_export.targets.web_weights import SESSION
 from moa_runtime.backends.base import Backend, StepInputs, StepResult
 from moa_runtime.bundle import TensorSpec
 from moa_runtime.paths import cache_dir, expanded
 
-#: What npm installs, and what graphs are compared by where nobody gives another.
+
+def _session(**more: str) -> dict[str, Any]:
+    return {"graphOptimizationLevel": "all", "extra": {"session": {"disable_quant_qdq": "1", **more}}}
+
+
+#: Options of onnxruntime-web for a graph of :mod:`moa_export.targets.web`. Without them it is slow.
+SESSION = _session()
+#: The same for a writer, whose floats are not laid out for products once more: less memory, steps twice as long.
+WRITER_SESSION = _session(disable_prepacking="1")
+
+
+#: The version that npm installs, with which graphs are compared by default.
 VERSION = "1.30.0"
 #: Names a folder in which npm has installed onnxruntime-web, of any version.
 FOLDER_VARIABLE = "MOA_ONNXRUNTIME_WEB"
